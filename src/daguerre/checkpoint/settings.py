@@ -1,0 +1,18 @@
+"""Settings of checkpoints. No torch here."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from daguerre.settings import FREE, Duration, Settings
+
+
+class CheckpointSettings(Settings):
+    """When a run is saved and how many states are kept."""
+
+    every: Duration | None = Field(Duration("1000 steps"), json_schema_extra=FREE)
+    """Interval between saves (state, sample pictures, export); null for the end only."""
+    keep: int = Field(2, ge=2, json_schema_extra=FREE)
+    """Newest verified states that are kept; older ones are deleted after a newer one is safe on disk."""
+    export: bool = Field(True, json_schema_extra=FREE)
+    """Write `pipeline/`, the newest weights in diffusers' format, at each save."""

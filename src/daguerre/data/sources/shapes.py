@@ -1,0 +1,202 @@
+"""Procedural pictures of one shape on a plain background, with captions: endless, deterministic, made from ids.
+
+Holds the palette, the shapes as signed distance functions, the held-out combinations, the source and the prompts
+that evaluation draws. Reading a picture back is `daguerre.evaluation.shapes`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+
+from daguerre import keys
+from daguerre.data.settings import SourceSettings
+from daguerre.types import Record
+
+Split = Literal["train", "held_out"]
+
+PICTURE_PX = 64
+COLOURS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
+    {
+        "red": (220, 30, 35),
+        "green": (30, 160, 50),
+        "blue": (35, 60, 215),
+        "yellow": (250, 220, 40),
+        "cyan": (60, 215, 230),
+        "purple": (150, 40, 175),
+        "white": (250, 250, 250),
+        "black": (12, 12, 12),
+    }
+)
+RADII_PX: Mapping[str, float] = MappingProxyType({"small": 9.5, "medium": 15.0, "large": 23.0})
+SIZE_JITTER = 0.05
+PHRASINGS = (
+    "a {size} {colour} {shape} on a {background} background",
+    "{size} {colour} {shape}, {background} background",
+    "a {background} background with a {size} {colour} {shape}",
+    "a picture of a {size} {colour} {shape} on {background}",
+    "a {colour} {shape}, {size}, on a {background} background",
+    "there is a {size} {colour} {shape} in front of a {background} background",
+)
+_HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs to both splits
+
+
+class Settings(SourceSettings):
+    """The built-in pictures: 64 x 64 px, one shape each."""
+
+    source: Literal["shapes"] = "shapes"
+    """Name of this source."""
+    jitter_px: float = 4.0
+    """Largest distance of a shape's centre from the picture's centre, in pixels, along each axis. At 0 every shape
+    is centred; up to 4 keeps the largest shape inside the picture."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What a picture shows; every field is the word that captions use."""
+
+    size: str
+    colour: str
+    shape: str
+    background: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A caption and the combination that it asks for."""
+
+    text: str
+    combination: Combination
+
+
+@dataclass(frozen=True)
+class ShapesSource:
+    """Endless source: record `index` is a function of the split and the index alone."""
+
+    settings: Settings
+    split: Split
+    count: int | None = None
+
+    def sample_id(self, index: int) -> int:
+        """Stable 63-bit id of record `index`; ids of the two splits never meet."""
+        return index if self.split == "train" else _HELD_OUT_ID + index
+
+    def record(self, index: int) -> Record:
+        """Record `index`: a (64, 64, 3) uint8 picture, its caption as `text`, its combination as metadata."""
+        sample_id = self.sample_id(index)
+        which, phrasing, *placing = keys.uniforms(0, "shapes", sample_id, count=5)
+        options = combinations(self.split)
+        chosen = options[int(which * len(options))]
+        x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
+        picture = render(
+            chosen,
+            centre_px=(x * self.settings.jitter_px, y * self.settings.jitter_px),
+            scale=1.0 + SIZE_JITTER * swell,
+        )
+        text = caption(chosen, int(phrasing * len(PHRASINGS)))
+        return Record(
+            key=f"shapes/{self.split}/{index}", image=picture, texts={"text": text}, metadata=dict(asdict(chosen))
+        )
+
+
+def open_source(settings: Settings, split: Split) -> ShapesSource:
+    """The source of one split; no file is read."""
+    return ShapesSource(settings, split)
+
+
+@functools.cache
+def combinations(split: Split) -> tuple[Combination, ...]:
+    """The combinations of a split, background and colour always unlike; one in ten of all is held out.
+
+    The choice hangs on nothing but this file, so that it is the same for every run and seed.
+    """
+    every = [
+        Combination(size, colour, shape, background)
+        for size, colour, shape, background in itertools.product(RADII_PX, COLOURS, SHAPES, COLOURS)
+        if colour != background
+    ]
+    order = np.argsort(keys.uniforms(0, "shapes held out", 0, count=len(every)), kind="stable")
+    held_out = set(order[: len(every) // 10].tolist())
+    return tuple(c for i, c in enumerate(every) if (i in held_out) == (split == "held_out"))
+
+
+def caption(combination: Combination, phrasing: int) -> str:
+    """The combination in words; `phrasing` is an index into `PHRASINGS`."""
+    return PHRASINGS[phrasing].format_map(asdict(combination))
+
+
+def prompts(split: Split, n: int, seed: int) -> list[Prompt]:
+    """`n` prompts that cover a split's combinations as evenly as `n` allows, in an order drawn from `seed`."""
+    options = combinations(split)
+    rounds = -(-n // len(options))
+    order = np.concatenate(
+        [np.argsort(keys.uniforms(seed, "shapes prompts", r, count=len(options))) for r in range(rounds)]
+    )[:n]
+    phrasing = (keys.uniforms(seed, "shapes phrasing", 0, count=n) * len(PHRASINGS)).astype(int)
+    return [Prompt(caption(options[i], p), options[i]) for i, p in zip(order, phrasing, strict=True)]
+
+
+def render(combination: Combination, centre_px: tuple[float, float] = (0.0, 0.0), scale: float = 1.0) -> np.ndarray:
+    """The anti-aliased picture, (64, 64, 3) uint8; `centre_px` is the offset (x, y) from the middle."""
+    covered = coverage(combination.shape, RADII_PX[combination.size] * scale, centre_px)
+    back, front = (np.array(COLOURS[c], np.float32) for c in (combination.background, combination.colour))
+    return (back + covered[..., None] * (front - back) + 0.5).astype(np.uint8)
+
+
+def coverage(shape: str, radius_px: float, centre_px: tuple[float, float]) -> np.ndarray:
+    """How much of each pixel the shape covers: (64, 64) float32 in [0, 1]."""
+    axis = _axis()
+    x = (axis - np.float32(centre_px[0])) / np.float32(radius_px)
+    y = (axis - np.float32(centre_px[1])) / np.float32(radius_px)
+    distance_px = SHAPES[shape](x[None, :], y[:, None]) * np.float32(radius_px)
+    return np.clip(0.5 - distance_px, 0.0, 1.0)
+
+
+@functools.cache
+def _axis() -> np.ndarray:
+    return np.arange(PICTURE_PX, dtype=np.float32) - np.float32((PICTURE_PX - 1) / 2)
+
+
+def _circle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.sqrt(x * x + y * y) - np.float32(0.95)
+
+
+def _square(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.maximum(np.abs(x), np.abs(y)) - np.float32(0.85)
+
+
+def _cross(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    across, along = np.abs(x), np.abs(y)
+    longer, shorter = np.maximum(across, along), np.minimum(across, along)
+    return np.maximum(longer - np.float32(1.0), shorter - np.float32(0.32))
+
+
+def _half_planes(x: np.ndarray, y: np.ndarray, sides: int, apothem: float) -> list[np.ndarray]:
+    """How far each point lies beyond each side of a regular polygon whose side faces down (y grows downwards)."""
+    angles = [np.pi / 2 + 2 * np.pi * i / sides for i in range(sides)]
+    return [np.float32(np.cos(a)) * x + np.float32(np.sin(a)) * y - np.float32(apothem) for a in angles]
+
+
+def _triangle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return functools.reduce(np.maximum, _half_planes(x, y, sides=3, apothem=0.57))
+
+
+def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A pentagram is what lies beyond at most one side of its pentagon: the second largest distance decides."""
+    first, second, *others = _half_planes(x, y, sides=5, apothem=0.355)
+    largest, runner_up = np.maximum(first, second), np.minimum(first, second)
+    for other in others:
+        runner_up = np.maximum(runner_up, np.minimum(largest, other))
+        largest = np.maximum(largest, other)
+    return runner_up
+
+
+SHAPES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = MappingProxyType(
+    {"circle": _circle, "square": _square, "triangle": _triangle, "star": _star, "cross": _cross}
+)

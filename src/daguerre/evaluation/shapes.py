@@ -1,0 +1,137 @@
+"""Reads background, colour, shape and size off pictures of the `shapes` source: measured, no network.
+
+Holds the pixel checker and the table of shares that it leads to. The pictures and their facts (palette, radii,
+outlines) are `daguerre.data.sources.shapes`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from daguerre.data.sources.shapes import COLOURS, PICTURE_PX, RADII_PX, SHAPES, Combination, Prompt, coverage
+
+NONE = "none"
+ATTRIBUTES = ("background", "colour", "shape", "size")
+
+_BORDER_PX = 2
+_BORDER_SHARE = 0.7  # of the border must show one colour for it to be the background
+_COLOUR_DISTANCE = 70.0  # in RGB levels: farther from each palette colour than this is no colour
+_FRONT_PX = 30  # fewer pixels of a second colour are a speck, not a shape
+_FRONT_SHARE = 0.75  # of all pixels that are clearly not background must show the shape's colour
+_MATCH = 0.84  # intersection over union with the ideal outline that a shape must reach
+_SIZE_FACTOR = 1.25  # a radius farther than this factor from each size is no size
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a picture shows; each field is a word of the `shapes` source, or "none" where it cannot be read."""
+
+    background: str
+    colour: str
+    shape: str
+    size: str
+
+
+def check(picture: np.ndarray) -> Reading:
+    """Read a (64, 64, 3) uint8 picture. Raises `ValueError` for another shape or dtype."""
+    if picture.shape != (PICTURE_PX, PICTURE_PX, 3) or picture.dtype != np.uint8:
+        raise ValueError(
+            f"the shapes checker reads ({PICTURE_PX}, {PICTURE_PX}, 3) uint8 pictures, "
+            f"not {picture.shape} {picture.dtype}: decode or resize the picture first"
+        )
+    pixels = picture.astype(np.float32)
+    labels = _nearest_colours(pixels)
+    background = _background(labels)
+    if background == NONE:
+        return Reading(NONE, NONE, NONE, NONE)
+    colour = _front_colour(pixels, labels, background)
+    if colour == NONE:
+        return Reading(background, NONE, NONE, NONE)
+    shape, radius_px = _outline(_mask(pixels, background, colour))
+    return Reading(background, colour, shape, NONE if shape == NONE else _size(radius_px))
+
+
+def shares(prompts: Sequence[Prompt], pictures: Sequence[np.ndarray]) -> dict[str, float]:
+    """Share in [0, 1] of pictures that show what their prompt asks for: per attribute, and `all` four at once."""
+    wanted = [p.combination for p in prompts]
+    right = np.array([_agree(w, check(p)) for w, p in zip(wanted, pictures, strict=True)], dtype=bool)
+    table = {name: float(right[:, i].mean()) for i, name in enumerate(ATTRIBUTES)}
+    return table | {"all": float(right.all(axis=1).mean())}
+
+
+def _agree(wanted: Combination, seen: Reading) -> list[bool]:
+    return [getattr(wanted, name) == getattr(seen, name) for name in ATTRIBUTES]
+
+
+def _palette() -> np.ndarray:
+    return np.array(list(COLOURS.values()), np.float32)
+
+
+def _nearest_colours(pixels: np.ndarray) -> np.ndarray:
+    """Index of each pixel's palette colour, -1 where none is near: (64, 64) int."""
+    squared = np.square(pixels[:, :, None, :] - _palette()).sum(axis=-1)
+    return np.where(squared.min(axis=-1) <= _COLOUR_DISTANCE**2, squared.argmin(axis=-1), -1)
+
+
+def _background(labels: np.ndarray) -> str:
+    inner = slice(_BORDER_PX, -_BORDER_PX)
+    on_border = np.ones(labels.shape, bool)
+    on_border[inner, inner] = False
+    border = labels[on_border]
+    counts = np.bincount(border[border >= 0], minlength=len(COLOURS))
+    return list(COLOURS)[int(counts.argmax())] if counts.max() >= _BORDER_SHARE * border.size else NONE
+
+
+def _front_colour(pixels: np.ndarray, labels: np.ndarray, background: str) -> str:
+    """The one colour of what is not background; pixels of an edge blend two colours and are left out."""
+    flat = (np.abs(pixels[:-1] - pixels[1:]).max(axis=-1)[:, :-1] < 60) & (
+        np.abs(pixels[:, :-1] - pixels[:, 1:]).max(axis=-1)[:-1] < 60
+    )
+    names = list(COLOURS)
+    inside = labels[:-1, :-1][flat]
+    front = inside[inside != names.index(background)]
+    counts = np.bincount(front[front >= 0], minlength=len(names))
+    enough = counts.max() >= max(_FRONT_PX, _FRONT_SHARE * front.size)
+    return names[int(counts.argmax())] if enough else NONE
+
+
+def _mask(pixels: np.ndarray, background: str, colour: str) -> np.ndarray:
+    """How much of each pixel is the shape, by its place between the two colours: (64, 64) float32 in [0, 1]."""
+    back, front = (np.array(COLOURS[c], np.float32) for c in (background, colour))
+    along = (pixels - back) @ (front - back) / np.square(front - back).sum()
+    return _sharpened(np.clip(along, 0.0, 1.0))
+
+
+def _sharpened(covered: np.ndarray) -> np.ndarray:
+    return np.clip((covered - 0.2) / 0.6, 0.0, 1.0)
+
+
+@functools.cache
+def _unit_area(shape: str) -> float:
+    radius_px = 20.0
+    return float(coverage(shape, radius_px, (0.0, 0.0)).sum()) / radius_px**2
+
+
+def _outline(mask: np.ndarray) -> tuple[str, float]:
+    """The shape whose ideal outline at the mask's centre and area overlaps it best, and its radius in pixels."""
+    area = float(mask.sum())
+    axis = np.arange(PICTURE_PX) - (PICTURE_PX - 1) / 2
+    centre_px = (float(mask.sum(axis=0) @ axis) / area, float(mask.sum(axis=1) @ axis) / area)
+    radii = {shape: (area / _unit_area(shape)) ** 0.5 for shape in SHAPES}
+    overlaps = {shape: _overlap(mask, _sharpened(coverage(shape, radii[shape], centre_px))) for shape in SHAPES}
+    best = max(overlaps, key=overlaps.__getitem__)
+    return (best, radii[best]) if overlaps[best] >= _MATCH else (NONE, 0.0)
+
+
+def _overlap(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.minimum(a, b).sum() / np.maximum(a, b).sum())
+
+
+def _size(radius_px: float) -> str:
+    factors = {name: max(radius_px / ideal, ideal / radius_px) for name, ideal in RADII_PX.items()}
+    best = min(factors, key=factors.__getitem__)
+    return best if factors[best] <= _SIZE_FACTOR else NONE

@@ -1,0 +1,43 @@
+"""Plug-ins by name: a file in a plug-in folder is a choice, and its name is the name in the recipe.
+
+The world is closed: only the modules of our own folders can be named, so a recipe can never import
+anything else. Nothing is registered anywhere; adding a file adds the choice.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+FOLDERS = {
+    "families": "families",
+    "objectives": "objectives",
+    "adapters": "adapters",
+    "sources": "data/sources",
+    "samplers": "samplers",
+    "metrics": "evaluation",
+}
+"""Plug-in kinds and their folders in the package. A module is a plug-in when it defines `Settings`
+(families, objectives, adapters, sources), `sample` (samplers) or `evaluate` (metrics)."""
+
+_MARKS = {"samplers": "def sample(", "metrics": "def evaluate("}
+
+
+@lru_cache(maxsize=len(FOLDERS))
+def names(kind: str) -> tuple[str, ...]:
+    """All choices of one kind, sorted, found by reading the folder (nothing is imported)."""
+    folder = Path(__file__).parent / FOLDERS[kind]
+    mark = _MARKS.get(kind, "\nclass Settings(")
+    return tuple(sorted(p.stem for p in folder.glob("[!_]*.py") if mark in p.read_text(encoding="utf-8")))
+
+
+def find(kind: str, name: str) -> ModuleType:
+    """The module of the plug-in `name`. ValueError lists what exists and the nearest name."""
+    if name not in names(kind):
+        near = difflib.get_close_matches(str(name), names(kind), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no {name!r} in {kind}; there are: {', '.join(names(kind))}.{hint}")
+    return import_module(f"daguerre.{FOLDERS[kind].replace('/', '.')}.{name}")

@@ -1,0 +1,85 @@
+"""Settings of the loop: how long, in which batches, with which optimizer, schedule and averages. No torch here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from daguerre.settings import ELASTIC, FREE, Duration, Settings
+
+
+class TrainingSettings(Settings):
+    """Length, batches, precision and guards of a run."""
+
+    duration: Duration = Field(json_schema_extra=FREE)
+    """Length of the run: `"20k steps"` (updates), `"1.5M samples"` or `"3 epochs"`. May grow on resume."""
+    global_batch_size: int | None = Field(None, ge=1)
+    """Samples of one update over all devices. Default: per-device batch x accumulation x devices, then recorded."""
+    per_device_batch_size: int | None = Field(None, ge=1, json_schema_extra=ELASTIC)
+    """Samples of one forward pass on one device. Default: the global batch divided by devices and accumulation."""
+    gradient_accumulation_steps: int = Field(1, ge=1, json_schema_extra=ELASTIC)
+    """Micro-batches whose gradients make one update."""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Global gradient norm above which gradients are scaled down; null for no clipping."""
+    mixed_precision: Literal["auto", "no", "bf16"] = Field("auto")
+    """Compute precision: `no` is float32; `bf16` is autocast over float32 weights; `auto` is bf16 on a GPU, else float32."""
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=ELASTIC)
+    """Where the run computes; `auto` takes a GPU if there is one."""
+    max_nonfinite_steps: int = Field(5, ge=1, json_schema_extra=FREE)
+    """Updates in a row with a non-finite loss or gradient (each is skipped and counted) after which the run stops."""
+
+
+class OptimizerSettings(Settings):
+    """The optimizer of the trained parameters."""
+
+    name: Literal["adamw"] = "adamw"
+    """AdamW (Loshchilov and Hutter 2019)."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay, applied to matrices and convolution kernels, not to biases and norms."""
+
+
+class LRSchedulerSettings(Settings):
+    """Learning rate over the run, counted in updates."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    """After warm-up: stay at the peak, or fall to zero at the run's end along a line or half a cosine."""
+    warmup: Duration = Duration("0 steps")
+    """Linear rise from zero to the peak learning rate."""
+
+
+class EMASettings(Settings):
+    """Exponential moving average of the trained weights, counted in updates."""
+
+    enabled: bool = True
+    """Keep averaged weights; pictures, validation and exports use them."""
+    decay: float = Field(0.9999, ge=0, lt=1)
+    """Largest decay; after n updates it is min(decay, (1 + n) / (10 + n)), as in diffusers."""
+
+
+class LoggingSettings(Settings):
+    """How often numbers are written, and where to."""
+
+    every: Duration = Field(Duration("10 steps"), json_schema_extra=FREE)
+    """Interval between lines of metrics; steps in between never wait for the device."""
+    tensorboard: bool = Field(True, json_schema_extra=FREE)
+    """Write TensorBoard event files beside metrics.jsonl."""
+
+
+class ValidationSettings(Settings):
+    """Loss on held-out samples with fixed noise at fixed noise levels."""
+
+    every: Duration | None = Field(Duration("500 steps"), json_schema_extra=FREE)
+    """Interval; null for none."""
+    num_samples: int = Field(64, ge=1, json_schema_extra=FREE)
+    """Held-out samples (fewer if the source holds out fewer)."""
+    num_levels: int = Field(8, ge=1, json_schema_extra=FREE)
+    """Noise levels, at the mid-points of equal parts of the time law."""

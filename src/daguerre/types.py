@@ -1,0 +1,81 @@
+"""What travels between the parts: a record, a batch, conditioning, the terms of a loss.
+
+Holds no behaviour. Shape letters used across the project:
+
+    B  samples in a micro-batch      C  channels          H, W  height, width (pixels or latents)
+    T  tokens                        D  features          N     timesteps of a schedule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Cond = Mapping[str, "Tensor"]
+"""Conditioning by name; the leading dim of every tensor is B. `text` is [B, T, D] for text-to-image families."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sample as a source yields it, before decoding."""
+
+    key: str
+    """What a person would call it: a file name, or shard and index. For messages only, never an identity."""
+    image: bytes | np.ndarray
+    """Encoded image file, or pixels [H, W, 3] uint8 where a source draws them itself."""
+    texts: Mapping[str, str]
+    """Caption fields by name; the usual caption is `text`."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else the source knows."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch, on the CPU as the loader makes it or on the device once it has been moved."""
+
+    keys: np.ndarray
+    """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
+    pixels_BCHW: Tensor
+    """uint8, RGB."""
+    texts: list[str]
+    """One caption a sample, after choice and dropout."""
+    valid_B: Tensor
+    """float32: 1, or 0 for a slot whose sample could not be decoded."""
+    names: list[str]
+    """`Record.key` of each sample, for messages."""
+    draws: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the objective drew for these keys, one batch ahead."""
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """Per-sample losses of a micro-batch, before they are summed and divided by the count of valid samples."""
+
+    loss_B: Tensor
+    """Weighted loss of each sample, float32, mean over its elements."""
+    quantile_B: Tensor
+    """Where on the noise law each sample was drawn, in [0, 1): 0 is the clean end. For the loss by quartile."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """More per-sample numbers [B] by name, logged as means."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The noise levels that a sampler visits, noisiest first: N calls of the denoiser and the clean end."""
+
+    t_N: Tensor
+    """Times at which the denoiser is called, float64, in the objective's own unit."""
+    a: Tensor
+    """[N + 1] float64: signal level at each time and at the end (1)."""
+    s: Tensor
+    """[N + 1] float64: noise level at each time and at the end (0)."""
+    frame: Tensor
+    """[N + 1] float64: x / frame is where second-order samplers take straight lines: `a` for variance-preserving
+    paths (the variance-exploding frame of Karras et al. 2022; 1 where a = 0), 1 for flow and EDM."""
+    prior_std: float
+    """Standard deviation of the noise a sampler starts from."""
