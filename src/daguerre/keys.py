@@ -20,9 +20,7 @@ def _purpose_word(purpose: str) -> int:
     return int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
 
 
-def words(
-    seed: int, purpose: str, sample_id: int, epoch: int = 0, repeat: int = 0, *, count: int
-) -> np.ndarray:
+def words(seed: int, purpose: str, sample_id: int, epoch: int = 0, repeat: int = 0, *, count: int) -> np.ndarray:
     """The first `count` raw words [count] uint64 of one key; integers are taken modulo 2**64."""
     philox = np.random.Philox(
         key=np.array([seed & _WORD, _purpose_word(purpose)], dtype=np.uint64),
@@ -31,16 +29,12 @@ def words(
     return philox.random_raw(count)
 
 
-def uniforms(
-    seed: int, purpose: str, sample_id: int, epoch: int = 0, repeat: int = 0, *, count: int
-) -> np.ndarray:
+def uniforms(seed: int, purpose: str, sample_id: int, epoch: int = 0, repeat: int = 0, *, count: int) -> np.ndarray:
     """`count` numbers [count] float64 in [0, 1), 53 bits each."""
     return to_uniform(words(seed, purpose, sample_id, epoch, repeat, count=count))
 
 
-def normals(
-    seed: int, purpose: str, sample_id: int, epoch: int = 0, repeat: int = 0, *, count: int
-) -> np.ndarray:
+def normals(seed: int, purpose: str, sample_id: int, epoch: int = 0, repeat: int = 0, *, count: int) -> np.ndarray:
     """`count` standard normal numbers [count] float32 of one key."""
     return to_normal(words(seed, purpose, sample_id, epoch, repeat, count=count + count % 2))[:count]
 

@@ -23,7 +23,11 @@ class Settings(BaseModel):
     """A frozen group of settings in which an unknown key is an error."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
     )
 
 
@@ -36,10 +40,10 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMB]?)\s+([a-z]+)\s*")
 class Duration(str):
     """A length of training: `"20k steps"`, `"1.5M samples"` or `"3 epochs"`; steps are optimizer updates.
 
-    Its text is kept as written; `count` and `unit` are what it means.
+    Its text is kept as written; `number` and `unit` are what it means.
     """
 
-    count: int
+    number: int
     unit: str
 
     def __new__(cls, text: str) -> Duration:
@@ -53,16 +57,16 @@ class Duration(str):
         if count != int(count):
             raise ValueError(f"{text!r} is not a whole number of {_UNITS[match[3]]}")
         self = super().__new__(cls, text)
-        self.count, self.unit = int(count), _UNITS[match[3]]
+        self.number, self.unit = int(count), _UNITS[match[3]]
         return self
 
     def steps(self, global_batch_size: int, samples_per_epoch: int | None) -> int:
         """Optimizer updates that cover this duration, rounded up."""
         if self.unit == "steps":
-            return self.count
+            return self.number
         if self.unit == "epochs" and samples_per_epoch is None:
             raise ValueError(f"{str(self)!r}: this source is endless and has no epochs; give steps or samples")
-        samples = self.count * (samples_per_epoch or 0) if self.unit == "epochs" else self.count
+        samples = self.number * (samples_per_epoch or 0) if self.unit == "epochs" else self.number
         return -(-samples // global_batch_size)
 
     @classmethod

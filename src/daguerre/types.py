@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch, on the CPU as the loader makes it or on the device once it has been moved."""
+    """One micro-batch, on the CPU as the loader makes it, or with pixels and draws moved to the device."""
 
     keys: np.ndarray
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
@@ -45,7 +45,7 @@ class Batch:
     texts: list[str]
     """One caption a sample, after choice and dropout."""
     valid_B: Tensor
-    """float32: 1, or 0 for a slot whose sample could not be decoded."""
+    """float32: 1, or 0 for a slot whose sample could not be decoded. Stays on the CPU, where it is counted."""
     names: list[str]
     """`Record.key` of each sample, for messages."""
     draws: Mapping[str, Tensor] = field(default_factory=dict)
@@ -62,6 +62,16 @@ class LossTerms:
     """Where on the noise law each sample was drawn, in [0, 1): 0 is the clean end. For the loss by quartile."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More per-sample numbers [B] by name, logged as means."""
+
+
+class Stateful(Protocol):
+    """What holds tensors that are learnt or adapted beside the weights: an objective."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors to keep, by name; empty for most."""
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `state` gave."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,21 @@
+"""Full training: every parameter of the family's net is trained. Adds nothing to the networks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from daguerre.adapters.settings import AdapterSettings
+
+
+class Settings(AdapterSettings):
+    """Trains all weights of the net."""
+
+    name: Literal["full"] = "full"
+    """Name of the adapter."""
+
+
+def apply(settings: Settings, net: nn.Module) -> nn.Module:
+    """Marks what is trained and returns the module whose state the run saves: the net itself."""
+    return net.requires_grad_(True)

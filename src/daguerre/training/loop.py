@@ -1,0 +1,160 @@
+"""The training loop: the one function through which every model is trained.
+
+It sees a `loss_fn`, never a family, an image or a caption. It has no callbacks: it is a generator that
+yields after each update, and the command that drives it saves, samples, validates and logs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+
+from torch import Tensor
+
+from daguerre.training import schedules, step
+from daguerre.training.meters import Meter
+from daguerre.training.settings import LRSchedulerSettings
+from daguerre.training.state import TrainState
+from daguerre.types import Batch
+
+
+class NonFiniteError(ValueError):
+    """Too many updates in a row had a non-finite loss or gradient."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers that one run of the loop needs, resolved from the recipe."""
+
+    total_steps: int
+    accumulation: int
+    """Micro-batches of one update."""
+    learning_rate: float
+    warmup_steps: int
+    lr_scheduler: LRSchedulerSettings
+    max_grad_norm: float | None
+    max_nonfinite_steps: int
+    log_every: int
+    """Updates between readings of the device."""
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of update `step`, from 0."""
+        share = schedules.factor(self.lr_scheduler, step, self.warmup_steps, self.total_steps)
+        return self.learning_rate * share
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the loop yields after each update."""
+
+    step: int
+    values: Mapping[str, float] | None
+    """Numbers since the last reading on a step that logs, else None."""
+
+
+def train(
+    state: TrainState, batches: Iterator[Batch], loss_fn: step.LossFn, plan: Plan, autocast: step.Autocast
+) -> Iterator[Update]:
+    """Trains until `plan.total_steps`, moving `state` in place, and yields after every update.
+
+    `batches` yields micro-batches from the state's position in the plan, on the device. Raises
+    NonFiniteError after `plan.max_nonfinite_steps` non-finite updates in a row, naming the samples.
+    """
+    meter = Meter(next(state.net.parameters()).device)
+    guard, clock = Guard(state, plan.max_nonfinite_steps), Clock()
+    state.net.train()
+    while state.step < plan.total_steps:
+        clock.start()
+        micro_batches = [next(batches) for _ in range(plan.accumulation)]
+        clock.data_is_here()
+        rate = plan.learning_rate_at(state.step)
+        finite = step.update(
+            state,
+            micro_batches,
+            loss_fn,
+            learning_rate=rate,
+            max_grad_norm=plan.max_grad_norm,
+            autocast=autocast,
+            meter=meter,
+        )
+        guard.note(finite, micro_batches)
+        values = None
+        if state.step % plan.log_every == 0 or state.step == plan.total_steps:
+            guard.check()
+            values = {
+                "learning/current_learning_rate": rate,
+                "learning/nonfinite_steps": state.nonfinite_steps,
+            }
+            values |= meter.read()
+        clock.stop(sum(len(batch.names) for batch in micro_batches))
+        yield Update(state.step, values and values | clock.read())
+
+
+class Guard:
+    """Counts non-finite updates without waiting for the device, and stops a run that keeps having them."""
+
+    def __init__(self, state: TrainState, limit: int) -> None:
+        self._state, self._limit, self._in_a_row = state, limit, 0
+        self._unread: list[tuple[int, Tensor, list[str]]] = []
+        self._culprits: deque[tuple[int, list[str]]] = deque(maxlen=limit)
+
+    def note(self, finite: Tensor, micro_batches: list[Batch]) -> None:
+        """Remembers an update's flag and samples until the next check."""
+        names = [name for batch in micro_batches for name in batch.names]
+        self._unread.append((self._state.step, finite, names))
+
+    def check(self) -> None:
+        """Reads the flags; raises NonFiniteError when `limit` updates in a row were not finite."""
+        for number, finite, names in self._unread:
+            self._in_a_row = 0 if finite.item() else self._in_a_row + 1
+            if self._in_a_row:
+                self._state.nonfinite_steps += 1
+                self._culprits.append((number, names))
+            if self._in_a_row >= self._limit:
+                raise NonFiniteError(self._message())
+        self._unread.clear()
+
+    def _message(self) -> str:
+        lines = [f"  step {n}: {', '.join(names[:8])}{' ...' if names[8:] else ''}" for n, names in self._culprits]
+        return (
+            f"the loss or a gradient was not finite in {self._limit} updates in a row, so the run was stopped; "
+            "the weights are those before them.\nThe samples of these updates:\n" + "\n".join(lines) + "\n"
+            "Try a lower optimizer.learning_rate, training.mixed_precision=no, or look at these samples."
+        )
+
+
+class Clock:
+    """Where the seconds of training went since the last reading; what the driver does in between is not counted."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._steps, self._samples, self._seconds, self._waited = 0, 0, 0.0, 0.0
+
+    def start(self) -> None:
+        """An update begins."""
+        self._started = time.perf_counter()
+
+    def data_is_here(self) -> None:
+        """Its batches have come."""
+        self._waited += time.perf_counter() - self._started
+
+    def stop(self, samples: int) -> None:
+        """It is done (on a GPU: queued, and done where numbers were read)."""
+        self._seconds += time.perf_counter() - self._started
+        self._samples += samples
+        self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """Means over the updates since the last reading."""
+        values = {
+            "perf/step_time_seconds": self._seconds / self._steps,
+            "perf/samples_per_second": self._samples / self._seconds,
+            "perf/data_wait_seconds": self._waited / self._steps,
+        }
+        self._reset()
+        return values

@@ -1,0 +1,98 @@
+"""Everything that a run has learnt, and its conversion to and from a checkpoint's tensors and documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from daguerre.training import optimizers
+from daguerre.training.ema import EMA
+from daguerre.training.settings import EMASettings, OptimizerSettings
+from daguerre.types import Stateful
+
+
+@dataclass
+class TrainState:
+    """Weights, averages, optimizer and counts; the loop moves it, checkpoints hold it.
+
+    A checkpoint needs no random state: numbers are keyed by sample (`daguerre.keys`).
+    """
+
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
+    ema: EMA
+    objective: Stateful
+    step: int = 0
+    """Updates done (a skipped non-finite one counts: its samples were used)."""
+    slots: int = 0
+    """Position in the plan: sample slots trained on, undecodable ones included."""
+    samples: int = 0
+    """Samples trained on."""
+    nonfinite_steps: int = 0
+    """Updates that were skipped because the loss or a gradient was not finite."""
+
+    @classmethod
+    def start(cls, net: nn.Module, objective: Stateful, optimizer: OptimizerSettings, ema: EMASettings) -> TrainState:
+        """The state before the first update, around the weights that `net` has now."""
+        return cls(net, optimizers.build(optimizer, net.parameters()), EMA.of(ema, net), objective)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Tensors by file and name, as a checkpoint stores them."""
+        files: dict[str, dict[str, Tensor]] = {
+            "model": dict(self.net.state_dict()),
+            "optimizer": optimizers.state_tensors(self.optimizer),
+        }
+        if self.ema.settings.enabled:
+            files["ema"] = dict(self.ema.averages)
+        if self.objective.state():
+            files["objective"] = self.objective.state()
+        return files
+
+    def document(self) -> dict[str, Any]:
+        """The counts, as JSON."""
+        return {
+            "step": self.step,
+            "slots": self.slots,
+            "samples": self.samples,
+            "nonfinite_steps": self.nonfinite_steps,
+        }
+
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], document: Mapping[str, Any]) -> None:
+        """Takes over a checkpoint; raises ValueError where its tensors do not fit this run's networks."""
+        load_weights(self.net, tensors["model"])
+        optimizers.load_state_tensors(self.optimizer, dict(tensors["optimizer"]))
+        if self.ema.settings.enabled:
+            self.ema.load(tensors["ema"])
+        self.objective.load_state(dict(tensors.get("objective", {})))
+        self.step, self.slots = document["step"], document["slots"]
+        self.samples, self.nonfinite_steps = document["samples"], document["nonfinite_steps"]
+
+
+def load_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Loads all weights of `net`; ValueError lists names and shapes that do not fit."""
+    own = net.state_dict()
+    problems = [f"missing {name}" for name in own.keys() - tensors.keys()]
+    problems += [f"unknown {name}" for name in tensors.keys() - own.keys()]
+    problems += [
+        f"{name} is {list(tensors[name].shape)}, the network has {list(own[name].shape)}"
+        for name in own.keys() & tensors.keys()
+        if own[name].shape != tensors[name].shape
+    ]
+    if problems:
+        shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise ValueError(f"the saved weights do not fit this recipe's networks: {shown}")
+    net.load_state_dict(dict(tensors))
+
+
+def start_from(state: TrainState, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """`init_from`: takes another run's weights (its averages where it has them) and nothing else."""
+    weights = dict(tensors["model"])
+    weights |= {name: value for name, value in tensors.get("ema", {}).items() if name in weights}
+    load_weights(state.net, weights)
+    with torch.no_grad():
+        for name, average in state.ema.averages.items():
+            average.copy_(state.ema.parameters[name])

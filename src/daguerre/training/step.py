@@ -1,0 +1,84 @@
+"""One update: forward and backward over the micro-batches, clipping, finite guard, optimizer, EMA.
+
+Nothing here waits for the device: whether an update is finite is decided on the device, before the
+optimizer touches a weight, and read by the host only when numbers are logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from daguerre.training.meters import Meter
+from daguerre.training.optimizers import set_learning_rate
+from daguerre.training.state import TrainState
+from daguerre.types import Batch, LossTerms
+
+LossFn = Callable[[nn.Module, Batch], LossTerms]
+Autocast = Callable[[], AbstractContextManager[object]]
+
+
+def update(
+    state: TrainState,
+    micro_batches: Sequence[Batch],
+    loss_fn: LossFn,
+    *,
+    learning_rate: float,
+    max_grad_norm: float | None,
+    autocast: Autocast,
+    meter: Meter,
+) -> Tensor:
+    """Moves `state` by one update over one global batch and returns whether it was finite (0-dim bool tensor).
+
+    The loss is the sum over valid samples divided by their count in the whole global batch. An update whose
+    loss or gradient is not finite, or that has no valid sample, leaves weights and moments as they were.
+    """
+    valid = sum(int(batch.valid_B.sum()) for batch in micro_batches)
+    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, meter)
+    finite = torch.isfinite(loss) & clip(state.net, max_grad_norm, meter)
+    set_learning_rate(state.optimizer, learning_rate)
+    skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
+    state.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    state.samples += valid
+    state.slots += sum(len(batch.names) for batch in micro_batches)
+    state.ema.update(state.step)
+    return finite
+
+
+def backward(
+    net: nn.Module,
+    micro_batches: Sequence[Batch],
+    loss_fn: LossFn,
+    valid: int,
+    autocast: Autocast,
+    meter: Meter,
+) -> Tensor:
+    """Accumulates the gradients of the global batch; returns its loss, detached."""
+    device = next(net.parameters()).device
+    total = torch.zeros((), device=device)
+    for batch in micro_batches:
+        valid_B = batch.valid_B.to(device, non_blocking=True)
+        with autocast():
+            terms = loss_fn(net, batch)
+        loss = torch.where(valid_B > 0, terms.loss_B, 0.0).sum() / valid
+        loss.backward()
+        total += loss.detach()
+        meter.add_terms(terms, valid_B)
+    return total
+
+
+def clip(net: nn.Module, max_norm: float | None, meter: Meter) -> Tensor:
+    """Scales the gradients to a global norm of at most `max_norm`; returns whether the norm is finite."""
+    parameters = [p for p in net.parameters() if p.grad is not None]
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    if max_norm is not None:
+        clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+    meter.add("gradient_norm", norm)
+    return torch.isfinite(norm)

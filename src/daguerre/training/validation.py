@@ -1,0 +1,31 @@
+"""Validation: the loss on held-out samples with fixed noise, level by level. The loop does not know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from daguerre.types import Batch, LossTerms
+
+
+@torch.no_grad()
+def validation_losses(
+    batches: Iterable[Batch], loss_at: Callable[[Batch, float], LossTerms], num_levels: int
+) -> dict[str, float]:
+    """Mean loss at each of `num_levels` noise levels, 0 the cleanest, and the mean over all.
+
+    `loss_at(batch, quantile)` draws its noise by the batch's keys, so the same weights always give the same
+    numbers. Levels are the mid-points of equal parts of the objective's law of times. Slots with `valid_B` 0
+    do not count. Names are as in metrics.jsonl: `validation/loss` and `validation/loss_level_0` onwards.
+    """
+    sums, count = [0.0] * num_levels, 0.0
+    for batch in batches:
+        count += float(batch.valid_B.sum())
+        for level in range(num_levels):
+            loss_B = loss_at(batch, (level + 0.5) / num_levels).loss_B.double().cpu()
+            sums[level] += float(torch.where(batch.valid_B > 0, loss_B, 0.0).sum())
+    if count == 0:
+        return {}
+    levels = {f"validation/loss_level_{level}": total / count for level, total in enumerate(sums)}
+    return {"validation/loss": sum(levels.values()) / num_levels, **levels}
