@@ -7,6 +7,7 @@ documented by the string below each. This file holds what they share and no sett
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
@@ -53,7 +54,7 @@ class Duration(str):
                 f"{text!r} is not a duration: write a number and a unit, such as "
                 "'20k steps', '1.5M samples' or '3 epochs'"
             )
-        count = float(match[1]) * _SCALES[match[2]]
+        count = Decimal(match[1]) * _SCALES[match[2]]
         if count != int(count):
             raise ValueError(f"{text!r} is not a whole number of {_UNITS[match[3]]}")
         self = super().__new__(cls, text)

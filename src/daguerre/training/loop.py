@@ -7,22 +7,13 @@ yields after each update, and the command that drives it saves, samples, validat
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-
-from torch import Tensor
-
 from daguerre.training import schedules, step
-from daguerre.training.meters import Meter
 from daguerre.training.settings import LRSchedulerSettings
 from daguerre.training.state import TrainState
 from daguerre.types import Batch
-
-
-class NonFiniteError(ValueError):
-    """Too many updates in a row had a non-finite loss or gradient."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +54,7 @@ def train(
     `batches` yields micro-batches from the state's position in the plan, on the device. Raises
     NonFiniteError after `plan.max_nonfinite_steps` non-finite updates in a row, naming the samples.
     """
-    meter = Meter(next(state.net.parameters()).device)
-    guard, clock = Guard(state, plan.max_nonfinite_steps), Clock()
+    clock = Clock()
     state.net.train()
     while state.step < plan.total_steps:
         clock.start()
@@ -78,52 +68,15 @@ def train(
             learning_rate=rate,
             max_grad_norm=plan.max_grad_norm,
             autocast=autocast,
-            meter=meter,
         )
-        guard.note(finite, micro_batches)
+        state.guard.note(state.step, finite, micro_batches)
         values = None
         if state.step % plan.log_every == 0 or state.step == plan.total_steps:
-            guard.check()
-            values = {
-                "learning/current_learning_rate": rate,
-                "learning/nonfinite_steps": state.nonfinite_steps,
-            }
-            values |= meter.read()
+            state.guard.check(plan.max_nonfinite_steps)
+            values = {"learning/current_learning_rate": rate, "learning/nonfinite_steps": state.guard.counts()[0]}
+            values |= state.meter.read()
         clock.stop(sum(len(batch.names) for batch in micro_batches))
         yield Update(state.step, values and values | clock.read())
-
-
-class Guard:
-    """Counts non-finite updates without waiting for the device, and stops a run that keeps having them."""
-
-    def __init__(self, state: TrainState, limit: int) -> None:
-        self._state, self._limit, self._in_a_row = state, limit, 0
-        self._unread: list[tuple[int, Tensor, list[str]]] = []
-        self._culprits: deque[tuple[int, list[str]]] = deque(maxlen=limit)
-
-    def note(self, finite: Tensor, micro_batches: list[Batch]) -> None:
-        """Remembers an update's flag and samples until the next check."""
-        names = [name for batch in micro_batches for name in batch.names]
-        self._unread.append((self._state.step, finite, names))
-
-    def check(self) -> None:
-        """Reads the flags; raises NonFiniteError when `limit` updates in a row were not finite."""
-        for number, finite, names in self._unread:
-            self._in_a_row = 0 if finite.item() else self._in_a_row + 1
-            if self._in_a_row:
-                self._state.nonfinite_steps += 1
-                self._culprits.append((number, names))
-            if self._in_a_row >= self._limit:
-                raise NonFiniteError(self._message())
-        self._unread.clear()
-
-    def _message(self) -> str:
-        lines = [f"  step {n}: {', '.join(names[:8])}{' ...' if names[8:] else ''}" for n, names in self._culprits]
-        return (
-            f"the loss or a gradient was not finite in {self._limit} updates in a row, so the run was stopped; "
-            "the weights are those before them.\nThe samples of these updates:\n" + "\n".join(lines) + "\n"
-            "Try a lower optimizer.learning_rate, training.mixed_precision=no, or look at these samples."
-        )
 
 
 class Clock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -14,40 +13,53 @@ QUARTILES = 4
 
 
 class Meter:
-    """Weighted sums since the last `read`; adding never waits for the device, reading does."""
+    """Sums and counts by name since the last `read`; adding never waits for the device, reading does."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, Tensor] = {}
-        self._start_quartiles()
-
-    def _start_quartiles(self) -> None:
-        self._quartile_sums = torch.zeros(QUARTILES, dtype=torch.float64, device=self._device)
-        self._quartile_counts = torch.zeros(QUARTILES, dtype=torch.float64, device=self._device)
+        self._totals: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def add_terms(self, terms: LossTerms, valid_B: Tensor) -> None:
-        """Adds the per-sample losses and metrics of a micro-batch; slots with valid 0 do not count."""
-        loss_B = torch.where(valid_B > 0, terms.loss_B.detach(), 0.0).double()
-        for name, value_B in {"loss": loss_B, **terms.metrics}.items():
-            masked_B = torch.where(valid_B > 0, value_B.detach(), 0.0).double()
-            self.add(name, masked_B.sum(), valid_B.double().sum())
+        """Adds the per-sample losses and metrics of a micro-batch.
+
+        Slots with valid 0 do not count, nor do samples whose loss is not finite: the guard counts those.
+        """
+        counts_B = ((valid_B > 0) & torch.isfinite(terms.loss_B)).double()
+        for name, value_B in terms.metrics.items():
+            self.add(name, torch.where(counts_B > 0, value_B.detach().double(), 0.0).sum(), counts_B.sum())
+        loss_B = torch.where(counts_B > 0, terms.loss_B.detach().double(), 0.0)
+        self.add("loss", loss_B.sum(), counts_B.sum())
         quartile_B = (terms.quantile_B * QUARTILES).long().clamp(0, QUARTILES - 1)
-        self._quartile_sums.index_add_(0, quartile_B, loss_B)
-        self._quartile_counts.index_add_(0, quartile_B, valid_B.double())
+        one_hot_QB = torch.arange(QUARTILES, device=self._device)[:, None] == quartile_B
+        self.add("loss_quartile", one_hot_QB.double() @ loss_B, one_hot_QB.double() @ counts_B)
 
-    def add(self, name: str, total: Tensor, count: Tensor | float = 1.0) -> None:
-        """Adds `total` over `count` to the mean called `name`."""
-        zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._sums[name] = self._sums.get(name, zero) + total
-        self._counts[name] = self._counts.get(name, zero) + count
+    def add_finite(self, name: str, value: Tensor) -> None:
+        """Adds one number to the mean called `name`, unless it is not finite."""
+        finite = torch.isfinite(value)
+        self.add(name, torch.where(finite, value, 0.0), finite.double())
 
-    def read(self) -> Mapping[str, float]:
+    def add(self, name: str, total: Tensor, count: Tensor) -> None:
+        """Adds `total` over `count` to the mean called `name`; vectors are means apart."""
+        entry = torch.stack([total.double(), count])
+        self._totals[name] = self._totals[name] + entry if name in self._totals else entry
+
+    def read(self) -> dict[str, float]:
         """All means since the last reading, `learning/` before each name; one without samples is left out."""
-        values = {n: (self._sums[n] / self._counts[n]).item() for n in self._sums if self._counts[n] > 0}
-        quartiles = (self._quartile_sums / self._quartile_counts).tolist()
-        values |= {f"loss_quartile_{i}": v for i, v in enumerate(quartiles) if not math.isnan(v)}
-        self._sums, self._counts = {}, {}
-        self._start_quartiles()
-        return {f"learning/{name}": value for name, value in values.items()}
+        values: dict[str, float] = {}
+        for name, (totals, counts) in self._totals.items():
+            for index, (total, count) in enumerate(
+                zip(totals.view(-1).tolist(), counts.view(-1).tolist(), strict=True)
+            ):
+                label = f"learning/{name}_{index}" if totals.ndim else f"learning/{name}"
+                values |= {label: total / count} if count else {}
+        self._totals = {}
+        return values
+
+    def state(self) -> dict[str, Tensor]:
+        """The sums, for a checkpoint."""
+        return dict(self._totals)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `state` gave."""
+        self._totals = {name: tensor.to(self._device) for name, tensor in tensors.items()}

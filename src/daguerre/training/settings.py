@@ -23,7 +23,7 @@ class TrainingSettings(Settings):
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Global gradient norm above which gradients are scaled down; null for no clipping."""
     mixed_precision: Literal["auto", "no", "bf16"] = Field("auto")
-    """Compute precision: `no` is float32; `bf16` is autocast over float32 weights; `auto` is bf16 on a GPU, else float32."""
+    """Compute precision: `no`: float32; `bf16`: autocast over float32 weights; `auto`: bf16 on a GPU, else float32."""
     device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=ELASTIC)
     """Where the run computes; `auto` takes a GPU if there is one."""
     max_nonfinite_steps: int = Field(5, ge=1, json_schema_extra=FREE)

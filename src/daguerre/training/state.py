@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from daguerre.training import optimizers
 from daguerre.training.ema import EMA
+from daguerre.training.guard import Guard
+from daguerre.training.meters import Meter
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.types import Stateful
 
@@ -26,19 +29,22 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     ema: EMA
     objective: Stateful
+    meter: Meter
+    """Sums since numbers were last logged: a run that goes on logs the same means."""
     step: int = 0
     """Updates done (a skipped non-finite one counts: its samples were used)."""
     slots: int = 0
     """Position in the plan: sample slots trained on, undecodable ones included."""
     samples: int = 0
     """Samples trained on."""
-    nonfinite_steps: int = 0
-    """Updates that were skipped because the loss or a gradient was not finite."""
+    guard: Guard = field(default_factory=Guard)
+    """Counts of the updates that were skipped because the loss or a gradient was not finite."""
 
     @classmethod
     def start(cls, net: nn.Module, objective: Stateful, optimizer: OptimizerSettings, ema: EMASettings) -> TrainState:
         """The state before the first update, around the weights that `net` has now."""
-        return cls(net, optimizers.build(optimizer, net.parameters()), EMA.of(ema, net), objective)
+        meter = Meter(next(net.parameters()).device)
+        return cls(net, optimizers.build(optimizer, net.parameters()), EMA.of(ema, net), objective, meter)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Tensors by file and name, as a checkpoint stores them."""
@@ -48,17 +54,18 @@ class TrainState:
         }
         if self.ema.settings.enabled:
             files["ema"] = dict(self.ema.averages)
-        if self.objective.state():
-            files["objective"] = self.objective.state()
-        return files
+        files |= {"objective": self.objective.state(), "meter": self.meter.state()}
+        return {name: tensors for name, tensors in files.items() if tensors}
 
     def document(self) -> dict[str, Any]:
         """The counts, as JSON."""
+        steps, in_a_row = self.guard.counts()
         return {
             "step": self.step,
             "slots": self.slots,
             "samples": self.samples,
-            "nonfinite_steps": self.nonfinite_steps,
+            "nonfinite_steps": steps,
+            "nonfinite_in_a_row": in_a_row,
         }
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], document: Mapping[str, Any]) -> None:
@@ -68,8 +75,18 @@ class TrainState:
         if self.ema.settings.enabled:
             self.ema.load(tensors["ema"])
         self.objective.load_state(dict(tensors.get("objective", {})))
-        self.step, self.slots = document["step"], document["slots"]
-        self.samples, self.nonfinite_steps = document["samples"], document["nonfinite_steps"]
+        self.meter.load(tensors.get("meter", {}))
+        self.step, self.slots, self.samples = document["step"], document["slots"], document["samples"]
+        self.guard = Guard(document["nonfinite_steps"], document["nonfinite_in_a_row"])
+
+
+@contextmanager
+def evaluating(state: TrainState) -> Iterator[None]:
+    """Within the context the net is in evaluation mode and computes with its averaged weights."""
+    state.net.eval()
+    with state.ema.applied():
+        yield
+    state.net.train()
 
 
 def load_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -30,7 +30,6 @@ def update(
     learning_rate: float,
     max_grad_norm: float | None,
     autocast: Autocast,
-    meter: Meter,
 ) -> Tensor:
     """Moves `state` by one update over one global batch and returns whether it was finite (0-dim bool tensor).
 
@@ -38,8 +37,8 @@ def update(
     loss or gradient is not finite, or that has no valid sample, leaves weights and moments as they were.
     """
     valid = sum(int(batch.valid_B.sum()) for batch in micro_batches)
-    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, meter)
-    finite = torch.isfinite(loss) & clip(state.net, max_grad_norm, meter)
+    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.meter)
+    finite = torch.isfinite(loss) & clip(state.net, max_grad_norm, state.meter)
     set_learning_rate(state.optimizer, learning_rate)
     skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
     state.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
@@ -80,5 +79,5 @@ def clip(net: nn.Module, max_norm: float | None, meter: Meter) -> Tensor:
     norm = get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
     if max_norm is not None:
         clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
-    meter.add("gradient_norm", norm)
+    meter.add_finite("gradient_norm", norm)
     return torch.isfinite(norm)

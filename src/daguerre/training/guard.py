@@ -1,0 +1,57 @@
+"""The guard against non-finite updates: counts them without waiting for the device, and stops a hopeless run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from daguerre.types import Batch
+
+_NAMES_SHOWN = 8
+
+
+class NonFiniteError(ValueError):
+    """Too many updates in a row had a non-finite loss or gradient."""
+
+
+class Guard:
+    """Flags of the latest updates, read by the host only when it reads anyway."""
+
+    def __init__(self, steps: int = 0, in_a_row: int = 0) -> None:
+        self._steps, self._in_a_row, self._longest = steps, in_a_row, in_a_row
+        self._unread: list[tuple[int, Tensor, list[str]]] = []
+        self._culprits: deque[tuple[int, list[str]]] = deque(maxlen=100)
+
+    def note(self, step: int, finite: Tensor, micro_batches: Sequence[Batch]) -> None:
+        """Remembers whether update `step` was finite (0-dim bool on the device), and its samples."""
+        self._unread.append((step, finite, [name for batch in micro_batches for name in batch.names]))
+
+    def counts(self) -> tuple[int, int]:
+        """Non-finite updates of the run so far, and in a row up to now. Reads the device."""
+        for step, finite, names in self._unread:
+            if finite.item():
+                self._in_a_row = 0
+                continue
+            self._steps += 1
+            self._in_a_row += 1
+            self._longest = max(self._longest, self._in_a_row)
+            self._culprits.append((step, names))
+        self._unread.clear()
+        return self._steps, self._in_a_row
+
+    def check(self, limit: int) -> None:
+        """Raises NonFiniteError, naming the samples, if `limit` updates in a row were not finite."""
+        self.counts()
+        if self._longest < limit:
+            return
+        lines = [
+            f"  step {step}: {', '.join(names[:_NAMES_SHOWN])}" + (" ..." if names[_NAMES_SHOWN:] else "")
+            for step, names in list(self._culprits)[-limit:]
+        ]
+        raise NonFiniteError(
+            f"the loss or a gradient was not finite in {limit} updates in a row, so the run was stopped; "
+            "its weights are those before them. The samples of these updates:\n" + "\n".join(lines) + "\n"
+            "Try a lower optimizer.learning_rate or training.mixed_precision=no, and look at these samples."
+        )
