@@ -1,7 +1,7 @@
 """Reads background, colour, shape and size off pictures of the `shapes` source: measured, no network.
 
-Holds the pixel checker and the table of shares that it leads to. The pictures and their facts (palette, radii,
-outlines) are `daguerre.data.sources.shapes`.
+Holds the pixel checker and the table of shares that it leads to. The pictures and their facts (palette,
+radii, outlines) are `daguerre.data.sources.shapes`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ ATTRIBUTES = ("background", "colour", "shape", "size")
 _BORDER_PX = 2
 _BORDER_SHARE = 0.7  # of the border must show one colour for it to be the background
 _COLOUR_DISTANCE = 70.0  # in RGB levels: farther from each palette colour than this is no colour
-_FRONT_PX = 30  # fewer pixels of a second colour are a speck, not a shape
-_FRONT_SHARE = 0.75  # of all pixels that are clearly not background must show the shape's colour
+_FRONT_PX = 20  # fewer pixels of a second colour are a speck, not a shape
+_FRONT_REACH = 0.75  # of the largest distance from the background is clearly the shape
+_FRONT_SHARE = 0.75  # of what is clearly the shape must show one colour
+_STRANGE_SHARE = 0.25  # of the shape's area may show neither of the two colours nor a blend
 _MATCH = 0.84  # intersection over union with the ideal outline that a shape must reach
 _SIZE_FACTOR = 1.25  # a radius farther than this factor from each size is no size
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a picture shows; each field is a word of the `shapes` source, or "none" where it cannot be read."""
+    """What a picture shows; each field is a word of the `shapes` source, or "none": unreadable."""
 
     background: str
     colour: str
@@ -51,12 +53,12 @@ def check(picture: np.ndarray) -> Reading:
     colour = _front_colour(pixels, labels, background)
     if colour == NONE:
         return Reading(background, NONE, NONE, NONE)
-    shape, radius_px = _outline(_mask(pixels, background, colour))
+    shape, radius_px = _outline(_sharpened(_covered(pixels, background, colour)))
     return Reading(background, colour, shape, NONE if shape == NONE else _size(radius_px))
 
 
 def shares(prompts: Sequence[Prompt], pictures: Sequence[np.ndarray]) -> dict[str, float]:
-    """Share in [0, 1] of pictures that show what their prompt asks for: per attribute, and `all` four at once."""
+    """Share in [0, 1] of pictures that show what their prompt asks for: by attribute, and `all` four."""
     wanted = [p.combination for p in prompts]
     right = np.array([_agree(w, check(p)) for w, p in zip(wanted, pictures, strict=True)], dtype=bool)
     table = {name: float(right[:, i].mean()) for i, name in enumerate(ATTRIBUTES)}
@@ -87,23 +89,30 @@ def _background(labels: np.ndarray) -> str:
 
 
 def _front_colour(pixels: np.ndarray, labels: np.ndarray, background: str) -> str:
-    """The one colour of what is not background; pixels of an edge blend two colours and are left out."""
-    flat = (np.abs(pixels[:-1] - pixels[1:]).max(axis=-1)[:, :-1] < 60) & (
-        np.abs(pixels[:, :-1] - pixels[:, 1:]).max(axis=-1)[:-1] < 60
-    )
+    """The one colour of what is not background. Edges blend two colours and are nearer to it, so the pixels
+    that lie farthest from it decide; where many pixels are no blend of the two, no colour is named."""
     names = list(COLOURS)
-    inside = labels[:-1, :-1][flat]
-    front = inside[inside != names.index(background)]
+    distance = np.linalg.norm(pixels - _levels(background), axis=-1)
+    reach = float(np.sort(distance, axis=None)[-_FRONT_PX:].mean())
+    front = labels[distance >= _FRONT_REACH * reach]
     counts = np.bincount(front[front >= 0], minlength=len(names))
-    enough = counts.max() >= max(_FRONT_PX, _FRONT_SHARE * front.size)
-    return names[int(counts.argmax())] if enough else NONE
+    colour = names[int(counts.argmax())]
+    if colour == background or counts.max() < max(_FRONT_PX, _FRONT_SHARE * front.size):
+        return NONE
+    covered = _covered(pixels, background, colour)
+    blend = _levels(background) + covered[..., None] * (_levels(colour) - _levels(background))
+    strange = np.linalg.norm(pixels - blend, axis=-1) > _COLOUR_DISTANCE
+    return colour if strange.sum() <= _STRANGE_SHARE * covered.sum() else NONE
 
 
-def _mask(pixels: np.ndarray, background: str, colour: str) -> np.ndarray:
-    """How much of each pixel is the shape, by its place between the two colours: (64, 64) float32 in [0, 1]."""
-    back, front = (np.array(COLOURS[c], np.float32) for c in (background, colour))
-    along = (pixels - back) @ (front - back) / np.square(front - back).sum()
-    return _sharpened(np.clip(along, 0.0, 1.0))
+def _levels(colour: str) -> np.ndarray:
+    return np.array(COLOURS[colour], np.float32)
+
+
+def _covered(pixels: np.ndarray, background: str, colour: str) -> np.ndarray:
+    """How much of each pixel is the shape, between the two colours: (64, 64) float32 in [0, 1]."""
+    across = _levels(colour) - _levels(background)
+    return np.clip((pixels - _levels(background)) @ across / np.square(across).sum(), 0.0, 1.0)
 
 
 def _sharpened(covered: np.ndarray) -> np.ndarray:
@@ -117,7 +126,7 @@ def _unit_area(shape: str) -> float:
 
 
 def _outline(mask: np.ndarray) -> tuple[str, float]:
-    """The shape whose ideal outline at the mask's centre and area overlaps it best, and its radius in pixels."""
+    """The shape whose ideal outline at the mask's centre and area overlaps it best; its radius in pixels."""
     area = float(mask.sum())
     axis = np.arange(PICTURE_PX) - (PICTURE_PX - 1) / 2
     centre_px = (float(mask.sum(axis=0) @ axis) / area, float(mask.sum(axis=1) @ axis) / area)

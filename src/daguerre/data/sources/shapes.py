@@ -1,7 +1,7 @@
-"""Procedural pictures of one shape on a plain background, with captions: endless, deterministic, made from ids.
+"""Procedural pictures of one shape on a plain background, with captions: endless, made from sample ids.
 
-Holds the palette, the shapes as signed distance functions, the held-out combinations, the source and the prompts
-that evaluation draws. Reading a picture back is `daguerre.evaluation.shapes`.
+Holds the palette, the shapes as signed distance functions, the held-out combinations, the source and the
+prompts that evaluation draws. Reading a picture back is `daguerre.evaluation.shapes`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from daguerre import keys
 from daguerre.data.settings import SourceSettings
@@ -52,9 +53,11 @@ class Settings(SourceSettings):
 
     source: Literal["shapes"] = "shapes"
     """Name of this source."""
-    jitter_px: float = 4.0
-    """Largest distance of a shape's centre from the picture's centre, in pixels, along each axis. At 0 every shape
-    is centred; up to 4 keeps the largest shape inside the picture."""
+    resolution: int = Field(PICTURE_PX, ge=8)
+    """Side of the pictures that are trained on, in pixels; they are drawn at 64."""
+    jitter_px: float = Field(4.0, ge=0, le=4)
+    """Largest distance of a shape's centre from the picture's centre, in pixels, along each axis. At 0 every
+    shape is centred; up to 4 keeps the largest shape inside the picture."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,10 @@ class ShapesSource:
         )
         text = caption(chosen, int(phrasing * len(PHRASINGS)))
         return Record(
-            key=f"shapes/{self.split}/{index}", image=picture, texts={"text": text}, metadata=dict(asdict(chosen))
+            key=f"shapes/{self.split}/{index}",
+            image=picture,
+            texts={"text": text},
+            metadata=dict(asdict(chosen)),
         )
 
 
@@ -121,8 +127,7 @@ def combinations(split: Split) -> tuple[Combination, ...]:
         for size, colour, shape, background in itertools.product(RADII_PX, COLOURS, SHAPES, COLOURS)
         if colour != background
     ]
-    order = np.argsort(keys.uniforms(0, "shapes held out", 0, count=len(every)), kind="stable")
-    held_out = set(order[: len(every) // 10].tolist())
+    held_out = set(keys.permutation(0, "shapes held out", 0, len(every))[: len(every) // 10].tolist())
     return tuple(c for i, c in enumerate(every) if (i in held_out) == (split == "held_out"))
 
 
@@ -132,12 +137,12 @@ def caption(combination: Combination, phrasing: int) -> str:
 
 
 def prompts(split: Split, n: int, seed: int) -> list[Prompt]:
-    """`n` prompts that cover a split's combinations as evenly as `n` allows, in an order drawn from `seed`."""
+    """`n` prompts that cover a split's combinations as evenly as `n` allows, in an order of `seed`."""
     options = combinations(split)
     rounds = -(-n // len(options))
-    order = np.concatenate(
-        [np.argsort(keys.uniforms(seed, "shapes prompts", r, count=len(options))) for r in range(rounds)]
-    )[:n]
+    order = np.concatenate([keys.permutation(seed, "shapes prompts", epoch, len(options)) for epoch in range(rounds)])[
+        :n
+    ]
     phrasing = (keys.uniforms(seed, "shapes phrasing", 0, count=n) * len(PHRASINGS)).astype(int)
     return [Prompt(caption(options[i], p), options[i]) for i, p in zip(order, phrasing, strict=True)]
 
@@ -178,7 +183,7 @@ def _cross(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _half_planes(x: np.ndarray, y: np.ndarray, sides: int, apothem: float) -> list[np.ndarray]:
-    """How far each point lies beyond each side of a regular polygon whose side faces down (y grows downwards)."""
+    """How far each point lies beyond each side of a regular polygon that stands on a side (y grows down)."""
     angles = [np.pi / 2 + 2 * np.pi * i / sides for i in range(sides)]
     return [np.float32(np.cos(a)) * x + np.float32(np.sin(a)) * y - np.float32(apothem) for a in angles]
 
@@ -188,7 +193,7 @@ def _triangle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A pentagram is what lies beyond at most one side of its pentagon: the second largest distance decides."""
+    """A pentagram is what lies beyond at most one side of its pentagon: the second largest distance."""
     first, second, *others = _half_planes(x, y, sides=5, apothem=0.355)
     largest, runner_up = np.maximum(first, second), np.minimum(first, second)
     for other in others:

@@ -1,0 +1,110 @@
+"""The `shapes` source: facts of its pictures and captions, its split, its determinism, its speed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from daguerre.data.sources import shapes
+
+
+def test_there_is_enough_to_learn() -> None:
+    assert len(shapes.COLOURS) >= 8
+    assert len(shapes.SHAPES) >= 5
+    assert len(shapes.RADII_PX) == 3
+    assert len(shapes.PHRASINGS) >= 4
+
+
+def test_one_combination_in_ten_is_held_out_and_no_value_is_lost() -> None:
+    train, held_out = set(shapes.combinations("train")), set(shapes.combinations("held_out"))
+    assert not train & held_out
+    assert len(held_out) == (len(train) + len(held_out)) // 10
+    assert all(c.colour != c.background for c in train | held_out)
+    for attribute in ("size", "colour", "shape", "background"):
+        seen = Counter(getattr(c, attribute) for c in train)
+        every = Counter(getattr(c, attribute) for c in train | held_out)
+        assert min(seen[value] / every[value] for value in every) > 0.8
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_a_record_is_a_function_of_its_index_alone(split: shapes.Split) -> None:
+    first, again = (shapes.open_source(shapes.Settings(), split) for _ in range(2))
+    late = again.record(41)
+    for index in (7, 41, 10**9):
+        a, b = first.record(index), again.record(index)
+        assert a.key == b.key
+        assert a.texts == b.texts
+        assert np.array_equal(np.asarray(a.image), np.asarray(b.image))
+    assert np.array_equal(np.asarray(late.image), np.asarray(first.record(41).image))
+
+
+def test_ids_of_the_splits_never_meet() -> None:
+    train, held_out = (shapes.open_source(shapes.Settings(), split) for split in ("train", "held_out"))
+    assert train.count is None
+    assert train.sample_id(2**61) < held_out.sample_id(0)
+    assert 0 <= held_out.sample_id(2**61) < 2**63
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_records_show_their_split_and_say_what_they_show(split: shapes.Split) -> None:
+    source = shapes.open_source(shapes.Settings(), split)
+    allowed = {tuple(asdict(c).items()) for c in shapes.combinations(split)}
+    for index in range(200):
+        record = source.record(index)
+        picture = np.asarray(record.image)
+        assert picture.shape == (64, 64, 3)
+        assert picture.dtype == np.uint8
+        assert tuple(record.metadata.items()) in allowed
+        words = set(re.findall("[a-z]+", record.texts["text"]))
+        assert words >= set(record.metadata.values())
+
+
+def test_the_shape_stays_inside_and_moves() -> None:
+    source = shapes.open_source(shapes.Settings(), "train")
+    corners = []
+    for index in range(300):
+        record = source.record(index)
+        picture = np.asarray(record.image)
+        back = np.array(shapes.COLOURS[record.metadata["background"]])
+        rows, columns = np.nonzero((picture != back).any(axis=-1))
+        assert not (picture[[0, -1]] != back).any()
+        corners.append((rows.min(), columns.min()))
+    assert len(set(corners)) > 100
+
+
+def test_no_jitter_means_centred() -> None:
+    picture = np.asarray(shapes.open_source(shapes.Settings(jitter_px=0), "train").record(0).image)
+    assert np.array_equal(picture, picture[:, ::-1])
+
+
+def test_prompts_cover_the_held_out_combinations_evenly() -> None:
+    asked = shapes.prompts("held_out", 200, seed=1)
+    counts = Counter(p.combination for p in asked)
+    assert set(counts) == set(shapes.combinations("held_out"))
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert asked == shapes.prompts("held_out", 200, seed=1)
+    assert asked != shapes.prompts("held_out", 200, seed=2)
+    assert asked[:5] == shapes.prompts("held_out", 200, seed=1)[:5]
+
+
+def test_a_shape_outside_the_picture_is_refused() -> None:
+    with pytest.raises(ValidationError, match="jitter_px"):
+        shapes.Settings(jitter_px=9)
+
+
+def test_a_picture_costs_less_than_a_millisecond() -> None:
+    source = shapes.open_source(shapes.Settings(), "train")
+    source.record(0)
+    took = []
+    for start in range(0, 500, 100):
+        began = time.process_time()
+        for index in range(start, start + 100):
+            source.record(index)
+        took.append((time.process_time() - began) / 100)
+    assert min(took) < 1e-3

@@ -1,0 +1,107 @@
+"""The pixel checker reads real pictures right, softened ones too, and is not fooled by wrong ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from daguerre.data.sources import shapes as source
+from daguerre.evaluation import shapes
+
+ROWS, COLUMNS = np.mgrid[:64, :64] - 31.5
+RED, BLUE, WHITE = (np.array(source.COLOURS[c], np.uint8) for c in ("red", "blue", "white"))
+
+
+def real(count: int, split: source.Split) -> tuple[list[source.Prompt], list[np.ndarray]]:
+    opened = source.open_source(source.Settings(), split)
+    records = [opened.record(i) for i in range(count)]
+    asked = [source.Prompt(r.texts["text"], source.Combination(**r.metadata)) for r in records]
+    return asked, [np.asarray(r.image) for r in records]
+
+
+def on_white(mask: np.ndarray, colour: np.ndarray = RED) -> np.ndarray:
+    return np.where(mask[..., None], colour, WHITE).astype(np.uint8)
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_real_pictures_are_read_right(split: source.Split) -> None:
+    table = shapes.shares(*real(1000, split))
+    assert set(table) == {"background", "colour", "shape", "size", "all"}
+    assert min(table.values()) >= 0.995
+
+
+def test_every_combination_is_read_right() -> None:
+    for combination in source.combinations("train") + source.combinations("held_out"):
+        seen = shapes.check(source.render(combination))
+        assert dataclasses.asdict(seen) == dataclasses.asdict(combination)
+
+
+def test_mild_blur_and_noise_do_no_harm() -> None:
+    asked, pictures = real(400, "held_out")
+    soft = [np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(0.7))) for p in pictures]
+    assert min(shapes.shares(asked, soft).values()) >= 0.99
+    noise = np.random.default_rng(0).normal(0, 10, (len(pictures), 64, 64, 3))
+    noisy = [np.clip(p + n, 0, 255).astype(np.uint8) for p, n in zip(pictures, noise, strict=True)]
+    assert min(shapes.shares(asked, noisy).values()) >= 0.99
+
+
+def test_other_pictures_do_not_pass_for_the_asked_one() -> None:
+    asked, pictures = real(600, "train")
+    shifted = shapes.shares(asked, pictures[1:] + pictures[:1])
+    assert shifted["all"] < 0.02
+    assert abs(shifted["shape"] - 1 / 5) < 0.1
+    assert abs(shifted["size"] - 1 / 3) < 0.1
+
+
+def test_a_blank_picture_shows_a_background_only() -> None:
+    seen = shapes.check(np.tile(BLUE, (64, 64, 1)))
+    assert seen == shapes.Reading("blue", "none", "none", "none")
+
+
+def test_noise_and_colours_outside_the_palette_show_nothing() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    assert shapes.check(noise) == shapes.Reading("none", "none", "none", "none")
+    assert shapes.check(np.full((64, 64, 3), 128, np.uint8)).background == "none"
+
+
+def test_a_background_of_two_colours_is_none() -> None:
+    assert shapes.check(on_white(COLUMNS < 0)).background == "none"
+
+
+def test_two_shapes_are_not_one() -> None:
+    left = (abs(COLUMNS + 14) < 8) & (abs(ROWS) < 8)
+    right = (abs(COLUMNS - 14) < 8) & (abs(ROWS) < 8)
+    assert shapes.check(on_white(left | right)).shape == "none"
+    both = on_white(left)
+    both[right] = BLUE
+    assert shapes.check(both).colour == "none"
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        (COLUMNS / 22) ** 2 + (ROWS / 12) ** 2 < 1,
+        abs(COLUMNS) + abs(ROWS) < 20,
+        (np.hypot(COLUMNS, ROWS) < 20) & (np.hypot(COLUMNS, ROWS) > 9),
+        (abs(COLUMNS) < 20) & (abs(ROWS) < 6),
+        (abs(abs(COLUMNS) - abs(ROWS)) < 5) & (np.hypot(COLUMNS, ROWS) < 22),
+    ],
+    ids=["ellipse", "diamond", "ring", "bar", "x"],
+)
+def test_shapes_outside_the_source_have_no_name(mask: np.ndarray) -> None:
+    seen = shapes.check(on_white(mask))
+    assert (seen.background, seen.colour, seen.shape, seen.size) == ("white", "red", "none", "none")
+
+
+def test_sizes_in_between_have_no_name() -> None:
+    for radius_px in (6.0, 31.0):
+        covered = source.coverage("circle", radius_px, (0.0, 0.0)) > 0.5
+        assert shapes.check(on_white(covered)).size == "none"
+
+
+def test_a_picture_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(64, 64, 3\) uint8"):
+        shapes.check(np.zeros((32, 32, 3), np.uint8))
