@@ -1,0 +1,92 @@
+"""The loop: its numbers, stopping, and going on from any step as if nothing had happened."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from daguerre.training.guard import NonFiniteError
+from daguerre.training.loop import train
+
+
+def run(toy, state, plan, batches, stop_at=None):
+    lines = []
+    for update in train(state, batches, toy.loss_fn, plan, nullcontext):
+        if update.values is not None:
+            lines.append((update.step, {k: v for k, v in update.values.items() if not k.startswith("perf/")}))
+        if update.step == stop_at:
+            break
+    return lines
+
+
+@pytest.mark.parametrize("stop_at", [4, 7, 18])
+def test_stopped_anywhere_and_restored_it_ends_equal_to_the_bit(toy, stop_at):
+    whole = toy.state()
+    expected = run(toy, whole, toy.plan(), toy.batches())
+    first = toy.state()
+    lines = run(toy, first, toy.plan(), toy.batches(), stop_at)
+    tensors = {f: {k: t.clone() for k, t in entries.items()} for f, entries in first.tensors().items()}
+    second = toy.state(seed=1)
+    second.load(tensors, first.document())
+    lines += run(toy, second, toy.plan(), toy.batches(second.slots // 4))
+    assert lines == expected
+    for file, entries in whole.tensors().items():
+        for key, tensor in entries.items():
+            assert torch.equal(tensor, second.tensors()[file][key]), (file, key)
+
+
+def test_numbers_are_logged_at_the_interval_and_at_the_end(toy):
+    lines = run(toy, toy.state(), toy.plan(total_steps=10), toy.batches())
+    assert [step for step, _ in lines] == [4, 8, 10]
+    assert set(lines[0][1]) == {
+        "learning/loss",
+        *(f"learning/loss_quartile_{i}" for i in range(4)),
+        "learning/gradient_norm",
+        "learning/current_learning_rate",
+        "learning/nonfinite_steps",
+    }
+
+
+def test_speed_counts_training_only(toy):
+    seconds = []
+    for update in train(toy.state(), toy.batches(), toy.loss_fn, toy.plan(total_steps=8), nullcontext):
+        seconds += [update.values["perf/step_time_seconds"]] if update.values else []
+        assert update.values is None or update.values["perf/samples_per_second"] > 0
+    assert len(seconds) == 2
+
+
+def test_the_loss_falls(toy):
+    lines = run(toy, toy.state(), toy.plan(total_steps=200, warmup_steps=0), toy.batches())
+    assert lines[-1][1]["learning/loss"] < 0.5 * lines[0][1]["learning/loss"]
+
+
+def test_non_finite_updates_are_counted_and_training_goes_on(toy):
+    def batches():
+        for index in range(20):
+            yield toy.batch(index, poison=index in (5, 6, 9))
+
+    state = toy.state()
+    lines = run(toy, state, toy.plan(), batches())
+    assert lines[-1][1]["learning/nonfinite_steps"] == 3
+    assert state.document()["nonfinite_steps"] == 3
+    assert all("nan" not in str(values) for _, values in lines)
+
+
+def test_too_many_in_a_row_stop_the_run_and_name_the_samples(toy):
+    def batches():
+        for index in range(20):
+            yield toy.batch(index, poison=index >= 5)
+
+    with pytest.raises(NonFiniteError, match=r"(?s)3 updates in a row.*step 6: sample 20, .*step 8: sample 28"):
+        run(toy, toy.state(), toy.plan(), batches())
+
+
+def test_a_row_of_non_finite_updates_goes_on_over_a_restart(toy):
+    state = toy.state()
+    poisoned = toy.batches(poison=True)
+    run(toy, state, toy.plan(), poisoned, stop_at=2)
+    restored = toy.state()
+    restored.load(state.tensors(), state.document())
+    with pytest.raises(NonFiniteError):
+        run(toy, restored, toy.plan(log_every=1), poisoned)
+    assert restored.step == 3

@@ -1,0 +1,138 @@
+"""Learning rate, EMA, meters, validation, state, precision: against closed forms and diffusers."""
+
+import copy
+
+import pytest
+import torch
+from diffusers.optimization import get_scheduler
+from diffusers.training_utils import EMAModel
+
+from daguerre.training import schedules, state
+from daguerre.training.device import choose_autocast, choose_device
+from daguerre.training.ema import EMA, decay_at
+from daguerre.training.meters import Meter
+from daguerre.training.settings import EMASettings, LRSchedulerSettings, TrainingSettings
+from daguerre.training.validation import validation_losses
+from daguerre.types import LossTerms
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+def test_learning_rate_equals_diffusers(name, warmup):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = "constant_with_warmup" if name == "constant" else name
+    scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=warmup, num_training_steps=30)
+    for step in range(30):
+        ours = schedules.factor(LRSchedulerSettings(name=name), step, warmup, 30)
+        assert ours == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9999])
+def test_ema_equals_diffusers(toy, decay):
+    net = toy.Net()
+    theirs = EMAModel(net.parameters(), decay=decay)
+    ours = EMA.of(EMASettings(decay=decay), net)
+    for step in range(1, 40):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(step)) * 0.1)
+        theirs.step(net.parameters())
+        ours.update(step)
+    for a, b in zip(ours.averages.values(), theirs.shadow_params, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_ema_decay_closed_form():
+    assert [decay_at(n, 0.9999) for n in (1, 2, 11)] == [0.0, 2 / 11, 11 / 20]
+    assert decay_at(10**6, 0.9999) == 0.9999
+
+
+def test_averages_are_applied_and_taken_back_without_a_copy(toy):
+    state_ = toy.state()
+    weights = [p.detach().clone() for p in state_.net.parameters()]
+    for average in state_.ema.averages.values():
+        average.zero_()
+    with state.evaluating(state_):
+        assert all((p == 0).all() for p in state_.net.parameters())
+        assert not state_.net.training
+    assert all(torch.equal(p, w) for p, w in zip(state_.net.parameters(), weights, strict=True))
+    assert state_.net.training
+
+
+def test_no_ema_is_the_weights_themselves(toy):
+    ema = EMA.of(EMASettings(enabled=False), toy.Net())
+    before = copy.deepcopy(dict(ema.parameters))
+    ema.update(5)
+    with ema.applied():
+        assert all(torch.equal(before[n], p) for n, p in ema.parameters.items())
+
+
+def test_meter_means_over_samples_and_by_quartile():
+    meter = Meter(torch.device("cpu"))
+    quantile_B = torch.tensor([0.0, 0.24, 0.25, 0.99])
+    terms = LossTerms(torch.tensor([1.0, 3.0, 5.0, 100.0]), quantile_B, {"kl": torch.tensor([1.0, 1, 4, 9])})
+    meter.add_terms(terms, torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    meter.add_terms(LossTerms(torch.tensor([7.0]), torch.tensor([0.3])), torch.tensor([1.0]))
+    meter.add_finite("gradient_norm", torch.tensor(float("nan")))
+    meter.add_finite("gradient_norm", torch.tensor(2.0))
+    assert meter.read() == {
+        "learning/loss": 4.0,
+        "learning/kl": 2.0,
+        "learning/loss_quartile_0": 2.0,
+        "learning/loss_quartile_1": 6.0,
+        "learning/gradient_norm": 2.0,
+    }
+    assert meter.read() == {}
+
+
+def test_validation_means_over_valid_samples_at_each_level(toy):
+    def loss_at(batch, quantile):
+        return LossTerms(torch.arange(4.0) + 10 * quantile, torch.full((4,), quantile))
+
+    batches = [toy.batch(0), toy.batch(1, valid=[1, 0, 0, 0])]
+    values = validation_losses(batches, loss_at, 2)
+    assert values == pytest.approx(
+        {"validation/loss_level_0": 6 / 5 + 2.5, "validation/loss_level_1": 6 / 5 + 7.5, "validation/loss": 6.2}
+    )
+    assert validation_losses([], loss_at, 2) == {}
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(toy):
+    net = toy.Net()
+    tensors = dict(net.state_dict())
+    tensors["inner.weight"] = torch.zeros(1, 2)
+    tensors["other"] = tensors.pop("out.bias")
+    with pytest.raises(ValueError, match=r"inner.weight is \[1, 2\].*missing out.bias.*unknown other"):
+        state.load_weights(net, tensors)
+
+
+def test_init_from_takes_the_averages_as_weights_and_nothing_else(toy):
+    other, fresh = toy.state(1), toy.state(2)
+    for average in other.ema.averages.values():
+        average.fill_(0.5)
+    state.start_from(fresh, other.tensors())
+    assert all((p == 0.5).all() for p in fresh.net.parameters())
+    assert all((a == 0.5).all() for a in fresh.ema.averages.values())
+    assert fresh.step == 0
+    assert not fresh.optimizer.state
+
+
+def test_precision_and_device():
+    auto = TrainingSettings(duration="1 step")
+    assert choose_autocast(auto, torch.device("cpu"))[1] == "fp32"
+    autocast, name = choose_autocast(TrainingSettings(duration="1 step", mixed_precision="bf16"), torch.device("cpu"))
+    assert name == "bf16"
+    with autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert choose_device("cpu") == torch.device("cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="sees no GPU"):
+            choose_device("cuda")
+
+
+def test_quartile_names_are_stable():
+    meter = Meter(torch.device("cpu"))
+    meter.add_terms(LossTerms(torch.ones(8), torch.linspace(0, 1, 8)), torch.ones(8))
+    assert [n for n in meter.read() if "quartile" in n] == [f"learning/loss_quartile_{i}" for i in range(4)]
