@@ -1,10 +1,13 @@
-"""Settings that objectives share: schedule, time law, weighting, noise. No torch here."""
+"""Settings that objectives share: schedule, time law, weighting, noise; what cannot be combined is refused here.
+
+No torch here. What holds for one objective alone (its defaults, its own refusals) is in that objective's file.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from daguerre.settings import Settings
 
@@ -16,8 +19,53 @@ class ObjectiveSettings(Settings):
     """Name of the objective: a file in objectives."""
 
 
-class ScheduleSettings(Settings):
+class Choice(Settings):
+    """A section whose `name` decides which of its other fields act. One that does not act may not be set, nor is it dumped."""
+
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """The names with which a field acts; a field that is missing here always acts."""
+    instead: ClassVar[dict[str, str]] = {}
+    """What to do instead, by field, where there is more to say than to remove it."""
+
+    name: str
+
+    def acts(self, field: str) -> bool:
+        """Whether `field` has an effect under this section's name."""
+        return self.name in self.acts_with.get(field, (self.name,))
+
+    @model_validator(mode="after")
+    def _refuse_what_does_not_act(self) -> Self:
+        idle = [field for field in type(self).model_fields if field in self.model_fields_set and not self.acts(field)]
+        problems = []
+        for field in idle:
+            owners = " or ".join(self.acts_with[field])
+            way_out = self.instead.get(field, f"remove {field}, or set name to {owners}")
+            problems.append(f"{field} has no effect with {self.name!r} (it belongs to {owners}): {way_out}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_serializer(mode="wrap")
+    def _dump_what_acts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {field: value for field, value in handler(self).items() if self.acts(field)}
+
+
+class ScheduleSettings(Choice):
     """How much signal and noise there is at each time."""
+
+    acts_with = {
+        "num_train_timesteps": ("scaled_linear",),
+        "beta_start": ("scaled_linear",),
+        "beta_end": ("scaled_linear",),
+        "zero_terminal_snr": ("scaled_linear",),
+        "shift": ("scaled_linear", "cosine", "linear_flow"),
+        "sigma_min": ("edm",),
+        "sigma_max": ("edm",),
+        "rho": ("edm",),
+    }
+    instead = {
+        "shift": "training noise moves with times.mean (add ln shift to it), sampling noise with schedule.sigma_max"
+    }
 
     name: Literal["scaled_linear", "cosine", "linear_flow", "edm"] = "scaled_linear"
     """scaled_linear: Stable Diffusion's 1000 betas; cosine: Stable Cascade's; linear_flow: (1 - t, t); edm: (1, sigma)."""
@@ -31,10 +79,26 @@ class ScheduleSettings(Settings):
     """Noise-to-signal ratio is multiplied by this (log-SNR minus 2 ln shift): above 1 for larger pictures."""
     zero_terminal_snr: bool = False
     """Shift and scale sqrt(alphas_cumprod) so that the last timestep is pure noise (arXiv 2305.08891, algorithm 1)."""
+    sigma_min: float = Field(0.002, gt=0)
+    """edm: noise level of the last call of a sampler."""
+    sigma_max: float = Field(80.0, gt=0)
+    """edm: noise level a sampler starts from."""
+    rho: float = Field(7.0, gt=0)
+    """edm: sampling steps are even in sigma^(1/rho): larger puts more of them at low noise."""
+
+    @model_validator(mode="after")
+    def _ranges_rise(self) -> Self:
+        for low, high in (("beta_start", "beta_end"), ("sigma_min", "sigma_max")):
+            if not getattr(self, low) < getattr(self, high):
+                got = f"{low} {getattr(self, low)} and {high} {getattr(self, high)}"
+                raise ValueError(f"got {got}: {low} must be the smaller one")
+        return self
 
 
-class TimesSettings(Settings):
+class TimesSettings(Choice):
     """The law from which training times are drawn."""
+
+    acts_with = {"mean": ("log_normal", "logit_normal"), "std": ("log_normal", "logit_normal")}
 
     name: Literal["uniform", "log_normal", "logit_normal"] = "uniform"
     """uniform over the schedule; log_normal: ln sigma ~ N(mean, std) (EDM); logit_normal: logit t ~ N(mean, std) (SD3)."""
@@ -44,17 +108,19 @@ class TimesSettings(Settings):
     """Standard deviation of the normal law (EDM: 1.2)."""
 
 
-class WeightingSettings(Settings):
+class WeightingSettings(Choice):
     """Weight of each noise level in the loss."""
+
+    acts_with = {"snr_gamma": ("min_snr",), "p2_k": ("p2",), "p2_gamma": ("p2",)}
 
     name: Literal["none", "min_snr", "p2"] = "none"
     """none: 1 in prediction space; min_snr: arXiv 2303.09556; p2: arXiv 2204.00227."""
     snr_gamma: float = Field(5.0, gt=0)
     """min_snr: SNR above this counts as this."""
     p2_k: float = Field(1.0, gt=0)
-    """p2: k of 1 / (k + SNR)^gamma."""
-    p2_gamma: float = Field(1.0, ge=0)
-    """p2: gamma of 1 / (k + SNR)^gamma."""
+    """p2: k of the weight 1 / (k + SNR)^gamma of the noise error."""
+    p2_gamma: float = Field(1.0, gt=0)
+    """p2: gamma of the weight 1 / (k + SNR)^gamma of the noise error."""
 
 
 class NoiseSettings(Settings):
@@ -62,3 +128,53 @@ class NoiseSettings(Settings):
 
     offset: float = Field(0.0, ge=0)
     """Offset noise: this times one more normal number a sample and channel is added to the noise; the target includes it."""
+
+
+class DiffusionSettings(ObjectiveSettings):
+    """What the `Settings` of every diffusion objective start from.
+
+    An objective's file gives its sections other defaults where it needs them. A section of a recipe that leaves `name`
+    out, or repeats the default one, starts from the objective's defaults: `times.std` alone stays log-normal in edm.
+    """
+
+    schedules: ClassVar[tuple[str, ...]] = ("scaled_linear", "cosine")
+    """The schedules on which the objective's target is defined."""
+
+    schedule: ScheduleSettings = ScheduleSettings()
+    """How much signal and noise there is at each time."""
+    times: TimesSettings = TimesSettings()
+    """The law from which training times are drawn."""
+    weighting: WeightingSettings = WeightingSettings()
+    """Weight of each noise level in the loss."""
+    noise: NoiseSettings = NoiseSettings()
+    """What the noise is made of."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_start_from_defaults(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        filled = dict(given)
+        for section in ("schedule", "times", "weighting"):
+            default, value = cls.model_fields[section].default, given.get(section)
+            if isinstance(value, dict) and value.get("name", default.name) == default.name:
+                filled[section] = default.model_dump(exclude_unset=True) | value
+        return filled
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        schedule, times = self.schedule.name, self.times.name
+        if schedule not in self.schedules:
+            allowed = " or ".join(self.schedules)
+            raise ValueError(
+                f"schedule.name: {self.name!r} is not defined on {schedule!r}: set schedule.name to {allowed}, "
+                "or choose another objective (scaled_linear, cosine: eps, x0, v; linear_flow: flow; edm: edm)"
+            )
+        if (times == "log_normal") != (schedule == "edm"):
+            drawn = "sigma, from 0 to infinity" if times == "log_normal" else "a share of the schedule, from 0 to 1"
+            allowed = "log_normal" if schedule == "edm" else "uniform or logit_normal"
+            raise ValueError(
+                f"times.name: {times!r} draws {drawn}, which is no time of schedule {schedule!r}: "
+                f"set times.name to {allowed}"
+            )
+        return self

@@ -1,0 +1,149 @@
+"""One algebra for every diffusion objective: path, target, solve, loss, and the denoiser that samplers see.
+
+A path x_t = a x0 + s eps and a linear target y = p x0 + q eps. Given x_t and y, one 2x2 solve gives both x0 and
+eps. What (a, s) are at a time is in schedules.py, what (p, q) are is in the objectives' own files; guidance and
+samplers are not here.
+
+Shape letters: B samples, C channels, H and W height and width (pixels or latents), N steps of a sampler. The four
+coefficients and d = a q - s p are [B], or 0-dim for one level for all samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from daguerre import keys as keyed
+from daguerre.objectives import schedules, times, weights
+from daguerre.objectives.noise import noise
+from daguerre.objectives.objective import Net, Objective
+from daguerre.objectives.settings import DiffusionSettings
+from daguerre.types import Cond, Grid, LossTerms
+
+Target = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""target(a, s) -> (p, q)."""
+InputScale = Callable[[Tensor, Tensor], Tensor]
+"""input_scale(a, s) -> c_in: the network sees c_in x_t."""
+
+
+def unscaled(a: Tensor, s: Tensor) -> Tensor:
+    """c_in = 1: for paths on which x_t has about unit variance at every level."""
+    return torch.ones_like(a)
+
+
+@dataclass(frozen=True, eq=False)
+class Diffusion(Objective):
+    """Every diffusion objective. Coefficients are float64 on the CPU and rounded to float32 once, per batch."""
+
+    settings: DiffusionSettings
+    schedule: schedules.Schedule
+    target: Target
+    input_scale: InputScale = unscaled
+
+    def times(self, quantile_B: Tensor) -> Tensor:
+        """Training times [B] float64 at quantiles [B] float64 of the time law: 0 is the clean end."""
+        return self.schedule.time(times.law(self.settings.times, quantile_B))
+
+    def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """(a, s) at times t, float64."""
+        return self.schedule.path(t)
+
+    def weight(self, a: Tensor, s: Tensor) -> Tensor:
+        """Weight of the squared error of y at (a, s)."""
+        p, q = self.target(a, s)
+        return weights.weight(self.settings.weighting, a, s, a * q - s * p)
+
+    def draws(
+        self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
+    ) -> dict[str, Tensor]:
+        """`noise` [B, C, h, w], `quantile` [B], and what follows from it, [B] each: all that `loss` needs, float32."""
+        if quantile is None:
+            quantile_B = torch.from_numpy(keyed.batch_uniforms(seed, "time", keys))
+        else:
+            assert 0 <= quantile < 1, quantile
+            quantile_B = torch.full((len(keys),), quantile, dtype=torch.float64)
+        t_B = self.times(quantile_B)
+        a_B, s_B = self.path(t_B)
+        p_B, q_B = self.target(a_B, s_B)
+        level = {
+            "quantile": (quantile_B * 2.0**24).floor() * 2.0**-24,  # rounding to nearest could give 1
+            "c_noise": self.schedule.c_noise(t_B),
+            "c_in": self.input_scale(a_B, s_B),
+            "a": a_B,
+            "s": s_B,
+            "p": p_B,
+            "q": q_B,
+            "weight": self.weight(a_B, s_B),
+        }
+        drawn = {name: value_B.float() for name, value_B in level.items()}
+        return {"noise": noise(self.settings.noise, seed, keys, shape), **drawn}
+
+    def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
+        """Weighted mean squared error of the prediction of y."""
+        x0_BCHW, eps_BCHW = x0_BCHW.float(), draws["noise"]
+        a, s, p, q, c_in = (per_sample(draws[name], x0_BCHW) for name in ("a", "s", "p", "q", "c_in"))
+        x_BCHW = a * x0_BCHW + s * eps_BCHW
+        y_BCHW = net(c_in * x_BCHW, draws["c_noise"], cond)
+        error_BCHW = y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
+        loss_B = draws["weight"] * error_BCHW.square().flatten(1).mean(1)
+        return LossTerms(loss_B=loss_B, quantile_B=draws["quantile"])
+
+    def predict(self, net: Net, x_BCHW: Tensor, t: Tensor | float, cond: Cond) -> Tensor:
+        """The prediction y [B, C, h, w] at time t (a number, 0-dim or [B]), in the dtype of x_t."""
+        t = torch.as_tensor(t, dtype=torch.float64, device="cpu")
+        c_in = per_sample(self.input_scale(*self.path(t)), x_BCHW)
+        c_noise = self.schedule.c_noise(t).to(torch.float32).expand(len(x_BCHW))
+        return net(c_in * x_BCHW, c_noise.to(x_BCHW.device), cond).to(x_BCHW.dtype)
+
+    def solve(self, x_BCHW: Tensor, y_BCHW: Tensor, a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """(x0, eps) [B, C, h, w] from x_t and y at (a, s), 0-dim or [B] float64.
+
+        The inverse of the path and the target: x0 = (q x_t - s y)/d, eps = (a y - p x_t)/d.
+        """
+        p, q = self.target(a, s)
+        d = a * q - s * p
+        x0_of_x, x0_of_y, eps_of_x, eps_of_y = (per_sample(c, x_BCHW) for c in (q / d, -s / d, -p / d, a / d))
+        return x0_of_x * x_BCHW + x0_of_y * y_BCHW, eps_of_x * x_BCHW + eps_of_y * y_BCHW
+
+    def denoise(self, net: Net, x_BCHW: Tensor, t: Tensor | float, cond: Cond) -> Tensor:
+        """x0 [B, C, h, w] as the network sees it in x_t at time t (a number, 0-dim or [B])."""
+        y_BCHW = self.predict(net, x_BCHW, t, cond)
+        return self.solve(x_BCHW, y_BCHW, *self.path(torch.as_tensor(t, dtype=torch.float64, device="cpu")))[0]
+
+    def grid(self, num_steps: int, spacing: str = "trailing") -> Grid:
+        """The noise levels of a sampler with `num_steps` calls of the denoiser. ValueError where there are none."""
+        return self.grid_at(self.schedule.stops(num_steps, spacing))
+
+    def grid_at(self, t_N: Tensor) -> Grid:
+        """The grid that visits the times `t_N` float64, noisiest first, and ends clean."""
+        a_N, s_N = self.path(t_N)
+        a, s = torch.cat([a_N, a_N.new_ones(1)]), torch.cat([s_N, s_N.new_zeros(1)])
+        preserving = self.schedule.variance_preserving
+        frame = torch.where(a > 0, a, 1.0) if preserving else torch.ones_like(a)
+        return Grid(t_N=t_N, a=a, s=s, frame=frame, prior_std=1.0 if preserving else float(s[0]))
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        if state:
+            raise ValueError(
+                f"the checkpoint holds objective state ({', '.join(sorted(state))}), but {self.settings.name!r} has "
+                "none: it was trained with another objective; set objective.name to that one"
+            )
+
+
+def build(settings: DiffusionSettings, target: Target, input_scale: InputScale = unscaled) -> Diffusion:
+    """The objective that predicts `target` on the schedule of `settings`."""
+    return Diffusion(settings, schedules.build(settings.schedule), target, input_scale)
+
+
+def per_sample(value: Tensor, x_BCHW: Tensor) -> Tensor:
+    """Coefficients [B] as [B, 1, 1, 1] in the dtype and on the device of x; 0-dim ones stay (they act as numbers)."""
+    if value.ndim == 0:
+        return value
+    return value.to(x_BCHW.device, x_BCHW.dtype).reshape(-1, *[1] * (x_BCHW.ndim - 1))

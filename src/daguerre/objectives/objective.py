@@ -1,0 +1,52 @@
+"""The contract of every objective: what a training loss is to the loop, the commands and the checkpoint.
+
+A file in this folder is an objective when it defines `Settings` (an `ObjectiveSettings`) and
+`build(settings) -> Objective`. Diffusion in all its forms is one class, in algebra.py; training that is not
+diffusion (an autoencoder, a contrastive text encoder) subclasses `Objective` itself. No formula is here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from daguerre.types import Cond, LossTerms
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Net = Callable[["Tensor", "Tensor", Cond], "Tensor"]
+"""net(x_BCHW, c_noise_B, cond) -> y_BCHW: what is trained, as a family's `net` is called."""
+
+
+class Objective(ABC):
+    """A loss over clean samples, and the random numbers it needs. The loop knows nothing more of what is learnt."""
+
+    @abstractmethod
+    def draws(
+        self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
+    ) -> dict[str, Tensor]:
+        """What is random in the loss of a batch, on the CPU and one batch ahead of the device.
+
+        `keys` [B, 3] int64 (sample id, epoch, repeat) and `seed` decide every number, by `daguerre.keys` alone: sample
+        i has the same draws in any batch, on any rank. `shape` is that of one clean sample, (C, h, w). `quantile` in
+        [0, 1) fixes the noise level of the whole batch (validation) and leaves the noise as the keys have it.
+        The leading dim of each tensor is B; all of them come back to `loss`, on the device.
+        """
+
+    @abstractmethod
+    def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
+        """Loss of each sample, float32, weighted, mean over its elements; never waits for the device.
+
+        `net` runs under the caller's autocast and grad mode; `x0_BCHW` is float32 or bfloat16.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that belong in a checkpoint; {} where the objective learns nothing of its own."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes up what `state` gave. ValueError if the tensors are not this objective's."""

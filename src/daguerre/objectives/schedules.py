@@ -1,0 +1,220 @@
+"""Schedules: time to (a, s), the amounts of signal and noise; what the network is told; where samplers stop.
+
+All of it in float64 on the CPU. What is predicted and how it is weighted is in algebra.py and weights.py; the law from
+which training times are drawn is in times.py. SNR = (a/s)^2.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from math import pi
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from daguerre.objectives.settings import ScheduleSettings
+
+
+class Schedule(ABC):
+    """Maps time to signal and noise. Later times are noisier."""
+
+    variance_preserving: ClassVar[bool]
+    """Whether a^2 + s^2 = 1 at all times."""
+
+    @abstractmethod
+    def time(self, drawn: Tensor) -> Tensor:
+        """Training time of a number drawn from a time law (a share of the schedule, or sigma)."""
+
+    @abstractmethod
+    def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """(a, s) at times t float64 of any shape."""
+
+    @abstractmethod
+    def c_noise(self, t: Tensor) -> Tensor:
+        """The number by which the network is told the time."""
+
+    @abstractmethod
+    def stops(self, num_steps: int, spacing: str) -> Tensor:
+        """Times [num_steps] float64 at which a sampler calls the denoiser, noisiest first. ValueError if it cannot."""
+
+
+def from_sigma(sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Variance-preserving (a, s) of the noise-to-signal ratio sigma in (0, inf]."""
+    one = torch.ones_like(sigma)
+    return 1.0 / torch.hypot(one, sigma), 1.0 / torch.hypot(one, 1.0 / sigma)
+
+
+def scaled_linear_sigmas(settings: ScheduleSettings) -> Tensor:
+    """sigma = s/a [N] float64 of Stable Diffusion's betas, which are even in their square root; inf where a = 0."""
+    root = torch.linspace(
+        settings.beta_start**0.5, settings.beta_end**0.5, settings.num_train_timesteps, dtype=torch.float64
+    )
+    a = (1.0 - root**2).cumprod(0).sqrt()
+    if settings.zero_terminal_snr:  # Lin et al. 2024 (arXiv 2305.08891), algorithm 1
+        a = (a - a[-1]) * (a[0] / (a[0] - a[-1]))
+    return settings.shift * (1.0 - a**2).sqrt() / a
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledLinear(Schedule):
+    """Discrete: t = 0..N-1 indexes a table of sigma. The network is told t.
+
+    Between two timesteps sigma is a straight line, as in diffusers' EulerDiscreteScheduler; where its upper end is
+    infinite (zero terminal SNR), any time above the lower one is pure noise. Training draws whole timesteps only.
+    """
+
+    variance_preserving: ClassVar[bool] = True
+    settings: ScheduleSettings
+    sigma_N: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sigma_N", scaled_linear_sigmas(self.settings))
+
+    def time(self, drawn: Tensor) -> Tensor:
+        n = self.settings.num_train_timesteps
+        return (drawn * n).floor().clamp(max=n - 1)
+
+    def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        low = t.floor()
+        low_sigma = self.sigma_N[low.long()]
+        high_sigma = self.sigma_N[low.long().add(1).clamp(max=len(self.sigma_N) - 1)]
+        between = low_sigma + (t - low) * (high_sigma - low_sigma)
+        return from_sigma(torch.where(t == low, low_sigma, between))
+
+    def c_noise(self, t: Tensor) -> Tensor:
+        return t
+
+    def stops(self, num_steps: int, spacing: str) -> Tensor:
+        """As diffusers' DDIMScheduler (trailing, leading with steps_offset 1) and EulerDiscreteScheduler (all three).
+
+        `linspace` times are not rounded, as in EulerDiscreteScheduler; DDIMScheduler rounds them.
+        """
+        n = self.settings.num_train_timesteps
+        if not 1 <= num_steps <= n:
+            raise ValueError(f"num_inference_steps is {num_steps}: a schedule of {n} timesteps takes 1 to {n}")
+        if spacing == "trailing":
+            times = np.round(np.arange(n, 0, -n / num_steps))[:num_steps] - 1
+        elif spacing == "leading":
+            self._check_leading(num_steps)
+            times = (np.arange(num_steps) * (n // num_steps))[::-1] + 1.0
+        else:
+            if num_steps == 1:
+                raise ValueError("one step of linspace spacing would start at the clean end: use trailing")
+            times = np.linspace(0, n - 1, num_steps)[::-1]
+        return torch.from_numpy(times.copy())
+
+    def _check_leading(self, num_steps: int) -> None:
+        n = self.settings.num_train_timesteps
+        if self.settings.zero_terminal_snr:
+            raise ValueError(
+                "timestep_spacing is leading, which never visits the last timestep, and zero_terminal_snr is on, "
+                "which makes that timestep the only pure noise: use trailing (arXiv 2305.08891, section 3.3)"
+            )
+        if num_steps == n:
+            raise ValueError(f"leading spacing takes at most {n - 1} steps on {n} timesteps: use trailing")
+
+
+@dataclass(frozen=True, eq=False)
+class Cosine(Schedule):
+    """Continuous: t in [0, 1]; a^2 is a squared cosine, clamped as in Stable Cascade. The network is told 1000 t.
+
+    Nichol and Dhariwal 2021 (arXiv 2102.09672, eq. 17). log-SNR lies in [-9.2102, 9.2102] before the shift.
+    """
+
+    variance_preserving: ClassVar[bool] = True
+    offset: ClassVar[float] = 0.008
+    settings: ScheduleSettings
+
+    def time(self, drawn: Tensor) -> Tensor:
+        return drawn
+
+    def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        angle = (self.offset + t) / (1 + self.offset) * (pi / 2)
+        first = np.cos(self.offset / (1 + self.offset) * (pi / 2))
+        variance = ((angle.cos() / first) ** 2).clamp(1e-4, 0.9999)
+        return from_sigma(self.settings.shift * ((1 - variance) / variance).sqrt())
+
+    def c_noise(self, t: Tensor) -> Tensor:
+        return 1000.0 * t
+
+    def stops(self, num_steps: int, spacing: str) -> Tensor:
+        return even_stops(num_steps, spacing)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearFlow(Schedule):
+    """Continuous: t in [0, 1] is the amount of noise, (a, s) = (1 - t, t). The network is told 1000 t.
+
+    The shift moves the times that are drawn and visited, t' = shift t / (1 + (shift - 1) t) (Esser et al. 2024,
+    arXiv 2403.03206, eq. 23), so that t always names the noise level, as in diffusers.
+    """
+
+    variance_preserving: ClassVar[bool] = False
+    settings: ScheduleSettings
+
+    def time(self, drawn: Tensor) -> Tensor:
+        return self.settings.shift * drawn / (1 + (self.settings.shift - 1) * drawn)
+
+    def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return 1.0 - t, t
+
+    def c_noise(self, t: Tensor) -> Tensor:
+        return 1000.0 * t
+
+    def stops(self, num_steps: int, spacing: str) -> Tensor:
+        return self.time(even_stops(num_steps, spacing))
+
+
+@dataclass(frozen=True, eq=False)
+class EDM(Schedule):
+    """Variance exploding: t is sigma itself, (a, s) = (1, sigma). The network is told ln(sigma)/4.
+
+    Karras et al. 2022 (arXiv 2206.00364), eq. 5 and table 1.
+    """
+
+    variance_preserving: ClassVar[bool] = False
+    settings: ScheduleSettings
+
+    def time(self, drawn: Tensor) -> Tensor:
+        return drawn
+
+    def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(t), t
+
+    def c_noise(self, t: Tensor) -> Tensor:
+        return t.log() / 4.0
+
+    def stops(self, num_steps: int, spacing: str) -> Tensor:
+        check_trailing(num_steps, spacing)
+        high, low = (v ** (1 / self.settings.rho) for v in (self.settings.sigma_max, self.settings.sigma_min))
+        return torch.linspace(high, low, num_steps, dtype=torch.float64) ** self.settings.rho
+
+
+def even_stops(num_steps: int, spacing: str) -> Tensor:
+    """Times 1, 1 - 1/n, ..., 1/n of a continuous schedule on [0, 1]."""
+    check_trailing(num_steps, spacing)
+    return torch.arange(num_steps, 0, -1, dtype=torch.float64) / num_steps
+
+
+def check_trailing(num_steps: int, spacing: str) -> None:
+    """ValueError where a continuous schedule is asked for what only a discrete one has."""
+    if num_steps < 1:
+        raise ValueError(f"num_inference_steps is {num_steps}: it must be at least 1")
+    if spacing != "trailing":
+        raise ValueError(
+            f"timestep_spacing is {spacing}, which has no meaning on a continuous schedule: leave it at trailing"
+        )
+
+
+def build(settings: ScheduleSettings) -> Schedule:
+    """The schedule of these settings."""
+    kinds: dict[str, type[ScaledLinear | Cosine | LinearFlow | EDM]] = {
+        "scaled_linear": ScaledLinear,
+        "cosine": Cosine,
+        "linear_flow": LinearFlow,
+        "edm": EDM,
+    }
+    return kinds[settings.name](settings)

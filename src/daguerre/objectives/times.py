@@ -1,0 +1,28 @@
+"""Time laws: the quantile of a noise level to the number from which a schedule makes its time.
+
+Every law rises with the quantile, so that 0 is the clean end and 1 the noisy end whatever the objective. The quantiles
+themselves are drawn in algebra.py; the schedules are in schedules.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from daguerre.objectives.settings import TimesSettings
+
+
+def law(settings: TimesSettings, quantile_B: Tensor) -> Tensor:
+    """The value [B] float64 below which a draw of the law falls with probability `quantile_B` [B] float64 in [0, 1).
+
+    uniform and logit_normal give a share of the schedule in [0, 1]; log_normal gives sigma in (0, inf).
+    """
+    if settings.name == "uniform":
+        return quantile_B
+    normal_B = settings.mean + settings.std * normal_quantile(quantile_B)
+    return normal_B.exp() if settings.name == "log_normal" else normal_B.sigmoid()
+
+
+def normal_quantile(quantile_B: Tensor) -> Tensor:
+    """Inverse of the standard normal distribution function, float64, finite: 0 counts as 2^-54, 1 as 1 - 2^-53."""
+    return torch.special.ndtri(quantile_B.double().clamp(2.0**-54, 1.0 - 2.0**-53))
