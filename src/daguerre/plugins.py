@@ -34,10 +34,15 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in folder.glob("[!_]*.py") if mark in p.read_text(encoding="utf-8")))
 
 
-def find(kind: str, name: str) -> ModuleType:
-    """The module of the plug-in `name`. ValueError lists what exists and the nearest name."""
+def check(kind: str, name: str) -> None:
+    """ValueError if there is no plug-in `name`: lists what exists and the nearest name. Nothing is imported."""
     if name not in names(kind):
         near = difflib.get_close_matches(str(name), names(kind), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no {name!r} in {kind}; there are: {', '.join(names(kind))}.{hint}")
+
+
+def find(kind: str, name: str) -> ModuleType:
+    """The module of the plug-in `name`. ValueError as from `check`."""
+    check(kind, name)
     return import_module(f"daguerre.{FOLDERS[kind].replace('/', '.')}.{name}")

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from daguerre import plugins
 from daguerre.settings import FREE, Settings
+
+
+@lru_cache
+def keywords(sampler: str) -> tuple[str, ...]:
+    """Keyword-only arguments of a sampler's `sample`: what it takes beyond denoiser, noise and grid.
+
+    Read from the file's syntax tree, so that settings are checked without importing torch.
+    """
+    tree = ast.parse((Path(__file__).parent / f"{sampler}.py").read_text(encoding="utf-8"))
+    defs = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "sample")
+    return tuple(argument.arg for argument in next(defs).args.kwonlyargs)
 
 
 class SamplingSettings(Settings):
     """How pictures are drawn. Nothing here changes what is learnt."""
 
-    sampler: Literal["ddim", "euler", "heun", "dpmpp_2m"] = Field("ddim", json_schema_extra=FREE)
+    sampler: str = Field("ddim", json_schema_extra=FREE | {"enum": list(plugins.names("samplers"))})
     """Name of the sampler: a file in samplers."""
     num_inference_steps: int = Field(30, ge=1, json_schema_extra=FREE)
     """Steps of the sampler; Heun calls the network twice a step."""
@@ -21,7 +36,7 @@ class SamplingSettings(Settings):
     guidance_scale: float = Field(5.0, ge=1, json_schema_extra=FREE)
     """Classifier-free guidance: uncond + scale * (cond - uncond); 1 is none."""
     guidance_rescale: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
-    """Share by which the guided prediction's spread is brought back to the unguided one (arXiv 2305.08891, eq. 15-16)."""
+    """Share by which the guided prediction's spread is brought back to the conditional one's (2305.08891, eq. 16)."""
     timestep_spacing: Literal["trailing", "leading", "linspace"] = Field("trailing", json_schema_extra=FREE)
     """How steps are laid on a discrete schedule (arXiv 2305.08891, table 2)."""
     prompts: list[str] | None = Field(None, json_schema_extra=FREE)
@@ -34,3 +49,24 @@ class SamplingSettings(Settings):
     """Pictures drawn at once. It changes memory and speed, not pictures."""
     seed: int = Field(0, ge=0, json_schema_extra=FREE)
     """Picture i starts from the noise of seed + i alone."""
+
+    @field_validator("sampler")
+    @classmethod
+    def _sampler_exists(cls, sampler: str) -> str:
+        plugins.check("samplers", sampler)
+        return sampler
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> SamplingSettings:
+        """Refuses what the rest of these settings would make idle; a value that says "none" is never refused."""
+        if self.eta > 0 and "eta" not in keywords(self.sampler):
+            takes = ", ".join(name for name in plugins.names("samplers") if "eta" in keywords(name))
+            raise ValueError(f"eta is {self.eta} and {self.sampler} adds no fresh noise: set eta=0, or sampler={takes}")
+        if self.guidance_scale == 1:
+            for name in ("guidance_rescale", "negative_prompt"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)!r} and guidance_scale is 1, which runs no unguided side: "
+                        f"raise guidance_scale or drop {name}"
+                    )
+        return self

@@ -1,0 +1,113 @@
+"""Pictures from seeds: initial noise, guidance, sampler, in batches.
+
+Holds neither steps nor noise levels nor networks. Picture i is a function of its own seed and conditioning;
+what else is in its batch changes nothing but rounding.
+Letters: B samples, C channels, h and w latent height and width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from daguerre import keys, plugins
+from daguerre.samplers.guidance import guide
+from daguerre.samplers.settings import SamplingSettings, keywords
+from daguerre.types import Cond, Grid
+
+Net = Callable[[Tensor, Tensor, Cond], Tensor]
+"""net(x_BCHW, c_noise_B, cond) -> y_BCHW."""
+
+
+class Denoising(Protocol):
+    """What sampling asks of an objective: where to call the network, and what its answer means."""
+
+    def grid(self, num_steps: int, spacing: str) -> Grid:
+        """Noise levels of `num_steps` steps."""
+
+    def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """(a, s) at time t float64."""
+
+    def predict(self, net: Net, x_BCHW: Tensor, t: float, cond: Cond) -> Tensor:
+        """The network's prediction y [B, C, h, w] for x at time t."""
+
+    def solve(self, x_BCHW: Tensor, y_BCHW: Tensor, a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """(x0, eps) [B, C, h, w] that the prediction y at x means."""
+
+
+@torch.no_grad()
+def draw(
+    objective: Denoising,
+    net: Net,
+    cond: Cond,
+    null_cond: Cond | None,
+    shape: tuple[int, ...],
+    seeds: Sequence[int],
+    settings: SamplingSettings,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """One clean sample x0 [B, C, h, w] float32 on `device` for each of B seeds.
+
+    `cond` and `null_cond` hold B rows each, on `device`; the null side is what guidance leads away from and may
+    be None at scale 1. `net` is used as it is: put it in evaluation mode and under autocast outside.
+    """
+    assert all(len(rows) == len(seeds) for rows in [*cond.values(), *(null_cond or {}).values()])
+    grid = objective.grid(settings.num_inference_steps, settings.timestep_spacing)
+    done = [torch.empty((0, *shape), device=device)]
+    for first in range(0, len(seeds), settings.batch_size):
+        part = slice(first, first + settings.batch_size)
+        null_part = None if null_cond is None else _rows(null_cond, part)
+        done.append(
+            _draw_batch(objective, net, _rows(cond, part), null_part, shape, seeds[part], settings, grid, device)
+        )
+    return torch.cat(done)
+
+
+def initial_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: where picture i starts.
+
+    Scaled by the grid's `prior_std` this is the sampler's first x; unscaled it is what a diffusers pipeline
+    takes as `latents`.
+    """
+    return _normals(seeds, "sample", 0, shape)
+
+
+def _draw_batch(
+    objective: Denoising,
+    net: Net,
+    cond: Cond,
+    null_cond: Cond | None,
+    shape: tuple[int, ...],
+    seeds: Sequence[int],
+    settings: SamplingSettings,
+    grid: Grid,
+    device: torch.device | str,
+) -> Tensor:
+    y = guide(partial(objective.predict, net), cond, null_cond, settings.guidance_scale, settings.guidance_rescale)
+
+    def denoise(x_BCHW: Tensor, t: float) -> Tensor:
+        a, s = objective.path(torch.tensor(t, dtype=torch.float64))
+        return objective.solve(x_BCHW, y(x_BCHW, t), a, s)[0]
+
+    def fresh_noise(step: int) -> Tensor:
+        return _normals(seeds, "sample/fresh", step, shape).to(device)
+
+    given = {"eta": settings.eta, "fresh_noise": fresh_noise}
+    own = {name: given[name] for name in keywords(settings.sampler)}
+    x = grid.prior_std * initial_noise(seeds, shape).to(device)
+    return plugins.find("samplers", settings.sampler).sample(denoise, x, grid, **own)
+
+
+def _normals(seeds: Sequence[int], purpose: str, number: int, shape: tuple[int, ...]) -> Tensor:
+    rows = [keys.normals(seed, purpose, number, count=math.prod(shape)) for seed in seeds]
+    return torch.from_numpy(np.stack(rows)).view(len(seeds), *shape)
+
+
+def _rows(cond: Cond, part: slice) -> Cond:
+    return {name: rows[part] for name, rows in cond.items()}
