@@ -1,0 +1,87 @@
+"""Writing files so that a kill or a power cut leaves the old content or the new one, never a mixture.
+
+Holds the four file-system moves that checkpoints and the run folder are made of. Knows nothing of what is written.
+No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a file holds by what was handed to the system, not by reading it back."""
+
+    size_bytes: int
+    sha256: str
+
+
+def write_durably(path: Path, chunks: Iterable[Any]) -> Written:
+    """Create `path` (it must not exist) from chunks of bytes and wait until the disk has it.
+
+    The folder's entry is not yet safe: call `sync_folder` on it. OSError names the file.
+    """
+    digest, size_bytes = sha256(), 0
+    try:
+        with open(path, "xb") as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                size_bytes += file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    return Written(size_bytes, digest.hexdigest())
+
+
+def write_bytes_atomically(path: Path, data: bytes) -> None:
+    """Replace or create `path`: a reader, a kill or a power cut finds the old content or `data`, whole.
+
+    One writer at a time; what a killed one left behind (`.NAME.tmp`) is overwritten.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_durably(temporary, [data])
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_json_atomically(path: Path, document: Any) -> None:
+    """`write_bytes_atomically` of `to_json(document)`."""
+    write_bytes_atomically(path, to_json(document))
+
+
+def to_json(document: Any) -> bytes:
+    """UTF-8 JSON that reads back equal. ValueError for NaN, infinity, keys that are no strings, tuples."""
+    text = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1)
+    if json.loads(text) != document:
+        raise ValueError("holds something JSON does not give back: a tuple, or a key that is no string")
+    return text.encode() + b"\n"
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and those above it, each one's entry safe on disk; an existing one is left alone."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder (what was created, renamed, removed) are safe on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,80 @@
+"""What a run was computed with: versions, hardware, the code's commit, the command.
+
+No environment variables and no user names: the file is meant to be shown to others.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment() -> dict[str, Any]:
+    """The content of environment.json."""
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _packages(),
+        "code": _code(),
+        "cpu": _cpu(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": _gpus(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _packages() -> dict[str, str]:
+    """Versions of the project and of what it declares to need, extras where they are installed."""
+    found = {}
+    for requirement in ["daguerre", *(requires("daguerre") or [])]:
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _code() -> dict[str, Any] | None:
+    """Commit of the checkout that this file belongs to; None for an installed copy or without git."""
+    here = Path(__file__)
+    tracked = _git(here.parent, "ls-files", "--error-unmatch", here.name)
+    commit = _git(here.parent, "rev-parse", "HEAD")
+    if not tracked or not commit:
+        return None
+    return {"commit": commit, "modified": bool(_git(here.parent, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu() -> dict[str, Any]:
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(errors="replace") if info.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return {
+        "model": model[1] if model else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in properties]

@@ -1,0 +1,106 @@
+"""The manifest of a checkpoint: size and digest of each file, and what refuses a file that differs.
+
+A folder with a sound manifest is complete, because the manifest is written last. Knows nothing of tensors.
+No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import file_digest, sha256
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from daguerre.checkpoint.atomic import to_json, write_durably
+
+NAME = "manifest.json"
+FORMAT = 1
+
+Kind = Literal["tensors", "document", "file"]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint could not be saved or read; the message says why and what to do."""
+
+
+class Damaged(CheckpointError):
+    """A checkpoint is not what was saved; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a checkpoint."""
+
+    kind: Kind
+    size_bytes: int
+    sha256: str
+
+
+def is_safe_path(path: str) -> bool:
+    """Whether `path` is relative, stays in its folder, and means the same on every system."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and path == "/".join(parts) and ".." not in parts and not set(path) & set("\\:\0")
+
+
+def write(folder: Path, entries: Mapping[str, Entry]) -> None:
+    """Write the manifest of files that are already safe on disk."""
+    files = {path: asdict(entry) for path, entry in sorted(entries.items())}
+    content = {"format": FORMAT, "files": files, "sha256": sha256(to_json(files)).hexdigest()}
+    write_durably(folder / NAME, [to_json(content)])
+
+
+def read(folder: Path) -> dict[str, Entry]:
+    """The entries of a checkpoint by path. Damaged if there is no manifest or it contradicts itself."""
+    where = f"{folder.name}/{NAME}"
+    try:
+        content = json.loads((folder / NAME).read_bytes())
+        files, digest, version = content["files"], content["sha256"], content["format"]
+        sound = digest == sha256(to_json(files)).hexdigest()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise Damaged(f"{where} is missing: the save did not finish, or the file was removed") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{where} is damaged: {type(error).__name__}: {error}") from None
+    if version != FORMAT:
+        raise Damaged(f"{where} has format {version!r}, this version of daguerre reads {FORMAT}")
+    if not sound or not all(map(is_safe_path, files)):
+        raise Damaged(f"{where} is damaged: it does not match its own digest")
+    return {path: Entry(**entry) for path, entry in files.items()}
+
+
+def verify(folder: Path) -> None:
+    """Read every file of a checkpoint. Damaged, naming the file, if one differs from what was saved."""
+    for path, entry in read(folder).items():
+        try:
+            with (folder / path).open("rb") as file:
+                size_bytes = file.seek(0, 2)
+                file.seek(0)
+                digest = file_digest(file, "sha256").hexdigest() if size_bytes == entry.size_bytes else ""
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise Damaged(f"{folder.name}/{path} is missing") from None
+        _compare(f"{folder.name}/{path}", entry, size_bytes, digest)
+
+
+def read_file(folder: Path, path: str, entry: Entry) -> bytes:
+    """The bytes of one file, verified as read. Damaged if they differ from what was saved."""
+    try:
+        data = (folder / path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise Damaged(f"{folder.name}/{path} is missing") from None
+    _compare(f"{folder.name}/{path}", entry, len(data), sha256(data).hexdigest())
+    return data
+
+
+def extras(folder: Path) -> list[str]:
+    """Files in a checkpoint's folder that are not its own, such as `.DS_Store`; they are never read."""
+    own = {*read(folder), NAME}
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(set(found) - own)
+
+
+def _compare(where: str, entry: Entry, size_bytes: int, digest: str) -> None:
+    if size_bytes != entry.size_bytes:
+        raise Damaged(f"{where} has {size_bytes} bytes, {entry.size_bytes} were saved")
+    if digest != entry.sha256:
+        raise Damaged(f"{where} is damaged: its sha256 is {digest[:12]}..., saved was {entry.sha256[:12]}...")

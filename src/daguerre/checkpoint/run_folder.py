@@ -1,0 +1,222 @@
+"""The folder of a run: where each thing lies, who holds it, and what its status is.
+
+Holds no training and no torch, so that `daguerre report` or a launcher can ask in a moment. The checkpoints inside
+are `store.py`'s.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+
+State = Literal["running", "saved", "finished", "failed"]
+
+_PATIENCE_SECONDS = 0.3
+
+_locks: set[int] = set()
+"""Open lock files of this process. A forked child (a loader's worker) closes its copies at once: otherwise an orphan
+would keep the run locked after its parent was killed."""
+
+
+class RunFolderError(ValueError):
+    """The run folder cannot be used; the message says why and what to do."""
+
+
+class RunFolderHeld(RunFolderError):
+    """Another process works in this run folder; the message names it."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a run folder."""
+
+    pid: int
+    host: str
+    since: str
+    """ISO time with the offset from UTC."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run. Nothing is created before `hold`."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the store."""
+        return self.path / "checkpoints"
+
+    @property
+    def config(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions and hardware of the last start."""
+        return self.path / "environment.json"
+
+    @property
+    def status(self) -> Path:
+        """What `write_status` wrote last."""
+        return self.path / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics" / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def samples(self) -> Path:
+        """Folder of the sample pictures, one folder a save."""
+        return self.path / "samples"
+
+    @property
+    def pipeline(self) -> Path:
+        """Folder of the newest export, in diffusers' format."""
+        return self.path / "pipeline"
+
+    @property
+    def data(self) -> Path:
+        """What the source was and what it skipped."""
+        return self.path / "data.json"
+
+    @property
+    def evaluation(self) -> Path:
+        """Results of the metrics."""
+        return self.path / "evaluation.json"
+
+    @property
+    def report(self) -> Path:
+        """The page about the run."""
+        return self.path / "report.html"
+
+    @property
+    def lock(self) -> Path:
+        """Locked while a process works here; its text names that process."""
+        return self.path / ".lock"
+
+    @contextmanager
+    def hold(self) -> Iterator[RunFolder]:
+        """Keep every other process out while the block runs; creates the folder.
+
+        RunFolderHeld, at once, if another process is in. The lock is the kernel's (flock), so it ends with the
+        process however that dies. RunFolderError if the folder cannot be written to.
+        """
+        try:
+            make_folder(self.path)
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise RunFolderError(_unwritable(self.path, error)) from error
+        _locks.add(descriptor)
+        try:
+            self._lock(descriptor)
+            _sign(descriptor)
+            yield self
+            os.ftruncate(descriptor, 0)
+        finally:
+            _locks.discard(descriptor)
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        # A short patience: `held_by` in another process takes the lock for a moment.
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not _try_lock(descriptor, fcntl.LOCK_EX, self.path):
+            if time.monotonic() > deadline:
+                raise RunFolderHeld(_held(self.path, _signature(descriptor)))
+            time.sleep(0.02)
+
+    def write_status(
+        self, state: State, *, step: int, samples: int, total_steps: int | None = None, reason: str = ""
+    ) -> None:
+        """Replace status.json. `reason` says why a run failed or stopped early."""
+        now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+        document = {"state": state, "reason": reason, "step": step, "samples": samples, "total_steps": total_steps}
+        document |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": now}
+        write_json_atomically(self.status, document)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """The last status, or None before the first. `running` that nobody holds (`held_by`) means: was killed."""
+        return json.loads(self.status.read_bytes()) if self.status.exists() else None
+
+
+def held_by(path: Path) -> Holder | None:
+    """The process that works in a run folder now, or None. Pid 0 if it has not signed yet."""
+    try:
+        descriptor = os.open(RunFolder(path).lock, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        if _try_lock(descriptor, fcntl.LOCK_SH, path):
+            return None
+        return _signature(descriptor) or Holder(0, "", "")
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, mode: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot lock {path}: {error.strerror}. Its file system has no locks, so two runs could write over each "
+            "other: choose an output_dir on another file system"
+        ) from error
+    return True
+
+
+def _sign(descriptor: int) -> None:
+    now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+    text = json.dumps(asdict(Holder(os.getpid(), socket.gethostname(), now)))
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
+
+
+def _signature(descriptor: int) -> Holder | None:
+    try:
+        return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
+    except (ValueError, TypeError):
+        return None
+
+
+def _held(path: Path, holder: Holder | None) -> str:
+    who = f"process {holder.pid} on {holder.host} (since {holder.since})" if holder else "another process"
+    return (
+        f"{path} is in use by {who}. Wait for it or stop it (it saves and exits on Ctrl-C or SIGTERM), "
+        "or give this run another run_name"
+    )
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return f"cannot write to {path}: {error.strerror}. Free some space or choose another output_dir"
+    return f"cannot write to {path}: {error.strerror}. Choose an output_dir that you may write to"
+
+
+def _close_locks_in_child() -> None:
+    for descriptor in _locks:
+        os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_locks_in_child)

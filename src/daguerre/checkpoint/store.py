@@ -1,0 +1,297 @@
+"""The store of a run's checkpoints: what is saved is whole or absent, and is verified before it is used.
+
+Commit protocol: write to a fresh temporary folder; sync each file; a manifest with the size and digest of each; sync
+it and the folder; rename; sync the parent. Only then is a checkpoint "saved", and only then may older ones go.
+Knows nothing of what the tensors mean. One process writes (the one that holds the run folder); others may read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from daguerre.checkpoint import manifest
+from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json, write_durably
+from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry, Kind
+from daguerre.checkpoint.tensors import decode, encode
+
+_NAME = re.compile(r"[a-z]+-(\d+)")
+_STEM = re.compile(r"[A-Za-z0-9_-]+")
+_TEMPORARY = ".tmp-"
+_REPLACED = ".replaced-"
+
+TensorGroups = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved, as it was saved; tensors are on the CPU."""
+
+    name: str
+    tensors: dict[str, dict[str, Tensor]]
+    documents: dict[str, Any]
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint that verified, or None, and what a person should be told about the others."""
+
+    path: Path | None
+    notices: list[str]
+
+
+@dataclass(frozen=True)
+class Store:
+    """Checkpoints in the folder `root`, which need not exist yet.
+
+    A name is a word and a number, `step-00001000`; a higher number is newer. Other names in the folder are left alone.
+    """
+
+    root: Path
+    _known_sound: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def names(self) -> list[str]:
+        """Names of the checkpoints that exist, verified or not, oldest first."""
+        found = (entry.name for entry in self.root.iterdir()) if self.root.is_dir() else iter(())
+        return sorted(filter(_NAME.fullmatch, found), key=_number)
+
+    def save(
+        self,
+        name: str,
+        tensors: TensorGroups,
+        documents: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+    ) -> Path:
+        """Save a checkpoint; when this returns, it survives a kill and a power cut.
+
+        Each group of `tensors` becomes GROUP.safetensors, each of `documents` NAME.json; `files` are kept as they are
+        under their relative paths. An existing checkpoint of this name is replaced; at no moment is there neither.
+        CheckpointError if the disk refuses: nothing of the new one stays, earlier ones are untouched. ValueError for
+        content that could not be read back: NaN in a document, a dtype without a name, a path that leaves the folder.
+        """
+        assert _NAME.fullmatch(name), name
+        contents = _contents(tensors, documents, files or {})
+        temporary = self.root / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
+        try:
+            try:
+                make_folder(self.root)
+                _write(temporary, contents)
+                self._publish(temporary, name)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+        except OSError as error:
+            raise CheckpointError(self._refusal(name, error, tensors)) from error
+        self._known_sound[name] = _stamp(self.root / name)
+        return self.root / name
+
+    def load(self, path: Path, only: Collection[str] | None = None) -> Checkpoint:
+        """Read a checkpoint, every byte verified as it is read. Damaged (a CheckpointError) names a file that differs.
+
+        `only` names the groups of tensors to read (`("ema",)`); the others are neither read nor verified.
+        """
+        groups: dict[str, dict[str, Tensor]] = {}
+        documents: dict[str, Any] = {}
+        files: dict[str, bytes] = {}
+        for file, entry in manifest.read(path).items():
+            stem = file.rpartition(".")[0]
+            if entry.kind == "tensors":
+                if only is None or stem in only:
+                    groups[stem] = decode(manifest.read_file(path, file, entry))
+            elif entry.kind == "document":
+                documents[stem] = json.loads(manifest.read_file(path, file, entry))
+            else:
+                files[file] = manifest.read_file(path, file, entry)
+        if only is not None and (missing := sorted(set(only) - set(groups))):
+            raise CheckpointError(f"{path} holds no tensors named {', '.join(missing)}")
+        return Checkpoint(path.name, groups, documents, files)
+
+    def newest_verified(self) -> Found:
+        """The newest checkpoint whose every file is as it was saved. For readers: changes nothing on disk."""
+        notices: list[str] = []
+        for name in reversed(self.names()):
+            try:
+                return Found(self._verified(name), notices + self._extras(name))
+            except Damaged as damage:
+                notices.append(f"{damage}; {name} is passed over")
+        return Found(None, notices)
+
+    def recover(self) -> Found:
+        """`newest_verified` for the process that holds the run: also clears what a killed one left behind.
+
+        Temporary folders are removed, a replacement that was cut short is undone, and damaged checkpoints that are
+        newer than the one found go to `quarantine`. No checkpoint is ever deleted here.
+        """
+        notices = [*self._undo_replacements(), *self._remove_temporaries()]
+        for name in reversed(self.names()):
+            if (notice := self._quarantine_if_damaged(name)) is None:
+                return Found(self.root / name, notices + self._extras(name))
+            notices.append(notice)
+        return Found(None, notices)
+
+    def purge(self, keep: int) -> list[str]:
+        """Delete all but the newest `keep` verified checkpoints; returns notices.
+
+        A damaged one does not count and goes to `quarantine`. One that this process saved or verified counts as
+        verified while no file of it has changed its size or time of change.
+        """
+        if keep < 2:
+            raise ValueError(f"keep is {keep}: at least 2 are kept, so that one is left if the other is damaged")
+        notices, kept = [], 0
+        for name in reversed(self.names()):
+            if kept >= keep:
+                self._delete(name)
+            elif notice := self._quarantine_if_damaged(name):
+                notices.append(notice)
+            else:
+                kept += 1
+        return notices
+
+    def _publish(self, temporary: Path, name: str) -> None:
+        """Give a finished folder its name. `_undo_replacements` mends a kill between the two renames."""
+        final, replaced = self.root / name, self.root / f"{_REPLACED}{name}"
+        if final.exists() and self._quarantine_if_damaged(name) is None:
+            os.rename(final, replaced)
+        try:
+            os.rename(temporary, final)
+        except OSError:
+            if replaced.exists():
+                os.rename(replaced, final)
+            raise
+        sync_folder(self.root)
+        if replaced.exists():
+            self._remove(replaced)
+
+    def _undo_replacements(self) -> list[str]:
+        notices = []
+        for replaced in sorted(self.root.glob(f"{_REPLACED}*")):
+            name = replaced.name.removeprefix(_REPLACED)
+            if (self.root / name).exists() and (notice := self._quarantine_if_damaged(name)):
+                notices.append(notice)
+            if (self.root / name).exists():
+                self._remove(replaced)
+            else:
+                os.rename(replaced, self.root / name)
+                sync_folder(self.root)
+                notices.append(f"{name} was about to be replaced when its run was killed; it is put back")
+        return notices
+
+    def _remove_temporaries(self) -> list[str]:
+        stale = sorted(self.root.glob(f"{_TEMPORARY}*"))
+        for folder in stale:
+            shutil.rmtree(folder)
+        return [f"removed {folder.name}, left behind by a killed run" for folder in stale]
+
+    def _quarantine_if_damaged(self, name: str) -> str | None:
+        """None for a sound checkpoint; else it is moved aside and the notice says why and where to."""
+        try:
+            self._verified(name)
+            return None
+        except Damaged as damage:
+            aside = self.root / "quarantine" / name
+            number = 2
+            while aside.exists():
+                aside, number = aside.with_name(f"{name}.{number}"), number + 1
+            make_folder(aside.parent)
+            os.rename(self.root / name, aside)
+            sync_folder(aside.parent)
+            sync_folder(self.root)
+            return f"{damage}; {name} is moved to {aside}"
+
+    def _verified(self, name: str) -> Path:
+        path = self.root / name
+        if self._known_sound.get(name) != (stamp := _stamp(path)):
+            self._known_sound.pop(name, None)
+            try:
+                manifest.verify(path)
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot read {error.filename or path}: {error.strerror}. This may pass: nothing was changed, "
+                    "run the same command again; if it stays, check the disk"
+                ) from error
+            self._known_sound[name] = stamp
+        return path
+
+    def _extras(self, name: str) -> list[str]:
+        strangers = manifest.extras(self.root / name)
+        return [f"{name} also holds {', '.join(strangers)}, which it did not save: ignored"] if strangers else []
+
+    def _delete(self, name: str) -> None:
+        # Renamed first, so that half a checkpoint never stands under a checkpoint's name.
+        aside = self.root / f"{_TEMPORARY}purged-{name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(self.root / name, aside)
+        self._known_sound.pop(name, None)
+        self._remove(aside)
+
+    def _remove(self, folder: Path) -> None:
+        sync_folder(self.root)
+        shutil.rmtree(folder)
+
+    def _refusal(self, name: str, error: OSError, groups: TensorGroups) -> str:
+        """What to tell a person whose disk refused a save; the temporary folder is already gone."""
+        needed = sum(t.numel() * t.element_size() for group in groups.values() for t in group.values())
+        space = ""
+        if self.root.is_dir():
+            space = f" ({needed / 1e6:.1f} MB are needed, {shutil.disk_usage(self.root).free / 1e6:.1f} MB are free)"
+        earlier = self.names()
+        state = f"Earlier ones are untouched, the newest is {earlier[-1]}" if earlier else "There is no earlier one"
+        return (
+            f"cannot save {name}: {error.filename or self.root}: {error.strerror}{space}. {state}. Free some space or "
+            "choose another output_dir, then run the same command again"
+        )
+
+
+def _number(name: str) -> tuple[int, str]:
+    match = _NAME.fullmatch(name)
+    assert match, name
+    return int(match[1]), name
+
+
+def _stamp(path: Path) -> list[tuple[str, int, int]]:
+    """Path, size and time of change of every file: equal stamps mean that nobody wrote since."""
+    files = ((file, file.stat()) for file in path.rglob("*") if file.is_file())
+    return sorted((str(file), stat.st_size, stat.st_mtime_ns) for file, stat in files)
+
+
+def _contents(
+    groups: TensorGroups, documents: Mapping[str, Any], files: Mapping[str, bytes]
+) -> dict[str, tuple[Kind, Iterable[Any]]]:
+    """Every file of a checkpoint by path: what it is and its chunks. All that can be wrong with it is found here."""
+    contents: dict[str, tuple[Kind, Iterable[Any]]] = {}
+    for name, group in groups.items():
+        contents[f"{name}.safetensors"] = ("tensors", encode(group))
+    for name, document in documents.items():
+        try:
+            contents[f"{name}.json"] = ("document", [to_json(document)])
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"document {name!r} cannot be saved: {error}") from None
+    bad = [name for name in (*groups, *documents) if not _STEM.fullmatch(name)]
+    bad += [path for path in files if not manifest.is_safe_path(path) or path in contents]
+    bad += [path for path in (*contents, *files) if path == manifest.NAME]
+    if bad:
+        raise ValueError(f"cannot be files of a checkpoint (unsafe or taken names): {', '.join(map(repr, bad))}")
+    return contents | {path: ("file", [data]) for path, data in files.items()}
+
+
+def _write(folder: Path, contents: Mapping[str, tuple[Kind, Iterable[Any]]]) -> None:
+    """Write all files, then the manifest, each safe on disk before the next step."""
+    folder.mkdir()
+    entries = {}
+    for path, (kind, chunks) in contents.items():
+        make_folder((folder / path).parent)
+        written = write_durably(folder / path, chunks)
+        entries[path] = Entry(kind, written.size_bytes, written.sha256)
+        if (folder / path).parent != folder:
+            sync_folder((folder / path).parent)
+    manifest.write(folder, entries)
+    sync_folder(folder)

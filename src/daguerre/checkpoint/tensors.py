@@ -1,0 +1,72 @@
+"""Tensors to and from the safetensors format, as a stream of chunks that needs no second copy in memory.
+
+The library's own writer wants all tensors as one byte string or syncs nothing and gives no digest, so the writing
+(a JSON header, then raw little-endian data) is here; reading is the library's. Nothing here touches a file.
+Format: https://github.com/huggingface/safetensors#format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def encode(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
+    """Chunks of bytes that together are a safetensors file; equal tensors give equal bytes.
+
+    Any device, layout in memory and sharing between tensors: each is written as its own contiguous values. ValueError
+    for a dtype that the format lacks.
+    """
+    # Widest elements first: every tensor then starts at a multiple of its element size.
+    order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key in order:
+        tensor, begin = tensors[key], end
+        if tensor.dtype not in _DTYPES:
+            raise ValueError(f"tensor {key!r} is {tensor.dtype}, which safetensors cannot hold")
+        end = begin + tensor.numel() * tensor.element_size()
+        header[key] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return chain([len(text).to_bytes(8, "little") + text], (_raw(tensors[key]) for key in order))
+
+
+def _raw(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def decode(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU.
+
+    From bytes, not from a mapped file: a mapped file that is cut while in use kills the process with SIGBUS.
+    """
+    return load_tensors(data)
