@@ -1,0 +1,162 @@
+"""The rules of the house as tests: budgets of files and functions, the direction of imports, what is never used.
+
+Raising a number here is a visible diff; do it with a reason in the commit.
+"""
+
+import ast
+import statistics
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "daguerre"
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+FILE_LINES = 300
+FUNCTION_LINES = 50
+MEDIAN_FUNCTION_LINES = 10
+LONGER_FILES: dict[str, int] = {}
+LONGER_FUNCTIONS: dict[str, int] = {}
+
+LEAVES = {"errors", "keys", "plugins", "settings", "types"}
+MAY_IMPORT = {
+    # part: the parts of the package that its modules may import, beside itself and the leaves
+    "errors": set(),
+    "keys": set(),
+    "types": set(),
+    "settings": set(),
+    "plugins": set(),
+    "objectives": set(),
+    "samplers": {"objectives"},
+    "families": {"objectives", "samplers"},
+    "adapters": set(),
+    "data": set(),
+    "training": set(),
+    "checkpoint": set(),
+    "evaluation": {"data"},
+    "report": {"training", "checkpoint"},
+}
+ABOVE = {"commands", "cli", "__main__", "config", "recipe", "overrides", "aliases", "problems", "schema"}
+"""May import everything below them; nothing below imports them."""
+
+LATE_IMPORTS = {
+    # file: what it imports inside a function, with the reason beside the import
+    "cli.py": None,
+    "plugins.py": None,
+    "commands/train.py": {"daguerre.commands.training_run"},
+    "training/sinks.py": {"torch.utils.tensorboard"},
+}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def imported(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "daguerre" else {node.module}
+            )
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_file_fits_its_budget(path):
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGER_FILES.get(name(path), FILE_LINES), f"{name(path)} has {lines} lines: split it by meaning"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_function_fits_a_screen(path):
+    for function in functions(TREES[path]):
+        lines = function.end_lineno - function.lineno + 1
+        budget = LONGER_FUNCTIONS.get(f"{name(path)}:{function.name}", FUNCTION_LINES)
+        assert lines <= budget, f"{name(path)}: {function.name} has {lines} lines"
+
+
+def test_most_functions_are_short():
+    lengths = [f.end_lineno - f.body[0].lineno + 1 for tree in TREES.values() for f in functions(tree)]
+    assert statistics.median(lengths) <= MEDIAN_FUNCTION_LINES
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_module_says_what_it_holds(path):
+    if path.name != "__init__.py":
+        assert ast.get_docstring(TREES[path]), name(path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_point_one_way(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part in ABOVE or part == "__init__":
+        return
+    assert part in MAY_IMPORT, f"{part} is new: say in MAY_IMPORT what it may import"
+    inner = {module.split(".")[1] for module in imported(TREES[path]) if module.startswith("daguerre.")}
+    too_much = inner - {part} - LEAVES - MAY_IMPORT[part]
+    assert not too_much, f"{name(path)} imports {sorted(too_much)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nothing_below_imports_a_command(path):
+    if path.relative_to(PACKAGE).parts[0] not in {"commands", "cli.py", "__main__.py"}:
+        above = [m for m in imported(TREES[path]) if m.startswith(("daguerre.commands", "daguerre.cli"))]
+        assert not above
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_stand_at_the_top(path):
+    allowed = LATE_IMPORTS.get(name(path), set())
+    for function in functions(TREES[path]):
+        late = imported(function)
+        assert allowed is None or late <= allowed, f"{name(path)}: {function.name} imports {sorted(late)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nothing_that_runs_data_as_code(path):
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"eval", "exec", "compile", "__import__"}, f"{name(path)}:{node.lineno}"
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "everything"
+            assert caught not in {"Exception", "BaseException", "everything"}, f"{name(path)}:{node.lineno}"
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            raise AssertionError(f"{name(path)}:{node.value.lineno}: no shell")
+    banned = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+    assert not banned & {module.split(".")[0] for module in imported(TREES[path])}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_names_that_mean_nothing(path):
+    assert path.stem not in {"utils", "util", "helpers", "common", "misc", "base"}
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.ClassDef):
+            assert not node.name.endswith(("Manager", "Factory", "Handler", "Registry", "Mixin", "Helper")), node.name
+
+
+def test_no_cycles_between_modules():
+    graph = {}
+    for path in FILES:
+        module = "daguerre." + name(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        top = {n for n in ast.iter_child_nodes(TREES[path]) if isinstance(n, ast.Import | ast.ImportFrom)}
+        graph[module] = {m for node in top for m in imported(ast.Module([node], [])) if m.startswith("daguerre")}
+    seen: dict[str, bool] = {}
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail, module))
+        if module in graph and module not in seen:
+            for other in graph[module]:
+                visit(other, (*trail, module))
+            seen[module] = True
+
+    for module in graph:
+        visit(module, ())
