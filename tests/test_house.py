@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "plugins": set(),
     "objectives": set(),
     "samplers": {"objectives"},
-    "families": {"objectives", "samplers"},
+    "families": {"objectives", "samplers", "checkpoint"},
     "adapters": set(),
     "data": set(),
     "training": set(),
