@@ -1,0 +1,162 @@
+"""Where the numbers of a run go: `metrics.jsonl`, the record that everything else reads, and TensorBoard.
+
+Holds writing, reading and, on resume, cutting. What is measured, and when, is the loop's and the driver's.
+
+A line of `metrics.jsonl` is one JSON object: `step` (updates done), `samples` (samples seen), `time` (UTC, ISO 8601),
+then numbers by name, such as `learning/loss`. Floats are written so that they read back to the bit. JSON has no
+non-finite numbers: they are the strings "nan", "inf" and "-inf", which `float()` reads back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+RESERVED = ("step", "samples", "time")
+"""Keys of a line that are no metric."""
+
+
+class Sink(Protocol):
+    """Takes the numbers of one step at a time."""
+
+    def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
+        """Record `values` after `step` updates, when `samples` samples had been seen."""
+
+    def close(self) -> None:
+        """Write what is still held back, and let go of the files."""
+
+
+class MetricsFile:
+    """`metrics.jsonl`: appends, and hands each line to the system at once, so that a killed run keeps its numbers."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert _ends_whole(path), f"{path} ends in a torn line: call cut_after first"
+        self._file = path.open("ab")
+
+    def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
+        """Append one line. OSError when the disk refuses it."""
+        assert not set(RESERVED) & set(values), f"{RESERVED} are no names for metrics"
+        line: dict[str, Any] = {"step": int(step), "samples": int(samples)}
+        line["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+        line |= {name: _to_json(value) for name, value in values.items()}
+        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Force the file to the disk and close it."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+class TensorBoard:
+    """TensorBoard event files with the names of `metrics.jsonl`, and pictures.
+
+    `resumed_step` is the checkpoint's step on resume: what an earlier process wrote after it is then hidden.
+    """
+
+    def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
+        # Loading it takes a second, so only a run that asks for TensorBoard pays.
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge_step = None if resumed_step is None else resumed_step + 1
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+
+    def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
+        """Add every value, and `samples`, at `step`."""
+        for name, value in {"samples": samples, **values}.items():
+            self._writer.add_scalar(name, float(value), step)
+
+    def write_image(self, step: int, name: str, pixels_HWC: np.ndarray) -> None:
+        """Add one picture, uint8 RGB [H, W, 3]."""
+        self._writer.add_image(name, pixels_HWC, step, dataformats="HWC")
+
+    def close(self) -> None:
+        """Flush the event file and close it."""
+        self._writer.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a `metrics.jsonl`, oldest first, strings of non-finite numbers turned into floats.
+
+    A torn last line, which a kill or a running writer leaves, is left out. No file is no lines. A line that is
+    no metrics line anywhere else is a ValueError: something else than a run has written to the file.
+    """
+    return [line for line, _ in _lines(path)]
+
+
+def cut_after(path: Path, step: int) -> int:
+    """Drop the lines after the checkpoint at `step`, and a torn last line; returns how many lines went.
+
+    With no checkpoint, `step` = -1 drops all. The file is replaced in one move, so that a kill leaves the old or the
+    new one. Numbers of the checkpoint's own step stay: write them before the checkpoint. ValueError as `read_metrics`.
+    """
+    if not path.exists():
+        return 0
+    kept = b"".join(raw for line, raw in _lines(path) if line["step"] <= step)
+    before = path.read_bytes()
+    if kept == before:
+        return 0
+    temporary = path.with_name(path.name + ".cut")
+    with temporary.open("wb") as file:
+        file.write(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync_folder(path.parent)
+    return len(before.splitlines()) - len(kept.splitlines())
+
+
+def _lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """Each whole line, parsed and as bytes with its line end."""
+    if not path.exists():
+        return []
+    *whole, _torn = path.read_bytes().split(b"\n")
+    return [(_parse(raw, path, number), raw + b"\n") for number, raw in enumerate(whole, 1)]
+
+
+def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        line = json.loads(raw)
+    except ValueError:  # of JSON or of UTF-8
+        line = None
+    if not isinstance(line, dict) or not all(isinstance(line.get(key), int) for key in ("step", "samples")):
+        raise ValueError(
+            f"{path}, line {number}: not a line of metrics: {raw[:80]!r}; each line is a JSON object with "
+            '"step" and "samples". Remove the line, or move the file aside: a run does not need it to continue'
+        )
+    return {key: value if key == "time" else _from_json(value) for key, value in line.items()}
+
+
+def _to_json(value: float) -> float | str:
+    number = value if isinstance(value, int) else float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _from_json(value: Any) -> Any:
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether a file is missing, empty or ends in a line end."""
+    if not path.exists() or path.stat().st_size == 0:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

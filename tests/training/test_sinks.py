@@ -1,0 +1,141 @@
+"""metrics.jsonl round-trips, survives a kill at any byte, and is cut to the checkpoint; TensorBoard agrees with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daguerre.training import sinks
+
+
+def write_steps(path: Path, steps: range) -> None:
+    file = sinks.MetricsFile(path)
+    for step in steps:
+        file.write(step, step * 32, {"learning/loss": 1 / step, "learning/nonfinite_steps": 0})
+    file.close()
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=8))
+def test_floats_round_trip_to_the_bit(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:
+    path = tmp_path_factory.mktemp("m") / "metrics.jsonl"
+    file = sinks.MetricsFile(path)
+    file.write(7, 224, {f"v{i}": value for i, value in enumerate(values)})
+    file.close()
+    [line] = sinks.read_metrics(path)
+    assert (line["step"], line["samples"]) == (7, 224)
+    for i, value in enumerate(values):
+        read = line[f"v{i}"]
+        assert math.isnan(read) if math.isnan(value) else np.float64(read).tobytes() == np.float64(value).tobytes()
+
+
+def test_lines_are_strict_json(tmp_path: Path) -> None:
+    path = tmp_path / "metrics" / "metrics.jsonl"
+    file = sinks.MetricsFile(path)
+    file.write(1, 32, {"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.float32(0.1), "n": 3})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    line = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)  # on disk before the file is closed
+    file.close()
+    assert (line["a"], line["b"], line["c"]) == ("nan", "inf", "-inf")
+    assert line["d"] == float(np.float32(0.1))
+    assert isinstance(line["n"], int)
+    assert line["time"].endswith("+00:00")
+
+
+def test_cut_leaves_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    write_steps(whole, range(1, 11))
+    assert sinks.cut_after(whole, 6) == 4
+    write_steps(part, range(1, 7))
+    assert [line["step"] for line in sinks.read_metrics(whole)] == [1, 2, 3, 4, 5, 6]
+    assert sinks.cut_after(whole, 6) == 0
+    write_steps(whole, range(7, 11))
+    assert [line["step"] for line in sinks.read_metrics(whole)] == list(range(1, 11))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["part.jsonl", "whole.jsonl"]
+
+
+def test_without_a_checkpoint_every_line_goes(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert sinks.cut_after(path, -1) == 0
+    assert not path.exists()
+    file = sinks.MetricsFile(path)
+    file.write(0, 0, {"validation/loss": 1.0})
+    file.close()
+    assert sinks.cut_after(path, -1) == 1
+    assert path.read_bytes() == b""
+
+
+def test_a_kill_at_any_byte_of_the_last_line_costs_that_line_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, range(1, 4))
+    content = path.read_bytes()
+    start_of_last = content.rstrip(b"\n").rindex(b"\n") + 1
+    for length in range(start_of_last, len(content)):
+        path.write_bytes(content[:length])
+        assert [line["step"] for line in sinks.read_metrics(path)] == [1, 2]
+        assert sinks.cut_after(path, 3) == (length > start_of_last)
+        assert path.read_bytes() == content[:start_of_last]
+
+
+def test_a_torn_file_is_not_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "sam')
+    with pytest.raises(AssertionError, match="cut_after"):
+        sinks.MetricsFile(path)
+
+
+@pytest.mark.parametrize("damage", [b"garbage\n", b"\xff\xfe\n", b"[1, 2]\n", b'{"step": "1", "samples": 2}\n'])
+def test_a_damaged_line_inside_is_an_error_that_names_it(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, range(1, 3))
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + damage + second)
+    for read in (sinks.read_metrics, lambda p: sinks.cut_after(p, 1)):
+        with pytest.raises(ValueError, match=r"metrics.jsonl, line 2: not a line of metrics"):
+            read(path)
+    assert path.read_bytes() == first + damage + second
+
+
+def test_reserved_names_are_refused(tmp_path: Path) -> None:
+    file = sinks.MetricsFile(tmp_path / "metrics.jsonl")
+    with pytest.raises(AssertionError, match="no names for metrics"):
+        file.write(1, 32, {"samples": 3.0})
+    file.close()
+
+
+def test_importing_the_sinks_is_light() -> None:
+    code = (
+        "import sys, daguerre.training.sinks, daguerre.training.progress; "
+        "print([m for m in ('torch', 'tensorboard') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_tensorboard_has_the_same_names_and_hides_what_a_resume_repeats(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = sinks.TensorBoard(tmp_path)
+    for step in range(1, 6):
+        first.write(step, step * 32, {"learning/loss": float(step)})
+    first.write_image(5, "samples/000", np.zeros((8, 8, 3), np.uint8))
+    first.close()
+    second = sinks.TensorBoard(tmp_path, resumed_step=3)
+    second.write(4, 128, {"learning/loss": 40.0})
+    second.close()
+
+    events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    assert set(events.Tags()["scalars"]) == {"learning/loss", "samples"}
+    loss = [(event.step, event.value) for event in events.Scalars("learning/loss")]
+    assert loss == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
