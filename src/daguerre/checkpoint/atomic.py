@@ -67,7 +67,8 @@ def to_json(document: Any) -> bytes:
     text = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1)
     if json.loads(text) != document:
         raise ValueError("holds something JSON does not give back: a tuple, or a key that is no string")
-    return text.encode() + b"\n"
+    # Half a character (an undecodable file name in a message) becomes its JSON escape.
+    return text.encode(errors="backslashreplace") + b"\n"
 
 
 def make_folder(path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from daguerre.checkpoint.atomic import to_json, write_durably
 
@@ -47,26 +47,33 @@ def is_safe_path(path: str) -> bool:
 def write(folder: Path, entries: Mapping[str, Entry]) -> None:
     """Write the manifest of files that are already safe on disk."""
     files = {path: asdict(entry) for path, entry in sorted(entries.items())}
-    content = {"format": FORMAT, "files": files, "sha256": sha256(to_json(files)).hexdigest()}
+    content: dict[str, Any] = {"format": FORMAT, "files": files}
+    content["sha256"] = _own_digest(content)
     write_durably(folder / NAME, [to_json(content)])
 
 
 def read(folder: Path) -> dict[str, Entry]:
-    """The entries of a checkpoint by path. Damaged if there is no manifest or it contradicts itself."""
+    """The entries of a checkpoint by path. Damaged if there is no manifest or it differs from what was saved."""
     where = f"{folder.name}/{NAME}"
     try:
         content = json.loads((folder / NAME).read_bytes())
-        files, digest, version = content["files"], content["sha256"], content["format"]
-        sound = digest == sha256(to_json(files)).hexdigest()
+        sound = content["sha256"] == _own_digest(content)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise Damaged(f"{where} is missing: the save did not finish, or the file was removed") from None
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{where} is damaged: {type(error).__name__}: {error}") from None
-    if version != FORMAT:
-        raise Damaged(f"{where} has format {version!r}, this version of daguerre reads {FORMAT}")
-    if not sound or not all(map(is_safe_path, files)):
+    if not sound:
         raise Damaged(f"{where} is damaged: it does not match its own digest")
-    return {path: Entry(**entry) for path, entry in files.items()}
+    if content["format"] != FORMAT:
+        raise CheckpointError(
+            f"{where} has format {content['format']!r}, this version of daguerre reads {FORMAT}: "
+            "use the version that wrote it, or a newer one"
+        )
+    if unsafe := [path for path in content["files"] if not is_safe_path(path)]:
+        raise CheckpointError(
+            f"{where} names files outside its folder ({unsafe[0]!r}): do not trust where it came from"
+        )
+    return {path: Entry(**entry) for path, entry in content["files"].items()}
 
 
 def verify(folder: Path) -> None:
@@ -97,6 +104,10 @@ def extras(folder: Path) -> list[str]:
     own = {*read(folder), NAME}
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return sorted(set(found) - own)
+
+
+def _own_digest(content: Mapping[str, Any]) -> str:
+    return sha256(to_json({key: value for key, value in content.items() if key != "sha256"})).hexdigest()
 
 
 def _compare(where: str, entry: Entry, size_bytes: int, digest: str) -> None:

@@ -45,7 +45,7 @@ class Holder:
     pid: int
     host: str
     since: str
-    """ISO time with the offset from UTC."""
+    """ISO time with its offset from UTC."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,14 @@ class RunFolder:
     def write_status(
         self, state: State, *, step: int, samples: int, total_steps: int | None = None, reason: str = ""
     ) -> None:
-        """Replace status.json. `reason` says why a run failed or stopped early."""
+        """Replace status.json. `reason` says why a run failed or stopped early. RunFolderError for a full disk."""
         now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
         document = {"state": state, "reason": reason, "step": step, "samples": samples, "total_steps": total_steps}
         document |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": now}
-        write_json_atomically(self.status, document)
+        try:
+            write_json_atomically(self.status, document)
+        except OSError as error:
+            raise RunFolderError(_unwritable(self.status, error)) from error
 
     def read_status(self) -> dict[str, Any] | None:
         """The last status, or None before the first. `running` that nobody holds (`held_by`) means: was killed."""

@@ -7,39 +7,24 @@ Knows nothing of what the tensors mean. One process writes (the one that holds t
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from daguerre.checkpoint import manifest
-from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json, write_durably
-from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry, Kind
-from daguerre.checkpoint.tensors import decode, encode
+from daguerre.checkpoint import content, manifest
+from daguerre.checkpoint.atomic import make_folder, sync_folder
+from daguerre.checkpoint.content import Checkpoint, TensorGroups
+from daguerre.checkpoint.manifest import CheckpointError, Damaged
 
 _NAME = re.compile(r"[a-z]+-(\d+)")
-_STEM = re.compile(r"[A-Za-z0-9_-]+")
 _TEMPORARY = ".tmp-"
 _REPLACED = ".replaced-"
-
-TensorGroups = Mapping[str, Mapping[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What was saved, as it was saved; tensors are on the CPU."""
-
-    name: str
-    tensors: dict[str, dict[str, Tensor]]
-    documents: dict[str, Any]
-    files: dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -80,12 +65,12 @@ class Store:
         content that could not be read back: NaN in a document, a dtype without a name, a path that leaves the folder.
         """
         assert _NAME.fullmatch(name), name
-        contents = _contents(tensors, documents, files or {})
+        parts = content.collect(tensors, documents, files or {})
         temporary = self.root / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
         try:
             try:
                 make_folder(self.root)
-                _write(temporary, contents)
+                content.write(temporary, parts)
                 self._publish(temporary, name)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -99,21 +84,7 @@ class Store:
 
         `only` names the groups of tensors to read (`("ema",)`); the others are neither read nor verified.
         """
-        groups: dict[str, dict[str, Tensor]] = {}
-        documents: dict[str, Any] = {}
-        files: dict[str, bytes] = {}
-        for file, entry in manifest.read(path).items():
-            stem = file.rpartition(".")[0]
-            if entry.kind == "tensors":
-                if only is None or stem in only:
-                    groups[stem] = decode(manifest.read_file(path, file, entry))
-            elif entry.kind == "document":
-                documents[stem] = json.loads(manifest.read_file(path, file, entry))
-            else:
-                files[file] = manifest.read_file(path, file, entry)
-        if only is not None and (missing := sorted(set(only) - set(groups))):
-            raise CheckpointError(f"{path} holds no tensors named {', '.join(missing)}")
-        return Checkpoint(path.name, groups, documents, files)
+        return content.read(path, only)
 
     def newest_verified(self) -> Found:
         """The newest checkpoint whose every file is as it was saved. For readers: changes nothing on disk."""
@@ -131,11 +102,12 @@ class Store:
         Temporary folders are removed, a replacement that was cut short is undone, and damaged checkpoints that are
         newer than the one found go to `quarantine`. No checkpoint is ever deleted here.
         """
-        notices = [*self._undo_replacements(), *self._remove_temporaries()]
-        for name in reversed(self.names()):
-            if (notice := self._quarantine_if_damaged(name)) is None:
-                return Found(self.root / name, notices + self._extras(name))
-            notices.append(notice)
+        with _explained(self.root):
+            notices = [*self._undo_replacements(), *self._remove_temporaries()]
+            for name in reversed(self.names()):
+                if (notice := self._quarantine_if_damaged(name)) is None:
+                    return Found(self.root / name, notices + self._extras(name))
+                notices.append(notice)
         return Found(None, notices)
 
     def purge(self, keep: int) -> list[str]:
@@ -147,19 +119,21 @@ class Store:
         if keep < 2:
             raise ValueError(f"keep is {keep}: at least 2 are kept, so that one is left if the other is damaged")
         notices, kept = [], 0
-        for name in reversed(self.names()):
-            if kept >= keep:
-                self._delete(name)
-            elif notice := self._quarantine_if_damaged(name):
-                notices.append(notice)
-            else:
-                kept += 1
+        with _explained(self.root):
+            for name in reversed(self.names()):
+                if kept >= keep:
+                    self._delete(name)
+                elif notice := self._quarantine_if_damaged(name):
+                    notices.append(notice)
+                else:
+                    kept += 1
         return notices
 
     def _publish(self, temporary: Path, name: str) -> None:
         """Give a finished folder its name. `_undo_replacements` mends a kill between the two renames."""
         final, replaced = self.root / name, self.root / f"{_REPLACED}{name}"
         if final.exists() and self._quarantine_if_damaged(name) is None:
+            shutil.rmtree(replaced, ignore_errors=True)
             os.rename(final, replaced)
         try:
             os.rename(temporary, final)
@@ -197,15 +171,20 @@ class Store:
             self._verified(name)
             return None
         except Damaged as damage:
-            aside = self.root / "quarantine" / name
-            number = 2
-            while aside.exists():
-                aside, number = aside.with_name(f"{name}.{number}"), number + 1
-            make_folder(aside.parent)
-            os.rename(self.root / name, aside)
-            sync_folder(aside.parent)
-            sync_folder(self.root)
-            return f"{damage}; {name} is moved to {aside}"
+            return self._quarantine(name, damage)
+
+    def _quarantine(self, name: str, damage: Damaged) -> str:
+        aside = self.root / "quarantine" / name
+        number = 2
+        while aside.exists():
+            aside, number = aside.with_name(f"{name}.{number}"), number + 1
+        make_folder(aside.parent)
+        os.rename(self.root / name, aside)
+        sync_folder(aside.parent)
+        sync_folder(self.root)
+        with suppress(OSError):
+            aside.with_name(f"{aside.name}.txt").write_text(f"{damage}\n", encoding="utf-8")
+        return f"{damage}; {name} is moved to {aside}"
 
     def _verified(self, name: str) -> Path:
         path = self.root / name
@@ -216,7 +195,8 @@ class Store:
             except OSError as error:
                 raise CheckpointError(
                     f"cannot read {error.filename or path}: {error.strerror}. This may pass: nothing was changed, "
-                    "run the same command again; if it stays, check the disk"
+                    f"run the same command again. If it stays, check the disk, or move {path} away to go on from the "
+                    "checkpoint before it"
                 ) from error
             self._known_sound[name] = stamp
         return path
@@ -258,40 +238,18 @@ def _number(name: str) -> tuple[int, str]:
 
 
 def _stamp(path: Path) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of every file: equal stamps mean that nobody wrote since."""
+    """Path, size and time of change (of content or inode) of every file: equal stamps mean nobody wrote since."""
     files = ((file, file.stat()) for file in path.rglob("*") if file.is_file())
-    return sorted((str(file), stat.st_size, stat.st_mtime_ns) for file, stat in files)
+    return sorted((str(file), stat.st_size, stat.st_ctime_ns) for file, stat in files)
 
 
-def _contents(
-    groups: TensorGroups, documents: Mapping[str, Any], files: Mapping[str, bytes]
-) -> dict[str, tuple[Kind, Iterable[Any]]]:
-    """Every file of a checkpoint by path: what it is and its chunks. All that can be wrong with it is found here."""
-    contents: dict[str, tuple[Kind, Iterable[Any]]] = {}
-    for name, group in groups.items():
-        contents[f"{name}.safetensors"] = ("tensors", encode(group))
-    for name, document in documents.items():
-        try:
-            contents[f"{name}.json"] = ("document", [to_json(document)])
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"document {name!r} cannot be saved: {error}") from None
-    bad = [name for name in (*groups, *documents) if not _STEM.fullmatch(name)]
-    bad += [path for path in files if not manifest.is_safe_path(path) or path in contents]
-    bad += [path for path in (*contents, *files) if path == manifest.NAME]
-    if bad:
-        raise ValueError(f"cannot be files of a checkpoint (unsafe or taken names): {', '.join(map(repr, bad))}")
-    return contents | {path: ("file", [data]) for path, data in files.items()}
-
-
-def _write(folder: Path, contents: Mapping[str, tuple[Kind, Iterable[Any]]]) -> None:
-    """Write all files, then the manifest, each safe on disk before the next step."""
-    folder.mkdir()
-    entries = {}
-    for path, (kind, chunks) in contents.items():
-        make_folder((folder / path).parent)
-        written = write_durably(folder / path, chunks)
-        entries[path] = Entry(kind, written.size_bytes, written.sha256)
-        if (folder / path).parent != folder:
-            sync_folder((folder / path).parent)
-    manifest.write(folder, entries)
-    sync_folder(folder)
+@contextmanager
+def _explained(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or root
+        raise CheckpointError(
+            f"cannot clear up among the checkpoints: {where}: {error.strerror}. None of them was deleted by halves; "
+            f"make {root} writable and run the same command again"
+        ) from error
