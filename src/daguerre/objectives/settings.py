@@ -20,7 +20,10 @@ class ObjectiveSettings(Settings):
 
 
 class Choice(Settings):
-    """A section whose `name` decides which of its other fields act. One that does not act may not be set, nor is it dumped."""
+    """A section whose `name` decides which of its other fields act.
+
+    A field that does not act may not be set, not even to its default, and is not dumped.
+    """
 
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {}
     """The names with which a field acts; a field that is missing here always acts."""
@@ -53,7 +56,7 @@ class Choice(Settings):
 class ScheduleSettings(Choice):
     """How much signal and noise there is at each time."""
 
-    acts_with = {
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
         "num_train_timesteps": ("scaled_linear",),
         "beta_start": ("scaled_linear",),
         "beta_end": ("scaled_linear",),
@@ -63,12 +66,12 @@ class ScheduleSettings(Choice):
         "sigma_max": ("edm",),
         "rho": ("edm",),
     }
-    instead = {
-        "shift": "training noise moves with times.mean (add ln shift to it), sampling noise with schedule.sigma_max"
+    instead: ClassVar[dict[str, str]] = {
+        "shift": "remove it; add ln shift to times.mean, and multiply sigma_max by shift for sampling"
     }
 
     name: Literal["scaled_linear", "cosine", "linear_flow", "edm"] = "scaled_linear"
-    """scaled_linear: Stable Diffusion's 1000 betas; cosine: Stable Cascade's; linear_flow: (1 - t, t); edm: (1, sigma)."""
+    """scaled_linear: Stable Diffusion's; cosine: Stable Cascade's; linear_flow: (1 - t, t); edm: (1, sigma)."""
     num_train_timesteps: int = Field(1000, ge=2)
     """Timesteps of a discrete schedule (scaled_linear)."""
     beta_start: float = Field(0.00085, gt=0, lt=1)
@@ -98,10 +101,13 @@ class ScheduleSettings(Choice):
 class TimesSettings(Choice):
     """The law from which training times are drawn."""
 
-    acts_with = {"mean": ("log_normal", "logit_normal"), "std": ("log_normal", "logit_normal")}
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        "mean": ("log_normal", "logit_normal"),
+        "std": ("log_normal", "logit_normal"),
+    }
 
     name: Literal["uniform", "log_normal", "logit_normal"] = "uniform"
-    """uniform over the schedule; log_normal: ln sigma ~ N(mean, std) (EDM); logit_normal: logit t ~ N(mean, std) (SD3)."""
+    """uniform over the schedule; log_normal: normal in ln sigma (EDM); logit_normal: normal in logit t (SD3)."""
     mean: float = 0.0
     """Mean of the normal law (EDM: -1.2)."""
     std: float = Field(1.0, gt=0)
@@ -111,7 +117,7 @@ class TimesSettings(Choice):
 class WeightingSettings(Choice):
     """Weight of each noise level in the loss."""
 
-    acts_with = {"snr_gamma": ("min_snr",), "p2_k": ("p2",), "p2_gamma": ("p2",)}
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {"snr_gamma": ("min_snr",), "p2_k": ("p2",), "p2_gamma": ("p2",)}
 
     name: Literal["none", "min_snr", "p2"] = "none"
     """none: 1 in prediction space; min_snr: arXiv 2303.09556; p2: arXiv 2204.00227."""
@@ -127,7 +133,7 @@ class NoiseSettings(Settings):
     """What the noise is made of."""
 
     offset: float = Field(0.0, ge=0)
-    """Offset noise: this times one more normal number a sample and channel is added to the noise; the target includes it."""
+    """Offset noise: this times one more normal number a sample and channel is added to noise and target."""
 
 
 class DiffusionSettings(ObjectiveSettings):
