@@ -1,0 +1,267 @@
+"""The Config tree: every setting of a run, from recipe and overrides to a checked, frozen object and back.
+
+Holds the tree, the checks that span sections, load, dump and diff. Reading files is in `recipe`, the meaning of
+`key=value` in `overrides` and `aliases`, what lies over what in `layers`, the texts of errors in `problems`. Imports no plug-in until one is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+
+from daguerre import aliases, layers, layout, overrides, recipe
+from daguerre.adapters.settings import AdapterSettings
+from daguerre.checkpoint.settings import CheckpointSettings
+from daguerre.data.settings import LoaderSettings, SourceSettings
+from daguerre.errors import UserError
+from daguerre.families.settings import FamilySettings
+from daguerre.layout import Leaf, Plugin
+from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.problems import ConfigError, Problem, missing, translate
+from daguerre.recipe import Tree
+from daguerre.samplers.settings import SamplingSettings
+from daguerre.settings import FREE, Settings
+from daguerre.training.settings import (
+    EMASettings,
+    LoggingSettings,
+    LRSchedulerSettings,
+    OptimizerSettings,
+    TrainingSettings,
+    ValidationSettings,
+)
+
+
+class Config(Settings):
+    """Everything that a run is told."""
+
+    run_name: str = Field(min_length=1, pattern=r"^[^/\\\x00]+$", json_schema_extra=FREE)
+    """Name of the run and of its folder in `output_dir`."""
+    output_dir: str = Field("runs", min_length=1, json_schema_extra=FREE)
+    """Folder that holds the run folders."""
+    description: str | None = Field(None, json_schema_extra=FREE)
+    """A line about the run, for people; shown in the report."""
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    """All random numbers of the run follow from this and the samples' ids."""
+    init_from: str | None = None
+    """Run folder whose newest weights (the averaged ones, if it keeps them) a new run starts from."""
+    resume_from_checkpoint: str = Field("latest", json_schema_extra=FREE)
+    """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`."""
+    model: Annotated[SerializeAsAny[FamilySettings], Plugin("families", "family", FamilySettings)]
+    """The networks."""
+    objective: Annotated[SerializeAsAny[ObjectiveSettings], Plugin("objectives", "name", ObjectiveSettings)]
+    """What the network learns to predict."""
+    adapter: Annotated[SerializeAsAny[AdapterSettings], Plugin("adapters", "name", AdapterSettings)] = Field(
+        {"name": "full"},  # type: ignore[assignment]  # a mapping, so that nothing is imported here
+    )
+    """What of the network is trained."""
+    data: Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]
+    """What is trained on."""
+    loader: LoaderSettings = LoaderSettings()
+    """How batches are made ahead of the loop."""
+    training: TrainingSettings
+    """Length, batches, precision and guards."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """The optimizer."""
+    lr_scheduler: LRSchedulerSettings = LRSchedulerSettings()
+    """Learning rate over the run."""
+    ema: EMASettings = EMASettings()
+    """Averaged weights."""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """When the run is saved."""
+    validation: ValidationSettings = ValidationSettings()
+    """Loss on held-out samples."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How pictures are drawn."""
+    logging: LoggingSettings = LoggingSettings()
+    """How often numbers are written, and where to."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Self:
+        faults = [*_batch_faults(self), *_idle_faults(self), *_warmup_faults(self)]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+
+def _batch_faults(config: Config) -> list[str]:
+    training = config.training
+    whole, part = training.global_batch_size, training.per_device_batch_size
+    accumulation = training.gradient_accumulation_steps
+    if whole is None and part is None:
+        return ["training.global_batch_size: must be given (or training.per_device_batch_size): samples of one update"]
+    pieces = (part or 1) * accumulation
+    if whole is not None and whole % pieces:
+        named = f"gradient_accumulation_steps {accumulation}"
+        named = f"per_device_batch_size {part} x {named}" if part else named
+        return [f"training.global_batch_size: {whole} is no multiple of {named}"]
+    return []
+
+
+def _idle_faults(config: Config) -> list[str]:
+    faults = []
+    for path, (switch, off) in layers.IDLE.items():
+        section, name = path.split(".")
+        group = getattr(config, section)
+        if name in group.model_fields_set and getattr(group, switch.split(".")[1]) == off:
+            shown = "null" if off is None else str(off).lower()
+            faults.append(f"{path}: has no effect while {switch} is {shown}: remove it or change {switch}")
+    return faults
+
+
+def _warmup_faults(config: Config) -> list[str]:
+    warmup, duration = config.lr_scheduler.warmup, config.training.duration
+    if warmup.unit == duration.unit and warmup.number > duration.number:
+        return [f"lr_scheduler.warmup: {str(warmup)!r} is longer than the run, training.duration {str(duration)!r}"]
+    return []
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked config, and one line for each thing that a user should know about how it came to be."""
+
+    config: Config
+    notices: tuple[str, ...]
+
+
+def load(name: str, given: Sequence[str] = ()) -> Loaded:
+    """The config of a recipe (shipped name, YAML file or run folder) with `key=value` overrides.
+
+    ConfigError lists every problem; UserError where the recipe cannot be read at all.
+    """
+    notices: list[str] = []
+    tree: Tree = {}
+    for layer in recipe.layers(name):
+        tree = layers.lay_over(Config, tree, layer.tree, notices)
+    values, problems = layers.from_overrides(Config, tree, given, notices)
+    tree = layers.lay_over(Config, tree, values, notices)
+    resolved, absent = recipe.resolve(tree, values)
+    source = f"{name} with {' '.join(given)}" if given else name
+    return Loaded(_check(resolved, absent, problems, source), tuple(notices))
+
+
+def peek(name: str, given: Sequence[str] = ()) -> tuple[str, str]:
+    """(output_dir, run_name) of a recipe with overrides, before anything else is checked and without any plug-in.
+
+    UserError if the recipe cannot be read, ConfigError if there is no run_name; other mistakes are left for `load`.
+    """
+    tree: Tree = {}
+    for layer in recipe.layers(name):
+        tree = recipe.merge(tree, layer.tree)
+    values: Tree = {}
+    for override in given:
+        try:
+            meaning = aliases.translate(*overrides.pair(override))
+        except UserError:
+            continue
+        values |= {path: text for path, text in meaning.values if path in ("output_dir", "run_name")}
+    resolved, _ = recipe.resolve(tree, values)
+    run_name = resolved.get("run_name")
+    if not isinstance(run_name, str):
+        raise ConfigError([missing("run_name", layout.leaves(Config))], name)
+    return str(resolved.get("output_dir", Config.model_fields["output_dir"].default)), run_name
+
+
+def _check(tree: Tree, absent: Sequence[str], problems: list[Problem], source: str) -> Config:
+    """The config of resolved values; ConfigError with the problems so far and all that the settings classes find."""
+    leaves, sections = layout.leaves(Config, tree), list(layout.sections(Config, tree))
+    problems = problems + [p for p in _kinds(tree, leaves) if p.path not in {q.path for q in problems}]
+    config = None
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        found = [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, sections)]
+        known = {p.path for p in problems}
+        problems += [p for p in found if p.path not in known]
+    problems += [missing(path, leaves) for path in absent if path not in {p.path for p in problems}]
+    if problems or config is None:
+        raise ConfigError(problems, source)
+    return config
+
+
+def _kinds(tree: Tree, leaves: dict[str, Leaf]) -> list[Problem]:
+    """Values that pydantic would turn into another kind: true for a number, quoted text for a number or a switch."""
+    problems = []
+    for path, value in recipe.paths(tree):
+        leaf = leaves.get(path)
+        if leaf is None:
+            continue
+        members = layout.alternatives(leaf.field.annotation)
+        numeric = set(members) <= {int, float, bool, type(None)}
+        if numeric and (isinstance(value, str) or (isinstance(value, bool) != (bool in members) and value is not None)):
+            problems.append(Problem(path, f"allowed: {layout.allowed(leaf)}", value))
+    return problems
+
+
+def dump(config: Config) -> str:
+    """YAML that loads back as an equal config: every setting that has an effect, defaults included."""
+    tree = config.model_dump(mode="json")
+    for path, (switch, off) in layers.IDLE.items():
+        section, name = path.split(".")
+        if tree[section][switch.split(".")[1]] == off:
+            del tree[section][name]
+    return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+
+
+def _escaped(value: Any) -> Any:
+    """The value with `${` in its text written so that it is read back as text."""
+    if isinstance(value, dict):
+        return {name: _escaped(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes words bare and every other text in double quotes, so that no reader takes it for another type."""
+
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf"}
+
+
+def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    bare = _WORD.fullmatch(text) and text.lower() not in _NOT_TEXT
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if bare else '"')
+
+
+def _write_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.SequenceNode:
+    flat = all(isinstance(value, (bool, int, float)) for value in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flat)
+
+
+_Dumper.add_representer(str, _write_text)
+_Dumper.add_representer(list, _write_list)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs between two configs; None also stands for a setting that one of them lacks."""
+
+    path: str
+    old: Any
+    new: Any
+    resume: str
+    """`identity`: may not change when a run is resumed; `elastic`: only who computes changes; `free`: may change."""
+
+
+def diff(old: Config, new: Config) -> list[Change]:
+    """What differs, in the order of the settings."""
+    trees = [dict(recipe.paths(config.model_dump(mode="json"))) for config in (old, new)]
+    known = {path: leaf for config in (old, new) for path, leaf in layout.leaves(Config, config.model_dump()).items()}
+    changes = []
+    for path in dict.fromkeys([*trees[0], *trees[1]]):
+        before, after = (tree.get(path) for tree in trees)
+        if before != after:
+            owner = next((known[p] for p in _ancestors(path) if p in known), None)
+            changes.append(Change(path, before, after, owner.resume if owner else "identity"))
+    return changes
+
+
+def _ancestors(path: str) -> list[str]:
+    names = path.split(".")
+    return [".".join(names[:i]) for i in range(len(names), 0, -1)]

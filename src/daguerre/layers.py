@@ -1,0 +1,127 @@
+"""What lies over what: a recipe over the one it extends, overrides over the recipe.
+
+A value that a lower layer set and that a choice made in a higher one leaves without effect (the keys of another plug-in,
+of another noise schedule) is dropped here with a notice. Two such values in one layer are an error, found by the check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from daguerre import aliases, layout, overrides, plugins, recipe
+from daguerre.errors import UserError
+from daguerre.layout import Plugin
+from daguerre.problems import Problem, shown, unknown
+from daguerre.recipe import Tree
+from daguerre.settings import Settings
+
+IDLE: dict[str, tuple[str, Any]] = {
+    "ema.decay": ("ema.enabled", False),
+    "validation.num_samples": ("validation.every", None),
+    "validation.num_levels": ("validation.every", None),
+}
+"""Settings that have no effect while another has a value: setting -> (other, value)."""
+
+
+def from_overrides(
+    root: type[Settings], tree: Tree, given: Sequence[str], notices: list[str]
+) -> tuple[Tree, list[Problem]]:
+    """The values that `key=value` overrides set on a recipe's tree, and what is wrong with them.
+
+    Names of plug-ins are set first, wherever they stand: they decide which settings the others can mean.
+    """
+    problems: list[Problem] = []
+    pairs: list[tuple[str, str, str]] = []
+    for override in given:
+        try:
+            key, text = overrides.pair(override)
+            meaning = aliases.translate(key, text)
+        except UserError as error:
+            problems.append(Problem(override, str(error)))
+            continue
+        notices += meaning.notices
+        pairs += [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
+    names = [f"{section}.{plugin.key}" for section, plugin in layout.plugin_sections(root).items()]
+    names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
+    values: Tree = {}
+    for key, path, text in sorted(pairs, key=lambda item: item[1] not in names):
+        problems += _set(root, values, tree, (key, path, text))
+    return values, problems
+
+
+def _set(root: type[Settings], values: Tree, tree: Tree, item: tuple[str, str, str]) -> list[Problem]:
+    """Put one override into `values`, or say why it cannot be."""
+    key, path, text = item
+    below = recipe.merge(tree, values)
+    leaves, sections = layout.leaves(root, below), list(layout.sections(root, below))
+    try:
+        found = overrides.find(path, leaves, sections)
+    except UserError as error:
+        return [Problem(key, str(error), text)]
+    if found is None:
+        return [unknown(key, text, leaves, sections)]
+    target, inside = found
+    plain = inside or target in sections
+    value = overrides.yaml_value(text) if plain else overrides.typed(text, leaves[target].field.annotation)
+    values.update(recipe.merge(values, overrides.nested(".".join([target, *inside]), value)))
+    return []
+
+
+def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`over` on `base`, without what `base` set for choices that `over` changes; each drop is one notice."""
+    base = _without_old_plugins(root, base, over, notices)
+    base = _without_idle(root, base, over, notices)
+    return recipe.merge(base, over)
+
+
+def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
+    for section, plugin in layout.plugin_sections(root).items():
+        old, new = base.get(section), over.get(section)
+        if not (isinstance(old, dict) and isinstance(new, dict)):
+            continue
+        before, after = old.get(plugin.key), new.get(plugin.key)
+        both_exist = {before, after} <= set(plugins.names(plugin.kind))
+        if after is None or before == after or not both_exist:
+            continue
+        kept = _shared(plugin, old, str(after))
+        dropped = [name for name in old if name not in kept and name != plugin.key]
+        base = {**base, section: kept}
+        if dropped:
+            listed = ", ".join(f"{section}.{name}" for name in dropped)
+            notices.append(f"{section}.{plugin.key} is {after} instead of {before}: the recipe's {listed} dropped out")
+    return base
+
+
+def _shared(plugin: Plugin, old: Tree, after: str) -> Tree:
+    """The values that mean the same to both plug-ins: settings of every plug-in of the kind, or equal in both."""
+    first, second = plugin.settings_class(old[plugin.key]), plugin.settings_class(after)
+    every = set(plugin.base.model_fields) - {plugin.key}
+    return {name: value for name, value in old.items() if name in every or _same(first, second, name)}
+
+
+def _same(first: type[Settings], second: type[Settings], name: str) -> bool:
+    fields = [cls.model_fields.get(name) for cls in (first, second)]
+    return all(fields) and len({repr(field.default) for field in fields if field}) == 1
+
+
+def _without_idle(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
+    whole = recipe.merge(base, over)
+    for path, switch, value in _idle(root, whole):
+        if recipe.get(over, switch) is recipe.ABSENT or recipe.get(over, path) is not recipe.ABSENT:
+            continue
+        if recipe.get(base, path) is not recipe.ABSENT:
+            base = recipe.without(base, path)
+            notices.append(f"{switch} is {shown(value)}: the recipe's {path} dropped out")
+    return base
+
+
+def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:
+    """(setting, the choice that leaves it without effect, that choice's value), for the choices that a tree makes."""
+    found = [(path, switch, off) for path, (switch, off) in IDLE.items() if recipe.get(tree, switch) == off]
+    for section, cls in layout.sections(root, tree).items():
+        name = recipe.get(tree, f"{section}.name")
+        for field, names in getattr(cls, "acts_with", {}).items():
+            if isinstance(name, str) and name not in names:
+                found.append((f"{section}.{field}", f"{section}.name", name))
+    return found

@@ -1,0 +1,214 @@
+"""Which settings exist: a walk over the settings classes, given the plug-ins that a tree of values names.
+
+Holds `Plugin`, the mark of a section whose class is chosen by name, and `Leaf`, one setting with its path, type and
+documentation. Values are read, checked and changed elsewhere.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined, core_schema
+
+from daguerre import plugins
+from daguerre.settings import Duration, Settings
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Annotation of a section that one of a folder's plug-ins validates; `key` is the field that names it."""
+
+    kind: str
+    key: str
+    base: type[Settings]
+    """What the `Settings` of all plug-ins of the kind start from."""
+
+    def settings_class(self, name: Any) -> type[Settings]:
+        """The `Settings` of the plug-in `name`; ValueError lists what exists."""
+        return plugins.find(self.kind, name).Settings
+
+    def choose(self, value: Any) -> Any:
+        """A section's values to its plug-in's settings; errors keep their places for `problems.translate`."""
+        if not isinstance(value, dict):
+            return value
+        if self.key not in value:
+            inner = [{"type": "missing", "loc": (self.key,), "msg": "", "input": value}]
+            raise PydanticCustomError("plugin", "invalid section", {"errors": inner})
+        try:
+            settings_class = self.settings_class(value[self.key])
+        except ValueError as error:
+            inner = [{"type": "value_error", "loc": (self.key,), "input": value[self.key], "ctx": {"error": error}}]
+            raise PydanticCustomError("plugin", "invalid section", {"errors": inner}) from None
+        try:
+            return settings_class.model_validate(value)
+        except ValidationError as error:
+            text = str(error).replace("{", "{{").replace("}", "}}")
+            raise PydanticCustomError("plugin", text, {"errors": error.errors(include_url=False)}) from None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.choose, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting: a field that is no group of settings itself."""
+
+    path: str
+    field: FieldInfo
+    resume: str
+    """`identity`, `elastic` or `free`: whether it may change when a run is resumed."""
+    plugin: Plugin | None = None
+    """Set where the setting is the name of a plug-in."""
+
+    @property
+    def doc(self) -> str:
+        """The field's documentation."""
+        return self.field.description or ""
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.field.is_required()
+
+    @property
+    def default(self) -> Any:
+        """The default value, `PydanticUndefined` if there is none."""
+        return self.field.get_default(call_default_factory=True) if not self.required else PydanticUndefined
+
+
+def plugin_of(field: FieldInfo) -> Plugin | None:
+    """The plug-in mark of a section, if it has one."""
+    return next((m for m in field.metadata if isinstance(m, Plugin)), None)
+
+
+def plugin_sections(root: type[Settings]) -> dict[str, Plugin]:
+    """The sections of the root class whose settings a plug-in defines."""
+    found = {name: plugin_of(field) for name, field in root.model_fields.items()}
+    return {name: plugin for name, plugin in found.items() if plugin}
+
+
+def section_class(field: FieldInfo, given: Any = None) -> type[Settings] | None:
+    """The settings class of a section, None if the field is a leaf. A plug-in's name is taken from `given`."""
+    plugin = plugin_of(field)
+    if plugin:
+        values = given if isinstance(given, Mapping) else _plain(field)
+        name = values.get(plugin.key)
+        return plugin.settings_class(name) if name in plugins.names(plugin.kind) else plugin.base
+    return next((a for a in alternatives(field.annotation) if _is_settings(a)), None)
+
+
+def _plain(field: FieldInfo) -> Mapping[str, Any]:
+    default = field.default
+    return default if isinstance(default, Mapping) else {}
+
+
+def _is_settings(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
+
+
+def walk(
+    cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity"
+) -> Iterator[tuple[str, Leaf | type[Settings]]]:
+    """Every path under a class: sections with their class, leaves with their `Leaf`; plug-ins as `tree` names them."""
+    for name, field in cls.model_fields.items():
+        path = f"{prefix}{name}"
+        given = tree.get(name) if isinstance(tree, Mapping) else None
+        extra = field.json_schema_extra
+        marked = str(extra.get("resume", resume)) if isinstance(extra, dict) else resume
+        section = section_class(field, given)
+        if section is None:
+            yield path, Leaf(path, field, marked)
+            continue
+        yield path, section
+        plugin = plugin_of(field)
+        for inner, found in walk(section, given, f"{path}.", marked):
+            named = plugin is not None and inner == f"{path}.{plugin.key}" and isinstance(found, Leaf)
+            yield inner, (Leaf(inner, found.field, found.resume, plugin) if named else found)  # type: ignore[union-attr]
+
+
+def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:
+    """Every setting by its path; sections of plug-ins are those that `tree` names."""
+    return {path: found for path, found in walk(cls, tree) if isinstance(found, Leaf)}
+
+
+def sections(cls: type[Settings], tree: Any = None) -> dict[str, type[Settings]]:
+    """Every group of settings by its path."""
+    return {path: found for path, found in walk(cls, tree) if not isinstance(found, Leaf)}
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type alone, without annotations; `Literal` stays whole."""
+    if get_origin(annotation) is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(a for member in get_args(annotation) for a in alternatives(member))
+    return (annotation,)
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "null",
+    Duration: "a duration such as '20k steps', '1.5M samples' or '3 epochs'",
+}
+
+
+def allowed(leaf: Leaf) -> str:
+    """What a setting accepts, in words."""
+    if leaf.plugin:
+        return ", ".join(plugins.names(leaf.plugin.kind))
+    words = " or ".join(_in_words(a) for a in alternatives(leaf.field.annotation))
+    limits = _limits(leaf.field.metadata)
+    return words.replace("number", f"number {limits}", 1) if limits and "number" in words else words
+
+
+def _in_words(annotation: Any) -> str:
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    if get_origin(annotation) is Literal:
+        return ", ".join(str(a) for a in get_args(annotation))
+    if get_origin(annotation) in (list, tuple):
+        members = [a for a in get_args(annotation) if a is not Ellipsis]
+        of = f" of {_in_words(members[0])}".replace("a whole number", "whole numbers") if members else ""
+        return f"a list [..., ...]{of.replace('of a number', 'of numbers')}"
+    if get_origin(annotation) is dict or annotation is dict:
+        return "a group of keys {key: value}"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _limits(metadata: list[Any]) -> str:
+    words = []
+    for limit in metadata:
+        for cls, name, word in _BOUNDS:
+            if isinstance(limit, cls):
+                words.append(f"{word} {getattr(limit, name):g}")
+    return " and ".join(words)
+
+
+_BOUNDS: tuple[tuple[type, str, str], ...] = (
+    (Gt, "gt", "above"),
+    (Ge, "ge", "from"),
+    (Le, "le", "up to"),
+    (Lt, "lt", "below"),
+    (MinLen, "min_length", "of length from"),
+    (MaxLen, "max_length", "of length up to"),
+)
+
+
+def summary(doc: str) -> str:
+    """The first sentence of a documentation string, on one line."""
+    line = " ".join(doc.split())
+    end = next((i for i in range(len(line)) if line[i] == "." and line[i + 1 : i + 2] in ("", " ")), len(line))
+    return line[:end]

@@ -1,0 +1,128 @@
+"""Problems of a recipe or command, gathered and shown together; nothing here finds any but pydantic's.
+
+One problem is a path, what was given there and what is wrong with it; `ConfigError` shows all of them at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from daguerre.errors import UserError
+from daguerre.layout import Leaf, allowed, summary
+
+NOTHING = object()
+"""Stands for "nothing was given" in a problem."""
+
+SECRET_WORDS = ("api_key", "apikey", "token", "secret", "password", "passwd")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong."""
+
+    path: str
+    """Where: a dotted path, or the override as it was written."""
+    text: str
+    """What is wrong, what is allowed, what to do."""
+    given: Any = NOTHING
+    """The value that was given, shown as YAML would write it."""
+
+
+class ConfigError(UserError):
+    """A recipe or its overrides cannot be used; the message lists every problem that was found."""
+
+    def __init__(self, problems: Sequence[Problem], source: str) -> None:
+        """`source` says what was read, such as a recipe's file name."""
+        self.problems = tuple(dict.fromkeys(problems)) if _hashable(problems) else tuple(problems)
+        count = len(self.problems)
+        head = f"{source}: {count} problem{'s' if count > 1 else ''}"
+        super().__init__("\n\n".join([head, *(_block(p) for p in self.problems)]))
+
+
+def _hashable(problems: Sequence[Problem]) -> bool:
+    return all(not isinstance(p.given, (list, dict)) for p in problems)
+
+
+def _block(problem: Problem) -> str:
+    given = "" if problem.given is NOTHING else f" = {shown(problem.given)}"
+    lines = "\n".join(f"      {line}" for line in problem.text.splitlines())
+    return f"  {problem.path}{given}\n{lines}"
+
+
+def shown(value: Any, width: int = 60) -> str:
+    """A value on one line, as one would write it in a recipe; long ones are cut."""
+    if value is None:
+        return "null"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= width else text[: width - 4] + " ..."
+
+
+def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> Problem:
+    """A key that does not exist, with the nearest that does."""
+    if any(word in path.lower() for word in SECRET_WORDS):
+        text = "secrets never belong in a recipe or on the command line: set the service's environment variable"
+        return Problem(path, text)
+    near = nearest(path, [*leaves, *sections])
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return Problem(path, f"there is no such setting.{hint}", given)
+
+
+def nearest(path: str, known: Sequence[str]) -> list[str]:
+    """The known paths that `path` was probably meant to be, best first, at most two."""
+    last = path.rpartition(".")[2]
+    same = [k for k in known if k.rpartition(".")[2] == last and k != path]
+    if 0 < len(same) <= 2:
+        return same
+    prefix = path.rpartition(".")[0]
+    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == prefix}
+    by_name = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.7)
+    if by_name:
+        return [siblings[by_name[0]]]
+    ends = {k.rpartition(".")[2]: k for k in known}
+    by_end = difflib.get_close_matches(last, list(ends), n=1, cutoff=0.75)
+    return [ends[by_end[0]]] if by_end else difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+
+
+def missing(path: str, leaves: Mapping[str, Leaf]) -> Problem:
+    """A setting that must be given and was not."""
+    leaf = leaves.get(path)
+    about = f": {summary(leaf.doc)}" if leaf and leaf.doc else ""
+    return Problem(path, f"must be given{about}\nAllowed: {allowed(leaf)}" if leaf else "must be given")
+
+
+def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> list[Problem]:
+    """The problems behind one of pydantic's errors; errors of a plug-in's section come nested in their context."""
+    context = error.get("ctx") or {}
+    path = ".".join([*([prefix] if prefix else []), *_names(error["loc"], leaves, prefix)])
+    if "errors" in context:
+        return [p for inner in context["errors"] for p in translate(inner, path, leaves, sections)]
+    kind, given = error["type"], error["input"]
+    if kind == "missing":
+        return [missing(path, leaves)]
+    if kind == "extra_forbidden":
+        return [unknown(path, given, leaves, sections)]
+    text = str(context["error"]) if kind in ("value_error", "assertion_error") else error["msg"]
+    if kind in ("value_error", "plugin"):
+        return [Problem(path or "(whole recipe)", text, given if isinstance(given, (str, int, float)) else NOTHING)]
+    leaf = leaves.get(path)
+    return [Problem(path, f"allowed: {allowed(leaf)}" if leaf else _lower(text), given)]
+
+
+def _names(loc: tuple[int | str, ...], leaves: Mapping[str, Leaf], prefix: str) -> list[str]:
+    """The path of a location, without what pydantic adds for members of unions below a leaf."""
+    names: list[str] = []
+    for part in loc:
+        names.append(str(part))
+        if ".".join([*([prefix] if prefix else []), *names]) in leaves:
+            break
+    return names
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

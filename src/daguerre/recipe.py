@@ -1,0 +1,217 @@
+"""Recipes as files: finding one by name, reading its YAML, following `extends`, resolving interpolation.
+
+Everything here is torch-free and imports no plug-in; what the keys mean is checked in `config`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.basecontainer import BaseContainer
+from omegaconf.errors import OmegaConfBaseException
+
+from daguerre.errors import UserError
+
+FOLDER = Path(__file__).parent / "recipes"
+Tree = dict[str, Any]
+"""Nested values as YAML gives them."""
+ABSENT = object()
+"""Stands for a value that a tree does not have; None is null."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One recipe file: where it is and what it says, interpolations not resolved, `extends` taken out."""
+
+    path: Path
+    tree: Tree
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes of the package by name, sorted."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def locate(recipe: str, beside: Path | None = None) -> Path:
+    """The file of a recipe: a shipped name, a YAML file or a run folder. Relative paths may be meant `beside` a file.
+
+    A name without a slash or suffix is a shipped recipe; write `./name` for a folder of that name.
+    """
+    if recipe in shipped():
+        return shipped()[recipe]
+    for start in [beside.parent] if beside else [Path()]:
+        path = start / Path(recipe).expanduser()
+        if path.is_dir() and (path / "config.yaml").is_file():
+            return path / "config.yaml"
+        if path.is_file():
+            return path
+        if path.is_dir():
+            raise UserError(f"{recipe} is a folder without a config.yaml: neither a run folder nor a recipe file")
+    near = difflib.get_close_matches(recipe, shipped(), n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UserError(
+        f"there is no recipe {recipe!r}: it is neither a file nor a run folder, and the shipped recipes are "
+        f"{', '.join(shipped()) or 'none'}.{hint}"
+    )
+
+
+def layers(recipe: str) -> list[Layer]:
+    """A recipe and all that it extends, the outermost base first. UserError for a file that cannot be read."""
+    found: list[Layer] = []
+    path, name = locate(recipe), recipe
+    while True:
+        if any(path.resolve() == layer.path.resolve() for layer in found):
+            chain = " -> ".join([*(str(layer.path) for layer in found), str(path)])
+            raise UserError(f"{name}: `extends` runs in a circle: {chain}")
+        tree = read(path)
+        base = tree.pop("extends", None)
+        found.append(Layer(path, tree))
+        if base is None:
+            return found[::-1]
+        if not isinstance(base, str):
+            raise UserError(f"{path}: extends takes one shipped name or path, got {base!r}")
+        path, name = locate(base, beside=path), base
+
+
+def read(path: Path) -> Tree:
+    """The mapping in a YAML file, its interpolations as written. UserError says what is wrong, and in which line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    try:
+        tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{line}: not valid YAML: {_reason(error)}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from error
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path}: {_first_line(error)}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: a recipe is a mapping of keys to values, this is a {type(tree).__name__}")
+    _check_keys(tree, path)
+    return tree
+
+
+def _reason(error: yaml.MarkedYAMLError) -> str:
+    return (error.problem or str(error)).split(" See https")[0].strip()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _check_keys(tree: Tree, path: Path) -> None:
+    for name, value in tree.items():
+        if not isinstance(name, str):
+            raise UserError(f"{path}: the key {name!r} is a {type(name).__name__}, not text: write it in quotes")
+        if isinstance(value, dict):
+            _check_keys(value, path)
+
+
+def merge(base: Tree, over: Tree) -> Tree:
+    """`base` with the values of `over`: mappings are merged, everything else is replaced."""
+    merged = dict(base)
+    for name, value in over.items():
+        below = merged.get(name)
+        merged[name] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def resolve(tree: Tree, verbatim: Tree | None = None) -> tuple[Tree, list[str]]:
+    """Values with every `${path}` replaced, and the paths that still say `???` (taken out of the values).
+
+    `verbatim` is merged on top and its text is taken as it is: a `${` in it is no interpolation, though the recipe's
+    interpolations see its values. Only paths of the recipe can be referred to; resolvers such as `oc.env` are gone.
+    """
+    for name in list(BaseContainer._resolvers):
+        OmegaConf.clear_resolver(name)
+    hidden: dict[str, str] = {}
+    whole = merge(tree, _hide(verbatim or {}, hidden))
+    try:
+        config = OmegaConf.create(whole)
+        missing = sorted(OmegaConf.missing_keys(config))
+        for path in missing:
+            _remove(whole, path)
+        resolved = OmegaConf.to_container(OmegaConf.create(whole), resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(_interpolation_error(error)) from error
+    assert isinstance(resolved, dict)
+    return _show(resolved, hidden), missing
+
+
+def _interpolation_error(error: OmegaConfBaseException) -> str:
+    where = getattr(error, "full_key", None)
+    text = _first_line(error)
+    if "Unsupported interpolation type" in text:
+        text += " (a recipe can refer to its own paths only, as in ${data.resolution})"
+    return f"{where}: {text}" if where else text
+
+
+def _hide(value: Any, hidden: dict[str, str]) -> Any:
+    """The value with each text that holds `${` replaced by a stand-in; `hidden` maps back."""
+    if isinstance(value, dict):
+        return {name: _hide(inner, hidden) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_hide(inner, hidden) for inner in value]
+    if isinstance(value, str) and "${" in value:
+        stand_in = f"\x00verbatim {len(hidden)}\x00"
+        hidden[stand_in] = value
+        return stand_in
+    return value
+
+
+def _show(value: Any, hidden: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _show(inner, hidden) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_show(inner, hidden) for inner in value]
+    if isinstance(value, str):
+        for stand_in, text in hidden.items():
+            value = value.replace(stand_in, text)
+    return value
+
+
+def _remove(tree: Any, path: str) -> None:
+    """Take a path (`a.b[0].c`, as OmegaConf writes it) out of the tree."""
+    *parents, last = path.replace("[", ".").replace("]", "").split(".")
+    for name in parents:
+        tree = tree[int(name)] if isinstance(tree, list) else tree[name]
+    if isinstance(tree, list):
+        tree[int(last)] = None
+    else:
+        del tree[last]
+
+
+def get(tree: Tree, path: str) -> Any:
+    """The value at a dotted path, `ABSENT` if there is none."""
+    value: Any = tree
+    for name in path.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return ABSENT
+        value = value[name]
+    return value
+
+
+def without(tree: Tree, path: str) -> Tree:
+    """A copy of the tree that lacks a dotted path."""
+    name, _, rest = path.partition(".")
+    if not rest:
+        return {other: value for other, value in tree.items() if other != name}
+    return {**tree, name: without(tree[name], rest)}
+
+
+def paths(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no mapping (or an empty one) with its dotted path."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from paths(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
