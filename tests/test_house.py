@@ -37,7 +37,10 @@ MAY_IMPORT = {
     "evaluation": {"data"},
     "report": {"training", "checkpoint"},
 }
-ABOVE = {"commands", "cli", "__main__", "config", "recipe", "overrides", "aliases", "problems", "schema"}
+ABOVE = {"commands", "cli", "__main__", "config", "recipe", "overrides", "aliases", "problems", "schema"} | {
+    "layers",
+    "layout",
+}
 """May import everything below them; nothing below imports them."""
 
 LATE_IMPORTS = {

@@ -196,4 +196,4 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "wandb.*": ("tracking by Weights & Biases", ()),
     "multi_aspect_ratio": ("pictures of several aspect ratios", _OFF),
 }
-"""A name (or pattern) whose part of Daguerre is still to be written: what that is, and the values that ask for nothing."""
+"""A name (or pattern) whose part is still to be written: what that is, and the values that ask for nothing."""

@@ -1,7 +1,8 @@
 """The Config tree: every setting of a run, from recipe and overrides to a checked, frozen object and back.
 
 Holds the tree, the checks that span sections, load, dump and diff. Reading files is in `recipe`, the meaning of
-`key=value` in `overrides` and `aliases`, what lies over what in `layers`, the texts of errors in `problems`. Imports no plug-in until one is named.
+`key=value` in `overrides` and `aliases`, what lies over what in `layers`, the texts of errors in `problems`. Imports no
+plug-in before one is named.
 """
 
 from __future__ import annotations
@@ -89,17 +90,26 @@ class Config(Settings):
 
 
 def _batch_faults(config: Config) -> list[str]:
+    """One process: global batch = per-device batch x accumulation, where two of them are given with the first."""
     training = config.training
-    whole, part = training.global_batch_size, training.per_device_batch_size
-    accumulation = training.gradient_accumulation_steps
-    if whole is None and part is None:
-        return ["training.global_batch_size: must be given (or training.per_device_batch_size): samples of one update"]
-    pieces = (part or 1) * accumulation
-    if whole is not None and whole % pieces:
-        named = f"gradient_accumulation_steps {accumulation}"
-        named = f"per_device_batch_size {part} x {named}" if part else named
-        return [f"training.global_batch_size: {whole} is no multiple of {named}"]
-    return []
+    whole, part, accumulation = (
+        training.global_batch_size,
+        training.per_device_batch_size,
+        training.gradient_accumulation_steps,
+    )
+    if whole is None:
+        return (
+            []
+            if part
+            else ["training.global_batch_size: must be given (or per_device_batch_size): samples of one update"]
+        )
+    if part and accumulation > 1 and whole != part * accumulation:
+        return [
+            f"training.global_batch_size: {whole} is not per_device_batch_size {part} x gradient_accumulation_steps "
+            f"{accumulation}: leave one of the three out"
+        ]
+    name, divisor = ("per_device_batch_size", part) if part else ("gradient_accumulation_steps", accumulation)
+    return [f"training.global_batch_size: {whole} is no multiple of {name} {divisor}"] if whole % divisor else []
 
 
 def _idle_faults(config: Config) -> list[str]:

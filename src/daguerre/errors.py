@@ -1,7 +1,30 @@
-"""What a user can cause and mend: its text is all that is shown, without a traceback. No other error lives here."""
+"""What a user can cause and mend, and the exit codes of the command line. No other error lives here.
+
+An error shown to a user is its text alone, without a traceback. Any other ValueError raised by our own code is treated
+alike; whatever else comes up is a bug or the machine's fault, and keeps its traceback.
+"""
 
 from __future__ import annotations
+
+DONE = 0
+FAILED = 1
+REFUSED = 2
+HELD = 3
+INTERRUPTED = 130
+TERMINATED = 143
+
+EXIT_CODES = {
+    DONE: "done (a finished run that is started again, too)",
+    FAILED: "the run failed, or a fault in the program or the machine",
+    REFUSED: "what was asked for cannot be done: the message says why and what to do",
+    HELD: "another process works in the run folder",
+    INTERRUPTED: "stopped by Ctrl-C; a run that was training has saved and will go on from there",
+    TERMINATED: "stopped by SIGTERM, likewise",
+}
 
 
 class UserError(ValueError):
     """Something the user gave cannot be used. The message says what, what is allowed and what to do."""
+
+    exit_code = REFUSED
+    """What the command line exits with."""

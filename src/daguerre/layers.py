@@ -1,7 +1,7 @@
 """What lies over what: a recipe over the one it extends, overrides over the recipe.
 
-A value that a lower layer set and that a choice made in a higher one leaves without effect (the keys of another plug-in,
-of another noise schedule) is dropped here with a notice. Two such values in one layer are an error, found by the check.
+What a lower layer set and a choice made in a higher one leaves without effect (the keys of another plug-in, of another
+noise schedule) is dropped here with a notice. Within one layer such a pair is an error, found by the check.
 """
 
 from __future__ import annotations

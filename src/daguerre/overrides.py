@@ -23,8 +23,8 @@ from daguerre.settings import Duration
 class Arguments:
     """The arguments of a verb."""
 
-    recipe: str | None
-    """The first bare word, or what `config` names."""
+    recipe: str
+    """The bare word, or what `config` names; empty if there is neither (`recipe.locate` then asks for one)."""
     overrides: tuple[str, ...]
     """All `key=value`, in their order, without leading dashes."""
     flags: frozenset[str]
@@ -62,7 +62,7 @@ def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
             'quote a value that has some, as in prompt="a red circle"'
         )
     kept = tuple(o for o in overrides if not o.startswith("config="))
-    return Arguments(recipes[0] if recipes else None, kept, frozenset(found))
+    return Arguments(recipes[0] if recipes else "", kept, frozenset(found))
 
 
 def _flags_hint(flags: Sequence[str]) -> str:

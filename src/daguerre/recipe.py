@@ -41,23 +41,25 @@ def shipped() -> dict[str, Path]:
 def locate(recipe: str, beside: Path | None = None) -> Path:
     """The file of a recipe: a shipped name, a YAML file or a run folder. Relative paths may be meant `beside` a file.
 
-    A name without a slash or suffix is a shipped recipe; write `./name` for a folder of that name.
+    The name of a shipped recipe is that recipe; write `./name` for a file or folder that has the same name.
     """
+    known = ", ".join(shipped()) or "none"
+    if not recipe:
+        raise UserError(f"which recipe? Give a shipped one ({known}), a YAML file or a run folder")
     if recipe in shipped():
         return shipped()[recipe]
-    for start in [beside.parent] if beside else [Path()]:
-        path = start / Path(recipe).expanduser()
-        if path.is_dir() and (path / "config.yaml").is_file():
-            return path / "config.yaml"
-        if path.is_file():
-            return path
-        if path.is_dir():
+    path = (beside.parent if beside else Path()) / Path(recipe).expanduser()
+    if path.is_dir():
+        if not (path / "config.yaml").is_file():
             raise UserError(f"{recipe} is a folder without a config.yaml: neither a run folder nor a recipe file")
+        return path / "config.yaml"
+    if path.is_file():
+        return path
     near = difflib.get_close_matches(recipe, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
         f"there is no recipe {recipe!r}: it is neither a file nor a run folder, and the shipped recipes are "
-        f"{', '.join(shipped()) or 'none'}.{hint}"
+        f"{known}.{hint}"
     )
 
 
@@ -86,7 +88,7 @@ def read(path: Path) -> Tree:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     try:
-        tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+        tree: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{line}: not valid YAML: {_reason(error)}") from error
@@ -94,6 +96,7 @@ def read(path: Path) -> Tree:
         raise UserError(f"{path}: not valid YAML: {error}") from error
     except OmegaConfBaseException as error:
         raise UserError(f"{path}: {_first_line(error)}") from error
+    tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values, this is a {type(tree).__name__}")
     _check_keys(tree, path)

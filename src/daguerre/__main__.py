@@ -1,0 +1,5 @@
+"""`python -m daguerre` is `daguerre`."""
+
+from daguerre.cli import main
+
+main()

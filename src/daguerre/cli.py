@@ -1,0 +1,144 @@
+"""The command line: finds the verb's file in commands/, runs it, and turns what goes wrong into text and an exit code.
+
+Knows no verb by name: a file in commands/ with SUMMARY, HELP and `run(arguments) -> int` is one. The texts are read from
+the file without importing it, so that every help is printed at once. Exit codes are in `errors`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+
+from daguerre import __version__, errors
+from daguerre.errors import UserError
+
+PACKAGE = Path(__file__).parent
+USUAL_ORDER = ("train", "generate", "report", "recipes", "doctor")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One command."""
+
+    name: str
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """SUMMARY and HELP, read from the file's syntax tree; nothing is imported."""
+        tree = ast.parse((PACKAGE / "commands" / f"{self.name}.py").read_text(encoding="utf-8"))
+        found = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+        values = {ast.unparse(node.targets[0]): node.value.value for node in found}  # type: ignore[attr-defined]
+        return {name: values[name].strip("\n") for name in ("SUMMARY", "HELP")}
+
+    def run(self, arguments: list[str]) -> int:
+        """The verb's exit code."""
+        code = import_module(f"daguerre.commands.{self.name}").run(arguments)
+        assert isinstance(code, int), f"{self.name} returned {code!r}"
+        return code
+
+
+def verbs() -> dict[str, Verb]:
+    """All verbs by name: the usual ones in the order in which one needs them, then the others."""
+    folder = PACKAGE / "commands"
+    names = {path.stem for path in folder.glob("[!_]*.py") if "\ndef run(" in path.read_text(encoding="utf-8")}
+    ordered = [*(n for n in USUAL_ORDER if n in names), *sorted(names - set(USUAL_ORDER))]
+    return {name: Verb(name) for name in ordered}
+
+
+def main() -> None:
+    """Entry point: runs the arguments of the process and exits."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of one command line; its messages are printed."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        return _help(arguments[1:])
+    if arguments[0] in ("-V", "--version"):
+        print(f"daguerre {__version__}")
+        return errors.DONE
+    name, rest = arguments[0], arguments[1:]
+    try:
+        verb = _verb(name)
+        if "--help" in rest or "-h" in rest:
+            return _print(verb.texts["HELP"])
+        code = verb.run(rest)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("daguerre: stopped", file=sys.stderr)
+        return errors.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone (`daguerre recipes | head`); Python must not complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return errors.DONE
+    except ValueError as error:
+        return _refuse(error)
+    except OSError as error:
+        return _blame_machine(error)
+
+
+def _verb(name: str) -> Verb:
+    found = verbs()
+    if name in found:
+        return found[name]
+    near = difflib.get_close_matches(name, found, n=1)
+    hint = (
+        f" Did you mean `daguerre {near[0]}`?"
+        if near
+        else " The verb comes first: daguerre VERB RECIPE [key=value ...]"
+    )
+    raise UserError(f"there is no verb {name!r}; there are: {', '.join(found)}.{hint}")
+
+
+def _refuse(error: ValueError) -> int:
+    """A user's error as text alone; a ValueError that comes out of a library is a bug and keeps its traceback."""
+    if not isinstance(error, UserError):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        if not Path(frame.filename).is_relative_to(PACKAGE):
+            raise error
+    print(f"daguerre: {error}", file=sys.stderr)
+    return int(getattr(error, "exit_code", errors.REFUSED))
+
+
+def _blame_machine(error: OSError) -> int:
+    """A full disk, a file without permission: which file, without a traceback, if the system named one."""
+    if error.filename is None or error.strerror is None:
+        raise error
+    print(f"daguerre: {error.strerror}: {error.filename}", file=sys.stderr)
+    return errors.FAILED
+
+
+def _help(words: list[str]) -> int:
+    return _print(_verb(words[0]).texts["HELP"] if words and words[0] in verbs() else _overview())
+
+
+def _print(text: str) -> int:
+    print(text)
+    return errors.DONE
+
+
+def _overview() -> str:
+    listed = "\n".join(f"  {name:<10} {verb.texts['SUMMARY']}" for name, verb in verbs().items())
+    codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in errors.EXIT_CODES.items())
+    return f"""\
+daguerre {__version__}: train, fine-tune, sample and evaluate diffusion models
+
+usage: daguerre VERB RECIPE [key=value ...]
+
+{listed}
+
+RECIPE is the name of a shipped recipe (`daguerre recipes`), a YAML file, or the folder of a run.
+`daguerre VERB --help` says more about a verb, docs/config.md about recipes and keys.
+
+A first run, on any machine: daguerre train quickstart
+
+exit codes
+{codes}"""
