@@ -1,0 +1,87 @@
+"""Settings of objectives: what each starts from, and every refusal with its reason and way out."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from daguerre import plugins
+
+
+def settings(name: str, **values):
+    return plugins.find("objectives", name).Settings.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "times"),
+    [
+        ("eps", "scaled_linear", "uniform"),
+        ("x0", "scaled_linear", "uniform"),
+        ("v", "scaled_linear", "uniform"),
+        ("flow", "linear_flow", "logit_normal"),
+        ("edm", "edm", "log_normal"),
+    ],
+)
+def test_defaults(name: str, schedule: str, times: str):
+    made = settings(name)
+    assert (made.schedule.name, made.times.name) == (schedule, times)
+    assert (made.weighting.name, made.noise.offset) == ("none", 0)
+
+
+def test_a_section_without_a_name_starts_from_the_objectives_defaults():
+    times = settings("edm", times={"std": 1.6}).times
+    assert (times.name, times.mean, times.std) == ("log_normal", -1.2, 1.6)
+    assert settings("edm", times={"name": "log_normal", "mean": -0.4}).times.std == 1.2
+    assert settings("flow", schedule={"shift": 3.0}).schedule.name == "linear_flow"
+
+
+def test_only_what_acts_is_dumped():
+    dumped = settings("v", weighting={"name": "p2"}).model_dump()
+    assert dumped["weighting"] == {"name": "p2", "p2_k": 1.0, "p2_gamma": 1.0}
+    assert dumped["times"] == {"name": "uniform"}
+    assert "sigma_max" not in dumped["schedule"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("v", {"weighting": {"snr_gamma": 5.0}}, "snr_gamma has no effect with 'none' .*set name to min_snr"),
+        ("v", {"weighting": {"name": "min_snr", "p2_k": 2.0}}, "p2_k has no effect with 'min_snr'"),
+        ("eps", {"times": {"mean": 0.0}}, "mean has no effect with 'uniform' .*set name to log_normal or logit_normal"),
+        ("v", {"schedule": {"name": "cosine", "beta_end": 0.02}}, "beta_end has no effect with 'cosine'"),
+        ("flow", {"schedule": {"zero_terminal_snr": True}}, "zero_terminal_snr has no effect with 'linear_flow'"),
+        ("v", {"schedule": {"rho": 5.0}}, "rho has no effect with 'scaled_linear' .*set name to edm"),
+        ("edm", {"schedule": {"shift": 2.0}}, "shift has no effect with 'edm'.*add ln shift to times.mean"),
+        ("eps", {"schedule": {"zero_terminal_snr": True}}, "use objective v"),
+        ("v", {"schedule": {"name": "edm"}}, "'v' is not defined on 'edm': .*scaled_linear or cosine"),
+        ("flow", {"schedule": {"name": "cosine"}}, "set schedule.name to linear_flow"),
+        ("edm", {"schedule": {"name": "scaled_linear"}}, "set schedule.name to edm"),
+        ("edm", {"times": {"name": "uniform"}}, "a share of the schedule.*set times.name to log_normal"),
+        ("edm", {"times": {"name": "logit_normal"}}, "set times.name to log_normal"),
+        ("v", {"times": {"name": "log_normal"}}, "sigma, from 0 to infinity.*uniform or logit_normal"),
+        ("v", {"schedule": {"beta_start": 0.02}}, "beta_start must be the smaller one"),
+        ("edm", {"schedule": {"sigma_min": 90.0}}, "sigma_min must be the smaller one"),
+        ("v", {"sigma_data": 0.5}, "Extra inputs are not permitted"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(name: str, values: dict, says: str):
+    with pytest.raises(ValidationError, match=says):
+        settings(name, **values)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (
+            "v",
+            {"schedule": {"zero_terminal_snr": True, "shift": 2.0}, "weighting": {"name": "min_snr", "snr_gamma": 3}},
+        ),
+        ("x0", {"schedule": {"zero_terminal_snr": True}, "times": {"name": "logit_normal", "mean": 0.5}}),
+        ("eps", {"schedule": {"name": "cosine", "shift": 2.0}}),
+        ("flow", {"times": {"name": "uniform"}, "weighting": {"name": "p2"}}),
+        ("edm", {"sigma_data": 1.0, "schedule": {"sigma_max": 160.0}, "noise": {"offset": 0.05}}),
+    ],
+)
+def test_what_can_be_is_accepted_and_reads_its_own_dump(name: str, values: dict):
+    made = settings(name, **values)
+    assert type(made).model_validate(made.model_dump()) == made

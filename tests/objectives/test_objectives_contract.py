@@ -1,0 +1,142 @@
+"""The contract of every diffusion objective: draws by key alone, finite losses and gradients, no waiting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.objective import Objective
+from daguerre.types import LossTerms
+
+KEYS = np.array([[5, 0, 0], [6, 1, 0], [2**62, 0, 3], [5, 1, 0]], dtype=np.int64)
+SHAPE = (4, 3, 5)
+LEVELS = [0.0, 1e-6, 0.25, 0.5, 0.75, 1 - 2**-53]
+
+
+def identity(x: torch.Tensor, c_noise: torch.Tensor, cond) -> torch.Tensor:
+    return x
+
+
+def clean(count: int = len(KEYS)) -> torch.Tensor:
+    return torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def test_settings_survive_being_dumped_and_name_their_file(plugin):
+    settings = plugin.Settings()
+    assert settings.name == plugin.__name__.rsplit(".", 1)[1]
+    assert plugin.Settings.model_validate(settings.model_dump()) == settings
+    assert isinstance(plugin.build(settings), Objective)
+
+
+def test_a_sample_has_the_same_draws_in_any_batch(objective: Diffusion):
+    whole = objective.draws(7, KEYS, SHAPE)
+    for rows in ([3, 1], [2], [0, 1, 2], [1] * 17):
+        part = objective.draws(7, KEYS[rows], SHAPE)
+        assert whole.keys() == part.keys()
+        for name in whole:
+            assert torch.equal(whole[name][rows], part[name]), name
+
+
+def test_draws_are_float32_on_the_cpu_one_row_a_sample(objective: Diffusion):
+    for name, value in objective.draws(7, KEYS, SHAPE).items():
+        assert value.dtype == torch.float32, name
+        assert value.device.type == "cpu"
+        assert value.shape == ((len(KEYS), *SHAPE) if name == "noise" else (len(KEYS),))
+
+
+def test_each_part_of_the_key_and_the_seed_change_noise_and_level(objective: Diffusion):
+    first = objective.draws(7, KEYS[:1], SHAPE)
+    others = [objective.draws(8, KEYS[:1], SHAPE)]
+    others += [objective.draws(7, KEYS[:1] + np.eye(3, dtype=np.int64)[i], SHAPE) for i in range(3)]
+    for other in others:
+        assert not torch.equal(first["noise"], other["noise"])
+        assert first["quantile"] != other["quantile"]
+
+
+def test_a_fixed_quantile_leaves_the_noise(objective: Diffusion):
+    free, fixed = objective.draws(7, KEYS, SHAPE), objective.draws(7, KEYS, SHAPE, quantile=0.3)
+    assert torch.equal(free["noise"], fixed["noise"])
+    for name in fixed.keys() - {"noise"}:
+        assert (fixed[name] == fixed[name][0]).all(), name
+    assert fixed["quantile"][0] == pytest.approx(0.3, abs=1e-7)
+
+
+def test_quantiles_stay_below_one(objective: Diffusion):
+    assert objective.draws(7, KEYS, SHAPE, quantile=1 - 2**-53)["quantile"].max() < 1
+
+
+def test_quantile_zero_is_the_clean_end(objective: Diffusion):
+    a, s = objective.path(objective.times(torch.linspace(0, 0.9999, 500, dtype=torch.float64)))
+    assert ((s / a).diff() >= 0).all()
+    assert s[0] / a[0] < s[-1] / a[-1]
+
+
+def test_levels_are_drawn_evenly_over_the_law(objective: Diffusion):
+    keys = np.array([[i, 0, 0] for i in range(2000)], dtype=np.int64)
+    quantile = objective.draws(3, keys, (1, 1, 1))["quantile"].numpy()
+    counts = np.histogram(quantile, bins=8, range=(0, 1))[0]
+    assert ((counts - 250) ** 2 / 250).sum() < 24.3  # chi-square of 7 degrees, one in a thousand
+
+
+@pytest.mark.parametrize("quantile", LEVELS)
+@pytest.mark.parametrize("weighting", ["none", "min_snr", "p2"])
+def test_loss_and_gradient_are_finite_at_every_level(plugin, weighting: str, quantile: float):
+    objective = plugin.build(plugin.Settings(weighting={"name": weighting}))
+    scale = torch.tensor(0.5, requires_grad=True)
+    draws = objective.draws(7, KEYS, SHAPE, quantile=quantile)
+    terms = objective.loss(lambda x, c_noise, cond: scale * x + 1e-3 * c_noise[:, None, None, None], clean(), {}, draws)
+    terms.loss_B.sum().backward()
+    assert terms.loss_B.isfinite().all()
+    assert scale.grad is not None
+    assert scale.grad.isfinite()
+
+
+def test_loss_is_a_mean_over_elements_in_float32(objective: Diffusion):
+    draws = objective.draws(7, KEYS, SHAPE)
+    terms = objective.loss(lambda x, c_noise, cond: torch.zeros_like(x, dtype=torch.bfloat16), clean(), {}, draws)
+    p, q = (draws[name].double().reshape(-1, 1, 1, 1) for name in ("p", "q"))
+    expected = draws["weight"] * (p * clean() + q * draws["noise"]).square().mean((1, 2, 3))
+    assert isinstance(terms, LossTerms)
+    assert terms.loss_B.dtype == torch.float32
+    torch.testing.assert_close(terms.loss_B.double(), expected, rtol=1e-5, atol=0)
+    assert torch.equal(terms.quantile_B, draws["quantile"])
+
+
+def test_loss_of_bfloat16_latents_is_float32(objective: Diffusion):
+    terms = objective.loss(identity, clean().bfloat16(), {}, objective.draws(7, KEYS, SHAPE))
+    assert terms.loss_B.dtype == torch.float32
+
+
+def test_the_network_sees_the_scaled_noisy_sample_and_its_conditioning(objective: Diffusion):
+    draws, cond = objective.draws(7, KEYS, SHAPE), {"text": torch.ones(len(KEYS), 2, 3)}
+    seen = []
+    objective.loss(lambda *given: seen.append(given) or given[0], clean(), cond, draws)
+    x, c_noise, passed = seen[0]
+    a, s, c_in = (draws[name].reshape(-1, 1, 1, 1) for name in ("a", "s", "c_in"))
+    torch.testing.assert_close(x, c_in * (a * clean() + s * draws["noise"]))
+    assert torch.equal(c_noise, draws["c_noise"])
+    assert passed is cond
+
+
+def test_offset_noise_is_in_path_and_target(plugin):
+    objective = plugin.build(plugin.Settings(noise={"offset": 0.5}))
+    plain = plugin.build(plugin.Settings())
+    with_offset, without = (o.draws(7, KEYS, SHAPE) for o in (objective, plain))
+    added = with_offset["noise"] - without["noise"]
+    assert (added.flatten(2).std(-1) < 1e-6).all()
+    assert added.flatten(1).std() > 0.1
+
+
+def test_loss_never_waits_for_the_device(objective: Diffusion):
+    """Nothing may read a value back: on the meta device there are none."""
+    draws = {name: value.to("meta") for name, value in objective.draws(7, KEYS, SHAPE).items()}
+    assert objective.loss(identity, clean().to("meta"), {}, draws).loss_B.shape == (len(KEYS),)
+
+
+def test_it_has_no_state_and_refuses_one(objective: Diffusion):
+    assert objective.state() == {}
+    objective.load_state({})
+    with pytest.raises(ValueError, match=r"objective state \(level\).*another objective"):
+        objective.load_state({"level": torch.zeros(1)})
