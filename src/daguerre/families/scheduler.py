@@ -1,0 +1,169 @@
+"""Which diffusers scheduler draws the pictures that an objective and a sampler draw here, and where none does.
+
+A function from our settings to a scheduler's class and config, as data: diffusers itself is not imported. The table
+with measured differences is docs/export.md, the reasons are in docs/samplers.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from daguerre.objectives.algebra import Diffusion
+from daguerre.samplers.settings import SamplingSettings
+
+_PREDICTIONS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction", "flow": "flow_prediction"}
+_COSINE_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A diffusers scheduler by class name and config."""
+
+    class_name: str
+    config: dict[str, Any]
+    notices: list[str] = field(default_factory=list)
+    """How its pictures differ from ours beyond 2/255 in fp32; empty where they do not."""
+
+
+def choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    """The scheduler that comes nearest to sampling this objective with these settings."""
+    schedule = objective.settings.schedule.name
+    if schedule == "edm":
+        return _edm(objective, sampling)
+    if sampling.eta > 0 and schedule == "scaled_linear":
+        return _ddim(objective, sampling)
+    if sampling.sampler == "heun" and schedule == "scaled_linear" and not objective.settings.schedule.zero_terminal_snr:
+        return _heun(objective, sampling)
+    return _dpm_solver(objective, sampling)
+
+
+def _edm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    schedule = objective.settings.schedule
+    config = {
+        "sigma_min": schedule.sigma_min,
+        "sigma_max": schedule.sigma_max,
+        "rho": schedule.rho,
+        "sigma_data": objective.settings.sigma_data,  # type: ignore[attr-defined]
+        "sigma_schedule": "karras",
+        "prediction_type": "epsilon",  # means EDM's F there; v_prediction is -F
+        "final_sigmas_type": "zero",
+    }
+    notices = [] if sampling.eta == 0 else [_no_fresh_noise("EDMEulerScheduler")]
+    if sampling.sampler in ("ddim", "euler"):
+        return Scheduler("EDMEulerScheduler", config, notices)
+    config |= {"solver_order": 2, "algorithm_type": "dpmsolver++", "solver_type": "midpoint"}
+    if sampling.sampler != "dpmpp_2m":
+        notices.append(_no_such(sampling.sampler, "edm", "EDMDPMSolverMultistepScheduler (dpmpp_2m)"))
+    return Scheduler("EDMDPMSolverMultistepScheduler", config, notices)
+
+
+def _ddim(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    config = _betas(objective) | _common(objective, sampling) | {"clip_sample": False, "set_alpha_to_one": True}
+    notices = [
+        f"eta is {sampling.eta}: give it to the call, pipe(prompt, eta={sampling.eta}); the fresh noise is torch's "
+        "own, so pictures are equal in law only"
+    ]
+    return Scheduler("DDIMScheduler", config, notices)
+
+
+def _heun(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    return Scheduler(
+        "HeunDiscreteScheduler", _betas(objective) | _common(objective, sampling), _miscounted(sampling, 1000)
+    )
+
+
+def _dpm_solver(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    """DPM-Solver++; of order 1 it is DDIM, which is Euler's step on every path."""
+    name = objective.settings.schedule.name
+    config = _common(objective, sampling) | {
+        "solver_order": 1 if sampling.sampler in ("ddim", "euler") else 2,
+        "algorithm_type": "dpmsolver++",
+        "solver_type": "midpoint",
+        "final_sigmas_type": "zero",
+        "lower_order_final": True,
+    }
+    if name == "linear_flow":
+        config |= {
+            "use_flow_sigmas": True,
+            "flow_shift": objective.settings.schedule.shift,
+            "num_train_timesteps": 1000,
+        }
+    else:
+        config |= _betas(objective)
+    if name == "cosine":
+        config["timestep_spacing"] = "linspace"  # on 1001 points these are the times 1, 1 - 1/n, ..., 1/n
+    notices = _level_notices(objective, sampling)
+    if sampling.eta > 0:
+        notices.append(_no_fresh_noise("DPMSolverMultistepScheduler"))
+    if sampling.sampler == "heun":
+        what = "zero terminal SNR" if name == "scaled_linear" else name
+        notices.append(_no_such("heun", what, "DPMSolverMultistepScheduler (dpmpp_2m)"))
+    return Scheduler("DPMSolverMultistepScheduler", config, notices)
+
+
+def _common(objective: Diffusion, sampling: SamplingSettings) -> dict[str, Any]:
+    return {
+        "prediction_type": _PREDICTIONS[objective.settings.name],
+        "timestep_spacing": sampling.timestep_spacing,
+        "steps_offset": 1,  # Stable Diffusion's, in leading spacing; the pipeline warns of anything else
+    }
+
+
+def _betas(objective: Diffusion) -> dict[str, Any]:
+    """The noise levels: diffusers' own scaled linear betas where they are these, else a table."""
+    schedule = objective.settings.schedule
+    if schedule.name == "cosine":
+        table = _table(objective, torch.linspace(0, 1, _COSINE_STEPS + 1, dtype=torch.float64))
+        return {"num_train_timesteps": _COSINE_STEPS + 1, "trained_betas": table}
+    config: dict[str, Any] = {
+        "num_train_timesteps": schedule.num_train_timesteps,
+        "rescale_betas_zero_snr": schedule.zero_terminal_snr,
+    }
+    if schedule.shift != 1:
+        times = torch.arange(schedule.num_train_timesteps, dtype=torch.float64)
+        return config | {"trained_betas": _table(objective, times)}
+    linear = {"beta_schedule": "scaled_linear", "beta_start": schedule.beta_start, "beta_end": schedule.beta_end}
+    return config | linear
+
+
+def _table(objective: Diffusion, t_N: torch.Tensor) -> list[float]:
+    """Betas 1 - a_t^2 / a_{t-1}^2 of the levels at the times t_N."""
+    variance = objective.path(t_N)[0] ** 2
+    before = torch.cat([variance.new_ones(1), variance[:-1]])
+    return (1 - variance / before).tolist()
+
+
+def _level_notices(objective: Diffusion, sampling: SamplingSettings) -> list[str]:
+    """Where DPMSolverMultistepScheduler visits other noise levels."""
+    if objective.settings.schedule.name == "linear_flow":
+        return []
+    if objective.settings.schedule.name == "cosine":
+        if _COSINE_STEPS % sampling.num_inference_steps == 0:
+            return []
+        return [f"times are rounded to 1/{_COSINE_STEPS}; nothing is where the number of steps divides {_COSINE_STEPS}"]
+    if sampling.timestep_spacing == "trailing":
+        return _miscounted(sampling, objective.settings.schedule.num_train_timesteps)
+    return [
+        f"DPMSolverMultistepScheduler lays {sampling.timestep_spacing} spacing on one point more than there are steps, "
+        "so its noise levels differ; trailing spacing is the same everywhere"
+    ]
+
+
+def _miscounted(sampling: SamplingSettings, num_timesteps: int) -> list[str]:
+    """A rounding in diffusers' `arange` gives some numbers of steps one too many, at time -1."""
+    steps = sampling.num_inference_steps
+    if sampling.timestep_spacing != "trailing" or len(np.arange(num_timesteps, 0, -num_timesteps / steps)) == steps:
+        return []
+    return [f"diffusers makes {steps + 1} of {steps} trailing steps by a rounding error; choose another number"]
+
+
+def _no_fresh_noise(class_name: str) -> str:
+    return f"{class_name} adds no fresh noise, so pictures are those of eta=0"
+
+
+def _no_such(sampler: str, what: str, instead: str) -> str:
+    return f"diffusers has no {sampler} for {what} in StableDiffusionPipeline; exported with {instead} in its place"
