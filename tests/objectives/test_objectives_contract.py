@@ -93,6 +93,15 @@ def test_loss_and_gradient_are_finite_at_every_level(plugin, weighting: str, qua
     assert scale.grad.isfinite()
 
 
+@pytest.mark.parametrize("quantile", [0.0, 1 - 2**-53])
+@pytest.mark.parametrize("mean", [-20.0, 20.0])
+def test_the_widest_laws_stay_finite(plugin, mean: float, quantile: float):
+    law = "log_normal" if plugin.Settings().schedule.name == "edm" else "logit_normal"
+    objective = plugin.build(plugin.Settings(times={"name": law, "mean": mean, "std": 5.0}))
+    terms = objective.loss(identity, clean(), {}, objective.draws(7, KEYS, SHAPE, quantile=quantile))
+    assert terms.loss_B.isfinite().all()
+
+
 def test_loss_is_a_mean_over_elements_in_float32(objective: Diffusion):
     draws = objective.draws(7, KEYS, SHAPE)
     terms = objective.loss(lambda x, c_noise, cond: torch.zeros_like(x, dtype=torch.bfloat16), clean(), {}, draws)
@@ -140,3 +149,21 @@ def test_it_has_no_state_and_refuses_one(objective: Diffusion):
     objective.load_state({})
     with pytest.raises(ValueError, match=r"objective state \(level\).*another objective"):
         objective.load_state({"level": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("weighting", ["none", "min_snr", "p2"])
+def test_levels_do_not_depend_on_the_place_in_the_batch_to_the_last_bit(plugin, weighting: str):
+    """float64, where vector and scalar code of one library differ."""
+    values = {"weighting": {"name": weighting, "p2_gamma": 0.7} if weighting == "p2" else {"name": weighting}}
+    objective = plugin.build(plugin.Settings.model_validate(values))
+    quantile = torch.from_numpy(np.random.default_rng(0).random(997))
+
+    def levels(part: torch.Tensor) -> torch.Tensor:
+        t = objective.times(part)
+        a, s = objective.path(t)
+        told = objective.schedule.c_noise(t)
+        return torch.stack(
+            [t, told, a, s, *objective.target(a, s), objective.weight(a, s), objective.input_scale(a, s)]
+        )
+
+    assert torch.equal(levels(quantile), torch.cat([levels(part) for part in quantile.split(5)], dim=1))

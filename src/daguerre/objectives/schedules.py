@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from math import pi
+from math import cos, pi
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from daguerre.objectives import elementwise
 from daguerre.objectives.settings import ScheduleSettings
 
 
@@ -43,8 +44,7 @@ class Schedule(ABC):
 
 def from_sigma(sigma: Tensor) -> tuple[Tensor, Tensor]:
     """Variance-preserving (a, s) of the noise-to-signal ratio sigma in (0, inf]."""
-    one = torch.ones_like(sigma)
-    return 1.0 / torch.hypot(one, sigma), 1.0 / torch.hypot(one, 1.0 / sigma)
+    return 1.0 / (1.0 + sigma**2).sqrt(), 1.0 / (1.0 + (1.0 / sigma) ** 2).sqrt()
 
 
 def scaled_linear_sigmas(settings: ScheduleSettings) -> Tensor:
@@ -133,8 +133,8 @@ class Cosine(Schedule):
 
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         angle = (self.offset + t) / (1 + self.offset) * (pi / 2)
-        first = np.cos(self.offset / (1 + self.offset) * (pi / 2))
-        variance = ((angle.cos() / first) ** 2).clamp(1e-4, 0.9999)
+        first = cos(self.offset / (1 + self.offset) * (pi / 2))
+        variance = ((elementwise.cos(angle) / first) ** 2).clamp(1e-4, 0.9999)
         return from_sigma(self.settings.shift * ((1 - variance) / variance).sqrt())
 
     def c_noise(self, t: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class EDM(Schedule):
         return torch.ones_like(t), t
 
     def c_noise(self, t: Tensor) -> Tensor:
-        return t.log() / 4.0
+        return elementwise.log(t) / 4.0
 
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         check_trailing(num_steps, spacing)

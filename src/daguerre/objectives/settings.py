@@ -108,9 +108,9 @@ class TimesSettings(Choice):
 
     name: Literal["uniform", "log_normal", "logit_normal"] = "uniform"
     """uniform over the schedule; log_normal: normal in ln sigma (EDM); logit_normal: normal in logit t (SD3)."""
-    mean: float = 0.0
+    mean: float = Field(0.0, ge=-20, le=20)
     """Mean of the normal law (EDM: -1.2)."""
-    std: float = Field(1.0, gt=0)
+    std: float = Field(1.0, gt=0, le=5)
     """Standard deviation of the normal law (EDM: 1.2)."""
 
 

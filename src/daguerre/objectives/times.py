@@ -6,9 +6,9 @@ themselves are drawn in algebra.py; the schedules are in schedules.py.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from daguerre.objectives import elementwise
 from daguerre.objectives.settings import TimesSettings
 
 
@@ -19,10 +19,5 @@ def law(settings: TimesSettings, quantile_B: Tensor) -> Tensor:
     """
     if settings.name == "uniform":
         return quantile_B
-    normal_B = settings.mean + settings.std * normal_quantile(quantile_B)
-    return normal_B.exp() if settings.name == "log_normal" else normal_B.sigmoid()
-
-
-def normal_quantile(quantile_B: Tensor) -> Tensor:
-    """Inverse of the standard normal distribution function, float64, finite: 0 counts as 2^-54, 1 as 1 - 2^-53."""
-    return torch.special.ndtri(quantile_B.double().clamp(2.0**-54, 1.0 - 2.0**-53))
+    normal_B = settings.mean + settings.std * elementwise.normal_quantile(quantile_B)
+    return elementwise.exp(normal_B) if settings.name == "log_normal" else elementwise.sigmoid(normal_B)

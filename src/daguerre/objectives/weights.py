@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from daguerre.objectives import elementwise
 from daguerre.objectives.settings import WeightingSettings
 
 
@@ -41,4 +42,4 @@ def p2(signal: Tensor, noise: Tensor, k: float, gamma: float) -> Tensor:
 
     The paper's weight 1 / (k + SNR)^gamma stands before the error of eps, hence the SNR here.
     """
-    return signal * (noise / (k * noise + signal)) ** gamma
+    return signal * elementwise.power(noise / (k * noise + signal), gamma)
