@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from daguerre.checkpoint.atomic import to_json, write_durably
+from daguerre.errors import UserError
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -21,7 +22,7 @@ FORMAT = 1
 Kind = Literal["tensors", "document", "file"]
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint could not be saved or read; the message says why and what to do."""
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.errors import UserError
 
 State = Literal["running", "saved", "finished", "failed"]
 
@@ -30,7 +31,7 @@ _locks: set[int] = set()
 would keep the run locked after its parent was killed."""
 
 
-class RunFolderError(ValueError):
+class RunFolderError(UserError):
     """The run folder cannot be used; the message says why and what to do."""
 
 
