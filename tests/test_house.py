@@ -37,10 +37,8 @@ MAY_IMPORT = {
     "evaluation": {"data"},
     "report": {"training", "checkpoint"},
 }
-ABOVE = {"commands", "cli", "__main__", "config", "recipe", "overrides", "aliases", "problems", "schema"} | {
-    "layers",
-    "layout",
-}
+ABOVE = {"commands", "cli", "__main__", "config", "checks", "layers", "layout", "recipe", "overrides", "aliases"}
+ABOVE |= {"problems", "schema"}
 """May import everything below them; nothing below imports them."""
 
 LATE_IMPORTS = {

@@ -1,7 +1,7 @@
 """The command line: finds the verb's file in commands/, runs it, and turns what goes wrong into text and an exit code.
 
-Knows no verb by name: a file in commands/ with SUMMARY, HELP and `run(arguments) -> int` is one. The texts are read from
-the file without importing it, so that every help is printed at once. Exit codes are in `errors`.
+A file in commands/ with SUMMARY, HELP and `run(arguments) -> int` is a verb. The texts are read from the file without
+importing it, so that every help is printed at once. Exit codes are in `errors`.
 """
 
 from __future__ import annotations

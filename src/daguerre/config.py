@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from daguerre import aliases, layers, layout, overrides, recipe
+from daguerre import aliases, checks, layers, layout, overrides, recipe
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.settings import CheckpointSettings
 from daguerre.data.settings import LoaderSettings, SourceSettings
@@ -40,7 +42,7 @@ from daguerre.training.settings import (
 class Config(Settings):
     """Everything that a run is told."""
 
-    run_name: str = Field(min_length=1, pattern=r"^[^/\\\x00]+$", json_schema_extra=FREE)
+    run_name: str = Field(json_schema_extra=FREE)
     """Name of the run and of its folder in `output_dir`."""
     output_dir: str = Field("runs", min_length=1, json_schema_extra=FREE)
     """Folder that holds the run folders."""
@@ -81,53 +83,20 @@ class Config(Settings):
     logging: LoggingSettings = LoggingSettings()
     """How often numbers are written, and where to."""
 
+    @field_validator("run_name")
+    @classmethod
+    def _names_a_folder(cls, run_name: str) -> str:
+        if not run_name.strip() or run_name in (".", "..") or set(run_name) & set("/\\\0"):
+            raise ValueError("it names a folder: at least one letter, no slash (the folder above is output_dir)")
+        return run_name
+
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
-        faults = [*_batch_faults(self), *_idle_faults(self), *_warmup_faults(self)]
-        if faults:
-            raise ValueError("\n".join(faults))
+        problems = checks.problems(dict(self))
+        if problems:
+            text = "; ".join(f"{problem.path} {problem.text}" for problem in problems)
+            raise PydanticCustomError("problems", "{text}", {"text": text, "problems": problems})
         return self
-
-
-def _batch_faults(config: Config) -> list[str]:
-    """One process: global batch = per-device batch x accumulation, where two of them are given with the first."""
-    training = config.training
-    whole, part, accumulation = (
-        training.global_batch_size,
-        training.per_device_batch_size,
-        training.gradient_accumulation_steps,
-    )
-    if whole is None:
-        return (
-            []
-            if part
-            else ["training.global_batch_size: must be given (or per_device_batch_size): samples of one update"]
-        )
-    if part and accumulation > 1 and whole != part * accumulation:
-        return [
-            f"training.global_batch_size: {whole} is not per_device_batch_size {part} x gradient_accumulation_steps "
-            f"{accumulation}: leave one of the three out"
-        ]
-    name, divisor = ("per_device_batch_size", part) if part else ("gradient_accumulation_steps", accumulation)
-    return [f"training.global_batch_size: {whole} is no multiple of {name} {divisor}"] if whole % divisor else []
-
-
-def _idle_faults(config: Config) -> list[str]:
-    faults = []
-    for path, (switch, off) in layers.IDLE.items():
-        section, name = path.split(".")
-        group = getattr(config, section)
-        if name in group.model_fields_set and getattr(group, switch.split(".")[1]) == off:
-            shown = "null" if off is None else str(off).lower()
-            faults.append(f"{path}: has no effect while {switch} is {shown}: remove it or change {switch}")
-    return faults
-
-
-def _warmup_faults(config: Config) -> list[str]:
-    warmup, duration = config.lr_scheduler.warmup, config.training.duration
-    if warmup.unit == duration.unit and warmup.number > duration.number:
-        return [f"lr_scheduler.warmup: {str(warmup)!r} is longer than the run, training.duration {str(duration)!r}"]
-    return []
 
 
 @dataclass(frozen=True)
@@ -149,8 +118,8 @@ def load(name: str, given: Sequence[str] = ()) -> Loaded:
         tree = layers.lay_over(Config, tree, layer.tree, notices)
     values, problems = layers.from_overrides(Config, tree, given, notices)
     tree = layers.lay_over(Config, tree, values, notices)
-    resolved, absent = recipe.resolve(tree, values)
-    source = f"{name} with {' '.join(given)}" if given else name
+    source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
+    resolved, absent = recipe.resolve(tree, values, source)
     return Loaded(_check(resolved, absent, problems, source), tuple(notices))
 
 
@@ -169,7 +138,7 @@ def peek(name: str, given: Sequence[str] = ()) -> tuple[str, str]:
         except UserError:
             continue
         values |= {path: text for path, text in meaning.values if path in ("output_dir", "run_name")}
-    resolved, _ = recipe.resolve(tree, values)
+    resolved, _ = recipe.resolve(tree, values, name)
     run_name = resolved.get("run_name")
     if not isinstance(run_name, str):
         raise ConfigError([missing("run_name", layout.leaves(Config))], name)
@@ -185,12 +154,24 @@ def _check(tree: Tree, absent: Sequence[str], problems: list[Problem], source: s
         config = Config.model_validate(tree)
     except ValidationError as error:
         found = [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, sections)]
+        found += checks.problems(_sound(tree))
         known = {p.path for p in problems}
         problems += [p for p in found if p.path not in known]
     problems += [missing(path, leaves) for path in absent if path not in {p.path for p in problems}]
     if problems or config is None:
         raise ConfigError(problems, source)
     return config
+
+
+def _sound(tree: Tree) -> dict[str, Settings]:
+    """The sections that are faultless by themselves, those of plug-ins aside."""
+    sound = {}
+    for name, field in Config.model_fields.items():
+        cls = layout.section_class(field)
+        if cls is not None and layout.plugin_of(field) is None:
+            with suppress(ValidationError):
+                sound[name] = cls.model_validate(tree.get(name, {}))
+    return sound
 
 
 def _kinds(tree: Tree, leaves: dict[str, Leaf]) -> list[Problem]:
@@ -210,7 +191,7 @@ def _kinds(tree: Tree, leaves: dict[str, Leaf]) -> list[Problem]:
 def dump(config: Config) -> str:
     """YAML that loads back as an equal config: every setting that has an effect, defaults included."""
     tree = config.model_dump(mode="json")
-    for path, (switch, off) in layers.IDLE.items():
+    for path, (switch, off) in checks.IDLE.items():
         section, name = path.split(".")
         if tree[section][switch.split(".")[1]] == off:
             del tree[section][name]

@@ -9,19 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from daguerre import aliases, layout, overrides, plugins, recipe
+from daguerre import aliases, checks, layout, overrides, plugins, recipe
 from daguerre.errors import UserError
 from daguerre.layout import Plugin
-from daguerre.problems import Problem, shown, unknown
+from daguerre.problems import NOTHING, Problem, group, shown, unknown
 from daguerre.recipe import Tree
 from daguerre.settings import Settings
-
-IDLE: dict[str, tuple[str, Any]] = {
-    "ema.decay": ("ema.enabled", False),
-    "validation.num_samples": ("validation.every", None),
-    "validation.num_levels": ("validation.every", None),
-}
-"""Settings that have no effect while another has a value: setting -> (other, value)."""
 
 
 def from_overrides(
@@ -34,11 +27,12 @@ def from_overrides(
     problems: list[Problem] = []
     pairs: list[tuple[str, str, str]] = []
     for override in given:
+        key, text = override, None
         try:
             key, text = overrides.pair(override)
             meaning = aliases.translate(key, text)
         except UserError as error:
-            problems.append(Problem(override, str(error)))
+            problems.append(Problem(key, str(error), NOTHING if text is None else text))
             continue
         notices += meaning.notices
         pairs += [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
@@ -62,6 +56,8 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: tuple[str, str, s
     if found is None:
         return [unknown(key, text, leaves, sections)]
     target, inside = found
+    if target in sections and not text.lstrip().startswith("{"):
+        return [group(key, text, leaves, target)]
     plain = inside or target in sections
     value = overrides.yaml_value(text) if plain else overrides.typed(text, leaves[target].field.annotation)
     values.update(recipe.merge(values, overrides.nested(".".join([target, *inside]), value)))
@@ -70,6 +66,9 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: tuple[str, str, s
 
 def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
     """`over` on `base`, without what `base` set for choices that `over` changes; each drop is one notice."""
+    for section in layout.sections(root, recipe.merge(base, over)):
+        if recipe.get(over, section) is None:  # all of its keys are comments
+            over = recipe.without(over, section)
     base = _without_old_plugins(root, base, over, notices)
     base = _without_idle(root, base, over, notices)
     return recipe.merge(base, over)
@@ -118,7 +117,7 @@ def _without_idle(root: type[Settings], base: Tree, over: Tree, notices: list[st
 
 def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:
     """(setting, the choice that leaves it without effect, that choice's value), for the choices that a tree makes."""
-    found = [(path, switch, off) for path, (switch, off) in IDLE.items() if recipe.get(tree, switch) == off]
+    found = [(path, switch, off) for path, (switch, off) in checks.IDLE.items() if recipe.get(tree, switch) == off]
     for section, cls in layout.sections(root, tree).items():
         name = recipe.get(tree, f"{section}.name")
         for field, names in getattr(cls, "acts_with", {}).items():

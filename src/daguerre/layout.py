@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
@@ -86,6 +86,15 @@ class Leaf:
         return self.field.get_default(call_default_factory=True) if not self.required else PydanticUndefined
 
 
+@dataclass(frozen=True)
+class Section:
+    """A group of settings."""
+
+    path: str
+    cls: type[Settings]
+    doc: str
+
+
 def plugin_of(field: FieldInfo) -> Plugin | None:
     """The plug-in mark of a section, if it has one."""
     return next((m for m in field.metadata if isinstance(m, Plugin)), None)
@@ -116,34 +125,32 @@ def _is_settings(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
-def walk(
-    cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity"
-) -> Iterator[tuple[str, Leaf | type[Settings]]]:
-    """Every path under a class: sections with their class, leaves with their `Leaf`; plug-ins as `tree` names them."""
+def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity") -> Iterator[Leaf | Section]:
+    """All settings and sections under a class, in their order; plug-ins as `tree` names them."""
     for name, field in cls.model_fields.items():
         path = f"{prefix}{name}"
         given = tree.get(name) if isinstance(tree, Mapping) else None
         extra = field.json_schema_extra
         marked = str(extra.get("resume", resume)) if isinstance(extra, dict) else resume
-        section = section_class(field, given)
-        if section is None:
-            yield path, Leaf(path, field, marked)
+        inner = section_class(field, given)
+        if inner is None:
+            yield Leaf(path, field, marked)
             continue
-        yield path, section
+        yield Section(path, inner, field.description or "")
         plugin = plugin_of(field)
-        for inner, found in walk(section, given, f"{path}.", marked):
-            named = plugin is not None and inner == f"{path}.{plugin.key}" and isinstance(found, Leaf)
-            yield inner, (Leaf(inner, found.field, found.resume, plugin) if named else found)  # type: ignore[union-attr]
+        for found in walk(inner, given, f"{path}.", marked):
+            named = plugin is not None and found.path == f"{path}.{plugin.key}" and isinstance(found, Leaf)
+            yield replace(found, plugin=plugin) if named else found
 
 
 def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:
     """Every setting by its path; sections of plug-ins are those that `tree` names."""
-    return {path: found for path, found in walk(cls, tree) if isinstance(found, Leaf)}
+    return {found.path: found for found in walk(cls, tree) if isinstance(found, Leaf)}
 
 
 def sections(cls: type[Settings], tree: Any = None) -> dict[str, type[Settings]]:
     """Every group of settings by its path."""
-    return {path: found for path, found in walk(cls, tree) if not isinstance(found, Leaf)}
+    return {found.path: found.cls for found in walk(cls, tree) if isinstance(found, Section)}
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
@@ -169,6 +176,9 @@ def allowed(leaf: Leaf) -> str:
     """What a setting accepts, in words."""
     if leaf.plugin:
         return ", ".join(plugins.names(leaf.plugin.kind))
+    extra = leaf.field.json_schema_extra
+    if isinstance(extra, dict) and isinstance(extra.get("enum"), list):
+        return ", ".join(map(str, extra["enum"]))  # type: ignore[arg-type]
     words = " or ".join(_in_words(a) for a in alternatives(leaf.field.annotation))
     limits = _limits(leaf.field.metadata)
     return words.replace("number", f"number {limits}", 1) if limits and "number" in words else words
@@ -193,17 +203,16 @@ def _limits(metadata: list[Any]) -> str:
     for limit in metadata:
         for cls, name, word in _BOUNDS:
             if isinstance(limit, cls):
-                words.append(f"{word} {getattr(limit, name):g}")
-    return " and ".join(words)
+                value = getattr(limit, name)
+                words.append(f"{word} {value if isinstance(value, int) else format(value, 'g')}")
+    return " ".join(words).replace(" below", ", below") if len(words) > 1 else " ".join(words)
 
 
 _BOUNDS: tuple[tuple[type, str, str], ...] = (
     (Gt, "gt", "above"),
     (Ge, "ge", "from"),
-    (Le, "le", "up to"),
+    (Le, "le", "to"),
     (Lt, "lt", "below"),
-    (MinLen, "min_length", "of length from"),
-    (MaxLen, "max_length", "of length up to"),
 )
 
 

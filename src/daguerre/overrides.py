@@ -91,7 +91,7 @@ def find(key: str, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> tuple
             return path, tuple(key[len(path) + 1 :].split("."))
     same = [path for path in leaves if path.endswith(f".{key}")]
     if len(same) > 1:
-        raise UserError(f"{key} is the name of {len(same)} settings: write {' or '.join(same)}")
+        raise UserError(f"{key} is the name of {len(same)} settings: write {', '.join(same[:-1])} or {same[-1]}")
     return (same[0], ()) if same else None
 
 

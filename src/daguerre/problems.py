@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.layout import Leaf, allowed, summary
 
@@ -50,9 +51,16 @@ def _hashable(problems: Sequence[Problem]) -> bool:
 
 
 def _block(problem: Problem) -> str:
-    given = "" if problem.given is NOTHING else f" = {shown(problem.given)}"
+    hidden = is_secret(problem.path)
+    given = "" if problem.given is NOTHING else " = (not shown)" if hidden else f" = {shown(problem.given)}"
     lines = "\n".join(f"      {line}" for line in problem.text.splitlines())
     return f"  {problem.path}{given}\n{lines}"
+
+
+def is_secret(path: str, value: Any = None) -> bool:
+    """Whether a path, or a key inside its value, is named like a secret."""
+    inner = [is_secret(str(name), below) for name, below in value.items()] if isinstance(value, dict) else []
+    return any(word in path.lower() for word in SECRET_WORDS) or any(inner)
 
 
 def shown(value: Any, width: int = 60) -> str:
@@ -64,13 +72,31 @@ def shown(value: Any, width: int = 60) -> str:
 
 
 def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> Problem:
-    """A key that does not exist, with the nearest that does."""
-    if any(word in path.lower() for word in SECRET_WORDS):
+    """A key that does not exist, with the nearest that does, or all that stand where it was looked for."""
+    if is_secret(path, given):
         text = "secrets never belong in a recipe or on the command line: set the service's environment variable"
         return Problem(path, text)
+    section, _, name = path.rpartition(".")
+    elsewhere = _other_plugins(section, name, leaves)
+    if elsewhere:
+        return Problem(path, elsewhere, given)
     near = nearest(path, [*leaves, *sections])
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    siblings = [known.rpartition(".")[2] for known in [*leaves, *sections] if known.rpartition(".")[0] == section]
+    if near:
+        hint = f" Did you mean {' or '.join(near)}?"
+    else:
+        hint = f" {section or 'A recipe'} has {', '.join(siblings)}." if siblings else ""
     return Problem(path, f"there is no such setting.{hint}", given)
+
+
+def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
+    """Says so where a key belongs to other plug-ins than the one that was chosen."""
+    chosen = next((leaf for path, leaf in leaves.items() if leaf.plugin and path.rpartition(".")[0] == section), None)
+    if chosen is None or chosen.plugin is None:
+        return ""
+    plugin = chosen.plugin
+    owners = [n for n in plugins.names(plugin.kind) if name in plugin.settings_class(n).model_fields]
+    return f"there is such a setting with {' or '.join(f'{chosen.path}={n}' for n in owners)} only" if owners else ""
 
 
 def nearest(path: str, known: Sequence[str]) -> list[str]:
@@ -89,6 +115,12 @@ def nearest(path: str, known: Sequence[str]) -> list[str]:
     return [ends[by_end[0]]] if by_end else difflib.get_close_matches(path, known, n=1, cutoff=0.75)
 
 
+def group(path: str, given: Any, leaves: Mapping[str, Leaf], section: str) -> Problem:
+    """A value for a whole section."""
+    inner = [known for known in leaves if known.startswith(f"{section}.")]
+    return Problem(path, f"is a group of settings: set one of them, such as {inner[0]}", given)
+
+
 def missing(path: str, leaves: Mapping[str, Leaf]) -> Problem:
     """A setting that must be given and was not."""
     leaf = leaves.get(path)
@@ -102,6 +134,8 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
     path = ".".join([*([prefix] if prefix else []), *_names(error["loc"], leaves, prefix)])
     if "errors" in context:
         return [p for inner in context["errors"] for p in translate(inner, path, leaves, sections)]
+    if "problems" in context:
+        return list(context["problems"])
     kind, given = error["type"], error["input"]
     if kind == "missing":
         return [missing(path, leaves)]
@@ -111,6 +145,8 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
     if kind in ("value_error", "plugin"):
         return [Problem(path or "(whole recipe)", text, given if isinstance(given, (str, int, float)) else NOTHING)]
     leaf = leaves.get(path)
+    if path in sections:
+        return [group(path, given, leaves, path)]
     return [Problem(path, f"allowed: {allowed(leaf)}" if leaf else _lower(text), given)]
 
 

@@ -90,8 +90,7 @@ def read(path: Path) -> Tree:
     try:
         tree: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
     except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML: {_reason(error)}") from error
+        raise UserError(f"{path}{_place(error, text)}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {error}") from error
     except OmegaConfBaseException as error:
@@ -103,8 +102,14 @@ def read(path: Path) -> Tree:
     return tree
 
 
-def _reason(error: yaml.MarkedYAMLError) -> str:
-    return (error.problem or str(error)).split(" See https")[0].strip()
+def _place(error: yaml.MarkedYAMLError, text: str) -> str:
+    reason = (error.problem or str(error)).split(" See https")[0].strip()
+    if error.problem_mark is None:
+        return f": not valid YAML: {reason}"
+    number = error.problem_mark.line
+    line = text.splitlines()[number].strip() if number < len(text.splitlines()) else ""
+    hint = '; inside {} and [] write "???" in quotes' if "???" in line else ""
+    return f", line {number + 1}: not valid YAML: {reason}{hint}" + (f"\n    {line}" if line else "")
 
 
 def _first_line(error: Exception) -> str:
@@ -128,16 +133,17 @@ def merge(base: Tree, over: Tree) -> Tree:
     return merged
 
 
-def resolve(tree: Tree, verbatim: Tree | None = None) -> tuple[Tree, list[str]]:
+def resolve(tree: Tree, verbatim: Tree, source: str) -> tuple[Tree, list[str]]:
     """Values with every `${path}` replaced, and the paths that still say `???` (taken out of the values).
 
     `verbatim` is merged on top and its text is taken as it is: a `${` in it is no interpolation, though the recipe's
     interpolations see its values. Only paths of the recipe can be referred to; resolvers such as `oc.env` are gone.
+    `source` is named in the UserError.
     """
     for name in list(BaseContainer._resolvers):
         OmegaConf.clear_resolver(name)
     hidden: dict[str, str] = {}
-    whole = merge(tree, _hide(verbatim or {}, hidden))
+    whole = merge(tree, _hide(verbatim, hidden))
     try:
         config = OmegaConf.create(whole)
         missing = sorted(OmegaConf.missing_keys(config))
@@ -145,7 +151,7 @@ def resolve(tree: Tree, verbatim: Tree | None = None) -> tuple[Tree, list[str]]:
             _remove(whole, path)
         resolved = OmegaConf.to_container(OmegaConf.create(whole), resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(_interpolation_error(error)) from error
+        raise UserError(f"{source}: {_interpolation_error(error)}") from error
     assert isinstance(resolved, dict)
     return _show(resolved, hidden), missing
 

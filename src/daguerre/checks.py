@@ -1,0 +1,79 @@
+"""What no section of the config can see alone: settings of two sections, or of the whole run, that do not fit.
+
+What one section can check is in that section's settings class. A check gets the sections it needs, so that it also runs
+where others are faulty, and all problems can be reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from daguerre.problems import Problem
+from daguerre.training.settings import LRSchedulerSettings, TrainingSettings
+
+IDLE: dict[str, tuple[str, Any]] = {
+    "ema.decay": ("ema.enabled", False),
+    "validation.num_samples": ("validation.every", None),
+    "validation.num_levels": ("validation.every", None),
+}
+"""Settings that have no effect while another of the same section has a value: setting -> (other, value)."""
+
+
+def problems(sections: Mapping[str, Any]) -> list[Problem]:
+    """The problems among these sections; a check whose sections are not all there is left out."""
+    found = [problem for name, section in sections.items() for problem in _idle(name, section)]
+    for needed, check in CHECKS.items():
+        if all(name in sections for name in needed):
+            found += check(*(sections[name] for name in needed))
+    return found
+
+
+def _idle(name: str, section: Any) -> list[Problem]:
+    """Settings that were given although another one leaves them without effect."""
+    found = []
+    for path, (switch, off) in IDLE.items():
+        owner, _, field = path.rpartition(".")
+        if owner == name and field in section.model_fields_set and getattr(section, _last(switch)) == off:
+            value = "null" if off is None else str(off).lower()
+            text = f"has no effect while {switch} is {value}: remove it, or change {switch}"
+            found.append(Problem(path, text, getattr(section, field)))
+    return found
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _batches(training: TrainingSettings) -> list[Problem]:
+    """One device: the global batch is the per-device batch times the accumulation."""
+    path = "training.global_batch_size"
+    whole, part = training.global_batch_size, training.per_device_batch_size
+    accumulation = training.gradient_accumulation_steps
+    if whole is None:
+        text = (
+            "must be given (or training.per_device_batch_size): samples of one update\nAllowed: a whole number from 1"
+        )
+        return [] if part else [Problem(path, text)]
+    if part and accumulation > 1 and whole != part * accumulation:
+        product = f"per_device_batch_size {part} x gradient_accumulation_steps {accumulation}"
+        return [Problem(path, f"is not {product}: leave out one of the three", whole)]
+    name, divisor = ("per_device_batch_size", part) if part else ("gradient_accumulation_steps", accumulation)
+    if whole % divisor:
+        return [Problem(path, f"must be a multiple of {name}, which is {divisor}", whole)]
+    return []
+
+
+def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> list[Problem]:
+    warmup, duration = lr_scheduler.warmup, training.duration
+    if warmup.unit == duration.unit and warmup.number > duration.number:
+        text = f"is longer than the run: training.duration is {str(duration)!r}"
+        return [Problem("lr_scheduler.warmup", text, str(warmup))]
+    return []
+
+
+CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
+    ("training",): _batches,
+    ("training", "lr_scheduler"): _warmup,
+}
+"""The sections that a check needs, and the check."""

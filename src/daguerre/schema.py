@@ -1,0 +1,107 @@
+"""The settings as documents: one JSON Schema for editors, and an annotated recipe to start from.
+
+Both are made from the settings classes and their documentation; nothing about a single setting is written here.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from pydantic.json_schema import JsonSchemaValue, models_json_schema
+from pydantic_core import to_jsonable_python
+
+from daguerre import layout, plugins
+from daguerre.config import Config
+from daguerre.layout import Leaf
+
+WIDTH = 100
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON Schema (2020-12) of recipes: every setting with its documentation, all plug-ins as alternatives.
+
+    Nothing is required in it, because a recipe may leave to the one that it extends, or to the command line, what it
+    does not say.
+    """
+    kinds = layout.plugin_sections(Config)
+    choices = {
+        section: [plugin.settings_class(name) for name in plugins.names(plugin.kind)]
+        for section, plugin in kinds.items()
+    }
+    every = [(cls, "validation") for cls in [Config, *(cls for group in choices.values() for cls in group)]]
+    references, document = models_json_schema(every, ref_template="#/$defs/{model}")  # type: ignore[arg-type]
+    definitions = document["$defs"]
+    whole = definitions.pop(_name(references[Config, "validation"]))
+    for section, group in choices.items():
+        about = Config.model_fields[section].description
+        alternatives = [references[cls, "validation"] for cls in group]
+        whole["properties"][section] = {"description": about, "anyOf": alternatives}
+        definitions.pop(kinds[section].base.__name__, None)
+    about = "Shipped name or path of the recipe that this one starts from."
+    whole["properties"]["extends"] = {"description": about, "type": "string"}
+    whole |= {"title": "A Daguerre recipe", "$defs": definitions}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_for_recipes(whole)}
+
+
+def _name(reference: JsonSchemaValue) -> str:
+    return str(reference["$ref"]).rpartition("/")[2]
+
+
+def _for_recipes(schema: Any) -> Any:
+    """Without what holds for finished configs only (required keys), and without our own marks."""
+    if isinstance(schema, list):
+        return [_for_recipes(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    dropped = {"required"} if "properties" in schema else {"resume"} if isinstance(schema.get("resume"), str) else set()
+    return {key: _for_recipes(value) for key, value in schema.items() if key not in dropped}
+
+
+def template(choices: dict[str, str]) -> str:
+    """An annotated recipe with every setting; `choices` names a plug-in for each section that needs one.
+
+    What has a default is commented out and shows it; what must be given says `???`.
+    """
+    tree = {section: {plugin.key: choices[section]} for section, plugin in layout.plugin_sections(Config).items()}
+    return "\n".join([*_head(choices), *_lines(tree)]) + "\n"
+
+
+def _head(choices: dict[str, str]) -> Iterator[str]:
+    yield "# A recipe with every setting. Lines that are commented out show the default."
+    yield '# Durations are "20k steps", "1.5M samples" or "3 epochs"; ${path.of.a.key} stands for that key\'s value.'
+    chosen = ", ".join(f"{section} {name}" for section, name in choices.items())
+    yield f"# Written for {chosen}."
+    yield "# extends: name-or-path   (start from another recipe and say only what differs)"
+    yield ""
+
+
+def _lines(tree: dict[str, Any]) -> Iterator[str]:
+    for found in layout.walk(Config, tree):
+        depth = "  " * found.path.count(".")
+        if isinstance(found, Leaf):
+            yield from _leaf_lines(found, depth, tree)
+        else:
+            yield from ([""] if "." not in found.path else [])
+            yield from _comment(found.doc, depth)
+            yield f"{depth}{found.path.rpartition('.')[2]}:"
+
+
+def _leaf_lines(leaf: Leaf, depth: str, tree: dict[str, Any]) -> Iterator[str]:
+    accepted = layout.allowed(leaf).replace(" such as '20k steps', '1.5M samples' or '3 epochs'", "")
+    yield from _comment(f"{leaf.doc.strip()} [{accepted}]", depth)
+    section, _, name = leaf.path.rpartition(".")
+    if leaf.plugin:
+        yield f"{depth}{name}: {tree[section][name]}"
+    elif leaf.required:
+        yield f"{depth}{name}: ???"
+    else:
+        value = yaml.safe_dump(to_jsonable_python(leaf.default), default_flow_style=True, width=1 << 20)
+        yield f"{depth}# {name}: {value.splitlines()[0]}"
+
+
+def _comment(text: str, depth: str) -> Iterator[str]:
+    for line in textwrap.wrap(" ".join(text.split()), WIDTH - len(depth) - 2):
+        yield f"{depth}# {line}"
