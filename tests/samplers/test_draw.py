@@ -1,0 +1,115 @@
+"""Pictures from seeds: what a picture depends on, and what it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from schedulers import objective_of
+from torch import Tensor
+
+from daguerre import keys, plugins
+from daguerre.samplers.draw import draw, initial_noise
+from daguerre.samplers.settings import SamplingSettings, keywords
+from daguerre.types import Cond
+
+SHAPE = (4, 4, 4)
+
+
+class Seen:
+    """A network that remembers the first x of every batch."""
+
+    def __init__(self) -> None:
+        self.first: dict[float, list[Tensor]] = {}
+
+    def __call__(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
+        self.first.setdefault(float(c_noise_B[0]), []).append(x_BCHW)
+        return torch.tanh(x_BCHW + cond["text"].reshape(-1, 1, 1, 1))
+
+
+def pictures(seeds: list[int], net: Any, **settings: Any) -> Tensor:
+    cond = {"text": torch.tensor([[0.01 * seed] for seed in seeds])}
+    null = {"text": torch.zeros(len(seeds), 1)}
+    return draw(
+        objective_of("v", zero_terminal_snr=True),
+        net,
+        cond,
+        null,
+        SHAPE,
+        seeds,
+        SamplingSettings(num_inference_steps=5, **settings),
+    )
+
+
+def test_the_noise_of_a_picture_is_a_function_of_its_seed_alone() -> None:
+    noise = initial_noise([5, 2**40, 5], SHAPE)
+    assert noise.dtype == torch.float32
+    assert torch.equal(noise[0], noise[2])
+    for row, seed in zip(noise, (5, 2**40), strict=False):
+        expected = keys.normals(seed, "sample", 0, count=int(np.prod(SHAPE))).reshape(SHAPE)
+        assert torch.equal(row, torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize(("sampler", "eta"), [(name, 0.0) for name in plugins.names("samplers")] + [("ddim", 1.0)])
+def test_pictures_do_not_depend_on_the_batch(sampler: str, eta: float) -> None:
+    seeds = [3, 14, 15, 92, 65]
+    together, by_two = Seen(), Seen()
+    all_at_once = pictures(seeds, together, sampler=sampler, eta=eta, batch_size=8)
+    in_pairs = pictures(seeds, by_two, sampler=sampler, eta=eta, batch_size=2)
+    reversed_ = pictures(seeds[::-1], Seen(), sampler=sampler, eta=eta, batch_size=3).flip(0)
+
+    assert [len(x) // 2 for x in by_two.first[999.0]] == [2, 2, 1]  # both sides of guidance in one batch
+    starts = torch.cat([x[len(x) // 2 :] for x in by_two.first[999.0]])
+    assert torch.equal(starts, together.first[999.0][0][len(seeds) :])
+    assert torch.equal(starts, initial_noise(seeds, SHAPE))
+    torch.testing.assert_close(all_at_once, in_pairs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(all_at_once, reversed_, rtol=0, atol=1e-5)
+
+
+def test_eta_draws_fresh_noise_by_seed_and_step() -> None:
+    again = pictures([3, 4], Seen(), eta=1.0)
+    assert torch.equal(again, pictures([3, 4], Seen(), eta=1.0))
+    assert not torch.allclose(again, pictures([3, 4], Seen(), eta=0.0), atol=1e-2)
+    fresh = torch.from_numpy(keys.normals(3, "sample/fresh", 1, count=64))
+    assert not torch.equal(fresh, torch.from_numpy(keys.normals(3, "sample/fresh", 2, count=64)))
+
+
+def test_edm_starts_from_noise_of_its_own_level() -> None:
+    net = Seen()
+    settings = SamplingSettings(num_inference_steps=3, guidance_scale=1, batch_size=4)
+    objective = objective_of("edm")
+    draw(objective, net, {"text": torch.zeros(2, 1)}, None, SHAPE, [0, 1], settings)
+    start = next(iter(net.first.values()))[0]
+    torch.testing.assert_close(start, 80 / (80**2 + 0.25) ** 0.5 * initial_noise([0, 1], SHAPE))
+
+
+def test_no_seeds_no_pictures() -> None:
+    assert pictures([], Seen()).shape == (0, *SHAPE)
+
+
+def test_drawing_keeps_no_graph() -> None:
+    weight = torch.nn.Parameter(torch.ones(()))
+    x0 = pictures([1], lambda x, c_noise, cond: weight * x)
+    assert not x0.requires_grad
+
+
+def test_settings_refuse_what_would_have_no_effect() -> None:
+    for name in plugins.names("samplers"):
+        if "eta" in keywords(name):
+            assert SamplingSettings(sampler=name, eta=0.5).eta == 0.5
+        else:
+            with pytest.raises(ValueError, match=f"{name} adds no fresh noise: set eta=0, or sampler=ddim"):
+                SamplingSettings(sampler=name, eta=0.5)
+    with pytest.raises(ValueError, match="guidance_rescale is 0.7 and guidance_scale is 1"):
+        SamplingSettings(guidance_scale=1, guidance_rescale=0.7)
+    with pytest.raises(ValueError, match="negative_prompt is 'blurry' and guidance_scale is 1"):
+        SamplingSettings(guidance_scale=1, negative_prompt="blurry")
+    with pytest.raises(ValueError, match="there is no 'dpm_2m' in samplers.*Did you mean 'dpmpp_2m'"):
+        SamplingSettings(sampler="dpm_2m")
+
+
+def test_a_resolved_config_is_accepted_again() -> None:
+    settings = SamplingSettings(sampler="heun", guidance_scale=1)
+    assert SamplingSettings(**settings.model_dump()) == settings
