@@ -1,0 +1,40 @@
+"""`daguerre report`: writes the page about a run into its folder, and shows it where that is asked for."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+from daguerre.errors import UserError
+from daguerre.report import page
+
+SUMMARY = "write the page about a run: report.html in its folder"
+HELP = """\
+usage: daguerre report RUN_FOLDER [--open]
+
+Writes RUN_FOLDER/report.html, one page that needs no other file and no network, and prints its path. A run writes it at
+each save too; this makes it anew, of a run in progress as well.
+
+  daguerre report runs/quickstart
+  daguerre report runs/quickstart --open         and show it in the browser
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0; UserError for a folder that is no run's or cannot be written to."""
+    folders = [argument for argument in arguments if argument != "--open"]
+    strange = [argument for argument in folders if argument.startswith("-")]
+    if strange or len(folders) != 1:
+        got = " ".join(arguments) or "nothing"
+        raise UserError(f"`daguerre report` takes one run folder, and --open if you like; got {got}")
+    try:
+        path = page.write(Path(folders[0]))
+    except OSError as error:
+        raise UserError(
+            f"cannot write the report of {folders[0]}: {error.strerror}. "
+            "Make the folder writable, or copy it to a place that is"
+        ) from error
+    print(path)
+    if "--open" in arguments:
+        webbrowser.open(path.resolve().as_uri())
+    return 0

@@ -1,0 +1,182 @@
+"""What a run was and what came of it, in words and small tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from daguerre.report.curves import number_text
+from daguerre.report.markup import Html, element, join, table
+from daguerre.report.run import Run, when
+from daguerre.training.progress import duration_text
+
+STATES = {
+    "running": "Training now",
+    "saved": "Saved, not finished",
+    "finished": "Finished",
+    "failed": "Failed",
+    "interrupted": "Interrupted",
+    "unknown": "State unknown",
+}
+_OBJECTIVES = {
+    "eps": "noise (eps) prediction",
+    "x0": "clean-picture (x0) prediction",
+    "v": "v-prediction",
+    "edm": "EDM's prediction",
+    "flow": "flow matching",
+}
+
+
+def summary(run: Run) -> Html:
+    """One or two sentences: what was trained on what, how long, where."""
+    family, source, objective = (run.setting(k) for k in ("model.family", "data.source", "objective.name"))
+    words: list[object] = ["A model" if family is None else join("A model of the family ", element("b", family))]
+    words.append(" is being trained" if run.state == "running" else " was trained")
+    words.append(join(" on ", element("b", source)) if source else None)
+    words.append(f" with {_OBJECTIVES.get(objective, objective)}" if objective else None)
+    step, samples = progress(run)
+    words.append(f": {_count(samples, 'sample')} in {_count(step, 'update')}" if step else ": no update yet")
+    seconds = run.training_seconds()
+    words.append(f", {duration_text(seconds)} of training" if seconds else None)
+    device = hardware(run)
+    words.append(f" on {device}" if device else None)
+    return element("p", *words, ".", class_="summary")
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
+
+
+def progress(run: Run) -> tuple[int, int]:
+    """Updates and samples, as the status or the newest line says."""
+    last = run.lines[-1] if run.lines else {"step": 0, "samples": 0}
+    step, samples = run.status.get("step"), run.status.get("samples")
+    if isinstance(step, int) and isinstance(samples, int) and step >= last["step"]:
+        return step, samples
+    return last["step"], last["samples"]
+
+
+def hardware(run: Run) -> str:
+    """The device as people call it, from environment.json."""
+    gpus = run.environment.get("gpus") or []
+    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)]
+    if names and run.setting("training.device") != "cpu":
+        return names[0]  # a run of one process uses one
+    cpu = run.environment.get("cpu")
+    if not isinstance(cpu, dict) or not cpu.get("model"):
+        return ""
+    cores = cpu.get("torch_threads") or cpu.get("cores")
+    return f"{cores} cores of {cpu['model']}" if isinstance(cores, int) and cores > 1 else str(cpu["model"])
+
+
+def facts(run: Run) -> Html:
+    """The key figures, big."""
+    step, samples = progress(run)
+    total = run.status.get("total_steps")
+    found: list[tuple[str, str, str]] = [
+        ("Updates", f"{step:,}", f"of {total:,}" if isinstance(total, int) and total != step else ""),
+        ("Samples seen", f"{samples:,}", ""),
+    ]
+    parameters = run.environment.get("parameters")
+    if isinstance(parameters, dict):
+        found += _parameter_facts(parameters)
+    for label, name in (("Loss", "learning/loss"), ("Validation loss", "validation/loss")):
+        value = run.last(name)
+        found += [(label, number_text(value), "")] if value is not None else []
+    speeds = sorted(run.series("perf/samples_per_second")[1])
+    found += [("Speed", f"{speeds[len(speeds) // 2]:,.0f}", "samples/s, median")] if speeds else []
+    seconds = run.training_seconds()
+    found += [("Training time", duration_text(seconds), "")] if seconds else []
+    memory = run.last("memory/peak_bytes")
+    found += [("Peak memory", f"{memory / 2**30:.2f} GiB", "")] if memory else []
+    cells = (
+        element("div", element("dt", label), element("dd", value, element("small", note)))
+        for label, value, note in found
+    )
+    return element("dl", *cells, class_="facts")
+
+
+def _parameter_facts(parameters: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """`{"trained": n, "frozen": n}` of environment.json."""
+    trained, frozen = parameters.get("trained"), parameters.get("frozen")
+    if isinstance(trained, int):
+        note = f"+ {_short(frozen)} frozen" if isinstance(frozen, int) and frozen else ""
+        yield "Parameters", _short(trained), note
+
+
+def _short(count: int) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+def notices(run: Run) -> list[Html]:
+    """What a reader must know before anything else: why it failed, what could not be read."""
+    found = []
+    reason = str(run.status.get("reason") or "")
+    if run.state == "interrupted":
+        reason = reason or "The process ended without saying so. The same command again goes on from the last save."
+    if reason:
+        found.append(element("div", element("b", STATES.get(run.state, run.state)), element("p", reason)))
+    if run.problems:
+        items = (element("li", problem) for problem in run.problems)
+        found.append(element("div", element("b", "Not everything could be read"), element("ul", *items)))
+    return [element("div", one, class_=f"notice {run.state}") for one in found]
+
+
+def skipped(run: Run) -> Html:
+    """What was left out of training, by reason, and updates that were not finite."""
+    reasons = run.data.get("skipped")
+    rows: list[list[object]] = []
+    for reason, entry in reasons.items() if isinstance(reasons, dict) else ():
+        count = entry.get("count", 0) if isinstance(entry, dict) else entry
+        examples = [str(e) for e in entry.get("examples") or []] if isinstance(entry, dict) else []
+        shown = f"{count:,}" if isinstance(count, int) else str(count)
+        rows.append([reason, shown, join(*(element("code", e) for e in examples[:5]))])
+    nonfinite = run.last("learning/nonfinite_steps")
+    if nonfinite:
+        rows.append(["non-finite loss or gradient: the update was skipped", f"{nonfinite:,.0f}", ""])
+    if rows:
+        return table(["Reason", "Count", "Such as"], rows, "counts")
+    if not run.data and nonfinite is None:
+        return element("p", "Nothing is known yet.", class_="note")
+    known = [] if not run.data else ["No sample was skipped."]
+    known += [] if nonfinite is None else ["Every update was finite."]
+    return element("p", " ".join(known), class_="note")
+
+
+def last_numbers(run: Run) -> Html | None:
+    """Every metric by name with its newest value: what has no curve is here too."""
+    newest: dict[str, tuple[int, Any]] = {}
+    for line in run.lines:
+        newest |= {name: (line["step"], value) for name, value in line.items() if "/" in name}
+    rows: list[list[object]] = [
+        [element("code", name), number_text(value) if isinstance(value, int | float) else str(value), f"{step:,}"]
+        for name, (step, value) in sorted(newest.items())
+    ]
+    return table(["Metric", "Newest value", "Step"], rows, "counts") if rows else None
+
+
+def times(run: Run) -> str:
+    """When the first and the newest numbers were written."""
+    stamps = [when(line.get("time")) for line in run.lines[:1] + run.lines[-1:]]
+    stamps = [stamp for stamp in stamps if stamp]
+    return "" if not stamps else stamps[0] if stamps[0] == stamps[-1] else f"{stamps[0]} – {stamps[-1]}"
+
+
+def environment(run: Run) -> Html | None:
+    """environment.json as a flat table."""
+    rows: list[list[object]] = [[element("code", key), value] for key, value in _flat("", run.environment)]
+    return table([], rows, "plain") if rows else None
+
+
+def _flat(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif isinstance(value, list) and any(isinstance(v, dict) for v in value):
+        for i, inner in enumerate(value):
+            yield from _flat(f"{prefix}.{i}", inner)
+    else:
+        yield prefix, " ".join(map(str, value)) if isinstance(value, list) else str(value)

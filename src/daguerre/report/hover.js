@@ -1,0 +1,49 @@
+// Values under the pointer: a line through the chart and the nearest point of each series. Nothing else.
+"use strict";
+for (const figure of document.querySelectorAll("figure.chart")) {
+  const svg = figure.querySelector("svg");
+  const cursor = figure.querySelector(".cursor");
+  const tip = figure.querySelector(".tip");
+  const data = JSON.parse(figure.querySelector("script").textContent);
+  const [low, high, left, right] = data.x;
+
+  const nearest = (xs, x) => {
+    let a = 0, b = xs.length - 1;
+    while (b - a > 1) {
+      const middle = (a + b) >> 1;
+      if (xs[middle] < x) a = middle; else b = middle;
+    }
+    return x - xs[a] < xs[b] - x ? a : b;
+  };
+
+  const show = (event) => {
+    const box = svg.getBoundingClientRect();
+    const at = (event.clientX - box.left) / box.width * data.width;
+    const x = low + (Math.min(right, Math.max(left, at)) - left) / (right - left) * (high - low);
+    const anchor = data.series.map((s) => s.xs[nearest(s.xs, x)])
+      .reduce((best, step) => Math.abs(step - x) < Math.abs(best - x) ? step : best);
+    const position = left + (anchor - low) / (high - low) * (right - left);
+    cursor.setAttribute("x1", position);
+    cursor.setAttribute("x2", position);
+    const head = document.createElement("b");
+    head.textContent = "step " + anchor.toLocaleString("en");
+    const rows = data.series.map((s) => {
+      const row = document.createElement("span"), key = document.createElement("i");
+      const i = nearest(s.xs, anchor);
+      key.style.background = s.color;
+      row.append(key, s.name, document.createElement("em"));
+      row.lastChild.textContent = Number(s.ys[i].toPrecision(4)).toString();
+      return row;
+    });
+    tip.replaceChildren(head, ...rows);
+    const x_px = position / data.width * box.width;
+    tip.style.top = svg.offsetTop + 8 + "px";
+    if (x_px < box.width / 2) { tip.style.left = x_px + 12 + "px"; tip.style.right = "auto"; }
+    else { tip.style.right = box.width - x_px + 12 + "px"; tip.style.left = "auto"; }
+    figure.classList.add("hover");
+  };
+
+  svg.addEventListener("pointermove", show);
+  svg.addEventListener("pointerdown", show);
+  svg.addEventListener("pointerleave", () => figure.classList.remove("hover"));
+}

@@ -1,0 +1,108 @@
+"""The report of a run: one HTML page that needs nothing else, and asks nothing of any network.
+
+Puts together what the other modules make. The page carries a policy that lets a browser load nothing from outside
+and run no script but ours; all text from the run is escaped besides.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from string import Template
+
+from daguerre import __version__
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.report import facts
+from daguerre.report.charts import charts
+from daguerre.report.markup import Html, element, join
+from daguerre.report.pictures import evolution
+from daguerre.report.results import results
+from daguerre.report.run import Run, read_run, when
+
+_HERE = Path(__file__).parent
+
+
+def write(folder: Path) -> Path:
+    """Write the report of a run folder into it; returns its path. UserError if the folder is no run's."""
+    path = RunFolder(folder).report
+    write_bytes_atomically(path, render(folder).encode())
+    return path
+
+
+def render(folder: Path) -> str:
+    """The page about a run folder, from its files alone. UserError if the folder is no run's."""
+    run = read_run(folder)
+    script, style = _asset("hover.js"), _asset("style.css")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return Template(_asset("page.html")).substitute(
+        policy=policy,
+        title=join(f"{run.name} · Daguerre"),
+        style=style,
+        script=script,
+        header=_header(run),
+        body=join(*_sections(run)),
+        footer=_footer(),
+    )
+
+
+def _asset(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _header(run: Run) -> Html:
+    state = element("span", facts.STATES.get(run.state, run.state), class_=f"state {run.state}")
+    described = run.setting("description")
+    return join(
+        element("p", "Daguerre · training report", class_="kicker"),
+        element("h1", run.name, " ", state),
+        element("p", described, class_="description") if described else None,
+        facts.summary(run),
+        element("p", facts.times(run), class_="note"),
+        *facts.notices(run),
+        facts.facts(run),
+    )
+
+
+def _sections(run: Run) -> list[Html]:
+    drawn = charts(run)
+    none = "No numbers yet: the first come with the first logging interval."
+    curves = element("div", *drawn, class_="charts") if drawn else element("p", none, class_="note")
+    found = [
+        ("Result", results(run) or element("p", "Nothing was evaluated yet.", class_="note")),
+        ("Pictures", evolution(run) or element("p", "No pictures yet: they come with the first save.", class_="note")),
+        ("Curves", curves),
+        ("Skipped", facts.skipped(run)),
+        ("Details", join(*_details(run))),
+    ]
+    return [element("section", element("h2", title), content) for title, content in found]
+
+
+def _details(run: Run) -> list[Html]:
+    folds = [
+        ("All numbers, newest values", facts.last_numbers(run)),
+        ("Config", element("pre", _yaml(run.config_text)) if run.config_text else None),
+        ("Environment", facts.environment(run)),
+    ]
+    return [element("details", element("summary", title), inner) for title, inner in folds if inner is not None]
+
+
+def _yaml(text: str) -> Html:
+    """YAML with its keys and comments set apart."""
+    return join(*(_yaml_line(line) for line in text.splitlines(keepends=True)))
+
+
+def _yaml_line(line: str) -> Html:
+    if line.lstrip().startswith("#"):
+        return element("i", line)
+    match = re.match(r"(\s*(?:- )?[\w.-]+:)(.*)", line, re.DOTALL)
+    return join(line) if match is None else join(element("b", match[1]), match[2])
+
+
+def _footer() -> Html:
+    now = when(datetime.now(UTC).isoformat())
+    return join(f"Written by Daguerre {__version__} on {now} from the files of the run folder.")

@@ -1,0 +1,104 @@
+"""How the pictures of each prompt evolved: a row a prompt, a column a save, the newest largest.
+
+Pictures are opened, made as small as they are shown, and embedded; none is linked to.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from daguerre.report.markup import Html, element
+from daguerre.report.run import Run, Sample
+
+ROWS, SAVES = 12, 8
+BUDGET_BYTES = 1_900_000
+_NEWEST_PX, _OLDER_PX = 384, 160
+_SMALL_PX = 128
+"""Pictures up to this side keep every pixel and are shown with hard edges."""
+
+
+def evolution(run: Run) -> Html | None:
+    """The rows of pictures, or None if the run has drawn none."""
+    rows: dict[tuple[str, int | None], list[Sample]] = defaultdict(list)
+    for sample in run.samples:
+        rows[sample.prompt, sample.seed].append(sample)
+    latest = max((sample.step for sample in run.samples), default=None)
+    now = {key: row for key, row in rows.items() if row[-1].step == latest}
+    shown = {key: _spread(row) for key, row in list(now.items())[:ROWS]}
+    if not shown:
+        return None
+    for shrink in (1.0, 0.7, 0.5, 0.35, 0.25, 0.15):
+        pictures = {s.path: _embedded(s.path, _side(s, row, shrink)) for row in shown.values() for s in row}
+        if sum(len(address or "") for address, _ in pictures.values()) <= BUDGET_BYTES:
+            break
+    return element(
+        "div",
+        *(_row(prompt, seed, row, pictures) for (prompt, seed), row in shown.items()),
+        _left_out(len(rows) - len(shown), run.samples),
+        class_="evolution",
+    )
+
+
+def _spread(row: list[Sample]) -> list[Sample]:
+    """First, last, and as many even steps between as there is room for."""
+    if len(row) <= SAVES:
+        return row
+    return [row[round(i * (len(row) - 1) / (SAVES - 1))] for i in range(SAVES)]
+
+
+def _side(sample: Sample, row: Sequence[Sample], shrink: float) -> int:
+    return max(16, int((_NEWEST_PX if sample is row[-1] else _OLDER_PX) * shrink))
+
+
+def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
+    """A data address, None for what cannot be read, and whether the picture is shown with hard edges."""
+    try:
+        with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as opened:
+            picture = opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError):  # a broken PNG is a SyntaxError to Pillow
+        return None, False
+    small = max(picture.size) <= _SMALL_PX
+    if max(picture.size) > max(side_px, _SMALL_PX * (side_px >= _SMALL_PX)):
+        picture.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
+    stream = io.BytesIO()
+    if small:
+        picture.save(stream, "PNG", optimize=True)
+    else:
+        picture.save(stream, "WEBP", quality=84)
+    kind = "png" if small else "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}", small
+
+
+def _row(prompt: str, seed: int | None, row: list[Sample], pictures: dict[Path, tuple[str | None, bool]]) -> Html:
+    seed_text = None if seed is None else element("small", f"seed {seed}")
+    return element(
+        "section",
+        element("p", prompt or "(empty prompt)", seed_text, class_="prompt"),
+        element("div", *(_figure(s, s is row[-1], *pictures[s.path]) for s in row), class_="strip"),
+        class_="row",
+    )
+
+
+def _figure(sample: Sample, newest: bool, address: str | None, hard_edges: bool) -> Html:
+    """`title` shows on hover how the picture was made."""
+    how = ", ".join(f"{k} {v}" for k, v in sample.how.items() if k not in ("file", "prompt") and v not in ("", None))
+    if address is None:
+        picture = element("span", "cannot be read", class_="lost")
+    else:
+        alt = f"{sample.prompt}, step {sample.step}"
+        picture = element("img", src=address, alt=alt, title=how, class_="pixels" if hard_edges else None)
+    step = element("figcaption", f"step {sample.step:,}" if newest else f"{sample.step:,}")
+    return element("figure", picture, step, class_="newest" if newest else None)
+
+
+def _left_out(rows: int, samples: list[Sample]) -> Html | None:
+    if rows <= 0:
+        return None
+    several = f"{rows} more prompts are" if rows > 1 else "One more prompt is"
+    return element("p", f"{several} in the folder samples, or not drawn any more.", class_="note")

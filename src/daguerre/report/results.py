@@ -1,0 +1,77 @@
+"""The table of what evaluation measured, with the marks it had to reach.
+
+evaluation.json is `{metric: {"step": n, "count": n, "rows": [{"name", "value", "must", "aim"}]}}`: values and marks are
+shares in [0, 1], higher is better; `must`, `aim`, `step` and `count` may be missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daguerre.report.markup import Html, element, join
+from daguerre.report.run import Run
+
+
+def results(run: Run) -> Html | None:
+    """A table a metric, from evaluation.json, else from the metrics; None if nothing was evaluated."""
+    found = [_metric(name, body) for name, body in run.evaluation.items() if isinstance(body, dict)]
+    found = [one for one in found if one is not None]
+    return join(*found) if found else _from_metrics(run)
+
+
+def _from_metrics(run: Run) -> Html | None:
+    names = sorted({n for line in run.lines for n in line if n.startswith("evaluation/")})
+    by_metric: dict[str, list[dict[str, Any]]] = {}
+    for name in names:
+        _, metric, *rest = name.split("/")
+        by_metric.setdefault(metric, []).append({"name": "/".join(rest) or metric, "value": run.last(name)})
+    return join(*filter(None, (_metric(m, {"rows": rows}) for m, rows in by_metric.items()))) if by_metric else None
+
+
+def _metric(metric: str, body: dict[str, Any]) -> Html | None:
+    listed = body.get("rows")
+    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    rows = [row for row in rows if _is_share(row.get("value"))]
+    if not rows:
+        return None
+    said = [f"{body['count']:,} pictures" if isinstance(body.get("count"), int) else ""]
+    said += [f"step {body['step']:,}" if isinstance(body.get("step"), int) else ""]
+    note = ", ".join(text for text in said if text)
+    has_marks = any(_is_share(row.get("must")) or _is_share(row.get("aim")) for row in rows)
+    head = ["", "", "Measured"] + (["Must", "Aim", ""] if has_marks else [])
+    header = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
+    body_rows = element("tbody", *(_row(row, has_marks) for row in rows))
+    caption = element("caption", element("b", metric), " ", note)
+    return element("div", element("table", caption, header, body_rows, class_="results"), class_="scroll")
+
+
+def _row(row: dict[str, Any], has_marks: bool) -> Html:
+    value, must, aim = row["value"], row.get("must"), row.get("aim")
+    shown = {name: row[name] for name in ("must", "aim") if _is_share(row.get(name))}
+    marks = (element("i", class_=f"mark {name}", style=f"left:{100 * at:.1f}%") for name, at in shown.items())
+    verdict, kind = _verdict(value, must, aim)
+    fill = element("i", class_=f"fill {kind}", style=f"width:{100 * value:.1f}%")
+    cells = [
+        element("td", row.get("name", ""), class_="name"),
+        element("td", element("div", fill, *marks, class_="bar"), class_="share"),
+        element("td", element("b", _percent(value))),
+    ]
+    if has_marks:
+        cells += [element("td", _percent(must)), element("td", _percent(aim)), element("td", verdict, class_=kind)]
+    return element("tr", *cells)
+
+
+def _verdict(value: float, must: Any, aim: Any) -> tuple[str, str]:
+    if _is_share(aim) and value >= aim:
+        return "aim reached", "good"
+    if _is_share(must):
+        return ("must reached", "fair") if value >= must else ("below must", "poor")
+    return ("below aim", "fair") if _is_share(aim) else ("", "good")
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:.1f} %" if _is_share(value) else ""

@@ -1,0 +1,163 @@
+"""What a run folder says about its run: read here, drawn elsewhere. Nothing is written, and no tensor is opened.
+
+Every file may be missing: a run has just begun, or it never evaluates. A file that cannot be read becomes a problem
+that the page shows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from daguerre.checkpoint.run_folder import RunFolder, held_by
+from daguerre.errors import UserError
+from daguerre.training.sinks import read_metrics
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture that the run drew of itself."""
+
+    step: int
+    path: Path
+    prompt: str
+    seed: int | None
+    how: dict[str, Any]
+    """Everything that samples.json says of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read."""
+
+    folder: Path
+    state: str
+    """running, saved, finished, failed; interrupted: it says running, but nobody holds the folder; unknown."""
+    status: dict[str, Any]
+    config: dict[str, Any]
+    config_text: str
+    environment: dict[str, Any]
+    lines: list[dict[str, Any]]
+    data: dict[str, Any]
+    evaluation: dict[str, Any]
+    samples: list[Sample]
+    """Oldest step first."""
+    problems: list[str]
+    """Files that could not be read, and why."""
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return str(self.config.get("run_name") or self.folder.name)
+
+    def setting(self, path: str) -> Any:
+        """A setting by its dotted path, or None."""
+        value: Any = self.config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """Steps and finite values of one metric."""
+        found = [(line["step"], line[name]) for line in self.lines if isinstance(line.get(name), int | float)]
+        found = [(step, float(value)) for step, value in found if math.isfinite(value)]
+        return [float(step) for step, _ in found], [value for _, value in found]
+
+    def last(self, name: str) -> float | None:
+        """The latest finite value of a metric."""
+        values = self.series(name)[1]
+        return values[-1] if values else None
+
+    def training_seconds(self) -> float:
+        """Time in training steps, from their measured mean; saves, pictures and pauses are not in it."""
+        before, total = 0, 0.0
+        for line in self.lines:
+            seconds = line.get("perf/step_time_seconds")
+            if isinstance(seconds, int | float) and math.isfinite(seconds):
+                total += (line["step"] - before) * seconds
+                before = line["step"]
+        return total
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder. UserError if it is none: neither config.yaml nor metrics lie in it."""
+    paths = RunFolder(folder)
+    if not paths.config.exists() and not paths.metrics.exists():
+        raise UserError(
+            f"{str(folder)!r} is no run folder: it has no config.yaml and no metrics/metrics.jsonl. "
+            "Give the folder of a run, such as runs/quickstart"
+        )
+    problems: list[str] = []
+    status = _document(paths.status, problems)
+    config_text = _try(paths.config, lambda path: path.read_text(encoding="utf-8"), problems) or ""
+    config = _try(paths.config, lambda path: yaml.safe_load(path.read_text(encoding="utf-8")), problems)
+    return Run(
+        folder=folder,
+        state=_state(folder, status),
+        status=status,
+        config=config if isinstance(config, dict) else {},
+        config_text=config_text,
+        environment=_document(paths.environment, problems),
+        lines=_try(paths.metrics, read_metrics, problems) or [],
+        data=_document(paths.data, problems),
+        evaluation=_document(paths.evaluation, problems),
+        samples=_samples(paths.samples, problems),
+        problems=list(dict.fromkeys(problems)),
+    )
+
+
+def when(text: Any) -> str:
+    """An ISO time as people write it, in UTC; "" for what is none."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return ""
+    return moment.astimezone(UTC).strftime("%-d %B %Y, %H:%M UTC")
+
+
+def _state(folder: Path, status: dict[str, Any]) -> str:
+    state = str(status.get("state", "unknown"))
+    return "interrupted" if state == "running" and held_by(folder) is None else state
+
+
+def _samples(folder: Path, problems: list[str]) -> list[Sample]:
+    found = []
+    for listing in sorted(folder.glob("step-*/samples.json")):
+        digits = listing.parent.name.removeprefix("step-")
+        entries = _try(listing, lambda path: json.loads(path.read_bytes()), problems)
+        if not digits.isdecimal() or not isinstance(entries, list):
+            continue
+        for entry in entries:
+            # A plain name: the page never shows a picture from outside the run folder.
+            name = str(entry.get("file", "")) if isinstance(entry, dict) else ""
+            if name and Path(name).name == name:
+                prompt, seed = str(entry.get("prompt", "")), entry.get("seed")
+                found.append(Sample(int(digits), listing.parent / name, prompt, seed, entry))
+            else:
+                problems.append(f"{listing.relative_to(folder.parent)}: an entry names no picture of its folder")
+    return sorted(found, key=lambda sample: sample.step)
+
+
+def _document(path: Path, problems: list[str]) -> dict[str, Any]:
+    document = _try(path, lambda p: json.loads(p.read_bytes()), problems)
+    if document is not None and not isinstance(document, dict):
+        problems.append(f"{path.name}: holds no JSON object")
+    return document if isinstance(document, dict) else {}
+
+
+def _try(path: Path, read: Callable[[Path], Any], problems: list[str]) -> Any:
+    """What `read` makes of a file; None if it is missing, or unreadable, which is noted."""
+    if not path.exists():
+        return None
+    try:
+        return read(path)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problems.append(f"{path.name}: cannot be read: {error}")
+        return None
