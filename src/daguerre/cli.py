@@ -47,7 +47,7 @@ class Verb:
 def verbs() -> dict[str, Verb]:
     """All verbs by name: the usual ones in the order in which one needs them, then the others."""
     folder = PACKAGE / "commands"
-    names = {path.stem for path in folder.glob("[!_]*.py") if "\ndef run(" in path.read_text(encoding="utf-8")}
+    names = {path.stem for path in folder.glob("[!_]*.py") if "\nSUMMARY = " in path.read_text(encoding="utf-8")}
     ordered = [*(n for n in USUAL_ORDER if n in names), *sorted(names - set(USUAL_ORDER))]
     return {name: Verb(name) for name in ordered}
 

@@ -139,8 +139,8 @@ def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = 
         yield Section(path, inner, field.description or "")
         plugin = plugin_of(field)
         for found in walk(inner, given, f"{path}.", marked):
-            named = plugin is not None and found.path == f"{path}.{plugin.key}" and isinstance(found, Leaf)
-            yield replace(found, plugin=plugin) if named else found
+            named = plugin is not None and found.path == f"{path}.{plugin.key}"
+            yield replace(found, plugin=plugin) if named and isinstance(found, Leaf) else found
 
 
 def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:

@@ -138,7 +138,8 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
         return list(context["problems"])
     kind, given = error["type"], error["input"]
     if kind == "missing":
-        return [missing(path, leaves)]
+        within = [known for known, leaf in leaves.items() if known.startswith(f"{path}.") and leaf.required]
+        return [missing(known, leaves) for known in within or [path]]
     if kind == "extra_forbidden":
         return [unknown(path, given, leaves, sections)]
     text = str(context["error"]) if kind in ("value_error", "assertion_error") else error["msg"]
