@@ -114,7 +114,14 @@ def test_loss_is_a_mean_over_elements_in_float32(objective: Diffusion):
 
 
 def test_loss_of_bfloat16_latents_is_float32(objective: Diffusion):
-    terms = objective.loss(identity, clean().bfloat16(), {}, objective.draws(7, KEYS, SHAPE))
+    draws, latents = objective.draws(7, KEYS, SHAPE), clean().bfloat16()
+    terms = objective.loss(identity, latents, {}, draws)
+    assert terms.loss_B.dtype == torch.float32
+    assert torch.equal(terms.loss_B, objective.loss(identity, latents.float(), {}, draws).loss_B)
+
+
+def test_loss_of_a_float64_network_is_float32(objective: Diffusion):
+    terms = objective.loss(lambda x, c_noise, cond: x.double(), clean(), {}, objective.draws(7, KEYS, SHAPE))
     assert terms.loss_B.dtype == torch.float32
 
 
