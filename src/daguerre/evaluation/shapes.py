@@ -12,10 +12,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daguerre.data.sources.shapes import COLOURS, PICTURE_PX, RADII_PX, SHAPES, Combination, Prompt, coverage
+from daguerre.data.sources.shapes import (
+    COLOURS,
+    PICTURE_PX,
+    RADII_PX,
+    SHAPES,
+    Combination,
+    Prompt,
+    Settings,
+    coverage,
+    prompts,
+)
+from daguerre.evaluation.result import Draw, Result, Row
 
 NONE = "none"
 ATTRIBUTES = ("background", "colour", "shape", "size")
+MARKS = {"background": (0.95, 0.98), "colour": (0.95, 0.98), "shape": (0.80, 0.95), "size": (0.80, 0.90)}
+"""What the quickstart must reach, and aims at."""
 
 _BORDER_PX = 2
 _BORDER_SHARE = 0.7  # of the border must show one colour for it to be the background
@@ -57,12 +70,20 @@ def check(picture: np.ndarray) -> Reading:
     return Reading(background, colour, shape, NONE if shape == NONE else _size(radius_px))
 
 
-def shares(prompts: Sequence[Prompt], pictures: Sequence[np.ndarray]) -> dict[str, float]:
+def shares(asked: Sequence[Prompt], pictures: Sequence[np.ndarray]) -> dict[str, float]:
     """Share in [0, 1] of pictures that show what their prompt asks for: by attribute, and `all` four."""
-    wanted = [p.combination for p in prompts]
+    wanted = [p.combination for p in asked]
     right = np.array([_agree(w, check(p)) for w, p in zip(wanted, pictures, strict=True)], dtype=bool)
     table = {name: float(right[:, i].mean()) for i, name in enumerate(ATTRIBUTES)}
     return table | {"all": float(right.all(axis=1).mean())}
+
+
+def evaluate(settings: Settings, draw: Draw) -> Result:
+    """Draws prompts of combinations that training never saw, and reads the pictures."""
+    asked = prompts("held_out", settings.checked_prompts, seed=0)
+    pictures = list(draw([prompt.text for prompt in asked]))
+    rows = tuple(Row(name, value, *MARKS.get(name, ())) for name, value in shares(asked, pictures).items())
+    return Result(len(asked), rows)
 
 
 def _agree(wanted: Combination, seen: Reading) -> list[bool]:

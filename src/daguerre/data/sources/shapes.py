@@ -18,6 +18,7 @@ from pydantic import Field
 
 from daguerre import keys
 from daguerre.data.settings import SourceSettings
+from daguerre.settings import FREE
 from daguerre.types import Record
 
 Split = Literal["train", "held_out"]
@@ -53,11 +54,13 @@ class Settings(SourceSettings):
 
     source: Literal["shapes"] = "shapes"
     """Name of this source."""
-    resolution: int = Field(PICTURE_PX, ge=8)
-    """Side of the pictures that are trained on, in pixels; they are drawn at 64."""
+    resolution: int = Field(PICTURE_PX, ge=PICTURE_PX, le=PICTURE_PX)
+    """Side of the pictures, in pixels: they are drawn at 64, and read at 64."""
     jitter_px: float = Field(4.0, ge=0, le=4)
     """Largest distance of a shape's centre from the picture's centre, in pixels, along each axis. At 0 every
     shape is centred; up to 4 keeps the largest shape inside the picture."""
+    checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
+    """Prompts of held-out combinations that are drawn at the end of a run and read by the pixel checker."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class ShapesSource:
     settings: Settings
     split: Split
     count: int | None = None
+    metric: str | None = "shapes"
 
     def sample_id(self, index: int) -> int:
         """Stable 63-bit id of record `index`; ids of the two splits never meet."""

@@ -1,0 +1,59 @@
+"""What a metric gives back: shares with the marks they have to reach.
+
+A file of this folder with this function is a metric:
+
+    def evaluate(settings: SourceSettings, draw: Draw) -> Result
+
+where `settings` are those of the source that names the metric and `draw` yields one picture [H, W, 3] uint8 a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Draw = Callable[[Sequence[str]], Iterable[np.ndarray]]
+"""Pictures of prompts, in their order, by the weights that are evaluated."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of a metric."""
+
+    name: str
+    value: float
+    """A share in [0, 1]; higher is better."""
+    must: float | None = None
+    """What it has to reach, if there is such a mark."""
+    aim: float | None = None
+    """What it is hoped to reach."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The rows of a metric over `count` pictures."""
+
+    count: int
+    rows: tuple[Row, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As evaluation.json holds it, for the report."""
+        return {"count": self.count, "rows": [vars(row) for row in self.rows]}
+
+    def shares(self) -> dict[str, float]:
+        """Values by name."""
+        return {row.name: row.value for row in self.rows}
+
+    def table(self) -> list[str]:
+        """Lines for a terminal."""
+        head = f"{f'{self.count} pictures':16}{'measured':>10}{'must':>8}{'aim':>8}"
+        return [head, *(_line(row) for row in self.rows)]
+
+
+def _line(row: Row) -> str:
+    marks = ["" if mark is None else f"{100 * mark:.0f} %" for mark in (row.must, row.aim)]
+    missed = row.must is not None and row.value < row.must
+    return f"  {row.name:14}{100 * row.value:>8.1f} %{marks[0]:>8}{marks[1]:>8}{'  missed' if missed else ''}".rstrip()
