@@ -32,14 +32,17 @@ for (const figure of document.querySelectorAll("figure.chart")) {
       const i = nearest(s.xs, anchor);
       key.style.background = s.color;
       row.append(key, s.name, document.createElement("em"));
-      row.lastChild.textContent = Number(s.ys[i].toPrecision(4)).toString();
+      const elsewhere = s.xs[i] === anchor ? "" : " at " + s.xs[i].toLocaleString("en");
+      row.lastChild.textContent = Number(s.ys[i].toPrecision(4)) + elsewhere;
       return row;
     });
     tip.replaceChildren(head, ...rows);
-    const x_px = position / data.width * box.width;
-    tip.style.top = svg.offsetTop + 8 + "px";
-    if (x_px < box.width / 2) { tip.style.left = x_px + 12 + "px"; tip.style.right = "auto"; }
-    else { tip.style.right = box.width - x_px + 12 + "px"; tip.style.left = "auto"; }
+    const outer = figure.getBoundingClientRect();
+    const x_px = box.left - outer.left + position / data.width * box.width;
+    const onLeft = x_px < outer.width / 2;
+    tip.style.top = box.top - outer.top + 8 + "px";
+    tip.style.left = onLeft ? x_px + 12 + "px" : "auto";
+    tip.style.right = onLeft ? "auto" : outer.width - x_px + 12 + "px";
     figure.classList.add("hover");
   };
 

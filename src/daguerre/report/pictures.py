@@ -20,7 +20,7 @@ ROWS, SAVES = 12, 8
 BUDGET_BYTES = 1_900_000
 _NEWEST_PX, _OLDER_PX = 384, 160
 _SMALL_PX = 128
-"""Pictures up to this side keep every pixel and are shown with hard edges."""
+"""Pictures up to this side keep every pixel, unless room is short, and are shown with hard edges."""
 
 
 def evolution(run: Run) -> Html | None:
@@ -64,7 +64,7 @@ def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
     except (OSError, SyntaxError, ValueError):  # a broken PNG is a SyntaxError to Pillow
         return None, False
     small = max(picture.size) <= _SMALL_PX
-    if max(picture.size) > max(side_px, _SMALL_PX * (side_px >= _SMALL_PX)):
+    if max(picture.size) > side_px and not (small and side_px >= _SMALL_PX):
         picture.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
     stream = io.BytesIO()
     if small:
