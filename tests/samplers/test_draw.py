@@ -11,6 +11,7 @@ from schedulers import objective_of
 from torch import Tensor
 
 from daguerre import keys, plugins
+from daguerre.samplers import ddim
 from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.settings import SamplingSettings, keywords
 from daguerre.types import Cond
@@ -69,11 +70,22 @@ def test_pictures_do_not_depend_on_the_batch(sampler: str, eta: float) -> None:
 
 
 def test_eta_draws_fresh_noise_by_seed_and_step() -> None:
-    again = pictures([3, 4], Seen(), eta=1.0)
-    assert torch.equal(again, pictures([3, 4], Seen(), eta=1.0))
-    assert not torch.allclose(again, pictures([3, 4], Seen(), eta=0.0), atol=1e-2)
-    fresh = torch.from_numpy(keys.normals(3, "sample/fresh", 1, count=64))
-    assert not torch.equal(fresh, torch.from_numpy(keys.normals(3, "sample/fresh", 2, count=64)))
+    seeds, net = [3, 2**33], Seen()
+    objective, cond = objective_of("v", zero_terminal_snr=True), {"text": torch.ones(2, 1)}
+    settings = SamplingSettings(num_inference_steps=5, guidance_scale=1, eta=1.0)
+
+    def fresh_noise(step: int) -> Tensor:
+        rows = [keys.normals(seed, "sample/fresh", step, count=64) for seed in seeds]
+        return torch.from_numpy(np.stack(rows)).reshape(2, *SHAPE)
+
+    expected = ddim.sample(
+        lambda x, t: objective.denoise(net, x, t, cond),
+        initial_noise(seeds, SHAPE),
+        objective.grid(5),
+        eta=1.0,
+        fresh_noise=fresh_noise,
+    )
+    assert torch.equal(draw(objective, net, cond, None, SHAPE, seeds, settings), expected)
 
 
 def test_edm_starts_from_noise_of_its_own_level() -> None:
@@ -102,11 +114,11 @@ def test_settings_refuse_what_would_have_no_effect() -> None:
         else:
             with pytest.raises(ValueError, match=f"{name} adds no fresh noise: set eta=0, or sampler=ddim"):
                 SamplingSettings(sampler=name, eta=0.5)
-    with pytest.raises(ValueError, match="guidance_rescale is 0.7 and guidance_scale is 1"):
+    with pytest.raises(ValueError, match=r"guidance_rescale is 0\.7 and guidance_scale is 1"):
         SamplingSettings(guidance_scale=1, guidance_rescale=0.7)
     with pytest.raises(ValueError, match="negative_prompt is 'blurry' and guidance_scale is 1"):
         SamplingSettings(guidance_scale=1, negative_prompt="blurry")
-    with pytest.raises(ValueError, match="there is no 'dpm_2m' in samplers.*Did you mean 'dpmpp_2m'"):
+    with pytest.raises(ValueError, match=r"there is no 'dpm_2m' in samplers.*Did you mean 'dpmpp_2m'"):
         SamplingSettings(sampler="dpm_2m")
 
 

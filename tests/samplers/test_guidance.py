@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
-from mixture import even_normals, network
+from mixture import network
 from schedulers import objective_of
 from torch import Tensor
 
