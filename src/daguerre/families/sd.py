@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -84,6 +83,8 @@ class StableDiffusion(TextToImage):
     """CLIPTextModel, frozen."""
     tokenizer: Any
     """CLIPTokenizer."""
+    tokenizer_files: Mapping[str, bytes]
+    """As they were loaded; saving a tokenizer that was used writes its last padding and truncation, too."""
     sample_posterior: bool
     captions_cut: Truncation = field(default_factory=Truncation)
     prompts_cut: Truncation = field(default_factory=Truncation)
@@ -161,16 +162,15 @@ class StableDiffusion(TextToImage):
             networks: dict[str, Any] = self.parts()
             for name, network in networks.items():
                 network.save_pretrained(fresh / name, safe_serialization=True)
-            self.tokenizer.save_pretrained(fresh / "tokenizer")
+            for path, content in self.files().items():
+                (fresh / path).parent.mkdir(exist_ok=True)
+                (fresh / path).write_bytes(content)
             pipeline.write_index(fresh, "StableDiffusionPipeline", _INDEX, plan)
             pipeline.write_card(fresh, "StableDiffusionPipeline", objective, sampling, plan)
         return list(plan.notices)
 
     def files(self) -> dict[str, bytes]:
-        with TemporaryDirectory() as folder:
-            self.tokenizer.save_pretrained(folder)
-            paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-            return {f"tokenizer/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in paths}
+        return {f"tokenizer/{name}": content for name, content in self.tokenizer_files.items()}
 
     def report(self) -> dict[str, dict[str, object]]:
         limit = self.tokenizer.model_max_length
@@ -214,7 +214,8 @@ def load(settings: Settings, seed: int) -> StableDiffusion:
         unet = _random_unet(settings.unet, vae, text_encoder, seed)
     _check_fit(unet, vae, text_encoder)
     tokenizer = _load_tokenizer(folder / "tokenizer", text_encoder)
-    return StableDiffusion(UNet(unet), vae, text_encoder, tokenizer, settings.sample_posterior)
+    files = {path.name: path.read_bytes() for path in sorted((folder / "tokenizer").iterdir()) if path.is_file()}
+    return StableDiffusion(UNet(unet), vae, text_encoder, tokenizer, files, settings.sample_posterior)
 
 
 def _vae_factor(vae: Any) -> int:
