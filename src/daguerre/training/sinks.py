@@ -60,14 +60,15 @@ class MetricsFile:
 class TensorBoard:
     """TensorBoard event files with the names of `metrics.jsonl`, and pictures.
 
-    `resumed_step` is the checkpoint's step on resume: what an earlier process wrote after it is then hidden.
+    `resumed_step` is the checkpoint's step on resume, None for a start from nothing: what an earlier process wrote after
+    it (from nothing: all that it wrote) is hidden.
     """
 
     def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
         # Loading it takes a second, so only a run that asks for TensorBoard pays.
         from torch.utils.tensorboard import SummaryWriter
 
-        purge_step = None if resumed_step is None else resumed_step + 1
+        purge_step = 0 if resumed_step is None else resumed_step + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge_step)
 
     def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
