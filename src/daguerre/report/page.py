@@ -10,10 +10,10 @@ import base64
 import hashlib
 import re
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 
-from daguerre import __version__
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.report import facts
@@ -105,4 +105,4 @@ def _yaml_line(line: str) -> Html:
 
 def _footer() -> Html:
     now = when(datetime.now(UTC).isoformat())
-    return join(f"Written by Daguerre {__version__} on {now} from the files of the run folder.")
+    return join(f"Written by Daguerre {version('daguerre')} on {now} from the files of the run folder.")

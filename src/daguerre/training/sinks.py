@@ -60,8 +60,8 @@ class MetricsFile:
 class TensorBoard:
     """TensorBoard event files with the names of `metrics.jsonl`, and pictures.
 
-    `resumed_step` is the checkpoint's step on resume, None for a start from nothing: what an earlier process wrote after
-    it (from nothing: all that it wrote) is hidden.
+    `resumed_step` is the checkpoint's step on resume, None for a start from nothing: what an earlier process wrote
+    after it (from nothing: all of it) is hidden.
     """
 
     def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
