@@ -116,7 +116,7 @@ def find_run(target: str, place_of_run: Sequence[str]) -> RunFolder:
             raise UserError(f"{target} is a run folder: {' '.join(place_of_run)} would have no effect, leave it out")
         folder = RunFolder(Path(target))
         if not folder.config.is_file():
-            raise UserError(f"{target} is no run folder: it has no config.yaml. Give a run's folder or a recipe")
+            raise UserError(f"{target} is no run folder: it has no config.yaml. {_instead_of(folder.path)}")
         return folder
     output_dir, run_name = configs.peek(target, place_of_run)
     folder = RunFolder(Path(output_dir) / run_name)
@@ -125,6 +125,14 @@ def find_run(target: str, place_of_run: Sequence[str]) -> RunFolder:
             f"there is no run in {folder.path}: train one with `daguerre train {target}`, or give its folder"
         )
     return folder
+
+
+def _instead_of(path: Path) -> str:
+    if not (path / "model_index.json").is_file():
+        return "Give a run's folder or a recipe"
+    if RunFolder(path.resolve().parent).config.is_file():
+        return f"It is the pipeline of a run: give the run, {path.resolve().parent}"
+    return "It is a diffusers pipeline: open it with StableDiffusionPipeline.from_pretrained, its README.md says how"
 
 
 def refuse_other_changes(folder: RunFolder, config: Config) -> None:
