@@ -19,6 +19,7 @@ from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.commands.parts import Parts
 from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
+from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.settings import SamplingSettings
 
@@ -33,7 +34,7 @@ def draw_pictures(
     Picture i depends on its own prompt and seed: its noise to the bit, its pixels within 1/255 whatever else is in
     the batch. The net is used as it is: in evaluation mode, with the weights that the pictures are wanted of.
     """
-    family = text_to_image(parts)
+    family, objective = drawing(parts)
     shape = family.latent_shape((3, resolution, resolution))
     for first in range(0, len(prompts), sampling.batch_size):
         part = slice(first, first + sampling.batch_size)
@@ -41,7 +42,7 @@ def draw_pictures(
         cond = family.encode_prompts(prompts[part])
         null = family.encode_prompts([sampling.negative_prompt] * count) if sampling.guidance_scale > 1 else None
         with parts.autocast():
-            x0 = draw(parts.objective, parts.net, cond, null, shape, seeds[part], sampling, parts.device)
+            x0 = draw(objective, parts.net, cond, null, shape, seeds[part], sampling, parts.device)
         yield from family.decode(x0)
 
 
@@ -59,7 +60,7 @@ def write_pictures(
     entry. Files of the same names are overwritten.
     """
     seeds = [sampling.seed + i for i in range(len(prompts))]
-    shape = text_to_image(parts).latent_shape((3, resolution, resolution))
+    shape = drawing(parts)[0].latent_shape((3, resolution, resolution))
     width = max(3, len(str(len(prompts) - 1)))
     make_folder(folder)
     paths, listing = [], []
@@ -85,8 +86,10 @@ def digest(seed: int, shape: tuple[int, ...]) -> str:
     return sha256(initial_noise([seed], shape).numpy().tobytes()).hexdigest()
 
 
-def text_to_image(parts: Parts) -> TextToImage:
-    """The family, if it can draw from prompts; else UserError."""
-    if not isinstance(parts.family, TextToImage):
-        raise UserError("this model does not draw pictures from prompts")
-    return parts.family
+def drawing(parts: Parts) -> tuple[TextToImage, Diffusion]:
+    """Family and objective, if they can draw from prompts; else UserError."""
+    if not isinstance(parts.family, TextToImage) or not isinstance(parts.objective, Diffusion):
+        raise UserError(
+            "this model does not draw pictures from prompts: that takes a text-to-image family and a diffusion"
+        )
+    return parts.family, parts.objective
