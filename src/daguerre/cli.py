@@ -59,17 +59,8 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command line; its messages are printed."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        return _help(arguments[1:])
-    if arguments[0] in ("-V", "--version"):
-        print(f"daguerre {__version__}")
-        return errors.DONE
-    name, rest = arguments[0], arguments[1:]
     try:
-        verb = _verb(name)
-        if "--help" in rest or "-h" in rest:
-            return _print(verb.texts["HELP"])
-        code = verb.run(rest)
+        code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -83,6 +74,16 @@ def run(arguments: list[str]) -> int:
         return _refuse(error)
     except OSError as error:
         return _blame_machine(error)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    first, *rest = arguments or ["--help"]
+    if first in ("-h", "--help", "help"):
+        return _print(_verb(rest[0]).texts["HELP"] if rest else _overview())
+    if first in ("-V", "--version"):
+        return _print(f"daguerre {__version__}")
+    verb = _verb(first)
+    return _print(verb.texts["HELP"]) if "--help" in rest or "-h" in rest else verb.run(rest)
 
 
 def _verb(name: str) -> Verb:
@@ -114,10 +115,6 @@ def _blame_machine(error: OSError) -> int:
         raise error
     print(f"daguerre: {error.strerror}: {error.filename}", file=sys.stderr)
     return errors.FAILED
-
-
-def _help(words: list[str]) -> int:
-    return _print(_verb(words[0]).texts["HELP"] if words and words[0] in verbs() else _overview())
 
 
 def _print(text: str) -> int:

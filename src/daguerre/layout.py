@@ -181,6 +181,9 @@ def allowed(leaf: Leaf) -> str:
         return ", ".join(map(str, extra["enum"]))  # type: ignore[arg-type]
     words = " or ".join(_in_words(a) for a in alternatives(leaf.field.annotation))
     limits = _limits(leaf.field.metadata)
+    bounds = [getattr(m, name) for m in leaf.field.metadata for cls, name, _ in _BOUNDS if isinstance(m, cls)]
+    if len(bounds) == 2 and bounds[0] == bounds[1]:
+        return str(bounds[0])
     return words.replace("number", f"number {limits}", 1) if limits and "number" in words else words
 
 

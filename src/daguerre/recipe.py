@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,17 +144,16 @@ def resolve(tree: Tree, verbatim: Tree, source: str) -> tuple[Tree, list[str]]:
     for name in list(BaseContainer._resolvers):
         OmegaConf.clear_resolver(name)
     hidden: dict[str, str] = {}
-    whole = merge(tree, _hide(verbatim, hidden))
+    whole = deepcopy(merge(tree, _hide(verbatim, hidden)))
     try:
         config = OmegaConf.create(whole)
-        missing = sorted(OmegaConf.missing_keys(config))
-        for path in missing:
-            _remove(whole, path)
+        # Keys that refer to a missing one are missing to OmegaConf too; only the first cause is worth a line.
+        missing = {path: _remove(whole, path) for path in sorted(OmegaConf.missing_keys(config))}
         resolved = OmegaConf.to_container(OmegaConf.create(whole), resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"{source}: {_interpolation_error(error)}") from error
     assert isinstance(resolved, dict)
-    return _show(resolved, hidden), missing
+    return _show(resolved, hidden), [path for path, value in missing.items() if value == "???"]
 
 
 def _interpolation_error(error: OmegaConfBaseException) -> str:
@@ -188,15 +188,15 @@ def _show(value: Any, hidden: dict[str, str]) -> Any:
     return value
 
 
-def _remove(tree: Any, path: str) -> None:
-    """Take a path (`a.b[0].c`, as OmegaConf writes it) out of the tree."""
+def _remove(tree: Any, path: str) -> Any:
+    """Take a path (`a.b[0].c`, as OmegaConf writes it) out of the tree; what stood there."""
     *parents, last = path.replace("[", ".").replace("]", "").split(".")
     for name in parents:
         tree = tree[int(name)] if isinstance(tree, list) else tree[name]
     if isinstance(tree, list):
-        tree[int(last)] = None
-    else:
-        del tree[last]
+        value, tree[int(last)] = tree[int(last)], None
+        return value
+    return tree.pop(last)
 
 
 def get(tree: Tree, path: str) -> Any:

@@ -1,0 +1,161 @@
+"""The command line: verbs, help, exit codes, and that it is quick."""
+
+import ast
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import daguerre
+from daguerre import cli, errors
+from daguerre.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+
+
+class Raising:
+    """A verb that raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def run(self, arguments: list[str]) -> int:
+        raise self.error
+
+
+@pytest.fixture
+def outcome(monkeypatch, capsys):
+    """The exit code and the error output of a verb that raises."""
+
+    def run(error):
+        verb = Raising(error)
+        monkeypatch.setattr(cli, "import_module", lambda name: verb)
+        code = cli.run(["train", "x"])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def test_every_file_of_a_verb_has_its_texts_as_literals():
+    found = cli.verbs()
+    assert list(found)[:1] == ["train"]
+    assert {"recipes", "doctor"} <= set(found)
+    for name, verb in found.items():
+        summary, text = verb.texts["SUMMARY"], verb.texts["HELP"]
+        assert "\n" not in summary, name
+        assert len(summary) < 75, name
+        assert text.startswith(f"usage: daguerre {name}"), name
+        assert max(map(len, text.splitlines())) <= 120, name
+        tree = ast.parse((cli.PACKAGE / "commands" / f"{name}.py").read_text(encoding="utf-8"))
+        assert any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body), name
+
+
+def test_help_says_all_verbs_and_exit_codes(capsys):
+    assert cli.run([]) == cli.run(["--help"]) == cli.run(["help"]) == 0
+    text = capsys.readouterr().out
+    for name, verb in cli.verbs().items():
+        assert f"{name} " in text
+        assert verb.texts["SUMMARY"] in text
+    for code in errors.EXIT_CODES:
+        assert f"{code}  " in text
+
+
+def test_help_of_a_verb(capsys):
+    assert cli.run(["train", "--help"]) == cli.run(["help", "train"]) == cli.run(["train", "x", "-h"]) == 0
+    text = capsys.readouterr().out
+    assert text == (cli.verbs()["train"].texts["HELP"] + "\n") * 3
+    assert "training.duration" in text
+
+
+def test_version_is_the_packages(capsys):
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"daguerre {daguerre.__version__}\n"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project.get("version", daguerre.__version__) == daguerre.__version__
+
+
+def test_an_unknown_verb(capsys):
+    assert cli.run(["trian", "x"]) == 2
+    assert "Did you mean `daguerre train`?" in capsys.readouterr().err
+    assert cli.run(["quickstart"]) == 2
+    assert "The verb comes first" in capsys.readouterr().err
+
+
+def test_a_users_error_is_text_alone(outcome):
+    assert outcome(UserError("do this")) == (2, "daguerre: do this\n")
+    error = UserError("held")
+    error.exit_code = errors.HELD
+    assert outcome(error)[0] == 3
+
+
+def test_a_value_error_of_ours_is_text_and_one_of_a_library_a_bug(monkeypatch, capsys):
+    from daguerre.settings import Duration
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(run=lambda arguments: Duration("x")))
+    assert cli.run(["train"]) == 2
+    assert "20k steps" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="bug"):  # raised in this file, which is not the package's
+        cli._refuse(_raised(ValueError("bug")))
+
+
+def _raised(error: ValueError) -> ValueError:
+    try:
+        raise error
+    except ValueError as caught:
+        return caught
+
+
+def test_bugs_keep_their_traceback(outcome):
+    with pytest.raises(AssertionError):
+        outcome(AssertionError("ours"))
+    with pytest.raises(KeyError):
+        outcome(KeyError("ours"))
+
+
+def test_the_machines_faults_name_the_file(outcome):
+    assert outcome(OSError(28, "No space left on device", "/run/x")) == (
+        1,
+        "daguerre: No space left on device: /run/x\n",
+    )
+    with pytest.raises(OSError, match="odd"):
+        outcome(OSError("odd"))
+    assert outcome(KeyboardInterrupt())[0] == 130
+
+
+def shell(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "daguerre", *words], capture_output=True, text=True, timeout=60)
+
+
+def test_a_wrong_recipe_in_a_real_process(tmp_path):
+    (tmp_path / "r.yaml").write_text("run_name: x\ntrainng: {duration: 3 steps}\n", encoding="utf-8")
+    done = shell("train", str(tmp_path / "r.yaml"), "--dry-run")
+    assert done.returncode == 2
+    assert "Did you mean training?" in done.stderr
+    assert "must be given" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    quickest = min(_seconds("--help") for _ in range(3))
+    assert quickest < 0.5
+    code = "import sys; from daguerre import cli; cli.run(['--help']); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1]
+    assert not [name for name in ("torch", "numpy", "pydantic", "omegaconf", "rich") if f"'{name}'" in loaded]
+
+
+def test_a_broken_pipe_is_quiet():
+    words = [sys.executable, "-m", "daguerre", "--help"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def _seconds(*words: str) -> float:
+    start = time.perf_counter()
+    assert shell(*words).returncode == 0
+    return time.perf_counter() - start

@@ -1,0 +1,286 @@
+"""The config tree: load, extend, override, refuse, dump, diff."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daguerre import config as configs
+from daguerre import layout, plugins
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.problems import ConfigError
+
+BASE = """
+run_name: tiny
+output_dir: out/${run_name}
+model: {family: sd, pretrained_model_name_or_path: somewhere}
+objective: {name: v, schedule: {shift: 2}, weighting: {name: min_snr, snr_gamma: 4}, noise: {offset: 0.1}}
+data: {source: shapes, jitter_px: 2, resolution: 64}
+training: {duration: 20 steps, global_batch_size: 4}
+ema: {decay: 0.9}
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base.yaml"
+    path.write_text(BASE, encoding="utf-8")
+    return path
+
+
+def beside(base: Path, text: str, name: str = "more.yaml") -> str:
+    path = base.parent / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def load(path: Path | str, *overrides: str) -> Config:
+    return configs.load(str(path), overrides).config
+
+
+def problems(path: Path | str, *overrides: str) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        configs.load(str(path), overrides)
+    for problem in caught.value.problems:
+        assert problem.path in str(caught.value)
+        assert problem.text.splitlines()[0] in str(caught.value)
+    return {problem.path: problem.text for problem in caught.value.problems}
+
+
+def test_a_recipe_becomes_a_frozen_config_of_the_plugins_own_settings(base):
+    config = load(base)
+    assert config.output_dir == "out/tiny"
+    assert type(config.data) is plugins.find("sources", "shapes").Settings
+    assert type(config.objective) is plugins.find("objectives", "v").Settings
+    assert config.training.duration.number == 20
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3
+
+
+def test_a_bare_exponent_is_a_number(base):
+    more = beside(base, "extends: base.yaml\noptimizer: {learning_rate: 1e-4}")
+    assert load(more).optimizer.learning_rate == 1e-4
+
+
+def test_the_extending_recipe_wins_and_mappings_merge(base):
+    middle = "extends: base.yaml\nmodel: {unet: {block_out_channels: [32, 64], layers_per_block: 1}}\nseed: 1"
+    beside(base, middle, "middle.yaml")
+    config = load(beside(base, "extends: middle.yaml\nmodel: {unet: {layers_per_block: 2}}"))
+    assert config.model.unet == {"block_out_channels": [32, 64], "layers_per_block": 2}
+    assert (config.seed, config.run_name) == (1, "tiny")
+
+
+def test_a_section_whose_keys_are_all_comments_changes_nothing(base):
+    assert load(beside(base, "extends: base.yaml\ndata:\nema:\n  # decay: 0.5")) == load(base)
+
+
+def test_another_plugin_drops_the_old_ones_keys_and_keeps_the_shared_ones(base):
+    loaded = configs.load(str(base), ["objective.name=flow"])
+    assert loaded.config.objective.name == "flow"
+    assert loaded.config.objective.noise.offset == 0.1
+    assert loaded.config.objective.weighting.snr_gamma == 4
+    assert [notice for notice in loaded.notices if "objective.schedule" in notice]
+    more = configs.load(beside(base, "extends: base.yaml\nobjective: {name: flow}"))
+    assert more.config == loaded.config
+    assert more.notices == loaded.notices
+
+
+def test_what_the_user_gives_beside_a_new_plugin_is_never_dropped(base):
+    found = problems(base, "objective.name=flow", "objective.schedule.zero_terminal_snr=true")
+    assert "zero_terminal_snr" in found["objective.schedule"]
+
+
+def test_a_switch_drops_what_it_leaves_idle_only_from_below(base):
+    loaded = configs.load(str(base), ["ema.enabled=false", "objective.weighting.name=none"])
+    assert not loaded.config.ema.enabled
+    assert {"ema.decay", "objective.weighting.snr_gamma"} <= {w for n in loaded.notices for w in n.split()}
+    assert "no effect" in problems(base, "ema.enabled=false", "ema.decay=0.5")["ema.decay"]
+    assert "no effect" in problems(base, "validation.every=null", "validation.num_levels=3")["validation.num_levels"]
+
+
+def test_all_problems_come_in_one_message(base):
+    more = beside(
+        base,
+        """
+extends: base.yaml
+run_nme: x
+run_name: "???"
+training: {duration: 20 stps, learning_rate: 1e-4, mixed_precision: fp16, global_batch_size: yes}
+data: {resolution: "64", jitter_px: 9}
+objective: {weighting: {name: minsnr}}
+optimizer: fast
+lr_scheduler: {name: linear}
+sampling: {num_inference_steps: 0, prompts: a}
+ema: {enabled: false, decay: 0.9}
+""",
+    )
+    found = problems(more, "loader.num_worker=3", "every=3", "data.crop=round")
+    assert "must be given" in found["run_name"]
+    assert "Did you mean run_name?" in found["run_nme"]
+    assert "'20k steps'" in found["training.duration"]
+    assert "Did you mean optimizer.learning_rate?" in found["training.learning_rate"]
+    assert found["training.mixed_precision"] == "allowed: auto, no, bf16"
+    assert found["training.global_batch_size"] == "allowed: a whole number from 1 or null"
+    assert found["data.resolution"] == "allowed: 64"
+    assert found["data.jitter_px"] == "allowed: a number from 0 to 4"
+    assert "min_snr" in found["objective.weighting.name"]
+    assert "group of settings" in found["optimizer"]
+    assert found["sampling.num_inference_steps"] == "allowed: a whole number from 1"
+    assert "list" in found["sampling.prompts"]
+    assert "no effect" in found["ema.decay"]
+    assert "Did you mean loader.num_workers?" in found["loader.num_worker"]
+    assert "checkpoint.every" in found["every"]
+    assert found["data.crop"] == "allowed: center, random"
+    assert len(found) == 16
+
+
+def test_an_empty_recipe_is_told_everything_that_it_lacks(base):
+    found = problems(beside(base, "{}"))
+    assert {"run_name", "model.family", "objective.name", "data.source", "training.duration"} == set(found)
+    assert "shapes" in found["data.source"]
+
+
+def test_a_key_of_another_plugin_names_it(base):
+    text = problems(base, "objective.sigma_data=1")["objective.sigma_data"]
+    assert "objective.name=edm" in text
+
+
+def test_a_secret_is_refused_and_not_shown(base):
+    for override in ("wandb.api_key=abc123", "hub_token=abc123"):
+        with pytest.raises(ConfigError, match="environment") as caught:
+            load(base, override)
+        assert "abc123" not in str(caught.value)
+    with pytest.raises(ConfigError, match="secrets") as caught:
+        load(beside(base, "extends: base.yaml\nwandb: {api_key: abc123}"))
+    assert "abc123" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given_keys", "path", "word"),
+    [
+        (["per_device_batch_size=3"], "training.global_batch_size", "multiple"),
+        (["gradient_accumulation_steps=3"], "training.global_batch_size", "multiple"),
+        (["per_device_batch_size=4", "gradient_accumulation_steps=2"], "training.global_batch_size", "is not"),
+        (["global_batch_size=null"], "training.global_batch_size", "must be given"),
+        (["lr_scheduler.warmup=21 steps"], "lr_scheduler.warmup", "longer"),
+        (["run_name=a/b"], "run_name", "folder"),
+        (["run_name="], "run_name", "folder"),
+        (["seed=-1"], "seed", "from 0"),
+    ],
+)
+def test_sections_that_do_not_fit(base, given_keys, path, word):
+    assert word in problems(base, *given_keys)[path]
+
+
+def test_batches_that_fit(base):
+    assert load(base, "per_device_batch_size=2").training.per_device_batch_size == 2
+    assert load(base, "per_device_batch_size=2", "gradient_accumulation_steps=2")
+    assert load(base, "global_batch_size=null", "per_device_batch_size=2", "gradient_accumulation_steps=3")
+
+
+def test_overrides_of_a_recipe_are_seen_by_its_interpolations_but_hold_none(base):
+    assert load(base, "run_name=001").output_dir == "out/001"
+    assert load(base, "run_name=${seed}").output_dir == "out/${seed}"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("run_name: ${oc.env:HOME}", "oc.env"),
+        ("run_name: ${nothing}", "nothing"),
+        ("run_name: ${oc.create:{}}", "oc.create"),
+        ("run_name: ${description}\ndescription: ${run_name}", "Recursive"),
+    ],
+)
+def test_interpolation_reaches_the_recipe_only(base, text, word):
+    with pytest.raises(UserError, match=word):
+        load(beside(base, f"extends: base.yaml\n{text}"))
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda text: text not in ("???", "null"))
+TRICKY = st.sampled_from(
+    ["001", "no", "1e-4", "a cat: on a mat", "~", "[1]", "${seed}", "\\${x", "1:30", "é\u2028", ".nan", " "]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    negative_prompt=TEXTS | TRICKY,
+    description=TEXTS | TRICKY,
+    rate=st.floats(1e-12, 1.0),
+    prompts=st.none() | st.lists(TEXTS | TRICKY, max_size=3),
+    seed=st.integers(0, 1 << 62),
+    every=st.sampled_from(["null", "7 steps", "1.5M samples", "3 epochs"]),
+)
+def test_what_is_overridden_is_dumped_and_read_back(
+    tmp_path_factory, negative_prompt, description, rate, prompts, seed, every
+):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "base.yaml").write_text(BASE, encoding="utf-8")
+    overrides = [f"negative_prompt={negative_prompt}", f"description={description}", f"learning_rate={rate!r}"]
+    config = load(folder / "base.yaml", *overrides, f"seed={seed}", f"checkpoint.every={every}")
+    config = config.model_copy(update={"sampling": config.sampling.model_copy(update={"prompts": prompts})})
+    assert (config.sampling.negative_prompt, config.description) == (negative_prompt, description)
+    assert (config.optimizer.learning_rate, config.seed) == (rate, seed)
+    (folder / "config.yaml").write_text(configs.dump(config), encoding="utf-8", newline="\n")
+    again = load(folder)
+    assert again == config
+    assert configs.dump(again) == configs.dump(config)
+    assert configs.diff(config, again) == []
+
+
+@pytest.mark.parametrize("name", plugins.names("objectives"))
+def test_every_objective_is_dumped_and_read_back(base, name):
+    config = load(beside(base, f"extends: base.yaml\nobjective: {{name: {name}, noise: {{offset: 0.3}}}}", "x.yaml"))
+    dumped = beside(base, configs.dump(config), "config.yaml")
+    assert load(dumped) == config
+
+
+def test_switched_off_sections_are_dumped_and_read_back(base):
+    config = load(base, "use_ema=False", "validation.every=null", "snr_gamma=0", "clip_grad=False")
+    assert load(beside(base, configs.dump(config))) == config
+
+
+def test_a_run_folder_is_a_recipe(base):
+    (base.parent / "config.yaml").write_text(configs.dump(load(base)), encoding="utf-8")
+    assert load(base.parent, "seed=3").seed == 3
+
+
+def test_diff_says_what_changed_and_whether_a_resume_may(base):
+    old, new = load(base), load(base, "seed=3", "num_workers=2", "training.duration=9 epochs", "model.unet.groups=8")
+    changes = {change.path: (change.old, change.new, change.resume) for change in configs.diff(old, new)}
+    assert changes == {
+        "seed": (0, 3, "identity"),
+        "model.unet.groups": (None, 8, "identity"),
+        "loader.num_workers": (0, 2, "elastic"),
+        "training.duration": ("20 steps", "9 epochs", "free"),
+    }
+
+
+def test_peek_reads_place_and_name_only(base):
+    assert configs.peek(str(base)) == ("out/tiny", "tiny")
+    assert configs.peek(str(base), ["nonsense=1", "--experiment.name=x"]) == ("out/x", "x")
+    assert configs.peek(beside(base, "run_name: x"), ["output_dir=/o"]) == ("/o", "x")
+    with pytest.raises(ConfigError, match="run_name"):
+        configs.peek(beside(base, "seed: 1"))
+
+
+def every_leaf() -> list[layout.Leaf]:
+    found: dict[str, layout.Leaf] = {}
+    for section, plugin in layout.plugin_sections(Config).items():
+        for name in plugins.names(plugin.kind):
+            found |= layout.leaves(Config, {section: {plugin.key: name}})
+    return list(found.values())
+
+
+def test_every_setting_is_documented():
+    assert [leaf.path for leaf in every_leaf() if len(leaf.doc) < 8] == []
+
+
+def test_every_setting_says_what_it_allows():
+    for leaf in every_leaf():
+        words = layout.allowed(leaf)
+        assert words, leaf.path
+        assert "typing" not in words, leaf.path

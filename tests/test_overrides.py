@@ -1,0 +1,152 @@
+"""Arguments, names and the typing of an override's text; the names of other trainers."""
+
+from typing import Any, Literal
+
+import pytest
+
+from daguerre import aliases, layout, overrides
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.settings import Duration
+
+TREE = {"data": {"source": "shapes"}, "objective": {"name": "v"}}
+
+
+def test_every_way_to_write_an_override():
+    given = overrides.split(["--config", "a.yaml", "--seed", "3", "--run_name=x", "lr=1", "--dry-run"], ["--dry-run"])
+    assert given.recipe == "a.yaml"
+    assert given.overrides == ("seed=3", "run_name=x", "lr=1")
+    assert given.flags == {"--dry-run"}
+    assert overrides.split(["--checkpoint_every", "-1"]).overrides == ("checkpoint_every=-1",)
+    assert overrides.split(["config=x.yaml"]).recipe == "x.yaml"
+    assert overrides.split([]).recipe == ""
+    assert overrides.pair("--per-device-batch-size=3") == ("per_device_batch_size", "3")
+    assert overrides.pair("prompt=a=b") == ("prompt", "a=b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["a", "b"], "one recipe"), (["--seed"], "needs a value"), (["-x"], "no option"), (["a", "config=b"], "a and b")],
+)
+def test_arguments_that_make_no_sense(arguments, word):
+    with pytest.raises(UserError, match=word):
+        overrides.split(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "annotation", "value"),
+    [
+        ("001", str, "001"),
+        ("no", str | None, "no"),
+        ("null", str | None, None),
+        ("null", str, "null"),
+        ("a cat: on a mat", str, "a cat: on a mat"),
+        ("[a]", str, "[a]"),
+        ("1e-4", float, 1e-4),
+        ("1e6", int, 1_000_000),
+        ("1.5", int, 1.5),
+        ("True", bool, True),
+        ("off", bool, False),
+        ("no", Literal["auto", "no", "bf16"], "no"),
+        ("20 steps", Duration | None, "20 steps"),
+        ("null", Duration | None, None),
+        ("[32, 64]", tuple[int, ...], [32, 64]),
+        ("[001, no, a b]", list[str] | None, ["001", "no", "a b"]),
+        ("{a: 1e-4}", dict[str, Any] | None, {"a": 1e-4}),
+        ("[1", list[int], "[1"),
+        ("fast", float, "fast"),
+    ],
+)
+def test_text_is_typed_by_its_field(text, annotation, value):
+    found = overrides.typed(text, annotation)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.fixture(scope="module")
+def leaves() -> dict[str, layout.Leaf]:
+    return layout.leaves(Config, TREE | {"model": {"family": "sd"}})
+
+
+def test_every_setting_is_reached_by_its_path_and_by_a_name_of_its_own(leaves):
+    for path in leaves:
+        assert overrides.find(path, leaves, []) == (path, ())
+        name = path.rpartition(".")[2]
+        same = [other for other in leaves if other.rpartition(".")[2] == name]
+        if len(same) == 1 and name not in aliases.REFUSED:
+            assert overrides.find(name, leaves, []) == (path, ())
+    assert overrides.find("seed", leaves, []) == ("seed", ())
+    assert overrides.find("model.unet.layers.n", leaves, []) == ("model.unet", ("layers", "n"))
+    assert overrides.find("nothing", leaves, []) is None
+    with pytest.raises(UserError, match=r"checkpoint.every, validation.every or logging.every"):
+        overrides.find("every", leaves, [])
+
+
+EXAMPLES = {
+    "max_train_steps": ("500", {"training.duration": "500 steps"}),
+    "num_examples_to_see": ("64000", {"training.duration": "64000 samples"}),
+    "checkpoint_every": ("-1", {"checkpoint.every": "null"}),
+    "save_every": ("1000", {"checkpoint.every": "1000 steps"}),
+    "snr_gamma": ("-1", {"objective.weighting.name": "none"}),
+    "clip_grad": ("False", {"training.max_grad_norm": "null"}),
+    "weights_dtype": ("float32", {}),
+    "activations_dtype": ("bfloat16", {"training.mixed_precision": "bf16"}),
+    "ms_amp_level": ("O2", {"training.mixed_precision": "bf16"}),
+    "param_fp16": ("False", {}),
+    "use_ema": ("True", {"ema.enabled": "True"}),
+    "learning_rate": ("1", {"learning_rate": "1"}),
+}
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_a_seeds_name_becomes_ours(key):
+    text, values = EXAMPLES[key]
+    assert dict(aliases.translate(key, text).values) == values
+
+
+def test_min_snr_comes_with_its_gamma():
+    values = dict(aliases.translate("snr_gamma", "5").values)
+    assert values == {"objective.weighting.name": "min_snr", "objective.weighting.snr_gamma": "5"}
+    with pytest.raises(UserError, match="number"):
+        aliases.translate("snr_gamma", "big")
+
+
+def test_what_the_tables_name_exists(leaves):
+    """A path that is renamed must be renamed in the tables; `data.path` belongs to sources other than shapes."""
+    named = set(aliases.SAME.values()) | {path for _, values in EXAMPLES.values() for path in values if "." in path}
+    assert named - set(leaves) == {"data.path"}
+    assert not set(aliases.SAME) & set(leaves)
+
+
+@pytest.mark.parametrize("key", aliases.REFUSED)
+def test_refused_names_say_what_to_use(key):
+    with pytest.raises(UserError, match=r"not a setting here: .{20}"):
+        aliases.translate(key, "1")
+
+
+@pytest.mark.parametrize("key", aliases.NOTICES)
+def test_names_without_counterpart_are_one_notice(key):
+    meaning = aliases.translate(key, "1")
+    assert meaning.values == ()
+    assert len(meaning.notices) == 1
+    assert key in meaning.notices[0]
+
+
+def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
+    for key in ("jax_cache_dir", "ici_fsdp_parallelism", "attention", "cache_latent", "timestep_bias_strategy"):
+        with pytest.raises(UserError, match="not there yet"):
+            aliases.translate(key, "8")
+    for key, text in (("ici_fsdp_parallelism", "1"), ("timestep_bias_strategy", "none"), ("is_parallel", "False")):
+        assert "anyway" in aliases.translate(key, text).notices[0]
+    for key, text in (("ms_amp_level", "O3"), ("weights_dtype", "bfloat16"), ("param_fp16", "True")):
+        with pytest.raises(UserError, match="not there yet"):
+            aliases.translate(key, text)
+
+
+@pytest.mark.parametrize("table", [aliases.CONVERTED], ids=["CONVERTED"])
+def test_a_value_that_means_nothing_is_an_error(table):
+    counted = {"max_train_steps", "updates", "warmup_updates", "num_examples_to_see", "checkpoint_every", "save_every"}
+    for key, convert in table.items():
+        if key.rpartition(".")[2] not in counted:
+            with pytest.raises(UserError, match="got 'nonsense'"):
+                convert("nonsense")

@@ -1,0 +1,97 @@
+"""Recipe files: how they are found and read, and what is refused in them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from daguerre import config as configs
+from daguerre import recipe
+from daguerre.errors import UserError
+
+
+def write(folder: Path, text: str, name: str = "r.yaml") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a: 1\na: 2", "line 2: .*duplicate key a"),
+        ("a: [1", "line 2: not valid YAML"),
+        ("a: {b: ???}", 'write "\\?\\?\\?" in quotes'),
+        ("- 1", "a mapping of keys to values, this is a list"),
+        ("1: 2", "the key 1 is a int"),
+        ("a: {true: 2}", "not text"),
+        ("a: !!python/object/apply:os.system [ls]", "tag"),
+        ("a: ${b", "no viable alternative"),
+        ("extends: 3", "extends takes one"),
+        ("extends: nowhere.yaml", "no recipe 'nowhere.yaml'"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, text, word):
+    with pytest.raises(UserError, match=word):
+        recipe.layers(write(tmp_path, text))
+
+
+def test_an_alias_bomb_is_refused(tmp_path):
+    rows = ["a0: &a0 [1,1,1,1,1,1,1,1,1]"]
+    rows += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    with pytest.raises(UserError, match="limit"):
+        recipe.layers(write(tmp_path, "\n".join(rows)))
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot be read"):
+        recipe.layers(str(tmp_path / "r.yaml"))
+
+
+def test_extends_in_a_circle(tmp_path):
+    write(tmp_path, "extends: b.yaml", "a.yaml")
+    write(tmp_path, "extends: a.yaml", "b.yaml")
+    with pytest.raises(UserError, match=re.escape("circle") + ".*a.yaml -> .*b.yaml -> .*a.yaml"):
+        recipe.layers(str(tmp_path / "a.yaml"))
+
+
+def test_extends_is_looked_up_beside_the_file_or_among_the_shipped(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "sub", "seed: 1", "base.yaml")
+    name = write(tmp_path, "extends: sub/base.yaml\nrun_name: x")
+    assert [layer.tree for layer in recipe.layers(name)] == [{"seed": 1}, {"run_name": "x"}]
+    for shipped, path in recipe.shipped().items():
+        assert recipe.layers(write(tmp_path, f"extends: {shipped}"))[-2].path == path
+
+
+def test_a_recipe_that_is_not_there(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="without a config"):
+        recipe.locate(str(tmp_path / "run"))
+    with pytest.raises(UserError, match="Did you mean quickstart"):
+        recipe.locate("quickstrat")
+    with pytest.raises(UserError, match="which recipe"):
+        recipe.locate("")
+
+
+def test_resolvers_of_the_environment_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET_OF_MINE", "abc123")
+    for text in ("${oc.env:SECRET_OF_MINE}", "${oc.decode:1}", "${oc.select:a}"):
+        with pytest.raises(UserError, match="own paths only") as caught:
+            recipe.resolve({"a": text}, {}, "r.yaml")
+        assert "abc123" not in str(caught.value)
+
+
+def test_what_is_missing_is_listed_once_and_taken_out():
+    tree, missing = recipe.resolve({"a": "???", "b": "x ${a}", "c": {"d": "???", "e": 1}}, {}, "r.yaml")
+    assert missing == ["a", "c.d"]
+    assert tree == {"c": {"e": 1}}
+
+
+@pytest.mark.parametrize("name", recipe.shipped())
+def test_every_shipped_recipe_loads_and_is_dumped_and_read_back(tmp_path, name):
+    loaded = configs.load(name)
+    assert loaded.notices == ()
+    assert configs.load(write(tmp_path, configs.dump(loaded.config))).config == loaded.config
