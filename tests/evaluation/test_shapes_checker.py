@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -105,3 +106,23 @@ def test_sizes_in_between_have_no_name() -> None:
 def test_a_picture_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(64, 64, 3\) uint8"):
         shapes.check(np.zeros((32, 32, 3), np.uint8))
+
+
+def test_evaluation_asks_for_held_out_combinations_and_says_must_and_aim() -> None:
+    asked = source.prompts("held_out", 200, seed=0)
+
+    def draw(texts: Sequence[str]) -> list[np.ndarray]:
+        assert list(texts) == [prompt.text for prompt in asked]
+        pictures = [source.render(prompt.combination) for prompt in asked]
+        return [np.zeros((64, 64, 3), np.uint8)] * 50 + pictures[50:]
+
+    result = shapes.evaluate(source.Settings(), draw)
+    assert result.count == 200
+    assert {row.name: row.must for row in result.rows} == {
+        "background": 0.95,
+        "colour": 0.95,
+        "shape": 0.8,
+        "size": 0.8,
+        "all": None,
+    }
+    assert result.shares()["shape"] == 0.75
