@@ -147,6 +147,12 @@ def test_a_key_of_another_plugin_names_it(base):
     assert "objective.name=edm" in text
 
 
+def test_a_key_that_is_given_twice_is_said(base):
+    loaded = configs.load(str(base), ["seed=1", "lr=1e-3", "seed=2", "learning_rate=1e-3"])
+    assert loaded.config.seed == 2
+    assert loaded.notices == ("seed is given twice: 2 holds, 1 does not",)
+
+
 def test_a_secret_is_refused_and_not_shown(base):
     for override in ("wandb.api_key=abc123", "hub_token=abc123"):
         with pytest.raises(ConfigError, match="environment") as caught:

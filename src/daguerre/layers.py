@@ -40,11 +40,13 @@ def from_overrides(
     names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
     values: Tree = {}
     for key, path, text in sorted(pairs, key=lambda item: item[1] not in names):
-        problems += _set(root, values, tree, (key, path, text))
+        problems += _set(root, values, tree, (key, path, text), notices)
     return values, problems
 
 
-def _set(root: type[Settings], values: Tree, tree: Tree, item: tuple[str, str, str]) -> list[Problem]:
+def _set(
+    root: type[Settings], values: Tree, tree: Tree, item: tuple[str, str, str], notices: list[str]
+) -> list[Problem]:
     """Put one override into `values`, or say why it cannot be."""
     key, path, text = item
     below = recipe.merge(tree, values)
@@ -60,7 +62,11 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: tuple[str, str, s
         return [group(key, text, leaves, target)]
     plain = inside or target in sections
     value = overrides.yaml_value(text) if plain else overrides.typed(text, leaves[target].field.annotation)
-    values.update(recipe.merge(values, overrides.nested(".".join([target, *inside]), value)))
+    full = ".".join([target, *inside])
+    before = recipe.get(values, full)
+    if before is not recipe.ABSENT and before != value:
+        notices.append(f"{full} is given twice: {shown(value)} holds, {shown(before)} does not")
+    values.update(recipe.merge(values, overrides.nested(full, value)))
     return []
 
 

@@ -49,8 +49,8 @@ class Plugin:
         try:
             return settings_class.model_validate(value)
         except ValidationError as error:
-            text = str(error).replace("{", "{{").replace("}", "}}")
-            raise PydanticCustomError("plugin", text, {"errors": error.errors(include_url=False)}) from None
+            context = {"text": str(error), "errors": error.errors(include_url=False)}
+            raise PydanticCustomError("plugin", "{text}", context) from None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self.choose, handler(source))

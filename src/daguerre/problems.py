@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from daguerre.layout import Leaf, allowed, summary
 NOTHING = object()
 """Stands for "nothing was given" in a problem."""
 
-SECRET_WORDS = ("api_key", "apikey", "token", "secret", "password", "passwd")
+_SECRET = re.compile(r"api_?key|secret|passw(or)?d|(^|[._])token$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _block(problem: Problem) -> str:
 def is_secret(path: str, value: Any = None) -> bool:
     """Whether a path, or a key inside its value, is named like a secret."""
     inner = [is_secret(str(name), below) for name, below in value.items()] if isinstance(value, dict) else []
-    return any(word in path.lower() for word in SECRET_WORDS) or any(inner)
+    return _SECRET.search(path) is not None or any(inner)
 
 
 def shown(value: Any, width: int = 60) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.errors import HELD, UserError
 from daguerre.errors import UserError
 
 State = Literal["running", "saved", "finished", "failed"]
@@ -37,6 +38,8 @@ class RunFolderError(UserError):
 
 class RunFolderHeld(RunFolderError):
     """Another process works in this run folder; the message names it."""
+
+    exit_code = HELD
 
 
 @dataclass(frozen=True)

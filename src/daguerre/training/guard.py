@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from daguerre.errors import FAILED
 from daguerre.types import Batch
 
 _NAMES_SHOWN = 8
@@ -14,6 +15,8 @@ _NAMES_SHOWN = 8
 
 class NonFiniteError(ValueError):
     """Too many updates in a row had a non-finite loss or gradient."""
+
+    exit_code = FAILED
 
 
 class Guard:
