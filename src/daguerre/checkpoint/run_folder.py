@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.errors import HELD, UserError
-from daguerre.errors import UserError
 
 State = Literal["running", "saved", "finished", "failed"]
 
