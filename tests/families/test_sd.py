@@ -158,6 +158,7 @@ def test_what_the_other_networks_decide_is_taken_from_them(tiny_sd):
         ({"out_channels": 8}, "out_channels is 8, but must be 4"),
         ({"block_out_chanels": [32]}, "did you mean block_out_channels"),
         ({"block_out_channels": [32, 64, 96]}, "cannot build"),
+        ({"norm_num_groups": 32}, "remove the time embedding"),
         ({"num_class_embeds": 10}, "gives the UNet text only"),
     ],
 )
@@ -198,6 +199,23 @@ def test_a_missing_place_says_what_was_looked_for(monkeypatch, tmp_path):
         load(Path("nowhere"))
     with pytest.raises(ValueError, match=r"owner/model.*hf download owner/model"):
         load(Path("owner/model"))
+
+
+def test_a_hub_id_is_read_from_the_local_cache(tiny_sd, monkeypatch, tmp_path):
+    monkeypatch.setattr(pretrained.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(pretrained.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    model, commit = tmp_path / "models--owner--model", "0" * 40
+    shutil.copytree(tiny_sd, model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    assert load(Path("owner/model")).latent_shape((3, 16, 16)) == (4, 8, 8)
+
+
+def test_the_shipped_base_fits_the_quickstart():
+    family = load(Path("quickstart"), unet=TINY_UNET)
+    latents, cond = family.encode(batch(family, [0, 1], ["a large red circle on a blue background", ""]))
+    assert torch.isfinite(latents).all()
+    assert not torch.equal(cond["text"][0], cond["text"][1])
 
 
 def test_an_incomplete_folder_names_what_it_lacks(tiny_sd, tmp_path):

@@ -238,9 +238,16 @@ def _random_unet(numbers: Mapping[str, Any], vae: Any, text_encoder: Any, seed: 
         "cross_attention_dim": text_encoder.config.hidden_size,
     }
     try:
-        return pretrained.seeded(lambda: UNet2DConditionModel(**(decided | dict(numbers))), seed)
+        unet = pretrained.seeded(lambda: UNet2DConditionModel(**(decided | dict(numbers))), seed)
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"model.unet: diffusers cannot build a UNet of these numbers: {error}") from error
+    # The time embedding is one number a channel, and a norm over a single channel takes it out again.
+    if unet.config.norm_num_groups == min(unet.config.block_out_channels):
+        raise UserError(
+            f"model.unet: norm_num_groups is {unet.config.norm_num_groups}, as many as the first block has channels: "
+            "each norm would remove the time embedding of its channel; set norm_num_groups to a half or less (8)"
+        )
+    return unet
 
 
 def _check_fit(unet: Any, vae: Any, text_encoder: Any) -> None:
