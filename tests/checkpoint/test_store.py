@@ -297,3 +297,28 @@ def test_a_manifest_cannot_point_outside(store):
 
 def test_errors_are_the_users_to_read():
     assert issubclass(CheckpointError, UserError)
+
+
+def test_rewinding_sets_newer_ones_aside_and_refuses_names_that_are_not_there(store):
+    for number in (1, 2, 3):
+        save(store, number)
+    with pytest.raises(CheckpointError, match=r"no checkpoint 'step-00000009'.*step-00000001, .*step-00000003"):
+        store.rewind("step-00000009")
+    found = store.rewind("step-00000001")
+    assert found.path == store.root / "step-00000001"
+    assert store.names() == ["step-00000001"]
+    assert sorted(p.name for p in (store.root / "quarantine").iterdir() if p.is_dir()) == [
+        "step-00000002",
+        "step-00000003",
+    ]
+    assert "went on from step-00000001" in found.notices[0]
+    assert fresh(store).recover().path == found.path
+
+
+def test_rewinding_to_a_damaged_one_moves_nothing(store):
+    for number in (1, 2):
+        save(store, number)
+    flip(store.root / "step-00000001" / "model.safetensors")
+    with pytest.raises(Damaged, match=r"model\.safetensors"):
+        fresh(store).rewind("step-00000001")
+    assert store.names() == ["step-00000001", "step-00000002"]

@@ -110,6 +110,21 @@ class Store:
                 notices.append(notice)
         return Found(None, notices)
 
+    def rewind(self, name: str) -> Found:
+        """`recover` to the checkpoint `name`: newer ones go to `quarantine`, as the run will make them again.
+
+        CheckpointError if there is none of this name, or if it is damaged; then nothing is moved.
+        """
+        with _explained(self.root):
+            notices = [*self._undo_replacements(), *self._remove_temporaries()]
+            if name not in self.names():
+                there = ", ".join(self.names()) or "none"
+                raise CheckpointError(f"there is no checkpoint {name!r} in {self.root}; there are: {there}")
+            path = self._verified(name)
+            newer = self.names()[self.names().index(name) + 1 :]
+            notices += [self._quarantine(one, f"the run went on from {name}, which is older") for one in newer]
+        return Found(path, notices + self._extras(name))
+
     def purge(self, keep: int) -> list[str]:
         """Delete all but the newest `keep` verified checkpoints; returns notices.
 
@@ -173,7 +188,7 @@ class Store:
         except Damaged as damage:
             return self._quarantine(name, damage)
 
-    def _quarantine(self, name: str, damage: Damaged) -> str:
+    def _quarantine(self, name: str, reason: Damaged | str) -> str:
         aside = self.root / "quarantine" / name
         number = 2
         while aside.exists():
@@ -183,8 +198,8 @@ class Store:
         sync_folder(aside.parent)
         sync_folder(self.root)
         with suppress(OSError):
-            aside.with_name(f"{aside.name}.txt").write_text(f"{damage}\n", encoding="utf-8")
-        return f"{damage}; {name} is moved to {aside}"
+            aside.with_name(f"{aside.name}.txt").write_text(f"{reason}\n", encoding="utf-8")
+        return f"{reason}; {name} is moved to {aside}"
 
     def _verified(self, name: str) -> Path:
         path = self.root / name
