@@ -178,6 +178,12 @@ def held_by(path: Path) -> Holder | None:
         os.close(descriptor)
 
 
+def refuse_if_held(path: Path) -> None:
+    """RunFolderHeld, naming the process, if one works in the run folder: a first look before anything is loaded."""
+    if holder := held_by(path):
+        raise RunFolderHeld(_held(path, holder if holder.pid else None))
+
+
 def _try_lock(descriptor: int, mode: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, mode | fcntl.LOCK_NB)

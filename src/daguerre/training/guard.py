@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from daguerre.errors import FAILED
+from daguerre.errors import FAILED, UserError
 from daguerre.types import Batch
 
 _NAMES_SHOWN = 8
 
 
-class NonFiniteError(ValueError):
+class NonFiniteError(UserError):
     """Too many updates in a row had a non-finite loss or gradient."""
 
     exit_code = FAILED

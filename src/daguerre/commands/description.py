@@ -1,0 +1,108 @@
+"""What a run is, in words: the lines before it starts, and `train --dry-run`. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from daguerre import config as configs
+from daguerre.commands.parts import BatchSizes, Parts
+from daguerre.config import Config
+from daguerre.data.source import Source
+from daguerre.training.progress import duration_text
+from daguerre.types import Batch
+
+
+def count_text(count: float) -> str:
+    """A count for people: 3.1 M, 845 k, 12."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+def parameter_counts(parts: Parts) -> dict[str, int]:
+    """Parameters of all networks: `trained` and `frozen`."""
+    every = {id(p): p for part in [*parts.family.parts().values(), parts.net] for p in part.parameters()}
+    trained = sum(p.numel() for p in parts.net.parameters() if p.requires_grad)
+    return {"trained": trained, "frozen": sum(p.numel() for p in every.values()) - trained}
+
+
+def device_text(device: torch.device) -> str:
+    """The device of a run, as a person knows it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} threads of a CPU with {os.cpu_count()} cores"
+
+
+def headline(config: Config, parts: Parts, sizes: BatchSizes, total_steps: int) -> str:
+    """What will be trained on what, and for how long in updates and samples."""
+    trained = count_text(parameter_counts(parts)["trained"])
+    return (
+        f"{config.run_name}: {config.model.family} ({trained} trained parameters), objective {config.objective.name}, "
+        f"on {config.data.source} at {config.data.resolution} px: {total_steps:,} updates of {sizes.whole} samples "
+        f"= {total_steps * sizes.whole:,} samples, {parts.precision} on {device_text(parts.device)}"
+    )
+
+
+def probe_seconds(parts: Parts, batch: Batch) -> float:
+    """Seconds of one forward and backward pass of a micro-batch: the second of two. The weights stay as they are."""
+    seconds = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        with parts.autocast():
+            loss = parts.loss(parts.net, batch).loss_B.sum()
+        loss.backward()
+        parts.net.zero_grad(set_to_none=True)
+        if parts.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+    return seconds
+
+
+def time_text(seconds_per_micro_batch: float, sizes: BatchSizes, steps_left: int) -> str:
+    """How long the updates that are left will take."""
+    return f"about {duration_text(seconds_per_micro_batch * sizes.accumulation * steps_left)}"
+
+
+@torch.no_grad()
+def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
+    """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
+    x0, cond = parts.family.encode(batch)
+    with FlopCounterMode(display=False) as counter:
+        parts.objective.loss(parts.net, x0, cond, batch.draws)
+    return 3.0 * counter.get_total_flops() / len(batch.names)
+
+
+def dry_run(
+    config: Config, parts: Parts, sizes: BatchSizes, total_steps: int, source: Source, notices: Sequence[str]
+) -> str:
+    """The resolved recipe, the networks with parameter counts, the data and the plan."""
+    trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
+    rows = []
+    for name, part in parts.family.parts().items():
+        count = sum(p.numel() for p in part.parameters())
+        own = sum(p.numel() for p in part.parameters() if id(p) in trained)
+        rows.append(f"  {name:14} {type(part).__name__:24} {count:>14,} parameters, {own:>14,} trained")
+    extent = "endless" if source.count is None else f"{source.count:,} records an epoch"
+    cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
+    return "\n".join(
+        [
+            *notices,
+            configs.dump(config).rstrip(),
+            "",
+            "Networks",
+            *rows,
+            "",
+            f"Data\n  {config.data.source}: {extent}",
+            *(f"  skipped: {reason}: {entry['count']}" for reason, entry in source.report().items()),
+            "",
+            f"Plan\n  {headline(config, parts, sizes, total_steps)}",
+            f"  a global batch of {sizes.whole} samples is computed as {cut}",
+            "Nothing was trained and nothing was written (--dry-run).",
+        ]
+    )

@@ -1,0 +1,92 @@
+"""The parts that a Config names, built and put together. What they do together is the verbs' affair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from daguerre import plugins
+from daguerre.config import Config
+from daguerre.data.source import Source
+from daguerre.errors import UserError
+from daguerre.families.family import Family
+from daguerre.objectives.objective import Objective
+from daguerre.training.device import choose_autocast, choose_device
+from daguerre.training.step import Autocast
+from daguerre.types import Batch, LossTerms
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Networks, objective and what is trained of it, on their device."""
+
+    family: Family
+    objective: Objective
+    net: nn.Module
+    device: torch.device
+    autocast: Autocast
+    precision: str
+    """`fp32` or `bf16`: what the forward pass computes with."""
+    seed: int
+
+    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
+        """The loss of a micro-batch: the one place where family and objective meet."""
+        return self.objective.loss(net, *self.family.encode(batch), batch.draws)
+
+    def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
+        """All random numbers of a batch, on the CPU, by its keys; `quantile` fixes the noise level."""
+        pixel_shape = tuple(batch.pixels_BCHW.shape[1:])
+        shape = self.family.latent_shape(pixel_shape)
+        of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)
+        return {**self.family.draws(self.seed, batch.keys, pixel_shape), **of_objective}
+
+
+def build(config: Config) -> Parts:
+    """Loads the family, builds objective and adapter, and moves the networks to the device of the run."""
+    device = choose_device(config.training.device)
+    autocast, precision = choose_autocast(config.training, device)
+    family = plugins.find("families", config.model.family).load(config.model, config.seed).to(device)
+    objective = plugins.find("objectives", config.objective.name).build(config.objective)
+    net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
+    family.latent_shape((3, config.data.resolution, config.data.resolution))
+    return Parts(family, objective, net, device, autocast, precision, config.seed)
+
+
+def open_source(config: Config, split: str) -> Source:
+    """The source of a split: `train` or `held_out`."""
+    return plugins.find("sources", config.data.source).open_source(config.data, split)
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How a global batch is cut."""
+
+    whole: int
+    """Samples of one update over all devices: decides what is learnt."""
+    micro: int
+    """Samples of one forward pass on one device."""
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one update."""
+        return self.whole // self.micro
+
+
+def batch_sizes(config: Config, recorded: int | None = None) -> BatchSizes:
+    """Batch sizes on one device; `recorded` is the global batch of the run's first start, which then holds."""
+    training = config.training
+    whole = recorded or training.global_batch_size
+    micro = training.per_device_batch_size
+    if whole is None:
+        assert micro is not None, "the Config has checked it"
+        whole = micro * training.gradient_accumulation_steps
+    micro = micro or max(1, whole // training.gradient_accumulation_steps)
+    if whole % micro:
+        raise UserError(
+            f"the global batch of {whole} samples cannot be cut into micro-batches of {micro}: choose a "
+            "training.per_device_batch_size (or gradient_accumulation_steps) that divides it"
+        )
+    return BatchSizes(whole, micro)

@@ -1,0 +1,129 @@
+"""A run put together: all that it works with, brought to where it goes on from. Training is training_run.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from daguerre.checkpoint.run_folder import RunFolder, State
+from daguerre.checkpoint.store import Store
+from daguerre.commands import description, resuming
+from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, open_source
+from daguerre.config import Config
+from daguerre.data import loader
+from daguerre.data.source import Source
+from daguerre.settings import Duration
+from daguerre.training import device, loop
+from daguerre.training.progress import Progress
+from daguerre.training.sinks import MetricsFile, Sink, TensorBoard
+from daguerre.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Lengths of a run in updates, from the recipe's durations; None is never."""
+
+    total: int
+    warmup: int
+    log: int
+    checkpoint: int | None
+    validation: int | None
+
+
+def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> Intervals:
+    """Durations in samples and epochs become updates of the global batch, rounded up."""
+
+    def steps(duration: Duration) -> int:
+        return duration.steps(sizes.whole, samples_per_epoch)
+
+    return Intervals(
+        total=steps(config.training.duration),
+        warmup=steps(config.lr_scheduler.warmup),
+        log=max(1, steps(config.logging.every)),
+        checkpoint=None if config.checkpoint.every is None else max(1, steps(config.checkpoint.every)),
+        validation=None if config.validation.every is None else max(1, steps(config.validation.every)),
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run works with, once its folder is held."""
+
+    config: Config
+    folder: RunFolder
+    store: Store
+    parts: Parts
+    sizes: BatchSizes
+    every: Intervals
+    source: Source
+    held_out: Source
+    state: TrainState
+    loading: loader.Loading
+    terminal: Progress
+    sinks: list[Sink]
+    flops_per_sample: float
+    said: set[str] = field(default_factory=set)
+
+    def status(self, state: State, reason: str = "") -> None:
+        """Writes status.json."""
+        now = self.state
+        total = self.every.total
+        self.folder.write_status(state, step=now.step, samples=now.samples, total_steps=total, reason=reason)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """One line of numbers at the present step."""
+        for sink in self.sinks:
+            sink.write(self.state.step, self.state.samples, values)
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Lines for the person at the terminal, each once."""
+        for line in lines:
+            if line not in self.said:
+                self.terminal.message(line)
+        self.said.update(lines)
+
+
+def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: ExitStack) -> Run:
+    """Puts the run together and brings it to where it goes on from."""
+    beginning = resuming.begin(config, folder)
+    parts = build(config)
+    sizes = batch_sizes(config, beginning.global_batch_size)
+    source, held_out = open_source(config, "train"), open_source(config, "held_out")
+    every = intervals(config, sizes, source.count)
+    state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
+    said = [*notices, *beginning.notices, *resuming.restore(state, beginning, config)]
+    resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
+    loading = loader.Loading(source, config.data, config.loader, config.seed, sizes.micro, parts.draws)
+    if beginning.checkpoint is not None:
+        loading.restore(beginning.checkpoint.documents["loading"])
+    terminal = stack.enter_context(Progress(every.total))
+    sinks: list[Sink] = [MetricsFile(folder.metrics)]
+    sinks += [TensorBoard(folder.tensorboard, beginning.step)] if config.logging.tensorboard else []
+    for sink in sinks:
+        stack.callback(sink.close)
+    probe = next(device.moved(iter([loading.first(state.slots)]), parts.device))
+    flops = description.training_flops_per_sample(parts, probe)
+    run = Run(
+        config, folder, Store(folder.checkpoints), parts, sizes, every, source, held_out, state, loading, terminal,
+        sinks, flops,
+    )  # fmt: skip
+    left = every.total - state.step
+    seconds = description.probe_seconds(parts, probe) if left > 0 else 0.0
+    length = f"{description.time_text(seconds, sizes, left)} to go; " if left > 0 else ""
+    run.say([description.headline(config, parts, sizes, every.total), *said, f"{length}run folder {folder.path}"])
+    return run
+
+
+def loop_plan(run: Run) -> loop.Plan:
+    """What the loop needs of the recipe."""
+    return loop.Plan(
+        total_steps=run.every.total,
+        accumulation=run.sizes.accumulation,
+        learning_rate=run.config.optimizer.learning_rate,
+        warmup_steps=run.every.warmup,
+        lr_scheduler=run.config.lr_scheduler,
+        max_grad_norm=run.config.training.max_grad_norm,
+        max_nonfinite_steps=run.config.training.max_nonfinite_steps,
+        log_every=run.every.log,
+    )

@@ -1,0 +1,53 @@
+"""`daguerre train`: trains what a recipe describes, or goes on with a run that was stopped.
+
+Only what can be known without torch happens here: whether the run folder is free. The run is training_run.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daguerre import config as configs
+from daguerre.checkpoint.run_folder import RunFolder, refuse_if_held
+
+SUMMARY = "train a recipe, or go on with a run that was stopped"
+HELP = """\
+usage: daguerre train RECIPE [key=value ...] [--dry-run]
+
+Trains a recipe: the name of a shipped one (`daguerre recipes`), a YAML file, or a run folder. The same command again
+goes on where the run was stopped, and says so if it is finished. Ctrl-C (or SIGTERM) saves and leaves.
+
+  daguerre train quickstart
+  daguerre train quickstart run_name=mine seed=1 optimizer.learning_rate=5e-4
+  daguerre train quickstart data.source=folder data.path=pictures
+  daguerre train quickstart --dry-run            say what would happen, and stop
+
+Often set
+  run_name, output_dir         the run folder is {output_dir}/{run_name}
+  seed                         all random numbers follow from it and the samples' ids
+  training.duration            "20k steps", "1.5M samples" or "3 epochs"
+  training.global_batch_size   samples of one update
+  optimizer.learning_rate      peak learning rate
+  init_from                    run folder whose weights a new run starts from
+  checkpoint.every             interval of saves, such as "500 steps"
+  sampling.prompts             what is drawn at each save, such as '["a small green star"]'
+
+Every key: `daguerre recipes --template`, docs/config.md.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code of a training run; see `daguerre --help` for the codes."""
+    # The run needs torch, which takes a second to load: a second run on one folder is refused before that.
+    dry_run = "--dry-run" in arguments
+    recipe, *overrides = [argument for argument in arguments if argument != "--dry-run"]
+    output_dir, run_name = configs.peek(recipe, overrides)
+    if not dry_run and run_name is not None:
+        refuse_if_held(Path(output_dir) / run_name)
+    loaded = configs.load(recipe, overrides)
+    folder = RunFolder(Path(loaded.config.output_dir) / loaded.config.run_name)
+    # Late, for the reason above.
+    from daguerre.commands import training_run
+
+    start = training_run.describe if dry_run else training_run.train
+    return start(loaded.config, folder, loaded.notices)

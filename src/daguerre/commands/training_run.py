@@ -1,0 +1,225 @@
+"""A training run, in the order in which things happen. What is computed is the loop's; what is kept is decided here.
+
+Order of a save: the numbers of the step, the checkpoint (only then is it saved), then what follows from it: export,
+pictures, report. A run that is killed in between makes on restart what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from daguerre import __version__, plugins
+from daguerre.checkpoint.atomic import write_json_atomically
+from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.checkpoint.stop import StopSignals
+from daguerre.commands import description, pictures
+from daguerre.commands.parts import batch_sizes, build, open_source
+from daguerre.commands.run import Run, intervals, loop_plan, start
+from daguerre.config import Config
+from daguerre.data import loader
+from daguerre.families.family import TextToImage
+from daguerre.report import page
+from daguerre.training import device, loop, validation
+from daguerre.training.sinks import read_metrics
+from daguerre.training.state import evaluating
+from daguerre.types import Batch, LossTerms
+
+
+def train(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
+    """Trains until the recipe's duration, a signal or an error; returns the exit code."""
+    with ExitStack() as stack:
+        stack.enter_context(folder.hold())
+        stop = stack.enter_context(StopSignals())
+        run = start(config, folder, notices, stack)
+        if run.state.step >= run.every.total and (folder.read_status() or {}).get("state") == "finished":
+            run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
+            return 0
+        stack.enter_context(FailureOnRecord(run))
+        run.status("running")
+        publish_if_missing(run)
+        updates = loop.train(run.state, batches(run, stack), run.parts.loss, loop_plan(run), run.parts.autocast)
+        for update in updates:
+            after(run, update, stopping=stop.requested)
+            if stop.requested:
+                break
+        if run.state.step < run.every.total:
+            return stopped(run, stop)
+        finish(run)
+        return 0
+
+
+def batches(run: Run, stack: ExitStack) -> Iterator[Batch]:
+    """Micro-batches on the device from the state's position in the plan, their random numbers drawn ahead."""
+    made = stack.enter_context(run.loading.batches(run.state.slots))
+    return device.moved(made, run.parts.device)
+
+
+def after(run: Run, update: loop.Update, stopping: bool) -> None:
+    """What happens after an update: numbers, validation and saving, each at its interval and at the end."""
+    run.terminal.update(update.step, run.state.samples, (update.values or {}).get("learning/loss"))
+    if update.values is not None:
+        run.log({**update.values, **hardware_numbers(run, update.values["perf/step_time_seconds"])})
+    last = update.step == run.every.total
+    if run.every.validation is not None and (last or update.step % run.every.validation == 0):
+        validate(run)
+    if stopping or last or (run.every.checkpoint is not None and update.step % run.every.checkpoint == 0):
+        save(run)
+
+
+def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
+    """Arithmetic and memory of this device: the trained net's forward and backward passes, counted."""
+    tflops = run.flops_per_sample * run.sizes.whole / 1e12
+    if run.parts.device.type == "cuda":
+        peak_bytes = torch.cuda.max_memory_allocated(run.parts.device)
+    else:
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "perf/per_device_tflops": tflops,
+        "perf/per_device_tflops_per_sec": tflops / step_seconds,
+        "memory/peak_bytes": peak_bytes,
+    }
+
+
+def validate(run: Run) -> None:
+    """Loss on the first held-out samples at fixed noise levels, by the averaged weights."""
+
+    def loss_at(batch: Batch, quantile: float) -> LossTerms:
+        draws = {name: value.to(run.parts.device) for name, value in run.parts.draws(batch, quantile).items()}
+        with run.parts.autocast():
+            return run.parts.loss(run.parts.net, replace(batch, draws=draws))
+
+    settings = run.config.validation
+    with run.terminal.busy("validating"), evaluating(run.state):
+        fixed = loader.fixed_batches(run.held_out, run.config.data, settings.num_samples, run.sizes.micro)
+        values = validation.validation_losses(device.moved(fixed, run.parts.device), loss_at, settings.num_levels)
+    run.log(values)
+
+
+def save(run: Run) -> None:
+    """Commits a checkpoint, then makes what follows from it."""
+    documents = {
+        "state": run.state.document(),
+        "loading": run.loading.document(),
+        "config": run.config.model_dump(mode="json"),
+        "code": {"version": __version__},
+    }
+    with run.terminal.busy("saving"):
+        run.store.save(f"step-{run.state.step:08d}", run.state.tensors(), documents, run.parts.family.files())
+        run.say(run.store.purge(run.config.checkpoint.keep))
+    publish(run)
+
+
+def publish_if_missing(run: Run) -> None:
+    """After a restart: makes what a kill right after a save has left out."""
+    known = json.loads(run.folder.data.read_bytes()) if run.folder.data.exists() else {}
+    if run.state.step and known.get("step") != run.state.step:
+        publish(run)
+
+
+def publish(run: Run) -> None:
+    """Export, sample pictures, what was skipped and the report, of the state that was just saved."""
+    with evaluating(run.state):
+        if run.config.checkpoint.export:
+            with run.terminal.busy("exporting"):
+                run.say(run.parts.family.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
+        if run.config.sampling.num_images and isinstance(run.parts.family, TextToImage):
+            with run.terminal.busy("drawing pictures"):
+                draw_samples(run)
+    report = {"step": run.state.step, **run.loading.report()}
+    report["skipped"] = {**report["skipped"], **run.parts.family.report()}
+    write_json_atomically(run.folder.data, report)
+    run.status("running")
+    page.write(run.folder.path)
+
+
+def draw_samples(run: Run) -> None:
+    """The recipe's prompts, or captions of held-out samples, drawn from fixed seeds."""
+    sampling = run.config.sampling
+    prompts = sampling.prompts or captions(run, sampling.num_images)
+    each = [prompts[i % len(prompts)] for i in range(sampling.num_images)]
+    folder = run.folder.samples / f"step-{run.state.step:08d}"
+    made_with = {"step": run.state.step}
+    pictures.write_pictures(run.parts, run.config.data.resolution, sampling, each, folder, made_with)
+
+
+def captions(run: Run, count: int) -> list[str]:
+    """Captions of the first held-out samples; of trained ones where none are held out."""
+    source = run.held_out if run.held_out.count != 0 else run.source
+    count = count if source.count is None else min(count, source.count)
+    return [source.record(index).texts["text"] for index in range(count)]
+
+
+def stopped(run: Run, stop: StopSignals) -> int:
+    """The last words of a run that was told to stop; its state is saved."""
+    assert stop.signal is not None
+    run.status("saved", reason=f"stopped by {stop.signal.name}")
+    page.write(run.folder.path)
+    run.say(
+        [f"stopped by {stop.signal.name} and saved at step {run.state.step:,}; the same command goes on from there"]
+    )
+    return stop.exit_code
+
+
+def finish(run: Run) -> None:
+    """Evaluation, the report and where everything is."""
+    if run.source.metric is not None:
+        evaluate(run, run.source.metric)
+    run.status("finished")
+    page.write(run.folder.path)
+    run.say([f"finished: {run.state.step:,} updates. {where(run)}"])
+
+
+def evaluate(run: Run, metric: str) -> None:
+    """What the source's metric reads off pictures of held-out prompts, by the averaged weights."""
+
+    def draw(prompts: Sequence[str]) -> Iterator[Any]:
+        seeds = range(len(prompts))
+        return pictures.draw_pictures(run.parts, run.config.data.resolution, run.config.sampling, prompts, list(seeds))
+
+    with run.terminal.busy(f"evaluating ({metric})"), evaluating(run.state):
+        found = plugins.find("metrics", metric).evaluate(run.config.data, draw)
+    write_json_atomically(run.folder.evaluation, {metric: {"step": run.state.step, **found.document()}})
+    values = {f"evaluation/{metric}/{name}": share for name, share in found.shares().items()}
+    known = [line for line in read_metrics(run.folder.metrics) if line["step"] == run.state.step]
+    if not any(values.keys() <= line.keys() for line in known):
+        run.log(values)
+    run.say(found.table())
+
+
+def where(run: Run) -> str:
+    """Where a person finds what was made."""
+    return f"pictures: {run.folder.samples}, pipeline: {run.folder.pipeline}, report: {run.folder.report}"
+
+
+class FailureOnRecord:
+    """Writes into the status why a run failed, and hands the error on."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._run.status("failed", reason=f"{type(error).__name__}: {error}")
+            page.write(self._run.folder.path)
+
+
+def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
+    """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
+    parts = build(config)
+    source = open_source(config, "train")
+    sizes = batch_sizes(config)
+    print(description.dry_run(config, parts, sizes, intervals(config, sizes, source.count).total, source, notices))
+    return 0

@@ -1,0 +1,40 @@
+"""The contract of every data source. A file in data/sources is a source when it defines
+
+    class Settings(SourceSettings)                                    # torch-free; `source` narrowed to the file's name
+    def open_source(settings: Settings, split: Split) -> Source
+
+Choosing, decoding, cropping and captions are the same behind every source, and not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from daguerre.types import Record
+
+Split = Literal["train", "held_out"]
+"""`held_out` is what training never sees: for the validation loss and sample prompts."""
+SkipReport = Mapping[str, Mapping[str, Any]]
+"""{reason: {"count": n, "examples": [up to a few names]}}."""
+
+
+class Source(Protocol):
+    """Records by index; the same index gives the same record for ever, in any process."""
+
+    @property
+    def count(self) -> int | None:
+        """Records of an epoch; None is endless, with indexes 0, 1, 2 and so on."""
+
+    @property
+    def metric(self) -> str | None:
+        """The metric (a file in evaluation) that can read pictures of this source; None if there is none."""
+
+    def sample_id(self, index: int) -> int:
+        """A stable 63-bit id: what all random numbers of the sample are keyed by. Unlike in the two splits."""
+
+    def record(self, index: int) -> Record:
+        """Record `index`. OSError for a fault that may pass; it is tried again."""
+
+    def report(self) -> SkipReport:
+        """What the source left out when it was opened, by reason."""
