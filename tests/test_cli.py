@@ -159,3 +159,9 @@ def _seconds(*words: str) -> float:
     start = time.perf_counter()
     assert shell(*words).returncode == 0
     return time.perf_counter() - start
+
+
+def test_the_documentation_names_every_exit_code():
+    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8").rpartition("## Exit codes")[2]
+    for code in errors.EXIT_CODES:
+        assert str(code) in text

@@ -1,5 +1,7 @@
 """The config tree: load, extend, override, refuse, dump, diff."""
 
+import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daguerre import config as configs
-from daguerre import layout, plugins
+from daguerre import layout, overrides, plugins, recipe
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.problems import ConfigError
@@ -143,8 +145,13 @@ def test_an_empty_recipe_is_told_everything_that_it_lacks(base):
 
 
 def test_a_key_of_another_plugin_names_it(base):
-    text = problems(base, "objective.sigma_data=1")["objective.sigma_data"]
-    assert "objective.name=edm" in text
+    found = problems(base, "objective.sigma_data=1", "sigma_data=1")
+    assert "objective.name=edm only" in found["objective.sigma_data"]
+    assert "objective.name=edm only" in found["sigma_data"]
+
+
+def test_of_a_plugin_that_does_not_exist_only_the_name_is_reported(base):
+    assert list(problems(base, "data.source=folders", "data.path=x")) == ["data.source"]
 
 
 def test_a_key_that_is_given_twice_is_said(base):
@@ -235,6 +242,38 @@ def test_what_is_overridden_is_dumped_and_read_back(
     assert again == config
     assert configs.dump(again) == configs.dump(config)
     assert configs.diff(config, again) == []
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 100)
+    | st.floats()
+    | st.sampled_from(["", "v", "flow", "eps", "3 steps", "${seed}"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["name", "a", "unet"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+PATHS = [found.path for found in layout.walk(Config, {"model": {"family": "sd"}, "objective": {"name": "v"}})]
+
+
+@settings(max_examples=150, deadline=None)
+@given(changes=st.dictionaries(st.sampled_from(PATHS), VALUES, min_size=1, max_size=3))
+def test_whatever_a_recipe_says_is_a_config_or_a_users_error(tmp_path_factory, changes):
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "base.yaml").write_text(BASE, encoding="utf-8")
+    tree: dict = {"extends": "base.yaml"}
+    for path, value in changes.items():
+        with contextlib.suppress(TypeError, AttributeError):  # a path inside a value that is no mapping
+            tree = recipe.merge(tree, overrides.nested(path, value))
+    (folder / "config.yaml").write_text(json.dumps(tree), encoding="utf-8")
+    try:
+        config = load(folder / "config.yaml")
+    except UserError:
+        return
+    (folder / "again.yaml").write_text(configs.dump(config), encoding="utf-8")
+    assert configs.dump(load(folder / "again.yaml")) == configs.dump(config)
 
 
 @pytest.mark.parametrize("name", plugins.names("objectives"))

@@ -56,6 +56,8 @@ def _set(
     except UserError as error:
         return [Problem(key, str(error), text)]
     if found is None:
+        if _of_no_plugin(root, below, path):
+            return []  # the check refuses the plug-in's name; what its keys would be, nobody knows
         return [unknown(key, text, leaves, sections)]
     target, inside = found
     if target in sections and not text.lstrip().startswith("{"):
@@ -68,6 +70,14 @@ def _set(
         notices.append(f"{full} is given twice: {shown(value)} holds, {shown(before)} does not")
     values.update(recipe.merge(values, overrides.nested(full, value)))
     return []
+
+
+def _of_no_plugin(root: type[Settings], tree: Tree, path: str) -> bool:
+    """Whether a path lies in a section that names a plug-in which does not exist."""
+    section = path.partition(".")[0]
+    plugin = layout.plugin_sections(root).get(section)
+    name = recipe.get(tree, f"{section}.{plugin.key}") if plugin else recipe.ABSENT
+    return plugin is not None and name is not recipe.ABSENT and name not in plugins.names(plugin.kind)
 
 
 def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
@@ -86,8 +96,7 @@ def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: 
         if not (isinstance(old, dict) and isinstance(new, dict)):
             continue
         before, after = old.get(plugin.key), new.get(plugin.key)
-        both_exist = {before, after} <= set(plugins.names(plugin.kind))
-        if after is None or before == after or not both_exist:
+        if before == after or not all(name in plugins.names(plugin.kind) for name in (before, after)):
             continue
         kept = _shared(plugin, old, str(after))
         dropped = [name for name in old if name not in kept and name != plugin.key]

@@ -91,13 +91,13 @@ def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequenc
 
 
 def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
-    """Says so where a key belongs to other plug-ins than the one that was chosen."""
-    chosen = next((leaf for path, leaf in leaves.items() if leaf.plugin and path.rpartition(".")[0] == section), None)
-    if chosen is None or chosen.plugin is None:
-        return ""
-    plugin = chosen.plugin
-    owners = [n for n in plugins.names(plugin.kind) if name in plugin.settings_class(n).model_fields]
-    return f"there is such a setting with {' or '.join(f'{chosen.path}={n}' for n in owners)} only" if owners else ""
+    """Says so where a key (of a section, or without one) belongs to other plug-ins than those that were chosen."""
+    owners = []
+    for path, leaf in leaves.items():
+        if leaf.plugin and section in ("", path.rpartition(".")[0]):
+            every = plugins.names(leaf.plugin.kind)
+            owners += [f"{path}={n}" for n in every if name in leaf.plugin.settings_class(n).model_fields]
+    return f"there is such a setting with {' or '.join(owners)} only" if owners else ""
 
 
 def nearest(path: str, known: Sequence[str]) -> list[str]:
