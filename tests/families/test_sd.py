@@ -61,8 +61,8 @@ def test_without_the_posterior_latents_are_the_mean(tiny_sd):
     given = batch(family, [3], ["x"])
     assert given.draws == {}
     with torch.no_grad():
-        mean = family.vae.encode(given.pixels_BCHW.float() / 127.5 - 1).latent_dist.mean
-    assert same(family.encode(given)[0], family.vae.config.scaling_factor * mean)
+        mean = family.vae.net.encode(given.pixels_BCHW.float() / 127.5 - 1).latent_dist.mean
+    assert same(family.encode(given)[0], family.vae.net.config.scaling_factor * mean)
 
 
 def test_text_is_the_last_hidden_state_of_all_tokens(family, tiny_sd):
@@ -102,13 +102,13 @@ def test_encode_stays_in_float32_under_autocast_and_without_gradient(family):
     assert torch.equal(cond["text"], plain_cond["text"])
     assert not x0.requires_grad
     assert not any(p.requires_grad for part in ("vae", "text_encoder") for p in family.parts()[part].parameters())
-    assert not family.vae.training
+    assert not family.vae.net.training
 
 
 def test_pictures_are_those_of_diffusers(family):
     x0 = torch.from_numpy(keyed.batch_normals(0, "test", np.array([[0, 0, 0], [1, 0, 0]]), (4, 8, 8)))
     with torch.no_grad():
-        decoded = family.vae.decode(x0 / family.vae.config.scaling_factor).sample
+        decoded = family.vae.net.decode(x0 / family.vae.net.config.scaling_factor).sample
     expected = (VaeImageProcessor().postprocess(decoded, output_type="np") * 255).round().astype(np.uint8)
     pictures = family.decode(x0)
     assert pictures.shape == (2, 16, 16, 3)
@@ -188,7 +188,7 @@ def test_files_are_a_whole_tokenizer(family, tmp_path):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(content)
     tokenizer = CLIPTokenizer.from_pretrained(tmp_path / "tokenizer")
-    assert tokenizer(CAPTIONS).input_ids == family.tokenizer(CAPTIONS).input_ids
+    assert tokenizer(CAPTIONS).input_ids == family.text.tokenizer(CAPTIONS).input_ids
     assert tokenizer.model_max_length == MAX_TOKENS
 
 
