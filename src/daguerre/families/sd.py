@@ -44,8 +44,8 @@ class Settings(FamilySettings):
     hub id such as `stabilityai/stable-diffusion-2-base`, which is read from the local cache first."""
     unet: dict[str, Any] | None = None
     """Numbers of a UNet2DConditionModel, which then starts from random weights drawn from the run's seed. Channels,
-    cross_attention_dim and sample_size follow from the other networks; what else is not given takes diffusers' defaults.
-    null: the pretrained UNet of the same place."""
+    cross_attention_dim and sample_size follow from the other networks; what else is not given takes diffusers'
+    defaults. null: the pretrained UNet of the same place."""
     sample_posterior: bool = True
     """Draw a latent from the autoencoder's posterior for each sample and epoch; off: take the posterior's mean."""
 
