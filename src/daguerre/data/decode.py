@@ -8,8 +8,6 @@ to [-1, 1] is the family's.
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -17,27 +15,18 @@ from types import MappingProxyType
 import numpy as np
 import simplejpeg
 import torch
-from PIL import Image, ImageCms, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import Image, ImageCms
 from torch import Tensor
 from torch.nn import functional
 
 from daguerre import keys
+from daguerre.data.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened
 from daguerre.data.settings import SourceSettings
-
-PIXEL_LIMIT = 2**27
-"""Largest picture that is decoded, in pixels (134 million; 400 MB as RGB): a small file can claim any size."""
-
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, KeyError, IndexError, TypeError, struct.error, zlib.error)
-# What Pillow raises for damaged files; a broken animated PNG is a SyntaxError.
 
 _TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 2-3 times as fast
 _PILLOW_FILTERS: Mapping[str, Image.Resampling] = MappingProxyType(
     {"nearest": Image.Resampling.NEAREST, "area": Image.Resampling.BOX, "lanczos": Image.Resampling.LANCZOS}
 )
-
-
-class Undecodable(Exception):
-    """The picture cannot be used, now or later. The text is the reason, the same for every file with that fault."""
 
 
 def picture(image: bytes | np.ndarray, settings: SourceSettings, seed: int, key: np.ndarray) -> Tensor:
@@ -46,7 +35,7 @@ def picture(image: bytes | np.ndarray, settings: SourceSettings, seed: int, key:
     `image` is an encoded file, or pixels [H, W, 3] uint8. The shorter side is resized to `resolution`; flip and random
     crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. Raises `Undecodable`.
     """
-    pixels_HWC = image if isinstance(image, np.ndarray) else pixels(image)
+    pixels_HWC = image if isinstance(image, np.ndarray) else pixels(image, _shorter_px(settings))
     assert pixels_HWC.dtype == np.uint8, pixels_HWC.dtype
     assert pixels_HWC.ndim == 3, pixels_HWC.shape
     assert pixels_HWC.shape[2] == 3, pixels_HWC.shape
@@ -58,71 +47,74 @@ def picture(image: bytes | np.ndarray, settings: SourceSettings, seed: int, key:
     return pixels_CHW[:, top : top + side, left : left + side].contiguous()
 
 
-def pixels(encoded: bytes) -> np.ndarray:
-    """The whole picture of a file, upright: [H, W, 3] uint8 sRGB. Raises `Undecodable`."""
+def pixels(encoded: bytes, shorter_px: int = 0) -> np.ndarray:
+    """The whole picture of a file, upright: [H, W, 3] uint8 sRGB. Raises `Undecodable`.
+
+    Where its shorter side will be resized to `shorter_px`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size.
+    """
     try:
-        opened = _open(encoded)
-        _check_size(*opened.size)
-        return np.ascontiguousarray(_upright(_colours(opened, encoded), opened))
-    except _BROKEN as error:
+        image = opened(io.BytesIO(encoded))
+        return np.ascontiguousarray(_upright(_colours(image, encoded, shorter_px), image))
+    except BROKEN as error:
         cut = "truncated" in str(error).lower()
         raise Undecodable("truncated image" if cut else "broken image") from error
 
 
-def _open(encoded: bytes) -> Image.Image:
-    """The file's header, read; no pixel yet.
-
-    Not by `Image.open`: it tries formats by its own list, and has a size limit of its own.
-    """
-    file = io.BytesIO(encoded)
-    if not encoded:
-        raise Undecodable("empty file")
-    if encoded.startswith(b"\xff\xd8\xff"):
-        return JpegImagePlugin.JpegImageFile(file)
-    if encoded.startswith(b"\x89PNG\r\n\x1a\n"):
-        return PngImagePlugin.PngImageFile(file)
-    if encoded.startswith(b"RIFF") and encoded[8:12] == b"WEBP":
-        return WebPImagePlugin.WebPImageFile(file)
-    raise Undecodable("not an image (JPEG, PNG and WebP can be read)")
+def _shorter_px(settings: SourceSettings) -> int:
+    """0 (no shortcut) for the filter that averages nothing: a JPEG at half its size is an average already."""
+    return 0 if settings.interpolation == "nearest" else settings.resolution
 
 
-def _check_size(width_px: int, height_px: int) -> None:
-    if width_px * height_px > PIXEL_LIMIT:
-        raise Undecodable(f"too many pixels (limit {PIXEL_LIMIT})")
-
-
-def _colours(opened: Image.Image, encoded: bytes) -> np.ndarray:
+def _colours(image: Image.Image, encoded: bytes, shorter_px: int) -> np.ndarray:
     """[H, W, 3] uint8 sRGB, as stored (not yet upright)."""
-    profile = opened.info.get("icc_profile")
-    if opened.mode.startswith("I"):
-        # Pillow's own conversion of 16-bit grey saturates. 65535 = 255 x 257.
-        grey = (np.asarray(opened).astype(np.int64) + 128) // 257
-        return np.repeat(grey.clip(0, 255).astype(np.uint8)[..., None], 3, axis=2)
-    flat: Image.Image | np.ndarray | None = None
-    if opened.format == "JPEG" and opened.mode == "RGB":
-        flat = _fast_jpeg(encoded)
-    if flat is None:
-        flat = _over_white(opened) if opened.has_transparency_data else opened
-    transform = _to_srgb(profile, "RGB" if isinstance(flat, np.ndarray) else flat.mode) if profile else None
-    if transform is not None:
-        stored = Image.fromarray(flat) if isinstance(flat, np.ndarray) else flat
-        stored.load()
-        flat = ImageCms.applyTransform(stored, transform)
-    return flat if isinstance(flat, np.ndarray) else np.array(flat.convert("RGB"))
+    profile = image.info.get("icc_profile")
+    fast = _fast_jpeg(encoded, image, shorter_px) if image.format == "JPEG" and image.mode == "RGB" else None
+    if fast is not None and not profile:
+        return fast
+    flat = _flat(image) if fast is None else Image.fromarray(fast)
+    transform = _to_srgb(profile, flat.mode) if profile else None
+    return np.array(flat.convert("RGB") if transform is None else ImageCms.applyTransform(flat, transform))
 
 
-def _fast_jpeg(encoded: bytes) -> np.ndarray | None:
+def _fast_jpeg(encoded: bytes, image: Image.Image, shorter_px: int) -> np.ndarray | None:
     """The picture by libjpeg-turbo's own interface; None where it refuses, and Pillow has the last word."""
+    factor = _dct_factor(image.width, image.height, shorter_px)
+    smallest = {"min_width": image.width // factor, "min_height": image.height // factor, "min_factor": factor}
     try:
-        return simplejpeg.decode_jpeg(encoded, colorspace="RGB")
+        return simplejpeg.decode_jpeg(encoded, colorspace="RGB", **smallest)
     except ValueError:
         return None
 
 
-def _over_white(opened: Image.Image) -> Image.Image:
-    layer = opened.convert("RGBA")
-    flat = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    return flat.convert("L") if opened.mode == "LA" else flat  # a grey picture's profile is one for grey
+def _dct_factor(width_px: int, height_px: int, shorter_px: int) -> int:
+    """How much smaller a JPEG is decoded: 8, 4 or 2 where that divides both sides and is the whole resize, or leaves
+    another factor of 2 to the filter, so that it is still the filter that decides how the picture looks."""
+    for factor in (8, 4, 2) if shorter_px else ():
+        left_px = min(width_px, height_px) // factor
+        whole = width_px % factor == height_px % factor == 0
+        if whole and (left_px == shorter_px or left_px >= 2 * shorter_px):
+            return factor
+    return 1
+
+
+def _flat(image: Image.Image) -> Image.Image:
+    """Pixels of 8 bits without palette or alpha: mode L, RGB or CMYK."""
+    image.load()
+    if image.mode.startswith("I"):
+        return _eight_bits(image)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        over = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+        return over.convert("L" if image.mode in ("L", "LA") else "RGB")  # a grey picture's profile is one for grey
+    return image.convert({"P": "RGB", "1": "L"}.get(image.mode, image.mode))
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits to 8: 65535 = 255 x 257. Pillow's own conversion saturates."""
+    grey = np.asarray(image).astype(np.int64)
+    if isinstance(transparent := image.info.get("transparency"), int):
+        grey = np.where(grey == transparent, 65535, grey)
+    return Image.fromarray(((grey + 128) // 257).clip(0, 255).astype(np.uint8))
 
 
 @lru_cache(maxsize=32)
@@ -134,13 +126,13 @@ def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
         if ImageCms.getProfileDescription(source).startswith("sRGB"):
             return None
         return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
-    except (*_BROKEN, ImageCms.PyCMSError):
+    except (*BROKEN, ImageCms.PyCMSError):
         return None
 
 
-def _upright(pixels_HWC: np.ndarray, opened: Image.Image) -> np.ndarray:
+def _upright(pixels_HWC: np.ndarray, image: Image.Image) -> np.ndarray:
     """Turned as EXIF's orientation (tag 274) says: 5 to 8 are transposed first, then flipped."""
-    orientation = _orientation(opened)
+    orientation = _orientation(image)
     if orientation >= 5:
         pixels_HWC = pixels_HWC.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -150,10 +142,10 @@ def _upright(pixels_HWC: np.ndarray, opened: Image.Image) -> np.ndarray:
     return pixels_HWC
 
 
-def _orientation(opened: Image.Image) -> int:
+def _orientation(image: Image.Image) -> int:
     try:
-        orientation = opened.getexif().get(274, 1)
-    except _BROKEN:
+        orientation = image.getexif().get(274, 1)
+    except BROKEN:
         return 1  # the picture itself is whole
     return orientation if orientation in range(1, 9) else 1
 

@@ -29,13 +29,13 @@ class Plan:
             return np.stack([numbers, np.zeros_like(numbers)], axis=1)
         epochs, places = np.divmod(numbers, self.count)
         if self.shuffle:
-            places = np.array(
-                [_order(self.seed, self.count, int(e))[p] for e, p in zip(epochs, places, strict=True)], dtype=np.int64
-            )
+            for epoch in range(int(epochs[0]), int(epochs[-1]) + 1) if n else ():
+                now = epochs == epoch
+                places[now] = _order(self.seed, self.count, epoch)[places[now]]
         return np.stack([places, epochs], axis=1)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _order(seed: int, count: int, epoch: int) -> np.ndarray:
-    """The shuffled order of one epoch; a batch touches two epochs at most unless it is larger than one."""
+    """The shuffled order of one epoch; slots are asked for in order, so one order is kept."""
     return keys.permutation(seed, "shuffle", epoch, count)

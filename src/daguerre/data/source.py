@@ -8,15 +8,13 @@ Choosing, decoding, cropping and captions are the same behind every source, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
+from daguerre.data.skips import SkipReport
 from daguerre.types import Record
 
 Split = Literal["train", "held_out"]
 """`held_out` is what training never sees: for the validation loss and sample prompts."""
-SkipReport = Mapping[str, Mapping[str, Any]]
-"""{reason: {"count": n, "examples": [up to a few names]}}."""
 
 
 class Source(Protocol):
