@@ -45,7 +45,7 @@ LATE_IMPORTS = {
     # file: what it imports inside a function, with the reason beside the import
     "cli.py": None,
     "plugins.py": None,
-    "commands/train.py": {"daguerre.commands.training_run"},
+    "commands/train.py": {"daguerre.commands"},
     "training/sinks.py": {"torch.utils.tensorboard"},
 }
 

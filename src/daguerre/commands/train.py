@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from daguerre import config as configs
+from daguerre import overrides
 from daguerre.checkpoint.run_folder import RunFolder, refuse_if_held
 
 SUMMARY = "train a recipe, or go on with a run that was stopped"
@@ -39,12 +40,12 @@ Every key: `daguerre recipes --template`, docs/config.md.
 def run(arguments: list[str]) -> int:
     """Exit code of a training run; see `daguerre --help` for the codes."""
     # The run needs torch, which takes a second to load: a second run on one folder is refused before that.
-    dry_run = "--dry-run" in arguments
-    recipe, *overrides = [argument for argument in arguments if argument != "--dry-run"]
-    output_dir, run_name = configs.peek(recipe, overrides)
-    if not dry_run and run_name is not None:
+    given = overrides.split(arguments, flags=("--dry-run",))
+    dry_run = "--dry-run" in given.flags
+    if not dry_run:
+        output_dir, run_name = configs.peek(given.recipe, given.overrides)
         refuse_if_held(Path(output_dir) / run_name)
-    loaded = configs.load(recipe, overrides)
+    loaded = configs.load(given.recipe, given.overrides)
     folder = RunFolder(Path(loaded.config.output_dir) / loaded.config.run_name)
     # Late, for the reason above.
     from daguerre.commands import training_run
