@@ -117,6 +117,9 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(((grey + 128) // 257).clip(0, 255).astype(np.uint8))
 
 
+_NO_PROFILE: tuple[type[Exception], ...] = (*BROKEN, ImageCms.PyCMSError)
+
+
 @lru_cache(maxsize=32)
 def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     """The way from a profile's colours to sRGB; None for sRGB itself, and for a profile that is broken or for
@@ -126,7 +129,7 @@ def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
         if ImageCms.getProfileDescription(source).startswith("sRGB"):
             return None
         return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
-    except (*BROKEN, ImageCms.PyCMSError):
+    except _NO_PROFILE:
         return None
 
 

@@ -7,107 +7,46 @@ leaves its slot empty (valid 0) and is counted; a fault that may pass is tried a
 from __future__ import annotations
 
 import copy
-import signal
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from daguerre.data import captions, decode
-from daguerre.data.plan import Plan
+from daguerre.data import skips
+from daguerre.data.rows import Failure, Made, Rows, make_batch
 from daguerre.data.settings import LoaderSettings, SourceSettings
-from daguerre.data.source import Source
+from daguerre.data.source import Source, fingerprint
+from daguerre.data.workers import made_by, workers
 from daguerre.errors import UserError
 from daguerre.types import Batch
 
 Draw = Callable[[Batch], Mapping[str, Tensor]]
-Failures = list[tuple[str, str]]
-"""(name, reason) of each sample of a batch that could not be decoded."""
-Made = tuple[Batch, Failures]
 EMPTY_LIMIT = 10_000
 """Slots in a row without a sample that can be decoded, after which a run stops."""
-ATTEMPTS = 4
-FIRST_PAUSE_SECONDS = 0.2
-EXAMPLES = 5
-
-
-@dataclass(frozen=True)
-class Rows(Dataset[Made | UserError]):
-    """Micro-batch n as a map-style dataset: what a worker makes. A UserError is handed back, so that it stays one."""
-
-    source: Source
-    settings: SourceSettings
-    seed: int
-    size: int
-    start: int = 0
-    """Position in the plan of the first slot of micro-batch 0."""
-
-    def __getitem__(self, n: int) -> Made | UserError:
-        plan = Plan(self.seed, self.source.count, self.settings.shuffle)
-        slots = plan.slots(self.start + n * self.size, self.size)
-        try:
-            return make_batch(self.source, self.settings, self.seed, slots)
-        except UserError as error:
-            return error
-
-
-def make_batch(source: Source, settings: SourceSettings, seed: int, slots: np.ndarray) -> Made:
-    """The batch of these slots [n, 2] of (index, epoch), and what of it could not be decoded."""
-    side, failures = settings.resolution, []
-    keys = np.array([[source.sample_id(int(i)), epoch, 0] for i, epoch in slots], dtype=np.int64)
-    pixels_BCHW = torch.zeros(len(slots), 3, side, side, dtype=torch.uint8)
-    texts, names, valid = [], [], []
-    for row, (index, _) in enumerate(slots):
-        record = retrying(partial(source.record, int(index)))
-        names.append(record.key)
-        texts.append(captions.choose(record, settings, seed, keys[row]))
-        try:
-            pixels_BCHW[row] = decode.picture(record.image, settings, seed, keys[row])
-            valid.append(1.0)
-        except decode.Undecodable as error:
-            failures.append((record.key, str(error)))
-            valid.append(0.0)
-    return Batch(keys, pixels_BCHW, texts, torch.tensor(valid), names), failures
-
-
-def retrying(read: Callable[[], Any]) -> Any:
-    """The value of `read`, tried again with a growing pause while it raises OSError; then UserError."""
-    for attempt in range(ATTEMPTS):
-        try:
-            return read()
-        except OSError as error:
-            if attempt == ATTEMPTS - 1:
-                raise UserError(
-                    f"a sample cannot be read, after {ATTEMPTS} attempts: {error}. Nothing was skipped: mend the disk "
-                    "or the connection and run the same command again"
-                ) from error
-            time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
-    raise AssertionError
 
 
 @dataclass
 class Skips:
-    """Empty slots by reason. A batch is counted when the loop takes it, so a restart counts nothing twice."""
+    """Samples that could not be decoded, by reason; each is counted once, in the epoch that met it first."""
 
-    reasons: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reasons: skips.Counts = field(default_factory=dict)
     """{reason: {"count": n, "examples": [names]}}: as data.json and checkpoints hold it."""
+    counted_slots: int = 0
+    """Slots of the plan that were looked at: what is seen again after a restart is not counted again."""
 
-    def add(self, name: str, reason: str) -> None:
-        """Counts one empty slot."""
-        entry = self.reasons.setdefault(reason, {"count": 0, "examples": []})
-        entry["count"] += 1
-        if name not in entry["examples"] and len(entry["examples"]) < EXAMPLES:
-            entry["examples"].append(name)
+    def look(self, position: int, batch: Batch, failures: list[Failure]) -> None:
+        """Counts the empty slots of the batch that starts at `position`."""
+        for failure in failures:
+            if batch.keys[failure.row, 1] == 0 and position + failure.row >= self.counted_slots:
+                skips.add(self.reasons, failure.reason, failure.name)
+        self.counted_slots = max(self.counted_slots, position + len(batch.names))
 
 
 @dataclass(frozen=True)
@@ -130,59 +69,62 @@ class Loading:
 
         UserError after an epoch (or `EMPTY_LIMIT` slots) in a row without one sample that can be decoded.
         """
-        rows = Rows(self.source, self.data, self.seed, self.batch_size, position)
-        workers, ahead = self.loader.num_workers, self.loader.prefetch_batches
-        made = iter(
-            DataLoader(
-                rows,
-                batch_size=None,
-                sampler=_Endless(),
-                num_workers=workers,
-                prefetch_factor=ahead if workers else None,
-                multiprocessing_context="forkserver" if workers else None,
-                worker_init_fn=_in_worker,
-            )
-        )
-        with _ahead(lambda: self._ready(next(made)), ahead) as ready:
-            yield self._counted(ready)
+        with ExitStack() as stack:
+            thread = stack.enter_context(_thread())
+            made = self._made(stack, position)
+            yield self._counted(_ahead(thread, lambda: self._ready(next(made)), self.loader.prefetch_batches), position)
 
-    def _ready(self, made: Made | UserError) -> Made:
-        if isinstance(made, UserError):
-            raise made
+    def _made(self, stack: ExitStack, position: int) -> Iterator[Made]:
+        rows = Rows(self.source, self.data, self.seed, self.batch_size, position)
+        if not self.loader.num_workers:
+            return map(rows.made, count())
+        return made_by(stack.enter_context(workers(rows, self.loader.num_workers)), self.loader.prefetch_batches)
+
+    def _ready(self, made: Made) -> Made:
         batch, failures = made
         return replace(batch, draws=self.draw(batch)), failures
 
-    def _counted(self, ready: Iterator[Made]) -> Iterator[Batch]:
+    def _counted(self, ready: Iterator[Made], position: int) -> Iterator[Batch]:
         empty, limit = 0, min(EMPTY_LIMIT, self.source.count or EMPTY_LIMIT)
         for batch, failures in ready:
-            for name, reason in failures:
-                self.skips.add(name, reason)
+            self.skips.look(position, batch, failures)
+            position += len(batch.names)
             empty = 0 if batch.valid_B.any() else empty + len(batch.names)
             if empty >= limit:
                 raise UserError(
-                    f"none of the last {empty} samples could be decoded; the reasons: "
-                    + "; ".join(f"{reason} ({entry['count']})" for reason, entry in self.skips.reasons.items())
+                    f"none of the last {empty:,} samples could be decoded:\n{skips.table(self.skips.reasons)}"
                 )
             yield batch
 
     def first(self, position: int) -> Batch:
         """The micro-batch at a position, with its draws, made here and now; nothing is counted."""
         rows = Rows(self.source, self.data, self.seed, self.batch_size, position)
-        return self._ready(rows[0])[0]
+        return self._ready(rows.made(0))[0]
 
     def report(self) -> dict[str, Any]:
         """What the source is and what was left out, for data.json."""
-        skipped = {**self.source.report(), **self.skips.reasons}
+        skipped = skips.merged(self.source.report(), self.skips.reasons)
         return {"source": self.data.source, "count": self.source.count, "skipped": skipped}
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.source)
 
     def document(self) -> dict[str, Any]:
         """What a checkpoint holds of it; the position is the training state's."""
-        return {"skips": self.skips.reasons}
+        skipped = {"reasons": self.skips.reasons, "counted_slots": self.skips.counted_slots}
+        return {"samples": self._fingerprint, "skips": skipped}
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Takes over what `document` gave."""
-        self.skips.reasons.clear()
-        self.skips.reasons.update(copy.deepcopy(dict(document["skips"])))
+        """Takes over what `document` gave. UserError where the source no longer holds the same samples."""
+        if document["samples"] != self._fingerprint:
+            raise UserError(
+                "the samples are not those that this run was trained on: files were added, removed, renamed, damaged "
+                f"or mended (now {self.source.count} samples). Put them back to go on exactly; or start a new run from "
+                "these weights with init_from=RUN run_name=NEW"
+            )
+        self.skips.reasons = copy.deepcopy(dict(document["skips"]["reasons"]))
+        self.skips.counted_slots = document["skips"]["counted_slots"]
 
 
 def fixed_batches(source: Source, settings: SourceSettings, num_samples: int, batch_size: int) -> Iterator[Batch]:
@@ -194,32 +136,19 @@ def fixed_batches(source: Source, settings: SourceSettings, num_samples: int, ba
         yield make_batch(source, plain, 0, np.stack([indexes, np.zeros_like(indexes)], axis=1))[0]
 
 
-class _Endless:
-    """The sampler of DataLoader: 0, 1, 2 and so on."""
-
-    def __iter__(self) -> Iterator[int]:
-        return count()
-
-
-def _in_worker(worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the trainer saves and then ends its workers itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-
-
 @contextmanager
-def _ahead(make: Callable[[], Made], size: int) -> Iterator[Iterator[Made]]:
-    """A thread that keeps `size` values of `make` ready, in order; an error comes out where its value would have."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader") as thread:
-        ready = deque(thread.submit(make) for _ in range(size))
+def _thread() -> Iterator[ThreadPoolExecutor]:
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+    try:
+        yield thread
+    finally:
+        thread.shutdown(cancel_futures=True)
 
-        def take() -> Iterator[Made]:
-            while True:
-                made = ready.popleft().result()
-                ready.append(thread.submit(make))
-                yield made
 
-        try:
-            yield take()
-        finally:
-            thread.shutdown(cancel_futures=True)
+def _ahead(thread: ThreadPoolExecutor, make: Callable[[], Made], size: int) -> Iterator[Made]:
+    """Values of `make` in order, `size` of them ready or in the making; an error comes where its value would have."""
+    ready = deque(thread.submit(make) for _ in range(size))
+    while True:
+        made = ready.popleft().result()
+        ready.append(thread.submit(make))
+        yield made

@@ -8,7 +8,10 @@ Choosing, decoding, cropping and captions are the same behind every source, and 
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Literal, Protocol
+
+import numpy as np
 
 from daguerre.data.skips import SkipReport
 from daguerre.types import Record
@@ -36,3 +39,11 @@ class Source(Protocol):
 
     def report(self) -> SkipReport:
         """What the source left out when it was opened, by reason."""
+
+
+def fingerprint(source: Source) -> str:
+    """A digest of the sample ids in their order: what must be equal for a run to go on as if nothing had happened."""
+    if source.count is None:
+        return "endless"
+    ids = np.fromiter((source.sample_id(i) for i in range(source.count)), dtype="<i8", count=source.count)
+    return blake2b(ids.tobytes(), digest_size=16).hexdigest()

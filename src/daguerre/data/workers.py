@@ -1,0 +1,132 @@
+"""Processes that make micro-batches, each on its own end of a socket: both sides of that socket, and nothing else.
+
+A worker is a fresh interpreter, neither a fork (unsafe beside torch's threads) nor a second run of the caller's main
+module. It ignores the signals of a terminal or a scheduler and ends when its socket does: with its trainer, however
+that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import Connection
+
+import torch
+
+from daguerre.data.rows import Made, Rows, valid_B
+from daguerre.errors import UserError
+from daguerre.types import Batch
+
+_START = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.path[:] = sys.argv[2:]
+from daguerre.data.workers import serve
+serve(int(sys.argv[1]))
+"""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process and our end of its socket."""
+
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+
+
+@contextmanager
+def workers(rows: Rows, number: int) -> Iterator[list[Worker]]:
+    """`number` processes that know `rows`; they are killed at the end of the block, as they hold nothing to lose."""
+    crew: list[Worker] = []
+    try:
+        for _ in range(number):
+            crew.append(_started())
+        for worker in crew:
+            worker.pipe.send(rows)
+        yield crew
+    finally:
+        for worker in crew:
+            worker.process.kill()
+        for worker in crew:
+            worker.process.wait()
+
+
+def made_by(crew: list[Worker], ahead: int) -> Iterator[Made]:
+    """Micro-batches 0, 1, 2 and so on, in order; worker w makes every len(crew)-th, at most `ahead` of them at once."""
+    in_flight = len(crew) * ahead
+    for number in range(in_flight):
+        crew[number % len(crew)].pipe.send(number)
+    for number in count():
+        worker = crew[number % len(crew)]
+        made = _received(worker)
+        worker.pipe.send(number + in_flight)
+        yield made
+
+
+def serve(descriptor: int) -> None:
+    """The life of a worker: numbers in, micro-batches out, until the other end closes."""
+    torch.set_num_threads(1)
+    pipe = Connection(descriptor)
+    for rows, number in _incoming(pipe):
+        try:
+            answer: Made | UserError = rows.made(number)
+        except UserError as error:
+            answer = error
+        with suppress(ConnectionError):
+            _send(pipe, answer)
+
+
+def _started() -> Worker:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            process_group=0,  # Ctrl-C goes to the trainer alone: it saves, then ends its workers
+        )
+    return Worker(process, Connection(ours.detach()))
+
+
+def _incoming(pipe: Connection) -> Iterator[tuple[Rows, int]]:
+    with suppress(EOFError, ConnectionError):
+        rows: Rows = pipe.recv()
+        while True:
+            yield rows, pipe.recv()
+
+
+def _send(pipe: Connection, answer: Made | UserError) -> None:
+    if isinstance(answer, UserError):
+        pipe.send(answer)
+        return
+    batch, failures = answer
+    # Pixels go as they are; everything else is small.
+    pipe.send((batch.keys, batch.texts, batch.names, failures, batch.pixels_BCHW.shape))
+    pipe.send_bytes(batch.pixels_BCHW.numpy().data.cast("B"))
+
+
+def _received(worker: Worker) -> Made:
+    try:
+        answer = worker.pipe.recv()
+        if isinstance(answer, UserError):
+            raise answer
+        keys, texts, names, failures, shape = answer
+        pixels_BCHW = torch.empty(shape, dtype=torch.uint8)
+        worker.pipe.recv_bytes_into(pixels_BCHW.numpy().data.cast("B"))
+    except (EOFError, ConnectionError) as error:
+        raise RuntimeError(_ended(worker)) from error
+    return Batch(keys, pixels_BCHW, texts, valid_B(len(names), failures), names), failures
+
+
+def _ended(worker: Worker) -> str:
+    code = worker.process.wait()
+    why = f"was killed by signal {-code} (9 is often the system being out of memory)" if code < 0 else f"exited {code}"
+    return f"a loader process {why}; what it said of the error stands above. loader.num_workers=0 works without them"
