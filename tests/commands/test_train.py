@@ -1,0 +1,260 @@
+"""`daguerre train` from end to end: what it leaves behind, how it goes on, what it refuses."""
+
+import json
+import re
+import shutil
+import signal
+import time
+import warnings
+
+import pytest
+import tiny_runs
+from tiny_runs import assert_equal, lines, outcome, train
+
+from daguerre import errors
+from daguerre.commands import training_run
+from daguerre.training import step
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(folder) == errors.DONE
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="module")
+def expected(whole):
+    return outcome(whole)
+
+
+def test_the_run_folder_holds_what_the_design_says(whole):
+    for name in ("config.yaml", "environment.json", "data.json", "evaluation.json", "report.html"):
+        assert (whole / name).stat().st_size > 0, name
+    status = json.loads((whole / "status.json").read_text())
+    assert (status["state"], status["step"], status["samples"]) == ("finished", 8, 16)
+    assert sorted(p.name for p in (whole / "checkpoints").glob("step-*")) == ["step-00000006", "step-00000008"]
+    assert sorted(p.name for p in (whole / "samples").iterdir()) == [f"step-0000000{n}" for n in (3, 6, 8)]
+    assert len(list((whole / "samples" / "step-00000008").glob("*.png"))) == 2
+    assert {"tokenizer.json", "tokenizer_config.json"} <= {
+        p.name for p in (whole / "checkpoints" / "step-00000008" / "tokenizer").iterdir()
+    }
+
+
+def test_metrics_keep_their_names(whole):
+    read = [json.loads(line) for line in (whole / "metrics" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in read] == [3, 4, 6, 8, 8, 8]
+    assert set(read[0]) >= {
+        "learning/loss",
+        "learning/current_learning_rate",
+        "learning/gradient_norm",
+        "learning/nonfinite_steps",
+        "perf/step_time_seconds",
+        "perf/per_device_tflops",
+        "perf/per_device_tflops_per_sec",
+        "perf/samples_per_second",
+        "perf/data_wait_seconds",
+        "memory/peak_bytes",
+    }
+    assert set(read[1]) >= {"validation/loss", "validation/loss_level_0", "validation/loss_level_1"}
+    assert {"evaluation/shapes/background", "evaluation/shapes/size"} <= set(read[-1])
+    per_second = read[0]["perf/per_device_tflops"] / read[0]["perf/step_time_seconds"]
+    assert read[0]["perf/per_device_tflops_per_sec"] == pytest.approx(per_second)
+
+
+def test_stock_diffusers_opens_the_pipeline(whole):
+    diffusers = pytest.importorskip("diffusers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = diffusers.StableDiffusionPipeline.from_pretrained(whole / "pipeline")
+        pipeline.set_progress_bar_config(disable=True)
+        assert pipeline("a red circle", num_inference_steps=2).images[0].size == (64, 64)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(whole, expected, capsys):
+    assert train(whole.parent) == errors.DONE
+    assert "is finished: 8 updates" in capsys.readouterr().out
+    assert_equal(whole, expected)
+
+
+@pytest.mark.parametrize("update", [2, 4, 7])
+def test_killed_in_an_update_it_ends_equal_to_the_bit(tmp_path, expected, monkeypatch, update):
+    unharmed, calls = step.update, []
+
+    def deadly(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == update:
+            raise Killed
+        return unharmed(*args, **kwargs)
+
+    monkeypatch.setattr(step, "update", deadly)
+    with pytest.raises(Killed):
+        train(tmp_path)
+    monkeypatch.setattr(step, "update", unharmed)
+    assert train(tmp_path) == errors.DONE
+    assert_equal(tmp_path / "tiny", expected)
+
+
+@pytest.mark.parametrize("what", ["validate", "save", "publish", "evaluate"])
+def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, monkeypatch, what):
+    def deadly(*args, **kwargs):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training_run, what, deadly)
+        with pytest.raises(Killed):
+            train(tmp_path)
+    assert train(tmp_path) == errors.DONE
+    assert_equal(tmp_path / "tiny", expected)
+
+
+@pytest.mark.parametrize("stop_at", [1, 5])
+def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path, expected, monkeypatch, stop_at):
+    unharmed, calls = step.update, []
+
+    def signalled(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == stop_at:
+            signal.raise_signal(signal.SIGTERM)
+        return unharmed(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, "update", signalled)
+        assert train(tmp_path) == errors.TERMINATED
+    status = json.loads((tmp_path / "tiny" / "status.json").read_text())
+    assert (status["state"], status["step"], status["reason"]) == ("saved", stop_at, "stopped by SIGTERM")
+    assert train(tmp_path) == errors.DONE
+    shutil.rmtree(tmp_path / "tiny" / "samples" / f"step-{stop_at:08d}")  # the one thing that the stop added
+    assert_equal(tmp_path / "tiny", expected)
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_workers_change_nothing(tmp_path, expected, workers):
+    assert train(tmp_path, f"loader.num_workers={workers}") == errors.DONE
+    assert_equal(tmp_path / "tiny", expected)
+
+
+def test_accumulation_sees_the_same_samples(tmp_path, expected):
+    """Another cut of the global batch rounds otherwise, and is the same training to single precision."""
+    assert train(tmp_path, "training.per_device_batch_size=1", "training.gradient_accumulation_steps=2") == errors.DONE
+    ours = lines(tmp_path / "tiny")
+    assert [line["samples"] for line in ours] == [line["samples"] for line in expected["lines"]]
+    for a, b in zip(ours, expected["lines"], strict=True):
+        assert a.get("learning/loss", 0) == pytest.approx(b.get("learning/loss", 0), rel=1e-4)
+
+
+def damage_newest(run):
+    path = run / "checkpoints" / "step-00000006" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_set_aside_by_name_and_the_one_before_is_used(tmp_path, expected, monkeypatch, capsys):
+    unharmed, calls = step.update, []
+
+    def deadly(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 7:
+            raise Killed
+        return unharmed(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, "update", deadly)
+        with pytest.raises(Killed):
+            train(tmp_path)
+    damage_newest(tmp_path / "tiny")
+    assert train(tmp_path) == errors.DONE
+    said = capsys.readouterr().out
+    assert "model.safetensors" in said
+    assert "going on from step-00000003" in said
+    assert_equal(tmp_path / "tiny", expected)
+
+
+def test_another_recipe_on_the_same_folder_is_refused_with_what_differs(whole, expected, capsys):
+    assert train(whole.parent, "optimizer.learning_rate=5e-5", "seed=3") == errors.REFUSED
+    said = capsys.readouterr().err
+    assert re.search(r"seed: the run has 0, this command says 3", said)
+    assert "optimizer.learning_rate" in said
+    assert "init_from=" in said
+    assert_equal(whole, expected)
+
+
+def test_a_longer_duration_goes_on(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "tiny")
+    assert train(tmp_path, "training.duration=9 steps") == errors.DONE
+    assert json.loads((tmp_path / "tiny" / "status.json").read_text())["step"] == 9
+
+
+def test_init_from_takes_the_weights_and_nothing_else(whole, tmp_path, capsys):
+    assert (
+        train(tmp_path, f"init_from={whole}", "training.duration=1 step", "lr_scheduler.warmup=1 step") == errors.DONE
+    )
+    assert "starting from the weights of" in capsys.readouterr().out
+    assert json.loads((tmp_path / "tiny" / "status.json").read_text())["step"] == 1
+    assert train(tmp_path / "no", "init_from=nowhere") == errors.REFUSED
+    assert "init_from=nowhere" in capsys.readouterr().err
+
+
+def test_an_older_checkpoint_by_name(whole, tmp_path, expected):
+    shutil.copytree(whole, tmp_path / "tiny")
+    assert train(tmp_path, "resume_from_checkpoint=step-00000006") == errors.DONE
+    assert_equal(tmp_path / "tiny", expected)
+    assert "resume_from_checkpoint: latest" in (tmp_path / "tiny" / "config.yaml").read_text()
+
+
+def test_dry_run_says_what_would_happen_and_writes_nothing(tmp_path, capsys):
+    assert train(tmp_path, "--dry-run") == errors.DONE
+    said = capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    for part in ("UNet2DConditionModel", "AutoencoderKL", "shapes: endless", "8 updates of 2 samples = 16 samples"):
+        assert part in said
+
+
+def test_a_run_that_diverges_is_stopped_and_names_the_samples(tmp_path, capsys):
+    code = train(
+        tmp_path, "optimizer.learning_rate=1e30", "training.max_nonfinite_steps=2", "training.max_grad_norm=null"
+    )
+    assert code == errors.FAILED
+    said = capsys.readouterr().err
+    assert "2 updates in a row" in said
+    assert "shapes/train/" in said
+    status = json.loads((tmp_path / "tiny" / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "not finite" in status["reason"]
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert train(tmp_path / "file") == errors.REFUSED
+    assert "output_dir" in capsys.readouterr().err
+
+
+def test_a_second_run_on_the_folder_is_refused_within_a_second_and_names_the_first(tmp_path):
+    first = tiny_runs.start(tmp_path, "training.duration=100000 steps")
+    try:
+        tiny_runs.wait_for(tmp_path / "tiny" / "metrics" / "metrics.jsonl")
+        began = time.monotonic()
+        second = tiny_runs.start(tmp_path)
+        said, _ = second.communicate(timeout=60)
+        seconds = time.monotonic() - began
+        assert second.returncode == errors.HELD
+        assert f"process {first.pid}" in said
+        assert seconds < 10, "the second run was not refused before the heavy imports"
+    finally:
+        tiny_runs.kill(first)
+
+
+def test_sigterm_to_a_process_with_workers_leaves_nobody_behind(tmp_path):
+    process = tiny_runs.start(tmp_path, "training.duration=100000 steps", "loader.num_workers=1")
+    tiny_runs.wait_for(tmp_path / "tiny" / "metrics" / "metrics.jsonl")
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == errors.TERMINATED, said
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
