@@ -37,7 +37,8 @@ _FRONT_PX = 20  # fewer pixels of a second colour are a speck, not a shape
 _FRONT_REACH = 0.75  # of the largest distance from the background is clearly the shape
 _FRONT_SHARE = 0.75  # of what is clearly the shape must show one colour
 _STRANGE_SHARE = 0.25  # of the shape's area may show neither of the two colours nor a blend
-_MATCH = 0.84  # intersection over union with the ideal outline that a shape must reach
+_OFF_PX = 1.0  # mean distance from the ideal outline up to which a shape has a name
+_MARGIN = 0.03  # of overlap (intersection over union) by which its ideal outline must fit better than any other
 _SIZE_FACTOR = 1.25  # a radius farther than this factor from each size is no size
 
 
@@ -152,13 +153,21 @@ def _outline(mask: np.ndarray) -> tuple[str, float]:
     axis = np.arange(PICTURE_PX) - (PICTURE_PX - 1) / 2
     centre_px = (float(mask.sum(axis=0) @ axis) / area, float(mask.sum(axis=1) @ axis) / area)
     radii = {shape: (area / _unit_area(shape)) ** 0.5 for shape in SHAPES}
-    overlaps = {shape: _overlap(mask, _sharpened(coverage(shape, radii[shape], centre_px))) for shape in SHAPES}
-    best = max(overlaps, key=overlaps.__getitem__)
-    return (best, radii[best]) if overlaps[best] >= _MATCH else (NONE, 0.0)
+    ideals = {shape: _sharpened(coverage(shape, radii[shape], centre_px)) for shape in SHAPES}
+    overlaps = {shape: _overlap(mask, ideal) for shape, ideal in ideals.items()}
+    second, best = sorted(overlaps, key=overlaps.__getitem__)[-2:]
+    clear = overlaps[best] >= overlaps[second] + _MARGIN and _off_px(mask, ideals[best]) <= _OFF_PX
+    return (best, radii[best]) if clear else (NONE, 0.0)
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.minimum(a, b).sum() / np.maximum(a, b).sum())
+
+
+def _off_px(mask: np.ndarray, ideal: np.ndarray) -> float:
+    """Mean distance between the outlines: the area between them over the length of the ideal one."""
+    length = np.abs(np.diff(ideal, axis=0)).sum() + np.abs(np.diff(ideal, axis=1)).sum()
+    return float(np.abs(mask - ideal).sum() / length)
 
 
 def _size(radius_px: float) -> str:

@@ -35,8 +35,9 @@ COLOURS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "black": (12, 12, 12),
     }
 )
-RADII_PX: Mapping[str, float] = MappingProxyType({"small": 9.5, "medium": 15.0, "large": 23.0})
+RADII_PX: Mapping[str, float] = MappingProxyType({"small": 11.0, "medium": 16.0, "large": 23.5})
 SIZE_JITTER = 0.05
+_STAR_TIP, _STAR_NOTCH = 1.15, 0.54  # radii, in units of the shape's
 PHRASINGS = (
     "a {size} {colour} {shape} on a {background} background",
     "{size} {colour} {shape}, {background} background",
@@ -55,9 +56,9 @@ class Settings(SourceSettings):
     """Name of this source."""
     resolution: int = Field(PICTURE_PX, ge=PICTURE_PX, le=PICTURE_PX)
     """Side of the pictures, in pixels: they are drawn at 64, and read at 64."""
-    jitter_px: float = Field(4.0, ge=0, le=4)
+    jitter_px: float = Field(2.0, ge=0, le=3)
     """Largest distance of a shape's centre from the picture's centre, in pixels, along each axis. At 0 every
-    shape is centred; up to 4 keeps the largest shape inside the picture."""
+    shape is centred; up to 3 keeps the largest shape inside the picture."""
     checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
     """Prompts of held-out combinations that are drawn at the end of a run and read by the pixel checker."""
 
@@ -186,27 +187,25 @@ def _square(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _cross(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     across, along = np.abs(x), np.abs(y)
     longer, shorter = np.maximum(across, along), np.minimum(across, along)
-    return np.maximum(longer - np.float32(1.0), shorter - np.float32(0.32))
-
-
-def _half_planes(x: np.ndarray, y: np.ndarray, sides: int, apothem: float) -> list[np.ndarray]:
-    """How far each point lies beyond each side of a regular polygon that stands on a side (y grows down)."""
-    angles = [np.pi / 2 + 2 * np.pi * i / sides for i in range(sides)]
-    return [np.float32(np.cos(a)) * x + np.float32(np.sin(a)) * y - np.float32(apothem) for a in angles]
+    return np.maximum(longer - np.float32(1.0), shorter - np.float32(0.35))
 
 
 def _triangle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return functools.reduce(np.maximum, _half_planes(x, y, sides=3, apothem=0.57))
+    """A regular one that stands on a side (y grows downwards)."""
+    slope = np.float32(np.sqrt(3) / 2) * np.abs(x) - np.float32(0.5) * y
+    return np.maximum(y, slope) - np.float32(0.57)
 
 
 def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A pentagram is what lies beyond at most one side of its pentagon: the second largest distance."""
-    first, second, *others = _half_planes(x, y, sides=5, apothem=0.355)
-    largest, runner_up = np.maximum(first, second), np.minimum(first, second)
-    for other in others:
-        runner_up = np.maximum(runner_up, np.minimum(largest, other))
-        largest = np.maximum(largest, other)
-    return runner_up
+    """Five mirrors fold the plane onto half a ray, which ends in the line from a tip to the notch beside it."""
+    x, y = np.abs(x), -y
+    for sign in (1, -1):
+        nx, ny = np.float32(sign * np.cos(np.pi / 5)), np.float32(-np.sin(np.pi / 5))
+        beyond = 2 * np.maximum(nx * x + ny * y, 0)
+        x, y = x - beyond * nx, y - beyond * ny
+    notch = np.float32(_STAR_NOTCH * np.sin(np.pi / 5)), np.float32(_STAR_NOTCH * np.cos(np.pi / 5))
+    along = notch[0], notch[1] - np.float32(_STAR_TIP)
+    return (np.abs(x) * -along[1] + (y - np.float32(_STAR_TIP)) * along[0]) / np.float32(np.hypot(*along))
 
 
 SHAPES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = MappingProxyType(
