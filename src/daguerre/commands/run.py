@@ -93,6 +93,8 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     every = intervals(config, sizes, source.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
     said = [*notices, *beginning.notices, *resuming.restore(state, beginning, config)]
+    if held_out.count == 0 and every.validation is not None:
+        said.append("nothing is held out, so there is no validation loss")
     resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
     loading = loader.Loading(source, config.data, config.loader, config.seed, sizes.micro, parts.draws)
     if beginning.checkpoint is not None:

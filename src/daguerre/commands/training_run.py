@@ -100,7 +100,8 @@ def validate(run: Run) -> None:
     with run.terminal.busy("validating"), evaluating(run.state):
         fixed = loader.fixed_batches(run.held_out, run.config.data, settings.num_samples, run.sizes.micro)
         values = validation.validation_losses(device.moved(fixed, run.parts.device), loss_at, settings.num_levels)
-    run.log(values)
+    if values:
+        run.log(values)
 
 
 def save(run: Run) -> None:
@@ -170,7 +171,7 @@ def stopped(run: Run, stop: StopSignals) -> int:
 
 def finish(run: Run) -> None:
     """Evaluation, the report and where everything is."""
-    if run.source.metric is not None:
+    if run.source.metric is not None and isinstance(run.parts.family, TextToImage):
         evaluate(run, run.source.metric)
     run.status("finished")
     page.write(run.folder.path)
