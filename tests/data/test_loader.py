@@ -1,0 +1,214 @@
+"""Batches ahead of the loop: the same for any number of workers and any start; every empty slot counted once."""
+
+import shutil
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from daguerre.data import decode, loader, rows
+from daguerre.data.plan import Plan
+from daguerre.data.settings import LoaderSettings, SourceSettings
+from daguerre.data.sources import folder
+from daguerre.errors import UserError
+from daguerre.types import Record
+
+CHANCE = {"resolution": 16, "crop": "random", "random_flip": True, "caption_dropout": 0.3}
+
+
+def drawn(batch):
+    return {"ids": torch.tensor(batch.keys[:, 0] % 1000)}
+
+
+def loading(path, workers=0, size=5, **given):
+    data = folder.Settings(path=str(path), **{**CHANCE, "held_out_fraction": 0, **given})
+    return loader.Loading(folder.open_source(data, "train"), data, LoaderSettings(num_workers=workers), 11, size, drawn)
+
+
+def take(loading, position, number):
+    with loading.batches(position) as batches:
+        return [next(batches) for _ in range(number)]
+
+
+def content(batches):
+    return [
+        (b.keys.tolist(), b.pixels_BCHW.tolist(), b.texts, b.names, b.valid_B.tolist(), b.draws["ids"].tolist())
+        for b in batches
+    ]
+
+
+def texts(batches):
+    return [text for batch in batches for text in batch.texts]
+
+
+@pytest.fixture
+def damaged(pictures):
+    """Twelve pictures; two of them are cut, which no header shows."""
+    for name in ("001.png", "004.png"):
+        path = pictures / name
+        path.write_bytes(path.read_bytes()[:3000])
+    return pictures
+
+
+def test_batches_follow_the_plan(pictures):
+    run = loading(pictures)
+    names = [name for batch in take(run, 0, 6) for name in batch.names]
+    slots = Plan(11, 12, True).slots(0, 30)
+    assert names == [run.source.record(int(index)).key for index, _ in slots]
+    assert sorted(names[:12]) == sorted(names[12:24]) == sorted(p.name for p in pictures.glob("*.[!t]*"))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_change_nothing(damaged, workers):
+    alone, many = loading(damaged), loading(damaged, workers)
+    assert content(take(many, 3, 8)) == content(take(alone, 3, 8))
+    assert many.document() == alone.document()
+    assert many.report() == alone.report()
+
+
+def test_any_start_gives_the_same_batches(damaged):
+    whole = content(take(loading(damaged), 0, 9))
+    for start in (1, 4, 7):
+        assert content(take(loading(damaged), 5 * start, 9 - start)) == whole[start:]
+
+
+def test_the_cut_into_batches_changes_no_sample(damaged):
+    large, small = take(loading(damaged, size=6), 0, 4), take(loading(damaged, size=4), 0, 6)
+    for name in ("pixels_BCHW", "valid_B"):
+        assert torch.equal(*(torch.cat([getattr(b, name) for b in each]) for each in (large, small)))
+    assert texts(large) == texts(small)
+
+
+def test_epochs_crop_and_caption_anew(pictures):
+    first, second = (take(loading(pictures, size=12, shuffle=False), 12 * epoch, 1)[0] for epoch in (0, 1))
+    assert first.names == second.names
+    assert not torch.equal(first.pixels_BCHW, second.pixels_BCHW)
+
+
+def test_an_undecodable_sample_leaves_its_slot_empty(damaged):
+    batch = take(loading(damaged, size=12), 0, 1)[0]
+    bad = [row for row, name in enumerate(batch.names) if name in ("001.png", "004.png")]
+    assert batch.valid_B.tolist() == [float(row not in bad) for row in range(12)]
+    assert batch.valid_B.dtype == torch.float32
+    assert not batch.pixels_BCHW[bad].any()
+    assert all(batch.pixels_BCHW[row].any() for row in range(12) if row not in bad)
+
+
+def test_a_skip_is_counted_once_whatever_happens(damaged):
+    once = loading(damaged)
+    take(once, 0, 9)
+    (entry,) = once.skips.reasons.values()
+    assert entry["count"] == 2
+    assert sorted(entry["examples"]) == ["001.png", "004.png"]
+
+    killed = loading(damaged)
+    take(killed, 0, 2)  # saved here, but the loop had been handed two batches more than it had trained on
+    again = loading(damaged)
+    again.restore(killed.document())
+    take(again, 0, 9)
+    assert again.document() == once.document()
+
+
+def test_the_report_holds_what_both_found(damaged):
+    (damaged / "lonely.png").write_bytes((damaged / "007.png").read_bytes())
+    run = loading(damaged)
+    take(run, 0, 3)
+    report = run.report()
+    assert (report["source"], report["count"]) == ("folder", 12)
+    assert {reason: entry["count"] for reason, entry in report["skipped"].items()} == {
+        "picture without a caption": 1,
+        "truncated image": 2,
+    }
+
+
+def test_a_run_does_not_go_on_with_other_samples(pictures, tmp_path):
+    document = loading(pictures).document()
+    moved = shutil.copytree(pictures, tmp_path / "moved")
+    loading(moved).restore(document)
+    (moved / "000.txt").unlink()
+    with pytest.raises(UserError, match=r"(?s)not those that this run was trained on.*now 11 samples.*init_from"):
+        loading(moved).restore(document)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_source_without_one_good_sample_stops(damaged, workers):
+    for path in damaged.glob("*.[!t]*"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)).save(path)
+        path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"(?s)none of the last \d+ samples could be decoded:.*000\.jpg"):
+        take(loading(damaged, workers, shuffle=False), 0, 9)
+
+
+def test_the_first_batch_is_made_at_once_and_not_counted(damaged):
+    run = loading(damaged, size=12)
+    assert content([run.first(0)]) == content(take(loading(damaged, size=12), 0, 1))
+    assert run.skips.reasons == {}
+
+
+def test_fixed_batches_leave_nothing_to_chance(pictures):
+    data = folder.Settings(path=str(pictures), **CHANCE)
+    source = folder.open_source(data, "train")
+    batches = list(loader.fixed_batches(source, data, 7, 3))
+    assert [len(b.names) for b in batches] == [3, 3, 1]
+    assert texts(batches) == [source.record(i).texts["text"] for i in range(7)]
+    plain = data.model_copy(update={"crop": "center", "random_flip": False})
+    want = [decode.picture(source.record(i).image, plain, 0, np.zeros(3, np.int64)) for i in range(7)]
+    assert torch.equal(torch.cat([b.pixels_BCHW for b in batches]), torch.stack(want))
+    assert sum(len(b.names) for b in loader.fixed_batches(source, data, 10_000, 64)) == source.count
+
+
+@dataclass
+class Flaky:
+    """A source whose disk fails a few times at each record."""
+
+    faults: int
+    count: int = 4
+    metric: str | None = None
+    calls: dict[int, int] = field(default_factory=dict)
+    error: Exception = field(default_factory=lambda: OSError("the disk is away"))
+
+    def sample_id(self, index):
+        return index
+
+    def record(self, index):
+        self.calls[index] = self.calls.get(index, 0) + 1
+        if self.calls[index] <= self.faults:
+            raise self.error
+        return Record(f"sample {index}", np.full((16, 16, 3), 50, np.uint8), {"text": "x"})
+
+    def report(self):
+        return {}
+
+
+def flaky(source):
+    return loader.Loading(source, SourceSettings(source="flaky", resolution=16), LoaderSettings(), 0, 4, drawn)
+
+
+def test_a_passing_fault_is_tried_again_and_never_a_skip(monkeypatch):
+    monkeypatch.setattr(rows, "FIRST_PAUSE_SECONDS", 0.001)
+    run = flaky(Flaky(faults=rows.ATTEMPTS - 1))
+    assert take(run, 0, 1)[0].valid_B.tolist() == [1] * 4
+    assert run.report()["skipped"] == {}
+
+
+def test_a_lasting_fault_stops_the_run(monkeypatch):
+    monkeypatch.setattr(rows, "FIRST_PAUSE_SECONDS", 0.001)
+    with pytest.raises(UserError, match=r"after 4 attempts: the disk is away\. Nothing was skipped"):
+        take(flaky(Flaky(faults=10**6)), 0, 1)
+
+
+def test_an_unexpected_error_names_its_sample():
+    with pytest.raises(ZeroDivisionError) as caught:
+        take(flaky(Flaky(faults=1, error=ZeroDivisionError("a bug"))), 0, 1)
+    assert any("index" in note for note in caught.value.__notes__)
+
+
+def test_an_error_of_the_draws_comes_out_of_the_loop():
+    def broken(batch):
+        raise ValueError("no draws")
+
+    run = loader.Loading(Flaky(0), SourceSettings(source="flaky", resolution=16), LoaderSettings(), 0, 4, broken)
+    with pytest.raises(ValueError, match="no draws"):
+        take(run, 0, 1)

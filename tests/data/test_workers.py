@@ -1,0 +1,112 @@
+"""The processes of the loader: they end with their trainer however it ends, and their errors come out in it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from daguerre.data.rows import Rows
+from daguerre.data.sources import folder
+from daguerre.data.workers import made_by, workers
+from daguerre.errors import UserError
+
+TRAINER = """
+import sys, time
+from daguerre.data.rows import Rows
+from daguerre.data.sources import folder
+from daguerre.data.workers import made_by, workers
+
+settings = folder.Settings(path=sys.argv[1], resolution=16)
+try:
+    with workers(Rows(folder.open_source(settings, "train"), settings, 0, 4), 2) as crew:
+        made = made_by(crew, 2)
+        if sys.argv[2] == "running":
+            next(made)
+        print(*(worker.process.pid for worker in crew), flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("saved", flush=True)
+"""
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def gone(pids: list[int], seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+@pytest.fixture
+def trainer(pictures):
+    """Starts a process with two workers; gives it and the workers' ids."""
+    started = []
+
+    def start(stage):
+        command = [sys.executable, "-c", TRAINER, str(pictures), stage]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append(process)
+        return process, [int(pid) for pid in process.stdout.readline().split()]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def rows(pictures: Path) -> Rows:
+    settings = folder.Settings(path=str(pictures), resolution=16, held_out_fraction=0, shuffle=False)
+    return Rows(folder.open_source(settings, "train"), settings, 0, 4)
+
+
+def test_workers_die_with_a_killed_trainer(trainer):
+    process, pids = trainer("running")
+    assert len(pids) == 2
+    process.kill()
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("stage", ["running", "starting"])
+def test_ctrl_c_reaches_the_trainer_alone(trainer, stage):
+    process, pids = trainer(stage)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert out == "saved\n"
+    assert err == ""
+    assert process.returncode == 0
+    assert gone(pids)
+
+
+def test_a_scheduler_that_ends_every_process_leaves_workers_to_the_trainer(pictures):
+    with workers(rows(pictures), 1) as crew:
+        made = made_by(crew, 1)
+        next(made)
+        crew[0].process.send_signal(signal.SIGTERM)
+        crew[0].process.send_signal(signal.SIGINT)
+        assert len(next(made)[0].names) == 4
+    assert crew[0].process.returncode == -signal.SIGKILL
+
+
+def test_a_worker_that_was_killed_says_by_what(pictures):
+    with workers(rows(pictures), 1) as crew:
+        crew[0].process.kill()
+        with pytest.raises(RuntimeError, match="killed by signal 9"):
+            for _ in made_by(crew, 1):
+                pass
+
+
+def test_the_error_of_a_worker_is_the_trainers(pictures):
+    asked = rows(pictures)
+    (pictures / "001.png").unlink()
+    with workers(asked, 1) as crew, pytest.raises(UserError, match=r"cannot be read, after 4 attempts.*001\.png"):
+        next(made_by(crew, 1))
