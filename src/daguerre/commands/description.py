@@ -13,7 +13,6 @@ from daguerre import config as configs
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data.source import Source
-from daguerre.training.progress import duration_text
 from daguerre.types import Batch
 
 
@@ -39,13 +38,13 @@ def device_text(device: torch.device) -> str:
     return f"{torch.get_num_threads()} threads of a CPU with {os.cpu_count()} cores"
 
 
-def headline(config: Config, parts: Parts, sizes: BatchSizes, total_steps: int) -> str:
-    """What will be trained on what, and for how long in updates and samples."""
+def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int, length: str = "") -> str:
+    """What will be trained on what, on which device, and for how long."""
     trained = count_text(parameter_counts(parts)["trained"])
     return (
         f"{config.run_name}: {config.model.family} ({trained} trained parameters), objective {config.objective.name}, "
-        f"on {config.data.source} at {config.data.resolution} px: {total_steps:,} updates of {sizes.whole} samples "
-        f"= {total_steps * sizes.whole:,} samples, {parts.precision} on {device_text(parts.device)}"
+        f"on {config.data.source} at {config.data.resolution} px, for {steps:,} updates of {sizes.whole} samples"
+        f"{length and ', '}{length}, with {device_text(parts.device)} in {parts.precision}"
     )
 
 
@@ -62,11 +61,6 @@ def probe_seconds(parts: Parts, batch: Batch) -> float:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
     return seconds
-
-
-def time_text(seconds_per_micro_batch: float, sizes: BatchSizes, steps_left: int) -> str:
-    """How long the updates that are left will take."""
-    return f"about {duration_text(seconds_per_micro_batch * sizes.accumulation * steps_left)}"
 
 
 @torch.no_grad()
@@ -101,7 +95,7 @@ def dry_run(
             f"Data\n  {config.data.source}: {extent}",
             *(f"  skipped: {reason}: {entry['count']}" for reason, entry in source.report().items()),
             "",
-            f"Plan\n  {headline(config, parts, sizes, total_steps)}",
+            f"Plan\n  {headline(config, parts, sizes, total_steps)}: {total_steps * sizes.whole:,} samples",
             f"  a global batch of {sizes.whole} samples is computed as {cut}",
             "Nothing was trained and nothing was written (--dry-run).",
         ]

@@ -15,7 +15,7 @@ from daguerre.data import loader
 from daguerre.data.source import Source
 from daguerre.settings import Duration
 from daguerre.training import device, loop
-from daguerre.training.progress import Progress
+from daguerre.training.progress import Progress, duration_text
 from daguerre.training.sinks import MetricsFile, Sink, TensorBoard
 from daguerre.training.state import TrainState
 
@@ -110,10 +110,10 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
         config, folder, Store(folder.checkpoints), parts, sizes, every, source, held_out, state, loading, terminal,
         sinks, flops,
     )  # fmt: skip
-    left = every.total - state.step
-    seconds = description.probe_seconds(parts, probe) if left > 0 else 0.0
-    length = f"{description.time_text(seconds, sizes, left)} to go; " if left > 0 else ""
-    run.say([description.headline(config, parts, sizes, every.total), *said, f"{length}run folder {folder.path}"])
+    left = max(0, every.total - state.step)
+    seconds = description.probe_seconds(parts, probe) * sizes.accumulation * left if left else 0.0
+    length = f"about {duration_text(seconds)}" if left else "all done"
+    run.say([description.headline(config, parts, sizes, left, length), *said, f"run folder: {folder.path}"])
     return run
 
 

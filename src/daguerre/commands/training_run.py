@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,7 @@ from daguerre.commands.parts import batch_sizes, build, open_source
 from daguerre.commands.run import Run, intervals, loop_plan, start
 from daguerre.config import Config
 from daguerre.data import loader
+from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
 from daguerre.report import page
 from daguerre.training import device, loop, validation
@@ -212,7 +213,10 @@ class FailureOnRecord:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
+        if error is None:
+            return
+        # On a full disk these fail too; the first error is the one to show.
+        with suppress(OSError, UserError):
             self._run.status("failed", reason=f"{type(error).__name__}: {error}")
             page.write(self._run.folder.path)
 
