@@ -1,0 +1,67 @@
+"""Objective `autoencoder`: a picture is made small and made again; no diffusion.
+
+The loss of Kingma and Welling 2014 (arXiv 1312.6114) with absolute beside squared errors. The net gives the picture
+again and the KL of its latent; which networks do that is a family's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from daguerre.objectives.objective import Net, Objective
+from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.types import Cond, LossTerms
+
+
+class Settings(ObjectiveSettings):
+    """Reconstruction of pictures in [-1, 1] through a latent that stays near a normal law."""
+
+    name: Literal["autoencoder"] = "autoencoder"
+    """Pictures are reconstructed."""
+    kl_weight: float = Field(1e-3, ge=0)
+    """Weight of the latent's KL, a mean over its elements in nats: more makes latents smoother and pictures softer."""
+    square_weight: float = Field(1.0, ge=0)
+    """Weight of the mean squared error beside the mean absolute one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction(Objective):
+    """mean |x' - x| + square_weight mean (x' - x)^2 + kl_weight KL, for each sample."""
+
+    settings: Settings
+
+    def draws(
+        self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
+    ) -> dict[str, Tensor]:
+        """Nothing: there is no noise level, and the latent's noise is the family's."""
+        return {}
+
+    def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
+        """The loss of pictures [B, 3, H, W]; the net gives (reconstruction [B, 3, H, W], KL [B])."""
+        x_BCHW, nowhere_B = x0_BCHW.float(), x0_BCHW.new_zeros(len(x0_BCHW), dtype=torch.float32)
+        given: Any = net(x_BCHW, nowhere_B, cond)
+        again_BCHW, kl_B = given[0].float(), given[1].float()
+        absolute_B = (again_BCHW - x_BCHW).abs().flatten(1).mean(1)
+        square_B = (again_BCHW - x_BCHW).square().flatten(1).mean(1)
+        loss_B = absolute_B + self.settings.square_weight * square_B + self.settings.kl_weight * kl_B
+        metrics = {"absolute_error": absolute_B.detach(), "square_error": square_B.detach(), "kl": kl_B.detach()}
+        return LossTerms(loss_B=loss_B, quantile_B=nowhere_B, metrics=metrics)
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        if state:
+            raise ValueError("the checkpoint holds objective state, but the autoencoder's loss has none")
+
+
+def build(settings: Settings) -> Reconstruction:
+    """The objective of these settings."""
+    return Reconstruction(settings)

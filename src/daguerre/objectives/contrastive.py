@@ -1,0 +1,60 @@
+"""Objective `contrastive`: in a batch, each caption finds its picture and each picture its caption; no diffusion.
+
+The loss of CLIP (Radford et al. 2021, arXiv 2103.00020, figure 3). The net gives the similarities; the encoders are a
+family's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from daguerre.objectives.objective import Net, Objective
+from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.types import Cond, LossTerms
+
+
+class Settings(ObjectiveSettings):
+    """Matching of captions and pictures within a micro-batch, so that its size matters: larger ones teach more."""
+
+    name: Literal["contrastive"] = "contrastive"
+    """Captions and pictures are matched."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matching(Objective):
+    """Mean of the cross entropies over a caption's row and a picture's column of similarities."""
+
+    def draws(
+        self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
+    ) -> dict[str, Tensor]:
+        """Nothing is random in this loss."""
+        return {}
+
+    def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
+        """The loss of B pairs; the net gives their similarities [B, B], captions by pictures."""
+        nowhere_B = x0_BCHW.new_zeros(len(x0_BCHW), dtype=torch.float32)
+        similar_BB = net(x0_BCHW, nowhere_B, cond).float()
+        own_B = torch.arange(len(similar_BB), device=similar_BB.device)
+        by_caption_B = cross_entropy(similar_BB, own_B, reduction="none")
+        by_picture_B = cross_entropy(similar_BB.T, own_B, reduction="none")
+        found_B = (similar_BB.detach().argmax(1) == own_B).float()
+        return LossTerms(0.5 * (by_caption_B + by_picture_B), quantile_B=nowhere_B, metrics={"found": found_B})
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        if state:
+            raise ValueError("the checkpoint holds objective state, but the contrastive loss has none")
+
+
+def build(settings: Settings) -> Matching:
+    """The objective of these settings, which has none but its name."""
+    return Matching()
