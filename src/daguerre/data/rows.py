@@ -6,9 +6,9 @@ Nothing is ahead, parallel or counted here: that is `loader.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +64,7 @@ def make_batch(source: Source, settings: SourceSettings, seed: int, slots: np.nd
         names.append(record.key)
         texts.append(captions.choose(record, settings, seed, keys[row]))
         try:
-            with _named(record.key):
+            with _Named(record.key):
                 pixels_BCHW[row] = decode.picture(record.image, settings, seed, keys[row])
         except decode.Undecodable as error:
             failures.append(Failure(row, record.key, str(error)))
@@ -82,7 +82,7 @@ def retrying(read: Callable[[int], Record], index: int) -> Record:
     """`read(index)`, tried again with a growing pause while it raises OSError; then UserError. Never a skip."""
     for attempt in range(ATTEMPTS):
         try:
-            with _named(f"index {index}"):
+            with _Named(f"index {index}"):
                 return read(index)
         except OSError as error:
             if attempt == ATTEMPTS - 1:
@@ -94,11 +94,15 @@ def retrying(read: Callable[[int], Record], index: int) -> Record:
     raise AssertionError
 
 
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """An error that nobody expects says which sample it met."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"(at the sample {name})")
-        raise
+@dataclass(frozen=True)
+class _Named:
+    """A block whose errors say at which sample they came up, for those that nobody expects."""
+
+    name: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            error.add_note(f"(at the sample {self.name})")
