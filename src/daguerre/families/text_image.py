@@ -77,6 +77,7 @@ def _image_encoder(channels: Sequence[int], width: int) -> nn.Module:
     layers: list[nn.Module] = []
     for before, after in pairwise([3, *channels]):
         layers += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.GroupNorm(8, after), nn.SiLU()]
+    del layers[-2]  # a norm before the features are read would take away how much there is of each
     layers += [nn.AdaptiveAvgPool2d(_POOLED_PX), nn.Flatten(), nn.Linear(channels[-1] * _POOLED_PX**2, width)]
     return nn.Sequential(*layers)
 
