@@ -1,6 +1,6 @@
 """The training step beside a bare PyTorch loop: same UNet, batches, AdamW, clipping, EMA; interleaved in one process.
 
-    python benchmarks/loop.py [--recipe quickstart] [--rounds 12] [--steps 8] [--out loop.json]
+    python benchmarks/loop.py [--recipe quickstart] [--rounds 12] [--steps 8] [--out FILE] [key=value ...]
 
 Three variants: `daguerre` (training.step.update), `plain` (AdamW as torch builds it, diffusers' EMAModel) and `fused`
 (the same fused pieces as ours, written out bare). No number without parity: losses over 20 steps and EMA weights must
@@ -158,11 +158,12 @@ def timed(run: Callable[[Item], None], items: list[Item], steps: int) -> float:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--recipe", default="quickstart")
+    arguments.add_argument("overrides", nargs="*", help="key=value, as for `daguerre train`")
     arguments.add_argument("--rounds", type=int, default=12)
     arguments.add_argument("--steps", type=int, default=8)
     arguments.add_argument("--out", type=Path)
     given = arguments.parse_args()
-    config = configs.load(given.recipe, ["run_name=benchmark"]).config
+    config = configs.load(given.recipe, ["run_name=benchmark", *given.overrides]).config
     parts = building.build(config)
     items = precomputed(parts, config, 4)
     net = parts.net.train()

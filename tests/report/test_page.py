@@ -96,8 +96,8 @@ def test_a_finished_run_tells_its_story(folder: Path) -> None:
     assert "background 99.5 % 95.0 % 98.0 % aim reached" in words
     assert "size 75.5 % 80.0 % 90.0 % below must" in words
     assert "200 pictures, step 3,000" in words
-    assert "not an image 3 holiday/notes.txt holiday/a.jpg" in words
-    assert "the update was skipped 2" in words
+    assert "not an image left out 3 holiday/notes.txt holiday/a.jpg" in words
+    assert "loss or gradient not finite update skipped 2" in words
     assert "a small green star on a white background seed 1" in words
     assert "model: family: sd" in words
     assert "packages.torch 2.13.0" in words

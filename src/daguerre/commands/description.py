@@ -82,6 +82,7 @@ def dry_run(
         count = sum(p.numel() for p in part.parameters())
         own = sum(p.numel() for p in part.parameters() if id(p) in trained)
         rows.append(f"  {name:14} {type(part).__name__:24} {count:>14,} parameters, {own:>14,} trained")
+    left_out = source.report().items()
     extent = "endless" if source.count is None else f"{source.count:,} records an epoch"
     cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
     return "\n".join(
@@ -93,7 +94,7 @@ def dry_run(
             *rows,
             "",
             f"Data\n  {config.data.source}: {extent}",
-            *(f"  skipped: {reason}: {entry['count']}" for reason, entry in source.report().items()),
+            *(f"  {'noted' if e.get('kept') else 'left out'}: {reason}: {e['count']:,}" for reason, e in left_out),
             "",
             f"Plan\n  {headline(config, parts, sizes, total_steps)}: {total_steps * sizes.whole:,} samples",
             f"  a global batch of {sizes.whole} samples is computed as {cut}",

@@ -133,12 +133,14 @@ def skipped(run: Run) -> Html:
         count = entry.get("count", 0) if isinstance(entry, dict) else entry
         examples = [str(e) for e in entry.get("examples") or []] if isinstance(entry, dict) else []
         shown = f"{count:,}" if isinstance(count, int) else str(count)
-        rows.append([reason, shown, join(*(element("code", e) for e in examples[:5]))])
+        kept = isinstance(entry, dict) and entry.get("kept")
+        treated = "trained on all the same" if kept else "left out"
+        rows.append([reason, treated, shown, join(*(element("code", e) for e in examples[:5]))])
     nonfinite = run.last("learning/nonfinite_steps")
     if nonfinite:
-        rows.append(["non-finite loss or gradient: the update was skipped", f"{nonfinite:,.0f}", ""])
+        rows.append(["loss or gradient not finite", "update skipped", f"{nonfinite:,.0f}", ""])
     if rows:
-        return table(["Reason", "Count", "Such as"], rows, "counts")
+        return table(["Reason", "", "Count", "Such as"], rows, "counts")
     if not run.data and nonfinite is None:
         return element("p", "Nothing is known yet.", class_="note")
     known = [] if not run.data else ["No sample was skipped."]

@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from daguerre import keys
 from daguerre.data.settings import SourceSettings
@@ -61,6 +61,17 @@ class Settings(SourceSettings):
     shape is centred; up to 3 keeps the largest shape inside the picture."""
     checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
     """Prompts of held-out combinations that are drawn at the end of a run and read by the pixel checker."""
+
+    @model_validator(mode="after")
+    def _refuse_what_does_not_act(self) -> Self:
+        idle = {"crop": "center", "shuffle": True, "interpolation": "bicubic"}
+        changed = [name for name, usual in idle.items() if getattr(self, name) != usual]
+        if changed:
+            raise ValueError(
+                f"{', '.join(changed)} has no effect on shapes, which are drawn at their size and in an endless order "
+                "of their own: remove it"
+            )
+        return self
 
 
 @dataclass(frozen=True)
