@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from daguerre import config as configs
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
+from daguerre.data import skips
 from daguerre.data.source import Source
 from daguerre.types import Batch
 
@@ -35,7 +36,8 @@ def device_text(device: torch.device) -> str:
     """The device of a run, as a person knows it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} threads of a CPU with {os.cpu_count()} cores"
+    threads = torch.get_num_threads()
+    return f"{threads} thread{'s' * (threads > 1)} of a CPU with {os.cpu_count()} cores"
 
 
 def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int, length: str = "") -> str:
@@ -46,6 +48,20 @@ def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int, length
         f"on {config.data.source} at {config.data.resolution} px, for {steps:,} updates of {sizes.whole} samples"
         f"{length and ', '}{length}, with {device_text(parts.device)} in {parts.precision}"
     )
+
+
+def about_data(source: Source, held_out: Source, validates: bool, draws: bool) -> list[str]:
+    """What is read of a source that has an end, what was left out, and which measurements it does not allow."""
+    lines = []
+    if source.count is not None:
+        lines.append(f"data: {source.count:,} records an epoch, {held_out.count or 0:,} held out")
+    if source.report():
+        lines.append(f"found in the data:\n{skips.table(source.report())}")
+    if held_out.count == 0 and validates:
+        lines.append("nothing is held out, so there is no validation loss")
+    if source.metric is None and draws:
+        lines.append("no checker reads pictures of this source, so the run ends without a table of results")
+    return lines
 
 
 def probe_seconds(parts: Parts, batch: Batch) -> float:

@@ -13,6 +13,7 @@ from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, open_
 from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.source import Source
+from daguerre.families.family import TextToImage
 from daguerre.settings import Duration
 from daguerre.training import device, loop
 from daguerre.training.progress import Progress, duration_text
@@ -93,8 +94,9 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     every = intervals(config, sizes, source.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
     said = [*notices, *beginning.notices, *resuming.restore(state, beginning, config)]
-    if held_out.count == 0 and every.validation is not None:
-        said.append("nothing is held out, so there is no validation loss")
+    said += description.about_data(
+        source, held_out, every.validation is not None, isinstance(parts.family, TextToImage)
+    )
     resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
     loading = loader.Loading(source, config.data, config.loader, config.seed, sizes.micro, parts.draws)
     if beginning.checkpoint is not None:
