@@ -119,8 +119,10 @@ def test_bugs_keep_their_traceback(outcome):
 def test_the_machines_faults_name_the_file(outcome):
     assert outcome(OSError(28, "No space left on device", "/run/x")) == (
         1,
-        "daguerre: No space left on device: /run/x\n",
+        "daguerre: No space left on device: /run/x. Free some space and run the same command again\n",
     )
+    assert outcome(OSError(28, "No space left on device"))[1].startswith("daguerre: No space left on device. Free")
+    assert outcome(OSError(13, "Permission denied", "/run/x")) == (1, "daguerre: Permission denied: /run/x\n")
     with pytest.raises(OSError, match="odd"):
         outcome(OSError("odd"))
     assert outcome(KeyboardInterrupt())[0] == 130

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import errno
 import os
 import sys
 import traceback
@@ -110,10 +111,16 @@ def _refuse(error: ValueError) -> int:
 
 
 def _blame_machine(error: OSError) -> int:
-    """A full disk, a file without permission: which file, without a traceback, if the system named one."""
-    if error.filename is None or error.strerror is None:
+    """A full disk, a file without permission: which file, without a traceback, if the system named one.
+
+    Of a full disk it often names none, as the file was open already.
+    """
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if error.strerror is None or (error.filename is None and not full):
         raise error
-    print(f"daguerre: {error.strerror}: {error.filename}", file=sys.stderr)
+    where = "" if error.filename is None else f": {error.filename}"
+    advice = ". Free some space and run the same command again" if full else ""
+    print(f"daguerre: {error.strerror}{where}{advice}", file=sys.stderr)
     return errors.FAILED
 
 

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from daguerre.checkpoint import export
 from daguerre.checkpoint.export import replaced
@@ -45,6 +47,14 @@ def test_an_error_leaves_the_old_content(tmp_path):
         (fresh / "missing" / "file").touch()
     assert (folder / "sub" / "file").read_text() == "one"
     assert names(tmp_path) == ["pipeline"]
+
+
+def test_a_disk_that_refuses_weights_is_an_error_of_the_system(tmp_path):
+    folder = tmp_path / "pipeline"
+    with pytest.raises(FileNotFoundError) as refused, replaced(folder) as fresh:
+        save_file({"weight": torch.zeros(2)}, fresh / "missing" / "model.safetensors")
+    assert refused.value.filename == str(folder)
+    assert names(tmp_path) == []
 
 
 class Killed(BaseException):

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from daguerre.checkpoint.atomic import make_folder, sync_folder
 
@@ -27,7 +30,7 @@ def replaced(folder: Path) -> Iterator[Path]:
     """An empty folder to fill; when the block ends it stands, safe on disk, as `folder`.
 
     If the block raises, or the process dies in it, the old content stays. One process writes at a time: what a
-    killed one left behind is cleared here. OSError if the disk refuses.
+    killed one left behind is cleared here. OSError if the disk refuses, safetensors' own error among them.
     """
     fresh = folder.with_name(f".{folder.name}.new-{secrets.token_hex(4)}")
     aside = folder.with_name(f".{folder.name}.old")
@@ -38,6 +41,10 @@ def replaced(folder: Path) -> Iterator[Path]:
         yield fresh
         _settle(fresh)
         _swap(fresh, folder, aside)
+    except SafetensorError as error:  # it has the system's error as text: "... (os error 28) ..."
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -28,13 +28,16 @@ class Undecodable(Exception):
 def opened(file: BinaryIO) -> Image.Image:
     """A JPEG, PNG or WebP file whose header was read and whose size is allowed; no pixel yet.
 
-    Not by `Image.open`: it tries formats by its own list, and has a size limit of its own. Raises `Undecodable`.
+    Not by `Image.open`: it tries formats by its own list, and has a size limit of its own. Raises `Undecodable`,
+    and OSError as it is where the disk is at fault: that may pass, so it is no reason to leave a picture out.
     """
     start = file.read(12)
     file.seek(0)
     try:
         image = _plugin(start)(file)
     except BROKEN as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's; Pillow's own have no number
+            raise
         raise Undecodable("broken image") from error
     if image.width * image.height > PIXEL_LIMIT:
         raise Undecodable(f"too many pixels (limit {PIXEL_LIMIT})")

@@ -1,5 +1,6 @@
 """A folder of pictures: what is found, what is left out and counted, and what is refused with words that help."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from daguerre.data import decode
+from daguerre.data import decode, headers
 from daguerre.data.folder_scan import sample_id
 from daguerre.data.sources import folder
 from daguerre.errors import UserError
@@ -138,6 +139,17 @@ def test_what_may_not_be_read_is_counted(tmp_path):
     found = counts(opened(tmp_path))
     (tmp_path / "in").chmod(0o700)
     assert found == {"file that may not be read": (1, ["locked.png"]), "folder that may not be read": (1, ["in"])}
+
+
+def test_a_fault_of_the_disk_is_no_reason_to_leave_a_picture_out(tmp_path, monkeypatch):
+    captioned(tmp_path / "good.png")
+
+    def faulty(file):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(headers.PngImagePlugin, "PngImageFile", faulty)
+    with pytest.raises(OSError, match="Input/output error"):
+        opened(tmp_path)
 
 
 def test_links_are_followed_but_nothing_is_taken_twice(tmp_path):
