@@ -6,14 +6,20 @@ import shutil
 import signal
 import time
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import tiny_runs
+import torch
 from tiny_runs import assert_equal, lines, outcome, train
 
-from daguerre import errors
-from daguerre.commands import training_run
+from daguerre import cli, errors
+from daguerre.commands import description, training_run
+from daguerre.commands.parts import Parts
+from daguerre.commands.train import own_place
 from daguerre.training import step
+from daguerre.types import Batch, LossTerms
 
 
 class Killed(BaseException):
@@ -189,6 +195,53 @@ def test_a_longer_duration_goes_on(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "tiny")
     assert train(tmp_path, "training.duration=9 steps") == errors.DONE
     assert json.loads((tmp_path / "tiny" / "status.json").read_text())["step"] == 9
+
+
+def test_a_run_folder_as_recipe_is_that_run_wherever_it_lies(whole, tmp_path, monkeypatch, capsys):
+    shutil.copytree(whole, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    for place in ("moved", "./moved/"):
+        assert cli.run(["train", place]) == errors.DONE
+        said = capsys.readouterr().out
+        assert "this run is finished" in said
+        assert "pictures: moved/samples" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
+    assert own_place(str(whole), ["run_name=another"]) == []
+
+
+class Statistics(torch.nn.Module):
+    """A net with a running statistic, which moves in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += self.training
+        return self.weight * x
+
+
+def test_what_is_measured_before_a_run_leaves_the_net_as_it_is():
+    net = Statistics()
+    parts = Parts(
+        SimpleNamespace(encode=lambda batch: (torch.ones(2), {})),
+        SimpleNamespace(loss=lambda net, x0, cond, draws: LossTerms(net(x0), torch.zeros(2))),
+        net, torch.device("cpu"), nullcontext, "fp32", 0,
+    )  # fmt: skip
+    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.ones(2), ["a", "b"])
+    description.probe_seconds(parts, batch)
+    description.training_flops_per_sample(parts, batch)
+    assert net.calls == 0
+    assert net.weight.grad is None
+
+
+def test_held_out_samples_that_cannot_be_decoded_are_said():
+    said = []
+    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.tensor([1.0, 0.0]), ["good", "broken"])
+    assert list(training_run.named(SimpleNamespace(say=said.extend), iter([batch]))) == [batch]
+    assert len(said) == 1
+    assert said[0].endswith(": broken")
 
 
 def test_init_from_takes_the_weights_and_nothing_else(whole, tmp_path, capsys):

@@ -65,7 +65,8 @@ def about_data(source: Source, held_out: Source, validates: bool, draws: bool) -
 
 
 def probe_seconds(parts: Parts, batch: Batch) -> float:
-    """Seconds of one forward and backward pass of a micro-batch: the second of two. The weights stay as they are."""
+    """Seconds of one forward and backward pass of a micro-batch: the second of two. The net stays as it is."""
+    parts.net.eval()  # running statistics would move in training mode, and with each start once more
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()
@@ -82,6 +83,7 @@ def probe_seconds(parts: Parts, batch: Batch) -> float:
 @torch.no_grad()
 def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
     """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
+    parts.net.eval()
     x0, cond = parts.family.encode(batch)
     with FlopCounterMode(display=False) as counter:
         parts.objective.loss(parts.net, x0, cond, batch.draws)

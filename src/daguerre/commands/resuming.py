@@ -51,10 +51,9 @@ def begin(config: Config, folder: RunFolder) -> Beginning:
 
 def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> None:
     """A run goes on only with the recipe it was begun with; settings that do not touch what is learnt may change."""
-    recorded = old.training.global_batch_size
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
-    if new.training.global_batch_size is None:
-        changes = [c for c in changes if c.path != "training.global_batch_size" or c.old != recorded]
+    if new.training.global_batch_size is None:  # left out it is the recorded one
+        changes = [change for change in changes if change.path != "training.global_batch_size"]
     if not changes:
         return
     lines = [f"  {change.path}: the run has {change.old!r}, this command says {change.new!r}" for change in changes]

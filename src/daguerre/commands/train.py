@@ -5,11 +5,13 @@ Only what can be known without torch happens here: whether the run folder is fre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from daguerre import config as configs
 from daguerre import overrides
 from daguerre.checkpoint.run_folder import RunFolder, refuse_if_held
+from daguerre.recipe import shipped
 
 SUMMARY = "train a recipe, or go on with a run that was stopped"
 HELP = """\
@@ -42,13 +44,26 @@ def run(arguments: list[str]) -> int:
     # The run needs torch, which takes a second to load: a second run on one folder is refused before that.
     given = overrides.split(arguments, flags=("--dry-run",))
     dry_run = "--dry-run" in given.flags
+    wanted = [*given.overrides, *own_place(given.recipe, given.overrides)]
     if not dry_run:
-        output_dir, run_name = configs.peek(given.recipe, given.overrides)
+        output_dir, run_name = configs.peek(given.recipe, wanted)
         refuse_if_held(Path(output_dir) / run_name)
-    loaded = configs.load(given.recipe, given.overrides)
+    loaded = configs.load(given.recipe, wanted)
     folder = RunFolder(Path(loaded.config.output_dir) / loaded.config.run_name)
     # Late, for the reason above.
     from daguerre.commands import training_run
 
     start = training_run.describe if dry_run else training_run.train
     return start(loaded.config, folder, loaded.notices)
+
+
+def own_place(target: str, given: Sequence[str]) -> list[str]:
+    """Overrides by which a run folder means itself, from wherever it is seen and wherever it was moved to.
+
+    None where the target is no run folder, or where the command names another place: that is a new run of its recipe.
+    """
+    path = Path(target).expanduser()
+    if not target or target in shipped() or not path.is_dir() or configs.peek(target, given) != configs.peek(target):
+        return []
+    path = path if path.name not in ("", "..") else path.resolve()
+    return [f"output_dir={path.parent}", f"run_name={path.name}"]

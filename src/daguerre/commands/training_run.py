@@ -99,10 +99,20 @@ def validate(run: Run) -> None:
 
     settings = run.config.validation
     with run.terminal.busy("validating"), evaluating(run.state):
-        fixed = loader.fixed_batches(run.held_out, run.config.data, settings.num_samples, run.sizes.micro)
-        values = validation.validation_losses(device.moved(fixed, run.parts.device), loss_at, settings.num_levels)
+        made = loader.fixed_batches(run.held_out, run.config.data, settings.num_samples, run.sizes.micro)
+        values = validation.validation_losses(
+            device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels
+        )
     if values:
         run.log(values)
+
+
+def named(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches; held-out samples of them that cannot be decoded are said, once."""
+    for batch in batches:
+        broken = [name for name, valid in zip(batch.names, batch.valid_B.tolist(), strict=True) if not valid]
+        run.say([f"held-out sample that cannot be decoded, left out of the validation loss: {name}" for name in broken])
+        yield batch
 
 
 def save(run: Run) -> None:
