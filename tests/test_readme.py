@@ -1,0 +1,102 @@
+"""README.md: each command of its `sh` blocks runs, one after the other in one folder; its snippet runs on their result.
+
+The runs are shortened; the two make targets stand outside of these blocks.
+"""
+
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from daguerre import cli, errors
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+SHORT = [
+    "model.unet.block_out_channels=[32, 32]",
+    "model.unet.down_block_types=[DownBlock2D, CrossAttnDownBlock2D]",
+    "model.unet.up_block_types=[CrossAttnUpBlock2D, UpBlock2D]",
+    "model.unet.attention_head_dim=1",
+    "training.duration=2 steps",
+    "training.global_batch_size=2",
+    "lr_scheduler.warmup=1 step",
+    "logging.tensorboard=false",
+    "validation.num_samples=2",
+    "validation.num_levels=2",
+    "sampling.num_images=1",
+    "sampling.num_inference_steps=2",
+]
+
+
+def blocks(language):
+    """The contents of README's code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands():
+    """The command lines of README, split as a shell does, without comments."""
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def shortened(words):
+    """The arguments of a command, with less to do where it trains."""
+    program, verb, *rest = words
+    assert program == "daguerre", f"README has a command that this test cannot run: {shlex.join(words)}"
+    if verb != "train":
+        return [verb, *rest]
+    given = {word.split("=")[0] for word in rest}
+    of_shapes = [] if "data.source" in given else ["data.checked_prompts=1"]
+    return [verb, *rest, *(override for override in SHORT + of_shapes if override.split("=")[0] not in given)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The working folder, with what README takes for granted in it."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "my_pictures").mkdir()
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 256, (80, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "my_pictures" / f"{number}.jpg")
+        (folder / "my_pictures" / f"{number}.txt").write_text(f"noise number {number}", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(place):
+    """The working folder after every command of README, in order."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(place)
+        for words in commands():
+            assert cli.run(shortened(words)) == errors.DONE, shlex.join(words)
+    return place
+
+
+def test_the_commands_run_and_leave_what_readme_says(done):
+    assert {"train", "generate", "report", "recipes", "doctor"} == {words[1] for words in commands()}
+    assert {path.name for path in (done / "runs").iterdir()} == {"quickstart", "mine", "flow"}
+    for run in (done / "runs").iterdir():
+        for name in ("config.yaml", "metrics/metrics.jsonl", "report.html", "pipeline/model_index.json", "checkpoints"):
+            assert (run / name).exists(), f"{run.name}/{name}"
+    assert len(list((done / "runs" / "quickstart" / "generated").glob("*/*.png"))) == 4
+
+
+def test_the_snippet_runs_on_stock_diffusers(done, monkeypatch):
+    (snippet,) = blocks("python")
+    monkeypatch.chdir(done)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' own
+        exec(compile(snippet, "snippet of README.md", "exec"), {})  # noqa: S102
+    with Image.open(done / "circle.png") as picture:
+        assert picture.size == (64, 64)
+
+
+def test_files_and_commands_in_the_text_exist():
+    root = Path(__file__).parents[1]
+    for name in re.findall(r"`((?:docs|src|benchmarks)/[\w./]*)`", README):
+        assert (root / name).exists(), name
+    for recipe in re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE):
+        assert (root / "src" / "daguerre" / "recipes" / f"{recipe}.yaml").exists(), recipe
