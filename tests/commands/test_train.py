@@ -209,6 +209,12 @@ def test_a_run_folder_as_recipe_is_that_run_wherever_it_lies(whole, tmp_path, mo
     assert own_place(str(whole), ["run_name=another"]) == []
 
 
+def test_steps_that_the_schedule_does_not_have_are_refused_before_training(tmp_path, capsys):
+    assert train(tmp_path, "sampling.timestep_spacing=leading") == errors.REFUSED
+    assert "timestep_spacing is leading" in capsys.readouterr().err
+    assert not (tmp_path / "tiny" / "config.yaml").exists()
+
+
 class Statistics(torch.nn.Module):
     """A net with a running statistic, which moves in training mode."""
 

@@ -13,6 +13,7 @@ from daguerre.config import Config
 from daguerre.data.source import Source
 from daguerre.errors import UserError
 from daguerre.families.family import Family
+from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.training.device import choose_autocast, choose_device
 from daguerre.training.step import Autocast
@@ -51,7 +52,10 @@ def build(config: Config) -> Parts:
     family = plugins.find("families", config.model.family).load(config.model, config.seed).to(device)
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
     net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
+    # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
     family.latent_shape((3, config.data.resolution, config.data.resolution))
+    if isinstance(objective, Diffusion):
+        objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
     return Parts(family, objective, net, device, autocast, precision, config.seed)
 
 
