@@ -22,9 +22,16 @@ def drawn(batch):
     return {"ids": torch.tensor(batch.keys[:, 0] % 1000)}
 
 
+def cut(texts):
+    """Stands for a family that reads 20 bytes."""
+    return {i: "cut to 20 bytes" for i, text in enumerate(texts) if len(text) > 20}
+
+
 def loading(path, workers=0, size=5, **given):
     data = folder.Settings(path=str(path), **{**CHANCE, "held_out_fraction": 0, **given})
-    return loader.Loading(folder.open_source(data, "train"), data, LoaderSettings(num_workers=workers), 11, size, drawn)
+    return loader.Loading(
+        folder.open_source(data, "train"), data, LoaderSettings(num_workers=workers), 11, size, drawn, cut
+    )
 
 
 def take(loading, position, number):
@@ -183,7 +190,7 @@ class Flaky:
 
 
 def flaky(source):
-    return loader.Loading(source, SourceSettings(source="flaky", resolution=16), LoaderSettings(), 0, 4, drawn)
+    return loader.Loading(source, SourceSettings(source="flaky", resolution=16), LoaderSettings(), 0, 4, drawn, cut)
 
 
 def test_a_passing_fault_is_tried_again_and_never_a_skip(monkeypatch):
@@ -209,6 +216,19 @@ def test_an_error_of_the_draws_comes_out_of_the_loop():
     def broken(batch):
         raise ValueError("no draws")
 
-    run = loader.Loading(Flaky(0), SourceSettings(source="flaky", resolution=16), LoaderSettings(), 0, 4, broken)
+    run = loader.Loading(Flaky(0), SourceSettings(source="flaky", resolution=16), LoaderSettings(), 0, 4, broken, cut)
     with pytest.raises(ValueError, match="no draws"):
         take(run, 0, 1)
+
+
+def test_captions_that_are_cut_are_counted_once_and_kept_over_a_restart(pictures):
+    for name in ("001.txt", "004.txt"):
+        (pictures / name).write_text("a caption of more than twenty bytes")
+    run = loading(pictures, caption_dropout=0)
+    take(run, 0, 2)
+    again = loading(pictures, caption_dropout=0)
+    again.restore(run.document())
+    take(again, 5, 6)
+    found = again.report()["skipped"]["caption cut to 20 bytes"]
+    assert (found["count"], found["kept"]) == (2, True)
+    assert sorted(found["examples"]) == ["001.png", "004.png"]

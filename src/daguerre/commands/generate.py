@@ -75,8 +75,8 @@ def run(arguments: list[str]) -> int:
     count = len(request.prompts)
     print(f"drawing {count} picture{'s' * (count != 1)} of {resolution}x{resolution} px with {checkpoint.name}")
     paths = pictures.write_pictures(parts, resolution, sampling, request.prompts, request.out, made_with)
-    for reason, found in parts.family.report().items():
-        print(f"{reason}: {found['count']}")
+    for index, how in parts.family.cut(request.prompts).items():
+        print(f"picture {index}: its prompt is {how}")
     print(f"{paths[0]}" + (f" ... {paths[-1].name}" if count > 1 else "") + f", {pictures.LISTING} beside")
     return 0
 

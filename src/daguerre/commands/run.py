@@ -98,7 +98,9 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
         source, held_out, every.validation is not None, isinstance(parts.family, TextToImage)
     )
     resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
-    loading = loader.Loading(source, config.data, config.loader, config.seed, sizes.micro, parts.draws)
+    loading = loader.Loading(
+        source, config.data, config.loader, config.seed, sizes.micro, parts.draws, parts.family.cut
+    )
     if beginning.checkpoint is not None:
         loading.restore(beginning.checkpoint.documents["loading"])
     terminal = stack.enter_context(Progress(every.total))

@@ -146,7 +146,6 @@ def publish(run: Run) -> None:
             with run.terminal.busy("drawing pictures"):
                 draw_samples(run)
     report = {"step": run.state.step, **run.loading.report()}
-    report["skipped"] = {**report["skipped"], **run.parts.family.report()}
     write_json_atomically(run.folder.data, report)
     run.status("running")
     page.write(run.folder.path)

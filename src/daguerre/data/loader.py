@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,13 +28,14 @@ from daguerre.errors import UserError
 from daguerre.types import Batch
 
 Draw = Callable[[Batch], Mapping[str, Tensor]]
+Cut = Callable[[Sequence[str]], Mapping[int, str]]
 EMPTY_LIMIT = 10_000
 """Slots in a row without a sample that can be decoded, after which a run stops."""
 
 
 @dataclass
 class Skips:
-    """Samples that could not be decoded, by reason; each is counted once, in the epoch that met it first."""
+    """Samples that could not be used as they are, by reason; each is counted once, in the epoch that met it first."""
 
     reasons: skips.Counts = field(default_factory=dict)
     """{reason: {"count": n, "examples": [names]}}: as data.json and checkpoints hold it."""
@@ -42,10 +43,10 @@ class Skips:
     """Slots of the plan that were looked at: what is seen again after a restart is not counted again."""
 
     def look(self, position: int, batch: Batch, failures: list[Failure]) -> None:
-        """Counts the empty slots of the batch that starts at `position`."""
+        """Counts what was found in the batch that starts at `position`."""
         for failure in failures:
             if batch.keys[failure.row, 1] == 0 and position + failure.row >= self.counted_slots:
-                skips.add(self.reasons, failure.reason, failure.name)
+                skips.add(self.reasons, failure.reason, failure.name, failure.kept)
         self.counted_slots = max(self.counted_slots, position + len(batch.names))
 
 
@@ -61,6 +62,8 @@ class Loading:
     """Samples of a micro-batch."""
     draw: Draw
     """Random numbers of a batch, on the CPU; called one batch ahead of the loop."""
+    cut: Cut
+    """Which captions the family does not read whole."""
     skips: Skips = field(default_factory=Skips)
 
     @contextmanager
@@ -87,7 +90,8 @@ class Loading:
     def _counted(self, ready: Iterator[Made], position: int) -> Iterator[Batch]:
         empty, limit = 0, min(EMPTY_LIMIT, self.source.count or EMPTY_LIMIT)
         for batch, failures in ready:
-            self.skips.look(position, batch, failures)
+            cut = [Failure(i, batch.names[i], f"caption {how}", kept=True) for i, how in self.cut(batch.texts).items()]
+            self.skips.look(position, batch, failures + cut)
             position += len(batch.names)
             empty = 0 if batch.valid_B.any() else empty + len(batch.names)
             if empty >= limit:

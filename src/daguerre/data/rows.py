@@ -27,11 +27,13 @@ FIRST_PAUSE_SECONDS = 0.2
 
 
 class Failure(NamedTuple):
-    """A sample of a batch that could not be decoded."""
+    """A sample of a batch that could not be used as it is."""
 
     row: int
     name: str
     reason: str
+    kept: bool = False
+    """Whether it is trained on all the same."""
 
 
 Made = tuple[Batch, list[Failure]]

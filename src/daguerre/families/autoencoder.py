@@ -7,6 +7,7 @@ Shape letters: B samples, C channels, H and W height and width.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -106,7 +107,7 @@ class AutoencoderFamily(Family):
     def files(self) -> dict[str, bytes]:
         return {}
 
-    def report(self) -> dict[str, dict[str, object]]:
+    def cut(self, texts: Sequence[str]) -> dict[int, str]:
         return {}
 
     def _posterior_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,16 +1,15 @@
 """A frozen CLIP text encoder with its tokenizer: captions to features, for every family that reads with one.
 
-Texts that are longer than the encoder can read are cut, and counted. Shape letters: B texts, T tokens, D features.
+Texts that are longer than the encoder can read are cut; `cut` says which. Shape letters: B texts, T tokens, D features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer
 
@@ -19,19 +18,6 @@ from daguerre.families import pretrained
 
 FILES = ["config.json", "model.safetensors"]
 TOKENIZER_FILES = ["tokenizer_config.json"]
-
-
-@dataclass
-class Truncation:
-    """Texts that were longer than the text encoder can read."""
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def note(self, texts: Sequence[str]) -> None:
-        """Counts these texts, and keeps the first three ever seen."""
-        self.count += len(texts)
-        self.examples += texts[: 3 - len(self.examples)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,37 +30,38 @@ class TextReader:
     """CLIPTokenizer."""
     files: Mapping[str, bytes]
     """The tokenizer's, as they were loaded; saving one that was used writes its last padding and truncation, too."""
-    cut: dict[str, Truncation] = field(default_factory=dict)
-    """What was cut, by kind of text."""
 
     @property
     def width(self) -> int:
         """Features of a token."""
         return int(self.encoder.config.hidden_size)
 
-    def read(self, texts: Sequence[str], kind: str) -> Tensor:
+    def read(self, texts: Sequence[str]) -> Tensor:
         """The last hidden state [B, T, D] of all T tokens, as diffusers' pipelines take it (no attention mask)."""
         rows = self.tokenizer(
             list(texts),
             padding="max_length",
             truncation=True,
             max_length=self.tokenizer.model_max_length,
-            return_overflowing_tokens=True,
+            return_tensors="pt",
         )
-        text_of_row = rows["overflow_to_sample_mapping"]
-        first_rows = [text_of_row.index(i) for i in range(len(texts))]
-        self.cut.setdefault(kind, Truncation()).note([t for i, t in enumerate(texts) if text_of_row.count(i) > 1])
-        ids_BT = torch.tensor([rows["input_ids"][row] for row in first_rows], device=self.encoder.device)
-        return self.encoder(ids_BT).last_hidden_state
+        return self.encoder(rows.input_ids.to(self.encoder.device)).last_hidden_state
 
-    def report(self) -> dict[str, dict[str, object]]:
-        """What was cut: {"captions cut to 77 tokens": {"count": ..., "examples": [...]}}."""
-        limit = self.tokenizer.model_max_length
-        return {
-            f"{kind} cut to {limit} tokens": {"count": cut.count, "examples": list(cut.examples)}
-            for kind, cut in self.cut.items()
-            if cut.count
-        }
+    def cut(self, texts: Sequence[str]) -> dict[int, str]:
+        """Which texts are longer than the encoder reads, and what is done to them."""
+        return cut(self.tokenizer, texts)
+
+
+def cut(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
+    """Which texts a CLIP tokenizer cuts: {index: "cut to 77 tokens"}."""
+    limit = tokenizer.model_max_length
+    # A token holds a byte at least, and start and end take two: only texts of more bytes need a look.
+    suspects = [i for i, text in enumerate(texts) if len(text.encode()) + 2 > limit]
+    if not suspects:
+        return {}
+    asked = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
+    owners = list(tokenizer([texts[i] for i in suspects], **asked)["overflow_to_sample_mapping"])
+    return {i: f"cut to {limit} tokens" for n, i in enumerate(suspects) if owners.count(n) > 1}
 
 
 def load(encoder_folder: Path, tokenizer_folder: Path) -> TextReader:

@@ -81,8 +81,8 @@ class Family(ABC):
         """Files without which the weights are worth nothing (a tokenizer's), by relative path, for checkpoints."""
 
     @abstractmethod
-    def report(self) -> dict[str, dict[str, object]]:
-        """What was not used as given since `load`, by reason: {"count": int, "examples": [up to three]}."""
+    def cut(self, texts: Sequence[str]) -> dict[int, str]:
+        """Which texts are longer than the family reads: by index, what is done ("cut to 77 tokens"). {} for none."""
 
 
 class TextToImage(Family):

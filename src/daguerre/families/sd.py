@@ -88,12 +88,12 @@ class StableDiffusion(TextToImage):
     def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
         with torch.autocast(batch.pixels_BCHW.device.type, enabled=False):
             x0_BCHW = self.vae.encode(batch.pixels_BCHW, batch.draws)
-            return x0_BCHW, {"text": self.text.read(batch.texts, "captions")}
+            return x0_BCHW, {"text": self.text.read(batch.texts)}
 
     @torch.no_grad()
     def encode_prompts(self, prompts: Sequence[str]) -> Cond:
         with torch.autocast(self.text.encoder.device.type, enabled=False):
-            return {"text": self.text.read(prompts, "prompts")}
+            return {"text": self.text.read(prompts)}
 
     @torch.no_grad()
     def decode(self, x0_BCHW: Tensor) -> np.ndarray:
@@ -119,8 +119,8 @@ class StableDiffusion(TextToImage):
     def files(self) -> dict[str, bytes]:
         return {f"tokenizer/{name}": content for name, content in self.text.files.items()}
 
-    def report(self) -> dict[str, dict[str, object]]:
-        return self.text.report()
+    def cut(self, texts: Sequence[str]) -> dict[int, str]:
+        return self.text.cut(texts)
 
 
 _FROZEN = {"vae": vae.FILES, "text_encoder": clip_text.FILES, "tokenizer": clip_text.TOKENIZER_FILES}

@@ -27,6 +27,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.families import bpe, pretrained
+from daguerre.families.clip_text import cut
 from daguerre.families.family import Family
 from daguerre.families.settings import FamilySettings
 from daguerre.objectives.objective import Objective
@@ -127,8 +128,8 @@ class TextImageFamily(Family):
     def files(self) -> dict[str, bytes]:
         return {f"tokenizer/{name}": content for name, content in self.tokenizer_files.items()}
 
-    def report(self) -> dict[str, dict[str, object]]:
-        return {}
+    def cut(self, texts: Sequence[str]) -> dict[int, str]:
+        return cut(self.tokenizer, texts)
 
 
 def load(settings: Settings, seed: int) -> TextImageFamily:
