@@ -59,7 +59,9 @@ def make_batch(source: Source, settings: SourceSettings, seed: int, slots: np.nd
     """The batch of these slots [n, 2] of (index, epoch), and what of it could not be decoded."""
     side, failures = settings.resolution, []
     keys = np.array([[source.sample_id(int(i)), epoch, 0] for i, epoch in slots], dtype=np.int64)
-    pixels_BCHW = torch.zeros(len(slots), 3, side, side, dtype=torch.uint8)
+    # Filled by numpy: a large torch operation here would start a second team of OpenMP threads beside the trainer's,
+    # and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on two cores).
+    pixels_BCHW = np.zeros((len(slots), 3, side, side), dtype=np.uint8)
     texts, names = [], []
     for row, index in enumerate(slots[:, 0].tolist()):
         record = retrying(source.record, index)
@@ -67,10 +69,10 @@ def make_batch(source: Source, settings: SourceSettings, seed: int, slots: np.nd
         texts.append(captions.choose(record, settings, seed, keys[row]))
         try:
             with _Named(record.key):
-                pixels_BCHW[row] = decode.picture(record.image, settings, seed, keys[row])
+                pixels_BCHW[row] = decode.picture(record.image, settings, seed, keys[row]).numpy()
         except decode.Undecodable as error:
             failures.append(Failure(row, record.key, str(error)))
-    return Batch(keys, pixels_BCHW, texts, valid_B(len(slots), failures), names), failures
+    return Batch(keys, torch.from_numpy(pixels_BCHW), texts, valid_B(len(slots), failures), names), failures
 
 
 def valid_B(size: int, failures: list[Failure]) -> Tensor:

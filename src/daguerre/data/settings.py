@@ -32,6 +32,7 @@ class LoaderSettings(Settings):
     """How batches are made ahead of the loop; none of it changes what is trained on."""
 
     num_workers: int = Field(0, ge=0, json_schema_extra=ELASTIC)
-    """Processes that read and decode; 0 does it in a thread of the training process."""
+    """Processes that read and decode. 0: a thread of the training process, which is enough for drawn pictures; large
+    photographs want 1 or more."""
     prefetch_batches: int = Field(2, ge=1, json_schema_extra=ELASTIC)
     """Batches (each of `per_device_batch_size`) kept ready, or in the making, a worker."""
