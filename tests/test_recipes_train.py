@@ -44,3 +44,9 @@ def test_a_header_says_command_hardware_time_and_result(name):
         assert word in head, f"the header of {name}.yaml does not say its {word}"
     for blank in ("TIME", "RESULT", "PROVISIONAL", "TODO"):
         assert blank not in recipe.shipped()[name].read_text(encoding="utf-8").split()
+
+
+def test_a_loss_that_couples_samples_is_not_cut_into_micro_batches(tmp_path, capsys):
+    cut = ["training.global_batch_size=4", "training.per_device_batch_size=2"]
+    assert cli.run(["train", "quickstart_text", f"output_dir={tmp_path}", *cut]) == errors.REFUSED
+    assert "cannot be computed as 2 x 2" in capsys.readouterr().err

@@ -275,8 +275,7 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(tmp_path, capsys):
         "UNet2DConditionModel",
         "AutoencoderKL",
         "shapes: endless",
-        "for 8 updates of 2 samples",
-        ": 16 samples",
+        "8 updates of 2 samples = 16 samples",
     ):
         assert part in said
 

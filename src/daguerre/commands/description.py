@@ -40,14 +40,15 @@ def device_text(device: torch.device) -> str:
     return f"{threads} thread{'s' * (threads > 1)} of a CPU with {os.cpu_count()} cores"
 
 
-def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int, length: str = "") -> str:
-    """What will be trained on what, on which device, and for how long."""
+def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int, length: str = "") -> list[str]:
+    """How much will be trained and for how long; then what, on what, on which device."""
     trained = count_text(parameter_counts(parts)["trained"])
-    return (
-        f"{config.run_name}: {config.model.family} ({trained} trained parameters), objective {config.objective.name}, "
-        f"on {config.data.source} at {config.data.resolution} px, for {steps:,} updates of {sizes.whole} samples"
-        f"{length and ', '}{length}, with {device_text(parts.device)} in {parts.precision}"
-    )
+    samples = f"{steps:,} updates of {sizes.whole} samples = {steps * sizes.whole:,} samples"
+    return [
+        f"{config.run_name}: {samples}{length and ', '}{length}",
+        f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "
+        f"{config.data.source} at {config.data.resolution} px; {device_text(parts.device)}, {parts.precision}",
+    ]
 
 
 def about_data(source: Source, held_out: Source, validates: bool, draws: bool) -> list[str]:
@@ -114,7 +115,8 @@ def dry_run(
             f"Data\n  {config.data.source}: {extent}",
             *(f"  {'noted' if e.get('kept') else 'left out'}: {reason}: {e['count']:,}" for reason, e in left_out),
             "",
-            f"Plan\n  {headline(config, parts, sizes, total_steps)}: {total_steps * sizes.whole:,} samples",
+            "Plan",
+            *(f"  {line}" for line in headline(config, parts, sizes, total_steps)),
             f"  a global batch of {sizes.whole} samples is computed as {cut}",
             "Nothing was trained and nothing was written (--dry-run).",
         ]

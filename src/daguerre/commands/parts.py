@@ -64,6 +64,16 @@ def open_source(config: Config, split: str) -> Source:
     return plugins.find("sources", config.data.source).open_source(config.data, split)
 
 
+def refuse_cut_batches(objective: Objective, sizes: BatchSizes) -> None:
+    """UserError where a loss that couples the samples of a batch would see only a part of the global batch."""
+    if objective.couples_samples and sizes.accumulation > 1:
+        raise UserError(
+            f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
+            f"cannot be computed as {sizes.accumulation} x {sizes.micro}: leave out training.per_device_batch_size and "
+            "gradient_accumulation_steps, or choose a smaller global_batch_size"
+        )
+
+
 @dataclass(frozen=True)
 class BatchSizes:
     """How a global batch is cut."""

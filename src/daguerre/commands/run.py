@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from daguerre.checkpoint.run_folder import RunFolder, State
 from daguerre.checkpoint.store import Store
 from daguerre.commands import description, resuming
-from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, open_source
+from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, open_source, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.source import Source
@@ -90,6 +90,7 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     beginning = resuming.begin(config, folder)
     parts = build(config)
     sizes = batch_sizes(config, beginning.global_batch_size)
+    refuse_cut_batches(parts.objective, sizes)
     source, held_out = open_source(config, "train"), open_source(config, "held_out")
     every = intervals(config, sizes, source.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
@@ -116,8 +117,8 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     )  # fmt: skip
     left = max(0, every.total - state.step)
     seconds = description.probe_seconds(parts, probe) * sizes.accumulation * left if left else 0.0
-    length = f"about {duration_text(seconds)}" if left else "all done"
-    run.say([description.headline(config, parts, sizes, left, length), *said, f"run folder: {folder.path}"])
+    length = f"about {duration_text(seconds)} of training" if left else "all done"
+    run.say([*description.headline(config, parts, sizes, left, length), *said, f"run folder: {folder.path}"])
     return run
 
 

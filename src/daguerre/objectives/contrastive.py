@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class Settings(ObjectiveSettings):
 @dataclass(frozen=True, eq=False)
 class Matching(Objective):
     """Mean of the cross entropies over a caption's row and a picture's column of similarities."""
+
+    couples_samples: ClassVar[bool] = True
 
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None

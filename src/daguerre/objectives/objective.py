@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from daguerre.types import Cond, LossTerms
 
@@ -23,6 +23,9 @@ Net = Callable[["Tensor", "Tensor", Cond], "Tensor"]
 
 class Objective(ABC):
     """A loss over clean samples, and the random numbers it needs. The loop knows nothing more of what is learnt."""
+
+    couples_samples: ClassVar[bool] = False
+    """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
 
     @abstractmethod
     def draws(
