@@ -41,7 +41,7 @@ class EMA:
         if not self.settings.enabled:
             return
         weight = 1.0 - decay_at(step, self.settings.decay)
-        torch._foreach_lerp_(list(self.averages.values()), [p.detach() for p in self.parameters.values()], weight)
+        torch._foreach_lerp_(list(self.averages.values()), list(self.parameters.values()), weight)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

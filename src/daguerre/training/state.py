@@ -26,6 +26,8 @@ class TrainState:
     """
 
     net: nn.Module
+    parameters: list[nn.Parameter]
+    """What of the net is trained, in its own order."""
     optimizer: torch.optim.Optimizer
     ema: EMA
     objective: Stateful
@@ -44,7 +46,8 @@ class TrainState:
     def start(cls, net: nn.Module, objective: Stateful, optimizer: OptimizerSettings, ema: EMASettings) -> TrainState:
         """The state before the first update, around the weights that `net` has now."""
         meter = Meter(next(net.parameters()).device)
-        return cls(net, optimizers.build(optimizer, net.parameters()), EMA.of(ema, net), objective, meter)
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        return cls(net, parameters, optimizers.build(optimizer, parameters), EMA.of(ema, net), objective, meter)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Tensors by file and name, as a checkpoint stores them."""

@@ -38,7 +38,7 @@ def update(
     """
     valid = sum(int(batch.valid_B.sum()) for batch in micro_batches)
     loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.meter)
-    finite = torch.isfinite(loss) & clip(state.net, max_grad_norm, state.meter)
+    finite = torch.isfinite(loss) & clip(state.parameters, max_grad_norm, state.meter)
     set_learning_rate(state.optimizer, learning_rate)
     skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
     state.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
@@ -73,9 +73,9 @@ def backward(
     return total
 
 
-def clip(net: nn.Module, max_norm: float | None, meter: Meter) -> Tensor:
+def clip(trained: Sequence[nn.Parameter], max_norm: float | None, meter: Meter) -> Tensor:
     """Scales the gradients to a global norm of at most `max_norm`; returns whether the norm is finite."""
-    parameters = [p for p in net.parameters() if p.grad is not None]
+    parameters = [p for p in trained if p.grad is not None]
     norm = get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
     if max_norm is not None:
         clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
