@@ -139,6 +139,21 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path,
     assert_equal(tmp_path / "tiny", expected)
 
 
+def test_a_signal_while_validating_is_not_taken_for_saved(tmp_path, monkeypatch):
+    unharmed = training_run.validate
+
+    def signalled(run):
+        signal.raise_signal(signal.SIGTERM)
+        unharmed(run)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training_run, "validate", signalled)
+        assert train(tmp_path) == errors.TERMINATED
+    status = json.loads((tmp_path / "tiny" / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("saved", 5)
+    assert (tmp_path / "tiny" / "checkpoints" / "step-00000005" / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("workers", [2])
 def test_workers_change_nothing(tmp_path, expected, workers):
     assert train(tmp_path, f"loader.num_workers={workers}") == errors.DONE

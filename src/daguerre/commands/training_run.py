@@ -48,8 +48,9 @@ def train(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
         publish_if_missing(run)
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, loop_plan(run), run.parts.autocast)
         for update in updates:
-            after(run, update, stopping=stop.requested)
-            if stop.requested:
+            stopping = stop.requested  # asked once: a signal that comes while `after` works waits for the next update
+            after(run, update, stopping)
+            if stopping:
                 break
         if run.state.step < run.every.total:
             return stopped(run, stop)
