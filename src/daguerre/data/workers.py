@@ -62,11 +62,11 @@ def made_by(crew: list[Worker], ahead: int) -> Iterator[Made]:
     """Micro-batches 0, 1, 2 and so on, in order; worker w makes every len(crew)-th, at most `ahead` of them at once."""
     in_flight = len(crew) * ahead
     for number in range(in_flight):
-        crew[number % len(crew)].pipe.send(number)
+        _ask(crew[number % len(crew)], number)
     for number in count():
         worker = crew[number % len(crew)]
         made = _received(worker)
-        worker.pipe.send(number + in_flight)
+        _ask(worker, number + in_flight)
         yield made
 
 
@@ -111,6 +111,13 @@ def _send(pipe: Connection, answer: Made | UserError) -> None:
     # Pixels go as they are; everything else is small.
     pipe.send((batch.keys, batch.texts, batch.names, failures, batch.pixels_BCHW.shape))
     pipe.send_bytes(batch.pixels_BCHW.numpy().data.cast("B"))
+
+
+def _ask(worker: Worker, number: int) -> None:
+    try:
+        worker.pipe.send(number)
+    except ConnectionError as error:
+        raise RuntimeError(_ended(worker)) from error
 
 
 def _received(worker: Worker) -> Made:
