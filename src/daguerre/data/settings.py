@@ -2,11 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
-from daguerre.settings import ELASTIC, Settings
+from daguerre.data.buckets import check_fractions
+from daguerre.data.filters import Filters
+from daguerre.settings import ELASTIC, FREE, Settings
+
+ImageFormat = Literal["jpeg", "png", "webp", "gif", "bmp", "tiff"]
+Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
+
+
+class CaptionSettings(Settings):
+    """Which words a sample is trained on, before `caption_dropout`."""
+
+    fields: tuple[str, ...] = Field(("text",), min_length=1)
+    """Caption fields of a record. Of several, one is drawn for each sample and epoch, or all are joined (`join`)."""
+    weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    """How often each of the fields is drawn, one number a field; fields that a sample lacks are not drawn. Default: alike."""
+    join: str | None = None
+    """Joins the fields in their order with this text between, instead of drawing one."""
+    prefix: str = ""
+    """Stands before every caption that is not dropped."""
+    templates: tuple[str, ...] = ()
+    """Sentences with `{}` for the caption; one is drawn for each sample and epoch. For class names."""
+    shuffle_tags: bool = False
+    """Puts the parts of the caption (between `tag_separator`) in another order each epoch."""
+    tag_separator: str = Field(", ", min_length=1)
+    """What stands between tags; white space around tags is taken off before they are shuffled."""
+    keep_tags: int = Field(0, ge=0)
+    """Tags at the start that keep their places."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.weights is not None and len(self.weights) != len(self.fields):
+            raise ValueError(f"weights: {len(self.fields)} fields want {len(self.fields)} weights")
+        if self.weights is not None and not any(self.weights):
+            raise ValueError("weights: one at least must be above 0")
+        if self.weights is not None and self.join is not None:
+            raise ValueError("weights draw one field, join takes all of them: remove one of the two")
+        if any(template.count("{}") != 1 for template in self.templates):
+            raise ValueError("templates: each holds {} once, where the caption goes, such as 'a photo of a {}'")
+        if not self.shuffle_tags and self.model_fields_set & {"tag_separator", "keep_tags"}:
+            raise ValueError("tag_separator and keep_tags have no effect without shuffle_tags=true: remove them")
+        return self
+
+
+class BucketSettings(Settings):
+    """Pictures of several shapes: each goes to the bucket whose aspect ratio is nearest, and a global batch is of one
+    bucket. What is left over in a bucket at the end of an epoch leads that bucket's next epoch."""
+
+    aspects: Literal["square", "auto"] | Annotated[tuple[float | str, ...], AfterValidator(check_fractions)] = "square"
+    """`square`: one bucket of resolution x resolution. A list of aspect ratios such as [1/1, 2/3, 9/16], each of which also
+    stands for its mirror image. `auto`: every shape of `step` within `max_aspect`."""
+    resolutions: tuple[Annotated[int, Field(ge=8)], ...] | None = None
+    """Several resolutions beside each other: each picture goes to the largest that it fills without being enlarged, else to
+    the smallest. Default: `data.resolution` alone."""
+    step: int = Field(64, ge=1)
+    """Widths and heights of buckets are multiples of this, in pixels."""
+    max_aspect: float = Field(2.0, ge=1)
+    """Longest side over shortest of the `auto` buckets."""
+    upscale: bool = True
+    """Whether a picture smaller than its bucket is enlarged; if not, it is left out and counted."""
+
+    @model_validator(mode="after")
+    def _acts(self) -> Self:
+        if self.aspects == "square" and "step" in self.model_fields_set:
+            raise ValueError("step has no effect with aspects=square: remove it, or choose aspects=auto")
+        if self.aspects != "auto" and "max_aspect" in self.model_fields_set:
+            raise ValueError("max_aspect has no effect without aspects=auto: remove it")
+        return self
 
 
 class SourceSettings(Settings):
@@ -15,17 +81,46 @@ class SourceSettings(Settings):
     source: str
     """Name of the source: a file in data/sources."""
     resolution: int = Field(512, ge=8)
-    """Side of the square pictures that are trained on, in pixels."""
+    """Side of the square pictures that are trained on, in pixels; with buckets, the square root of their largest area."""
+    buckets: BucketSettings = BucketSettings()
+    """Shapes other than the square."""
     crop: Literal["center", "random"] = "center"
-    """Which square of a picture whose shorter side was resized to `resolution` is taken."""
+    """Which part of a picture that was resized to cover its bucket is taken."""
     random_flip: bool = False
     """Mirror half of the pictures left to right."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "area", "lanczos"] = "bicubic"
     """Filter of the resize."""
+    formats: tuple[ImageFormat, ...] = Field(("jpeg", "png", "webp"), min_length=1)
+    """Kinds of image files that are decoded, known by their first bytes; all others are left out and counted."""
+    alpha_colour: Colour = "#ffffff"
+    """What lies under transparent pixels, as #rrggbb."""
+    captions: CaptionSettings = CaptionSettings()
+    """Which words a sample is trained on."""
     caption_dropout: float = Field(0.1, ge=0, le=1)
     """Share of captions replaced by the family's null caption, so that guidance has something to guide from."""
+    filters: Filters = Filters()
+    """Which samples are trained on, by their metadata: an expression (`original_width >= 512 and punsafe < 0.1`), a mapping
+    (`{pwatermark: "<=0.5"}`), or a list of pairs (`[[aesthetic_score, "lambda s: s > 4.5"]]`). A sample that lacks a field
+    is left out and counted."""
+    held_out_fraction: float = Field(0.05, ge=0, le=0.5)
+    """Share of samples kept out of training for the validation loss, chosen by id; at least one where there are two or more
+    samples and this is above 0."""
+    repeats: int = Field(1, ge=1)
+    """How often each sample is trained on in an epoch, each time with its own noise, crop and caption."""
     shuffle: bool = True
     """Draw a new order each epoch; off: the source's own order."""
+    lanes: int = Field(16, ge=1)
+    """Shards that are read beside each other when the order is drawn. Samples are shuffled over `lanes` x `lane_samples`
+    places; more mix better, and need more room in the cache where shards are far away."""
+    lane_samples: int = Field(4096, ge=1)
+    """Samples of a lane that are shuffled together with those of the other lanes."""
+    max_skipped: float = Field(0.01, ge=0, le=1)
+    """Share of damaged samples above which a run stops (once 10 were found): a sign that the data, not a picture, is
+    broken."""
+    cache_dir: str | None = Field(None, json_schema_extra=FREE)
+    """Folder for indexes and for shards of object stores. Default: the user's cache folder."""
+    cache_gb: float = Field(50.0, gt=0, json_schema_extra=FREE)
+    """Most that shards of object stores take in `cache_dir`, in GB (1e9 bytes); those used longest ago go first."""
 
 
 class LoaderSettings(Settings):
@@ -36,3 +131,6 @@ class LoaderSettings(Settings):
     photographs want 1 or more."""
     prefetch_batches: int = Field(2, ge=1, json_schema_extra=ELASTIC)
     """Batches (each of `per_device_batch_size`) kept ready, or in the making, a worker."""
+    max_pixels: int | None = Field(None, ge=64, json_schema_extra=ELASTIC)
+    """Most pixels (width x height x samples) of a micro-batch: buckets with larger pictures are computed in smaller
+    micro-batches. Default: no bound but `per_device_batch_size`."""

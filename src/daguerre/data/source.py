@@ -3,16 +3,16 @@
     class Settings(SourceSettings)                                    # torch-free; `source` narrowed to the file's name
     def open_source(settings: Settings, split: Split) -> Source
 
-Choosing, decoding, cropping and captions are the same behind every source, and not here.
+Filters, what is held out, order, buckets, decoding, cropping and captions are the same behind every source, and not here.
 """
 
 from __future__ import annotations
 
-from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 
+from daguerre.data.index import Index
 from daguerre.data.skips import SkipReport
 from daguerre.types import Record
 
@@ -21,29 +21,38 @@ Split = Literal["train", "held_out"]
 
 
 class Source(Protocol):
-    """Records by index; the same index gives the same record for ever, in any process."""
+    """Records by number; the same number gives the same record for ever, in any process.
+
+    A source travels to the workers: what it holds is small (paths, not samples), and `index` is read where it is
+    asked for.
+    """
 
     @property
-    def count(self) -> int | None:
-        """Records of an epoch; None is endless, with indexes 0, 1, 2 and so on."""
+    def index(self) -> Index | None:
+        """All its samples, of both splits: who is held out is decided by id, for all sources alike. None: endless, with
+        the numbers 0, 1, 2 and so on, which are other records in the other split."""
 
     @property
     def metric(self) -> str | None:
         """The metric (a file in evaluation) that can read pictures of this source; None if there is none."""
 
-    def sample_id(self, index: int) -> int:
-        """A stable 63-bit id: what all random numbers of the sample are keyed by. Unlike in the two splits."""
+    def sample_id(self, number: int) -> int:
+        """A stable 63-bit id: what all random numbers of the sample are keyed by; `index.ids[number]`."""
 
-    def record(self, index: int) -> Record:
-        """Record `index`. OSError for a fault that may pass; it is tried again."""
+    def name(self, number: int) -> str:
+        """What a person would call the sample: its file, or shard and place in it. Nothing is read."""
+
+    def record(self, number: int) -> Record:
+        """Record `number`. OSError for a fault that may pass, and is tried again; `Undecodable` for bytes that are
+        damaged for good: the slot stays empty and is counted."""
 
     def report(self) -> SkipReport:
         """What the source left out when it was opened, by reason."""
 
+    def reading(self, shares: np.ndarray) -> Self:
+        """The same source, told which share [S] float64 of each shard's samples will be read: where samples are far away,
+        it decides by that between fetching a shard whole and reading ranges of it."""
 
-def fingerprint(source: Source) -> str:
-    """A digest of the sample ids in their order: what must be equal for a run to go on as if nothing had happened."""
-    if source.count is None:
-        return "endless"
-    ids = np.fromiter((source.sample_id(i) for i in range(source.count)), dtype="<i8", count=source.count)
-    return blake2b(ids.tobytes(), digest_size=16).hexdigest()
+    def prefetch(self, shard: int) -> None:
+        """Brings shard number `shard` near if it is far away and read whole. Returns at once where there is nothing
+        to do. OSError for a fault: the read that needs the shard will meet it again, and say so."""
