@@ -1,0 +1,79 @@
+"""The words and signs of a filter expression, and faults that show their place. What they mean is `filter_grammar`'s."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from daguerre.data.filter_tree import WORDS
+
+CHARACTERS = 10_000
+"""Longest expression."""
+_AROUND = 40
+
+_TOKENS = re.compile(
+    r"""(?P<space>\s+)
+    |(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+    |(?P<name>[^\W\d]\w*)
+    |(?P<field>`(?:[^`]|``)*`)
+    |(?P<text>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")
+    |(?P<sign><=|>=|==|!=|//|[-+*/%<>()\[\],:])""",
+    re.VERBOSE,
+)
+_HINTS = {
+    "=": "'is equal to' is written ==",
+    "!": "write not, or != for 'is not equal to'",
+    "&": "write and",
+    "|": "write or",
+    ".": "a value has no attributes; a field whose name holds a dot is written in backticks: `a.b`",
+    "'": "this text has no closing quote",
+    '"': "this text has no closing quote",
+    "`": "this field has no closing backtick",
+}
+
+
+@dataclass(frozen=True)
+class Token:
+    """One word or sign."""
+
+    kind: str
+    """number, text (as they are written), field (its name), sign (words with a meaning, too) or end."""
+    text: str
+    at: int
+    """Where it starts, in characters."""
+    bare: bool = False
+    """Whether it is a field without backticks."""
+
+    def is_sign(self, *signs: str) -> bool:
+        """Whether it is one of these signs, not a text or field that looks like it."""
+        return self.kind == "sign" and self.text in signs
+
+
+def tokens(text: str) -> list[Token]:
+    """All of them, the last of the kind `end`. ValueError for what is none, and for more than `CHARACTERS`."""
+    if len(text) > CHARACTERS:
+        raise ValueError(f"{len(text):,} characters are too many: an expression has at most {CHARACTERS:,}")
+    found, at = [], 0
+    while at < len(text):
+        match = _TOKENS.match(text, at)
+        if match is None:
+            raise fault(text, at, _HINTS.get(text[at], f"{text[at]!r} has no meaning here"))
+        if match.lastgroup != "space":
+            found.append(_token(str(match.lastgroup), match[0], at))
+        at = match.end()
+    return [*found, Token("end", "", len(text))]
+
+
+def _token(kind: str, word: str, at: int) -> Token:
+    if kind == "name":
+        return Token("sign", word, at) if word in WORDS else Token("field", word, at, bare=True)
+    if kind == "field":
+        return Token("field", word[1:-1].replace("``", "`"), at)
+    return Token(kind, word, at)
+
+
+def fault(text: str, at: int, what: str) -> ValueError:
+    """What is wrong, and its place: a stretch of the text on one line, a caret below."""
+    start = max(0, at - _AROUND)
+    shown = "".join(c if c.isprintable() else " " for c in text[start : at + _AROUND])
+    return ValueError(f"at character {at + 1}: {what}\n    {shown}\n    {' ' * (at - start)}^")
