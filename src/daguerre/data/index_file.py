@@ -1,0 +1,212 @@
+"""The index file of one shard: what planning and reading need to know of it, so that it is read through only once.
+
+An Arrow stream with a digest behind it, memory-mapped when it is read. Here: what it holds, how it is written and read.
+Finding, making and joining the indexes of a data set is `shard_index.py`; what is in a shard, those who build it know.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from pyarrow import ipc
+
+from daguerre.data.skips import SkipReport
+
+FORMAT = 1
+TEXT_LIMIT = 63
+"""Longest text that is kept for filters, in characters: one less than a SHA-256 in hex, which img2dataset gives every
+sample, nobody filters by, and would double an index."""
+FIELD_LIMIT = 512
+"""Most metadata fields of a shard that are kept: made-up names must not fill the memory."""
+_KEY = b"daguerre"
+_DIGEST_BYTES = 16
+_PIECE_BYTES = 1 << 24
+
+
+class BadIndex(Exception):
+    """A file that is no index, is damaged, or was written by another version: it is made again."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What an index file says of its shard as a whole."""
+
+    kind: str
+    """What the shard was read as, such as "webdataset"; an index of another kind is not used."""
+    shard: str
+    """Name of the shard, for messages."""
+    shard_bytes: int
+    shard_digest: str
+    """xxh3_128 of the whole file, hex."""
+    version: str = ""
+    """Time of the file's last change, or its ETag, when it was indexed; for people."""
+    left_out: SkipReport = field(default_factory=dict)
+    damage: tuple[tuple[int, int], ...] = ()
+    """Byte ranges [start, end) in which the number of samples is not known; start = end: the shard is cut off there."""
+    fields: tuple[str, ...] = ()
+    """Metadata that is kept for filters, in columns `n:NAME` (numbers) and `s:NAME` (texts)."""
+    not_kept: tuple[str, ...] = ()
+    """Metadata that is there but cannot be filtered by: long texts, lists, objects."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """What else the kind keeps a shard."""
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The samples of one shard, in its own order."""
+
+    table: pa.Table
+    """A row a sample: `id` int64, `height` and `width` int32 (upright; 0: not known), `digest` uint64 (xxh3_64 of the
+    stored bytes: image, then texts), the columns of the kind, those of the metadata, and `c:FIELD` bool (optional):
+    whether there is a caption in that field."""
+    about: About
+
+    def numpy(self, name: str) -> np.ndarray:
+        """A column without nulls."""
+        return self.table[name].to_numpy()
+
+
+def sample_ids(shard_digest: str, rows: np.ndarray) -> np.ndarray:
+    """[N] int64: stable 63-bit ids of rows [N] int64 (or other places) of the shard with these contents."""
+    start = blake2b(bytes.fromhex(shard_digest), digest_size=8)
+    ids = np.empty(len(rows), dtype=np.int64)
+    for i, row in enumerate(rows.tolist()):
+        one = start.copy()
+        one.update(row.to_bytes(8, "little"))
+        ids[i] = int.from_bytes(one.digest(), "little") >> 1
+    return ids
+
+
+def file_digest(path: Path) -> str:
+    """xxh3_128 of a whole file, hex."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def metadata_columns(
+    rows: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, pa.Array], tuple[str, ...], tuple[str, ...]]:
+    """The columns of metadata that filters can use, the names that are kept, and those that are not.
+
+    Numbers (true is 1) become `n:NAME` float64, text `s:NAME`; a name with a long text, a list or an object somewhere
+    is not kept at all, so that what is missing in a column is missing in the data.
+    """
+    numbers: dict[str, list[float | None]] = {}
+    texts: dict[str, list[str | None]] = {}
+    not_kept: set[str] = set()
+    for number, row in enumerate(rows):
+        for given, value in row.items():
+            if value is None:
+                continue
+            name = _text(given)
+            if isinstance(value, (bool, int, float)):
+                into: dict[str, list[Any]] = numbers
+                value = _number(value)
+            elif isinstance(value, str) and len(value) <= TEXT_LIMIT:
+                into = texts
+                value = _text(value)
+            else:
+                not_kept.add(name)
+                continue
+            if name not in into:
+                if len(numbers) + len(texts) >= FIELD_LIMIT:
+                    not_kept.add(name)
+                    continue
+                into[name] = [None] * len(rows)
+            into[name][number] = value
+    kept = sorted((numbers.keys() | texts.keys()) - not_kept)
+    columns = {f"n:{name}": pa.array(numbers[name], pa.float64()) for name in kept if name in numbers}
+    columns |= {f"s:{name}": pa.array(texts[name], pa.string()) for name in kept if name in texts}
+    return columns, tuple(kept), tuple(sorted(not_kept))
+
+
+def _text(value: str) -> str:
+    """JSON can hold halves of surrogate pairs, Arrow cannot."""
+    return value.encode("utf-8", "replace").decode()
+
+
+def _number(value: float) -> float | None:
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond all floats
+        return None
+
+
+def caption_columns(fields: Sequence[Collection[str]]) -> dict[str, pa.Array]:
+    """`c:NAME` bool for each name in `fields`, the caption fields in which each sample has text."""
+    names = sorted({name for there in fields for name in there})[:FIELD_LIMIT]
+    return {f"c:{name}": pa.array([name in there for there in fields], pa.bool_()) for name in names}
+
+
+def save(index: ShardIndex, to: Path | str) -> None:
+    """Writes an index file at once or not at all. Equal indexes give equal files."""
+    path = Path(to)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(encoded(index))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def encoded(index: ShardIndex) -> bytes:
+    """The bytes of an index file: for a store."""
+    about = json.dumps({"format": FORMAT, "about": asdict(index.about)}, allow_nan=False)
+    table = index.table.combine_chunks().replace_schema_metadata({_KEY: about})
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)  # one batch, so that each column is one piece of memory
+    stream = sink.getvalue().to_pybytes()
+    return stream + xxhash.xxh3_128_digest(stream)  # readers stop at the stream's end
+
+
+def load(path: Path) -> ShardIndex:
+    """An index by memory map; the last ones are kept. BadIndex where it has to be made again; OSError as it is."""
+    stat = path.stat()
+    return _loaded(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _loaded(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> ShardIndex:
+    with pa.memory_map(str(path)) as file:
+        buffer = file.read_buffer()
+    return decoded(buffer, str(path))
+
+
+def decoded(buffer: pa.Buffer, name: str) -> ShardIndex:
+    """The opposite of `encoded`, without copying columns. BadIndex, with `name` in it."""
+    try:
+        return _decoded(buffer)
+    except (pa.ArrowException, LookupError, ValueError, TypeError) as error:
+        raise BadIndex(f"{name} is no index of this version, or is damaged: {error}") from error
+
+
+def _decoded(buffer: pa.Buffer) -> ShardIndex:
+    end = len(buffer) - _DIGEST_BYTES
+    if end < 0 or xxhash.xxh3_128_digest(memoryview(buffer)[:end]) != buffer[end:].to_pybytes():
+        raise ValueError("its digest is not that of its contents")
+    reader = ipc.open_stream(buffer[:end])
+    said = json.loads((reader.schema.metadata or {})[_KEY])
+    if said["format"] != FORMAT:
+        raise ValueError(f"its format is {said['format']}, not {FORMAT}")
+    about = said["about"]
+    about |= {name: tuple(about[name]) for name in ("fields", "not_kept")}
+    about["damage"] = tuple((start, stop) for start, stop in about["damage"])
+    table = reader.read_all().combine_chunks()
+    table.validate(full=True)
+    return ShardIndex(table, About(**about))

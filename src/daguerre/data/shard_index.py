@@ -1,0 +1,248 @@
+"""The indexes of a data set's shards: found, made where they are missing, and joined to one `Index`.
+
+An index file lies beside its shard (`SHARD.index`), else in the cache folder. What is in the file is `index_file.py`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from daguerre.data import crew, skips
+from daguerre.data.index import Index
+from daguerre.data.index_file import (
+    TEXT_LIMIT,
+    About,
+    BadIndex,
+    ShardIndex,
+    caption_columns,
+    decoded,
+    encoded,
+    file_digest,
+    load,
+    metadata_columns,
+    sample_ids,
+    save,
+)
+from daguerre.data.skips import SkipReport
+from daguerre.errors import UserError
+
+if TYPE_CHECKING:
+    from daguerre.data.places import Place
+
+__all__ = [
+    "TEXT_LIMIT",
+    "About",
+    "BadIndex",
+    "ShardIndex",
+    "caption_columns",
+    "changed",
+    "combined",
+    "decoded",
+    "encoded",
+    "file_digest",
+    "home",
+    "indexes",
+    "left_out",
+    "load",
+    "metadata_columns",
+    "sample_ids",
+    "save",
+]
+
+SUFFIX = ".index"
+DAMAGED = "damaged shard: how many samples were in these bytes is not known"
+CHANGED = "shard that changed since it was indexed: each sample is checked; `daguerre data index` makes a new index"
+_PROGRESS_SECONDS = 10.0
+
+
+def home(place: Place, kind: str, cache_dir: Path) -> Path:
+    """Where the index of a shard is kept if it is not beside it."""
+    return cache_dir / "indexes" / f"{blake2b(f'{kind} {place.url}'.encode(), digest_size=16).hexdigest()}{SUFFIX}"
+
+
+def indexes(
+    places: Sequence[Place],
+    kind: str,
+    build: Callable[[Place], ShardIndex],
+    cache_dir: Path,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+) -> list[Path]:
+    """The index files of shards, in their order; builds those that are missing, in processes.
+
+    `build` travels to them: a function of a module, or a small frozen dataclass with `__call__`. An index is taken as
+    it is found even where the shard has changed since: what is read is checked against it.
+    """
+    found = [_found(place, kind, cache_dir) for place in places]
+    if None in found:
+        with _alone(cache_dir, say):
+            found = [path or _found(place, kind, cache_dir) for place, path in zip(places, found, strict=True)]
+            missing = [place for place, path in zip(places, found, strict=True) if path is None]
+            _build(missing, _Building(kind, build, cache_dir), say)
+    return [path or home(place, kind, cache_dir) for place, path in zip(places, found, strict=True)]
+
+
+def _found(place: Place, kind: str, cache_dir: Path) -> Path | None:
+    """The index of a shard, beside it or in the cache; None where there is none that can be used."""
+    beside = [place.local.with_name(place.local.name + SUFFIX)] if place.local else []
+    for path in (*beside, home(place, kind, cache_dir)):
+        with suppress(FileNotFoundError, BadIndex):
+            if load(path).about.kind == kind:
+                return path
+    return None
+
+
+@dataclass(frozen=True)
+class _Building:
+    """Builds and keeps the index of one shard, wherever this is done."""
+
+    kind: str
+    build: Callable[[Place], ShardIndex]
+    cache_dir: Path
+
+    def __call__(self, place: Place) -> Generator[int, None, int]:
+        index = self.build(place)
+        assert index.about.kind == self.kind, index.about.kind
+        save(index, home(place, self.kind, self.cache_dir))
+        yield index.table.num_rows
+        return index.table.num_rows
+
+
+def _build(places: Sequence[Place], building: _Building, say: Callable[[str], None]) -> None:
+    """Says how far it is every few seconds, so that a long build is no silence."""
+    started = spoken = time.monotonic()
+    shards, samples = 0, 0
+    for step in crew.work(building, places, crew.usual_processes()):
+        if isinstance(step, int):
+            samples += step
+            continue
+        shards += 1
+        if (now := time.monotonic()) - spoken > _PROGRESS_SECONDS:
+            left_s = (now - started) / shards * (len(places) - shards)
+            say(f"indexed {shards:,} of {len(places):,} shards, {samples:,} samples; about {left_s:,.0f} s left")
+            spoken = now
+
+
+@contextmanager
+def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time builds into a folder: the ranks of a node want the same indexes at the same moment."""
+    folder = cache_dir / "indexes"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"data.cache_dir: indexes of the shards are kept in {str(folder)!r}, which cannot be written "
+            f"({error.strerror}). Give a folder that can, with data.cache_dir=DIR"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that makes indexes in {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def combined(paths: Sequence[Path]) -> Index:
+    """The indexes of shards as one; metadata is read when it is asked for. UserError where two ids are the same."""
+    shards = [load(path) for path in paths]
+    counts = [shard.table.num_rows for shard in shards]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    ids = _joined(shards, "id", np.int64)
+    _refuse_twins(ids, starts, shards)
+    return Index(
+        ids=ids,
+        shard_starts=starts,
+        heights_px=_joined(shards, "height", np.int32),
+        widths_px=_joined(shards, "width", np.int32),
+        numbers=_Columns(shards, "n:", pa.float64()),
+        texts=_Columns(shards, "s:", pa.string()),
+    )
+
+
+def _joined(shards: Sequence[ShardIndex], name: str, kind: type) -> np.ndarray:
+    return np.concatenate([shard.numpy(name) for shard in shards]) if shards else np.empty(0, kind)
+
+
+def _refuse_twins(ids: np.ndarray, starts: np.ndarray, shards: Sequence[ShardIndex]) -> None:
+    ordered = np.sort(ids)
+    twins = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twins):
+        first, second = np.flatnonzero(ids == twins[0])[:2].tolist()
+        names = []
+        for number in (first, second):
+            shard = int(np.searchsorted(starts, number, side="right")) - 1
+            names.append(f"sample {number - starts[shard]} of {shards[shard].about.shard}")
+        raise UserError(
+            f"data.path: {names[0]} and {names[1]} have the same id, as have {len(np.unique(twins)) - 1:,} more pairs: a "
+            "shard is there twice, or the same samples were packed twice. Each sample must be there once; to train on it "
+            "more often, use data.repeats"
+        )
+
+
+@dataclass(frozen=True)
+class _Columns(Mapping[str, pa.Array]):
+    """Metadata of all shards by name, put together when it is asked for; what a shard lacks is null there."""
+
+    shards: Sequence[ShardIndex]
+    prefix: str
+    kind: pa.DataType
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        dropped = {name for shard in self.shards for name in shard.about.not_kept}
+        names = {
+            name: None for shard in self.shards for name in shard.table.column_names if name.startswith(self.prefix)
+        }
+        return tuple(short for name in names if (short := name.removeprefix(self.prefix)) not in dropped)
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._names:
+            raise KeyError(name)
+        column = self.prefix + name
+        parts: list[pa.Array] = []
+        for shard in self.shards:
+            there = column in shard.table.column_names
+            chunks = (
+                shard.table[column].cast(self.kind).chunks if there else [pa.nulls(shard.table.num_rows, self.kind)]
+            )
+            parts.extend(chunks)
+        return pa.concat_arrays(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def left_out(paths: Sequence[Path]) -> SkipReport:
+    """What was left out when the shards were indexed, and the byte ranges in which nobody knows what was."""
+    damage: skips.Counts = {}
+    shards = [load(path).about for path in paths]
+    for about in shards:
+        for start, stop in about.damage:
+            where = f"bytes {start:,} to {stop:,}" if stop > start else f"cut off at byte {start:,}"
+            skips.add(damage, DAMAGED, f"{about.shard}: {where}")
+    return skips.merged(*(about.left_out for about in shards), damage)
+
+
+def changed(places: Sequence[Place], paths: Sequence[Path]) -> SkipReport:
+    """Local shards whose size is no longer that of their index; what is read of them is checked sample by sample."""
+    counts: skips.Counts = {}
+    for place, path in zip(places, paths, strict=True):
+        if place.local and (now := place.local.stat().st_size) != (before := load(path).about.shard_bytes):
+            skips.add(counts, CHANGED, f"{place.name} ({before:,} bytes, now {now:,})", kept=True)
+    return counts
