@@ -65,6 +65,7 @@ SUFFIX = ".index"
 DAMAGED = "damaged shard: how many samples were in these bytes is not known"
 CHANGED = "shard that changed since it was indexed: each sample is checked; `daguerre data index` makes a new index"
 _PROGRESS_SECONDS = 10.0
+_LITTLE_BYTES = 64_000_000
 
 
 def home(place: Place, kind: str, cache_dir: Path) -> Path:
@@ -123,7 +124,7 @@ def _build(places: Sequence[Place], building: _Building, say: Callable[[str], No
     """Says how far it is every few seconds, so that a long build is no silence."""
     started = spoken = time.monotonic()
     shards, samples = 0, 0
-    for step in crew.work(building, places, crew.usual_processes()):
+    for step in crew.work(building, places, _processes(places)):
         if isinstance(step, int):
             samples += step
             continue
@@ -132,6 +133,13 @@ def _build(places: Sequence[Place], building: _Building, say: Callable[[str], No
             left_s = (now - started) / shards * (len(places) - shards)
             say(f"indexed {shards:,} of {len(places):,} shards, {samples:,} samples; about {left_s:,.0f} s left")
             spoken = now
+
+
+def _processes(places: Sequence[Place]) -> int:
+    """One for what is read sooner than processes start."""
+    far = any(place.local is None for place in places)
+    little = sum(place.local.stat().st_size for place in places if place.local) < _LITTLE_BYTES
+    return 1 if little and not far else crew.usual_processes()
 
 
 @contextmanager
@@ -186,9 +194,9 @@ def _refuse_twins(ids: np.ndarray, starts: np.ndarray, shards: Sequence[ShardInd
             shard = int(np.searchsorted(starts, number, side="right")) - 1
             names.append(f"sample {number - starts[shard]} of {shards[shard].about.shard}")
         raise UserError(
-            f"data.path: {names[0]} and {names[1]} have the same id, as have {len(np.unique(twins)) - 1:,} more pairs: a "
-            "shard is there twice, or the same samples were packed twice. Each sample must be there once; to train on it "
-            "more often, use data.repeats"
+            f"data.path: {names[0]} and {names[1]} have the same id, as have {len(np.unique(twins)) - 1:,} more pairs: "
+            "a shard is there twice, or the same samples were packed twice. Each sample must be there once; to train on "
+            "it more often, use data.repeats"
         )
 
 
