@@ -23,12 +23,12 @@ from daguerre.checkpoint.settings import CheckpointSettings
 from daguerre.data.settings import LoaderSettings, SourceSettings
 from daguerre.errors import UserError
 from daguerre.families.settings import FamilySettings
-from daguerre.layout import Leaf, Plugin
+from daguerre.layout import Leaf
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.problems import ConfigError, Problem, missing, translate
 from daguerre.recipe import Tree
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.settings import FREE, Settings
+from daguerre.settings import FREE, Plugin, Settings
 from daguerre.training.settings import (
     EMASettings,
     LoggingSettings,

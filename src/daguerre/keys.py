@@ -52,9 +52,22 @@ def batch_normals(seed: int, purpose: str, keys: np.ndarray, shape: tuple[int, .
     return np.ascontiguousarray(drawn).reshape(len(keys), *shape)
 
 
-def permutation(seed: int, purpose: str, epoch: int, count: int) -> np.ndarray:
-    """A permutation [count] int64 of range(count): the order that sorting by one word each gives."""
-    return np.argsort(words(seed, purpose, 0, epoch, count=count), kind="stable").astype(np.int64)
+def permutation(seed: int, purpose: str, epoch: int, count: int, part: int = 0) -> np.ndarray:
+    """A permutation [count] int64 of range(count): the order that sorting by one word each gives.
+
+    `part` tells the parts of an epoch apart that are permuted each for itself.
+    """
+    return np.argsort(words(seed, purpose, part, epoch, count=count), kind="stable").astype(np.int64)
+
+
+def hashed_uniforms(purpose: str, sample_ids: np.ndarray) -> np.ndarray:
+    """One number [N] float64 in [0, 1) for each id [N] int64, of the purpose and the id alone: the finaliser of
+    SplitMix64 (Steele et al. 2014). For choices among millions of samples, where a Philox key each would take minutes.
+    """
+    mixed = sample_ids.astype(np.uint64) ^ np.uint64(_purpose_word(purpose))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return to_uniform(mixed ^ (mixed >> np.uint64(31)))
 
 
 def to_uniform(raw: np.ndarray) -> np.ndarray:

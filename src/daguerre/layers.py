@@ -11,10 +11,9 @@ from typing import Any
 
 from daguerre import aliases, checks, layout, overrides, plugins, recipe
 from daguerre.errors import UserError
-from daguerre.layout import Plugin
 from daguerre.problems import NOTHING, Problem, group, shown, unknown
 from daguerre.recipe import Tree
-from daguerre.settings import Settings
+from daguerre.settings import Plugin, Settings
 
 
 def from_overrides(

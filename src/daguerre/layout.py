@@ -1,7 +1,6 @@
 """Which settings exist: a walk over the settings classes, given the plug-ins that a tree of values names.
 
-Holds `Plugin`, the mark of a section whose class is chosen by name, and `Leaf`, one setting with its path, type and
-documentation. Values are read, checked and changed elsewhere.
+Holds `Leaf`, one setting with its path, type and documentation. Values are read, checked and changed elsewhere.
 """
 
 from __future__ import annotations
@@ -12,51 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined, core_schema
+from pydantic_core import PydanticUndefined
 
 from daguerre import plugins
-from daguerre.settings import Duration, Settings
-
-
-@dataclass(frozen=True)
-class Plugin:
-    """Annotation of a section that one of a folder's plug-ins validates; `key` is the field that names it."""
-
-    kind: str
-    key: str
-    base: type[Settings]
-    """What the `Settings` of all plug-ins of the kind start from."""
-
-    def settings_class(self, name: Any) -> type[Settings]:
-        """The `Settings` of the plug-in `name`; ValueError lists what exists."""
-        return plugins.find(self.kind, name).Settings
-
-    def choose(self, value: Any) -> Any:
-        """A section's values to its plug-in's settings; errors keep their places for `problems.translate`."""
-        if not isinstance(value, dict):
-            return value
-        if self.key not in value:
-            inner = [{"type": "missing", "loc": (self.key,), "msg": "", "input": value}]
-            raise PydanticCustomError("plugin", "invalid section", {"errors": inner})
-        try:
-            settings_class = self.settings_class(value[self.key])
-        except ValueError as error:
-            inner = [{"type": "value_error", "loc": (self.key,), "input": value[self.key], "ctx": {"error": error}}]
-            raise PydanticCustomError("plugin", "invalid section", {"errors": inner}) from None
-        try:
-            return settings_class.model_validate(value)
-        except ValidationError as error:
-            context = {"text": str(error), "errors": error.errors(include_url=False)}
-            raise PydanticCustomError("plugin", "{text}", context) from None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self.choose, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return handler(schema)
+from daguerre.settings import Duration, Plugin, Settings
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The base of every settings class, the classes of resume, and durations.
+"""The base of every settings class, the classes of resume, durations, and the mark of sections that a plug-in defines.
 
 A settings class is a frozen pydantic model that lives next to the code it configures; its fields are
 documented by the string below each. This file holds what they share and no setting of its own.
@@ -7,11 +7,15 @@ documented by the string below each. This file holds what they share and no sett
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from daguerre import plugins
 
 FREE: dict[str, Any] = {"resume": "free"}
 """`Field(json_schema_extra=FREE)`: may change on resume; it does not touch what is learnt."""
@@ -77,3 +81,41 @@ class Duration(str):
             core_schema.str_schema(),
             serialization=core_schema.plain_serializer_function_ser_schema(str),
         )
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Annotation of a section that one of a folder's plug-ins validates; `key` is the field that names it."""
+
+    kind: str
+    key: str
+    base: type[Settings]
+    """What the `Settings` of all plug-ins of the kind start from."""
+
+    def settings_class(self, name: Any) -> type[Settings]:
+        """The `Settings` of the plug-in `name`; ValueError lists what exists."""
+        return plugins.find(self.kind, name).Settings
+
+    def choose(self, value: Any) -> Any:
+        """A section's values to its plug-in's settings; errors keep their places for `problems.translate`."""
+        if not isinstance(value, dict):
+            return value
+        if self.key not in value:
+            inner = [{"type": "missing", "loc": (self.key,), "msg": "", "input": value}]
+            raise PydanticCustomError("plugin", "invalid section", {"errors": inner})
+        try:
+            settings_class = self.settings_class(value[self.key])
+        except ValueError as error:
+            inner = [{"type": "value_error", "loc": (self.key,), "input": value[self.key], "ctx": {"error": error}}]
+            raise PydanticCustomError("plugin", "invalid section", {"errors": inner}) from None
+        try:
+            return settings_class.model_validate(value)
+        except ValidationError as error:
+            context = {"text": str(error), "errors": error.errors(include_url=False)}
+            raise PydanticCustomError("plugin", "{text}", context) from None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.choose, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema)

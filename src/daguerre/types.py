@@ -47,7 +47,10 @@ class Batch:
     valid_B: Tensor
     """float32: 1, or 0 for a slot whose sample could not be decoded. Stays on the CPU, where it is counted."""
     names: list[str]
-    """`Record.key` of each sample, for messages."""
+    """What a person would call each sample, for messages."""
+    sizes: np.ndarray
+    """[B, 6] int32: height and width of the stored picture (upright), top and left of the crop in the resized picture,
+    height and width of the crop. What SDXL is conditioned on; 0 for a slot whose sample could not be decoded."""
     draws: Mapping[str, Tensor] = field(default_factory=dict)
     """What the objective drew for these keys, one batch ahead."""
 

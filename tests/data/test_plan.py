@@ -1,48 +1,142 @@
-"""The order of training: exactly once an epoch, the same from every position."""
+"""Global batches: against a walk slot by slot, the same from every position, exactly once, and cut for any ranks."""
+
+from collections import Counter
+from fractions import Fraction
+from itertools import islice
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.data.plan import Plan
+from daguerre.data.order import Endless, Passes
+from daguerre.data.plan import BLOCK, Plan
 
-SEEDS = st.integers(0, 2**63 - 1)
-COUNTS = st.integers(1, 60)
+
+def order(count, buckets=None, num_buckets=1, seed=3, **given):
+    chosen = np.zeros(count, dtype=np.int16) if buckets is None else np.asarray(buckets, dtype=np.int16)
+    usual = {"repeats": 1, "shuffle": True, "lanes": 3, "lane_samples": 16}
+    starts = np.array([0, count // 3, count // 2, count], dtype=np.int64)
+    return Passes(seed, starts, chosen, num_buckets, **{**usual, **given})
+
+
+def plan(orders, batch_size, num_buckets=1, weights=None, seed=5):
+    buckets = [getattr(o, "buckets", None) for o in orders]
+    return Plan(seed, orders, buckets, weights or [Fraction(1)] * len(orders), num_buckets, batch_size)
+
+
+def content(planned):
+    return planned.bucket, [tuple(row) for row in np.stack(planned.slots).T.tolist()]
+
+
+def walked(plan, number):
+    """The first batches, by the definition: slot after slot into its bucket's queue."""
+    queues = [[] for _ in range(plan.num_buckets)]
+    slots = plan.slots(0, number * plan.batch_size + plan.num_buckets * plan.batch_size)
+    of = plan._buckets_of(slots)
+    found = []
+    for row, bucket in zip(np.stack(slots).T.tolist(), of.tolist(), strict=True):
+        queues[bucket].append(tuple(row))
+        if len(queues[bucket]) == plan.batch_size:
+            found.append((bucket, sorted(queues[bucket], key=lambda slot: slot[4])))
+            queues[bucket] = []
+    return found[:number]
+
+
+@st.composite
+def plans(draw):
+    num_buckets = draw(st.integers(1, 4))
+    orders = []
+    for seed in range(draw(st.integers(1, 3))):
+        count = draw(st.integers(1, 60))
+        buckets = draw(st.lists(st.integers(0, num_buckets - 1), min_size=count, max_size=count))
+        repeats = draw(st.integers(1, 2))
+        orders.append(order(count, buckets, num_buckets, seed=seed, repeats=repeats, shuffle=draw(st.booleans())))
+    weights = [Fraction(draw(st.integers(1, 9)), draw(st.integers(1, 9))) for _ in orders]
+    return plan(orders, draw(st.integers(1, 40)), num_buckets, weights)
 
 
 @settings(deadline=None)
-@given(SEEDS, COUNTS, st.booleans())
-def test_each_epoch_holds_each_index_once(seed, count, shuffle):
-    slots = Plan(seed, count, shuffle).slots(0, 3 * count)
-    for epoch in range(3):
-        part = slots[epoch * count : (epoch + 1) * count]
-        assert (part[:, 1] == epoch).all()
-        assert sorted(part[:, 0].tolist()) == list(range(count))
+@given(plans())
+def test_batches_are_those_of_a_walk_slot_by_slot(plan):
+    number = 30
+    assert [content(b) for b in islice(plan.batches(0), number)] == walked(plan, number)
 
 
-@settings(deadline=None)
-@given(SEEDS, COUNTS, st.booleans(), st.integers(0, 200), st.lists(st.integers(1, 70), max_size=4))
-def test_any_cut_from_any_position_gives_the_same_stream(seed, count, shuffle, position, sizes):
-    plan = Plan(seed, count, shuffle)
-    whole = plan.slots(0, position + sum(sizes))
-    for size in sizes:
-        assert np.array_equal(plan.slots(position, size), whole[position : position + size])
-        position += size
+@settings(deadline=None, max_examples=50)
+@given(plans(), st.integers(0, 200))
+def test_batches_are_the_same_from_any_number(plan, number):
+    whole = [content(b) for b in islice(plan.batches(0), number + 3)]
+    assert [content(b) for b in islice(plan.batches(number), 3)] == whole[number:]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = {tuple(Plan(seed, 40, True).slots(40 * epoch, 40)[:, 0]) for seed in range(3) for epoch in range(3)}
-    assert len(orders) == 9
+def test_chunks_do_not_show_in_the_batches(monkeypatch):
+    buckets = np.random.default_rng(0).integers(0, 3, 3000)
+    whole = plan([order(3000, buckets, 3)], 7, 3)
+    expected = [content(b) for b in islice(whole.batches(0), 2000)]
+    monkeypatch.setattr("daguerre.data.plan.LARGEST_CHUNK", BLOCK)
+    small = plan([order(3000, buckets, 3)], 7, 3)
+    assert small._chunk < whole._chunk
+    assert [content(b) for b in islice(small.batches(0), 2000)] == expected
 
 
-def test_without_shuffle_the_order_is_the_sources():
-    assert Plan(3, 4, False).slots(2, 6).tolist() == [[2, 0], [3, 0], [0, 1], [1, 1], [2, 1], [3, 1]]
+def test_every_sample_comes_once_an_epoch_with_buckets_that_never_fill():
+    """60 pictures in buckets of 41, 17 and 2, batches of 8: over many epochs each sample comes as often as its bucket
+    allows."""
+    buckets = [0] * 41 + [1] * 17 + [2] * 2
+    found = Counter()
+    epochs = Counter()
+    for planned in islice(plan([order(60, buckets, 3)], 8, 3).batches(0), 7 * 60 // 8):
+        assert {buckets[place] for place in planned.slots.places.tolist()} == {planned.bucket}
+        for place, epoch in zip(planned.slots.places.tolist(), planned.slots.epochs.tolist(), strict=True):
+            found[place, epoch] += 1
+            epochs[epoch] += 1
+    assert set(found.values()) == {1}
+    for epoch in range(6):
+        waiting = 60 - epochs[epoch]
+        assert waiting <= 3 * 7, "only what does not fill a batch waits"
 
 
-def test_an_endless_source_is_one_epoch_in_its_own_order():
-    assert Plan(3, None, True).slots(10**12, 2).tolist() == [[10**12, 0], [10**12 + 1, 0]]
+def test_what_is_left_over_leads_the_buckets_next_epoch():
+    first = plan([order(10, shuffle=False)], 4)
+    batches = [content(b)[1] for b in islice(first.batches(0), 5)]
+    assert [(slot[1], slot[2]) for slot in batches[2]] == [(8, 0), (9, 0), (0, 1), (1, 1)]
 
 
-def test_the_order_is_pinned():
-    # A change here would change what every run trains on after a restart.
-    assert Plan(7, 10, True).slots(0, 10)[:, 0].tolist() == [5, 3, 0, 9, 4, 8, 2, 1, 6, 7]
+@pytest.mark.parametrize("weights", [["1", "1", "2"], ["0.7", "0.2", "0.1"], ["3", "0.001", "1"]])
+def test_shares_follow_the_weights_to_the_slot(weights):
+    weights = [Fraction(w) for w in weights]
+    mixed = plan([order(50), Endless(), order(7)], 8, weights=weights)
+    for number in (1, 10, 1000):
+        counts = np.bincount(mixed.slots(0, number * BLOCK).members, minlength=3)
+        for count, weight in zip(counts.tolist(), weights, strict=True):
+            assert abs(count - number * BLOCK * weight / sum(weights)) <= 1
+
+
+def test_each_source_of_a_mix_keeps_its_own_epochs():
+    mixed = plan([order(50), order(7)], 8, weights=[Fraction(1), Fraction(3)])
+    slots = mixed.slots(0, 4 * BLOCK)
+    for member, count in enumerate((50, 7)):
+        seen = Counter(zip(slots.places[slots.members == member], slots.epochs[slots.members == member], strict=True))
+        whole = slots.epochs[slots.members == member].max()
+        assert set(seen.values()) == {1}
+        assert all((place, epoch) in seen for place in range(count) for epoch in range(whole))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+def test_ranks_take_equal_cuts_whose_sum_is_the_batch(ranks):
+    for planned in islice(plan([order(100)], 16).batches(0), 10):
+        parts = [planned.part(rank, ranks) for rank in range(ranks)]
+        assert np.array_equal(np.concatenate([np.stack(p, axis=1) for p in parts]), np.stack(planned.slots, axis=1))
+        assert max(len(p.places) for p in parts) - min(len(p.places) for p in parts) <= 1
+
+
+def test_a_rank_reads_its_own_lanes():
+    """With as many lanes as ranks, each rank's cut is all but of one lane."""
+    far = plan([order(40_000, lanes=4, lane_samples=1000)], 256)
+    own = [0] * 4
+    for planned in islice(far.batches(0), 100):
+        for rank in range(4):
+            lanes = planned.part(rank, 4).lanes
+            own[rank] += int((lanes == rank).sum())
+    assert min(own) > 0.85 * 100 * 64

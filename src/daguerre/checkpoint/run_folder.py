@@ -103,6 +103,11 @@ class RunFolder:
         return self.path / "data.json"
 
     @property
+    def skipped(self) -> Path:
+        """A line for each sample that could not be used as it is."""
+        return self.path / "skipped.jsonl"
+
+    @property
     def evaluation(self) -> Path:
         """Results of the metrics."""
         return self.path / "evaluation.json"

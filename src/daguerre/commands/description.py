@@ -13,7 +13,7 @@ from daguerre import config as configs
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data import skips
-from daguerre.data.source import Source
+from daguerre.data.dataset import Dataset
 from daguerre.types import Batch
 
 
@@ -51,18 +51,29 @@ def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int, length
     ]
 
 
-def about_data(source: Source, held_out: Source, validates: bool, draws: bool) -> list[str]:
-    """What is read of a source that has an end, what was left out, and which measurements it does not allow."""
+def about_data(dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, draws: bool) -> list[str]:
+    """What is read of a data set that has an end, what was left out, and which measurements it does not allow."""
     lines = []
-    if source.count is not None:
-        lines.append(f"data: {source.count:,} records an epoch, {held_out.count or 0:,} held out")
-    if source.report():
-        lines.append(f"found in the data:\n{skips.table(source.report())}")
-    if held_out.count == 0 and validates:
+    if dataset.size is not None:
+        lines.append(f"data: {extent(dataset)}, {held_out.size or 0:,} held out")
+    found = skips.merged(dataset.report(), dataset.notes(batch_size))
+    if found:
+        lines.append(f"found in the data:\n{skips.table(found)}")
+    if held_out.size == 0 and validates:
         lines.append("nothing is held out, so there is no validation loss")
-    if source.metric is None and draws:
+    if dataset.metric is None and draws:
         lines.append("no checker reads pictures of this source, so the run ends without a table of results")
     return lines
+
+
+def extent(dataset: Dataset) -> str:
+    """How much there is to train on."""
+    if dataset.size is None:
+        return "endless"
+    if dataset.count is None:
+        return f"{dataset.size:,} samples of {len(dataset.members)} sources"
+    repeated = "" if dataset.count == dataset.size else f", {dataset.count:,} with repeats"
+    return f"{dataset.size:,} samples an epoch{repeated}"
 
 
 def probe_seconds(parts: Parts, batch: Batch) -> float:
@@ -92,7 +103,7 @@ def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
 
 
 def dry_run(
-    config: Config, parts: Parts, sizes: BatchSizes, total_steps: int, source: Source, notices: Sequence[str]
+    config: Config, parts: Parts, sizes: BatchSizes, total_steps: int, dataset: Dataset, notices: Sequence[str]
 ) -> str:
     """The resolved recipe, the networks with parameter counts, the data and the plan."""
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
@@ -101,8 +112,8 @@ def dry_run(
         count = sum(p.numel() for p in part.parameters())
         own = sum(p.numel() for p in part.parameters() if id(p) in trained)
         rows.append(f"  {name:14} {type(part).__name__:24} {count:>14,} parameters, {own:>14,} trained")
-    left_out = source.report().items()
-    extent = "endless" if source.count is None else f"{source.count:,} records an epoch"
+    left_out = skips.merged(dataset.report(), dataset.notes(sizes.whole)).items()
+    shapes = [f"  buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []
     cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
     return "\n".join(
         [
@@ -112,7 +123,8 @@ def dry_run(
             "Networks",
             *rows,
             "",
-            f"Data\n  {config.data.source}: {extent}",
+            f"Data\n  {config.data.source}: {extent(dataset)}",
+            *shapes,
             *(f"  {'noted' if e.get('kept') else 'left out'}: {reason}: {e['count']:,}" for reason, e in left_out),
             "",
             "Plan",

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from daguerre import plugins
 from daguerre.config import Config
-from daguerre.data.source import Source
+from daguerre.data.buckets import buckets
+from daguerre.data.dataset import Dataset, open_dataset
+from daguerre.data.source import Split
 from daguerre.errors import UserError
 from daguerre.families.family import Family
 from daguerre.objectives.algebra import Diffusion
@@ -53,15 +55,16 @@ def build(config: Config) -> Parts:
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
     net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
-    family.latent_shape((3, config.data.resolution, config.data.resolution))
+    for bucket in buckets(config.data):
+        family.latent_shape((3, bucket.height_px, bucket.width_px))
     if isinstance(objective, Diffusion):
         objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
     return Parts(family, objective, net, device, autocast, precision, config.seed)
 
 
-def open_source(config: Config, split: str) -> Source:
-    """The source of a split: `train` or `held_out`."""
-    return plugins.find("sources", config.data.source).open_source(config.data, split)
+def open_data(config: Config, split: Split) -> Dataset:
+    """What the recipe trains on, or holds out."""
+    return open_dataset(config.data, split)
 
 
 def refuse_cut_batches(objective: Objective, sizes: BatchSizes) -> None:

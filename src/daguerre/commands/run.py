@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from daguerre.checkpoint.run_folder import RunFolder, State
 from daguerre.checkpoint.store import Store
 from daguerre.commands import description, resuming
-from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, open_source, refuse_cut_batches
+from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, open_data, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.data import loader
-from daguerre.data.source import Source
+from daguerre.data.dataset import Dataset
+from daguerre.data.skips import Skips
 from daguerre.families.family import TextToImage
 from daguerre.settings import Duration
 from daguerre.training import device, loop
@@ -57,8 +58,8 @@ class Run:
     parts: Parts
     sizes: BatchSizes
     every: Intervals
-    source: Source
-    held_out: Source
+    dataset: Dataset
+    held_out: Dataset
     state: TrainState
     loading: loader.Loading
     terminal: Progress
@@ -91,28 +92,29 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     parts = build(config)
     sizes = batch_sizes(config, beginning.global_batch_size)
     refuse_cut_batches(parts.objective, sizes)
-    source, held_out = open_source(config, "train"), open_source(config, "held_out")
-    every = intervals(config, sizes, source.count)
+    dataset, held_out = open_data(config, "train"), open_data(config, "held_out")
+    every = intervals(config, sizes, dataset.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
     said = [*notices, *beginning.notices, *resuming.restore(state, beginning, config)]
     said += description.about_data(
-        source, held_out, every.validation is not None, isinstance(parts.family, TextToImage)
+        dataset, held_out, sizes.whole, every.validation is not None, isinstance(parts.family, TextToImage)
     )
     resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
+    terminal = stack.enter_context(Progress(every.total))
     loading = loader.Loading(
-        source, config.data, config.loader, config.seed, sizes.micro, parts.draws, parts.family.cut
-    )
+        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut,
+        Skips(config.data.max_skipped, folder.skipped, terminal.message),
+    )  # fmt: skip
     if beginning.checkpoint is not None:
         loading.restore(beginning.checkpoint.documents["loading"])
-    terminal = stack.enter_context(Progress(every.total))
     sinks: list[Sink] = [MetricsFile(folder.metrics)]
     sinks += [TensorBoard(folder.tensorboard, beginning.step)] if config.logging.tensorboard else []
     for sink in sinks:
         stack.callback(sink.close)
-    probe = next(device.moved(iter([loading.first(state.slots)]), parts.device))
+    probe = device.on(parts.device, loading.first(state.slots))
     flops = description.training_flops_per_sample(parts, probe)
     run = Run(
-        config, folder, Store(folder.checkpoints), parts, sizes, every, source, held_out, state, loading, terminal,
+        config, folder, Store(folder.checkpoints), parts, sizes, every, dataset, held_out, state, loading, terminal,
         sinks, flops,
     )  # fmt: skip
     left = max(0, every.total - state.step)
@@ -126,7 +128,6 @@ def loop_plan(run: Run) -> loop.Plan:
     """What the loop needs of the recipe."""
     return loop.Plan(
         total_steps=run.every.total,
-        accumulation=run.sizes.accumulation,
         learning_rate=run.config.optimizer.learning_rate,
         warmup_steps=run.every.warmup,
         lr_scheduler=run.config.lr_scheduler,

@@ -21,7 +21,7 @@ from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands import description, pictures
-from daguerre.commands.parts import batch_sizes, build, open_source
+from daguerre.commands.parts import batch_sizes, build, open_data
 from daguerre.commands.run import Run, intervals, loop_plan, start
 from daguerre.config import Config
 from daguerre.data import loader
@@ -58,10 +58,11 @@ def train(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
         return 0
 
 
-def batches(run: Run, stack: ExitStack) -> Iterator[Batch]:
-    """Micro-batches on the device from the state's position in the plan, their random numbers drawn ahead."""
-    made = stack.enter_context(run.loading.batches(run.state.slots))
-    return device.moved(made, run.parts.device)
+def batches(run: Run, stack: ExitStack) -> Iterator[list[Batch]]:
+    """The micro-batches of each update on the device, from the state's position in the plan, their numbers drawn
+    ahead."""
+    updates = stack.enter_context(run.loading.updates(run.state.slots))
+    return ([device.on(run.parts.device, batch) for batch in update] for update in updates)
 
 
 def after(run: Run, update: loop.Update, stopping: bool) -> None:
@@ -100,7 +101,7 @@ def validate(run: Run) -> None:
 
     settings = run.config.validation
     with run.terminal.busy("validating"), evaluating(run.state):
-        made = loader.fixed_batches(run.held_out, run.config.data, settings.num_samples, run.sizes.micro)
+        made = loader.fixed_batches(run.held_out, settings.num_samples, run.sizes.micro)
         values = validation.validation_losses(
             device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels
         )
@@ -164,9 +165,10 @@ def draw_samples(run: Run) -> None:
 
 def captions(run: Run, count: int) -> list[str]:
     """Captions of the first held-out samples; of trained ones where none are held out."""
-    source = run.held_out if run.held_out.count != 0 else run.source
-    count = count if source.count is None else min(count, source.count)
-    return [source.record(index).texts["text"] for index in range(count)]
+    dataset = run.held_out if run.held_out.size != 0 else run.dataset
+    made = loader.fixed_batches(dataset, count, count)
+    pairs = [pair for batch in made for pair in zip(batch.texts, batch.valid_B.tolist(), strict=True)]
+    return [text for text, valid in pairs if valid][:count]
 
 
 def stopped(run: Run, stop: StopSignals) -> int:
@@ -182,8 +184,8 @@ def stopped(run: Run, stop: StopSignals) -> int:
 
 def finish(run: Run) -> None:
     """Evaluation, the report and where everything is."""
-    if run.source.metric is not None and isinstance(run.parts.family, TextToImage):
-        evaluate(run, run.source.metric)
+    if run.dataset.metric is not None and isinstance(run.parts.family, TextToImage):
+        evaluate(run, run.dataset.metric)
     run.status("finished")
     page.write(run.folder.path)
     run.say([f"finished: {run.state.step:,} updates. {where(run)}"])
@@ -234,7 +236,7 @@ class FailureOnRecord:
 def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
     parts = build(config)
-    source = open_source(config, "train")
+    dataset = open_data(config, "train")
     sizes = batch_sizes(config)
-    print(description.dry_run(config, parts, sizes, intervals(config, sizes, source.count).total, source, notices))
+    print(description.dry_run(config, parts, sizes, intervals(config, sizes, dataset.count).total, dataset, notices))
     return 0

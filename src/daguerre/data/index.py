@@ -29,6 +29,9 @@ class Index:
     texts: Mapping[str, pa.Array] = field(default_factory=dict)
     """The same for metadata that is text: string [N] by name. A field may be a number here and a text there."""
 
+    captioned: Mapping[str, pa.Array] = field(default_factory=dict)
+    """bool [N] by caption field: whether the sample has text in it. Empty: not known of any field."""
+
     @property
     def count(self) -> int:
         """N."""
@@ -53,11 +56,16 @@ def _firsts(counts: Sequence[int]) -> list[int]:
     return [0, *np.cumsum(counts)[:-1].tolist()]
 
 
-def _columns(columns: Sequence[Mapping[str, pa.Array]], counts: Sequence[int], kind: pa.DataType) -> dict[str, pa.Array]:
+def _columns(
+    columns: Sequence[Mapping[str, pa.Array]], counts: Sequence[int], kind: pa.DataType
+) -> dict[str, pa.Array]:
     names = dict.fromkeys(name for mapping in columns for name in mapping)
     return {
         name: pa.concat_arrays(
-            [mapping.get(name, pa.nulls(count, kind)).cast(kind) for mapping, count in zip(columns, counts, strict=True)]
+            [
+                mapping.get(name, pa.nulls(count, kind)).cast(kind)
+                for mapping, count in zip(columns, counts, strict=True)
+            ]
         )
         for name in names
     }

@@ -1,28 +1,28 @@
 """Batches in plan order: reading, decoding and captions in workers, random numbers drawn one batch ahead.
 
-The same batches come whatever the number of workers and wherever a run begins. A sample that cannot be decoded
-leaves its slot empty (valid 0) and is counted; a fault that may pass is tried again, then stops the run.
+The same batches come whatever the number of ranks and workers and wherever a run begins. A sample that cannot be
+decoded leaves its slot empty (valid 0) and is counted; a fault that may pass is tried again, then stops the run.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from daguerre.data import skips
-from daguerre.data.rows import Failure, Made, Rows, make_batch
-from daguerre.data.settings import LoaderSettings, SourceSettings
-from daguerre.data.source import Source, fingerprint
+from daguerre.data.ahead import prefetching
+from daguerre.data.dataset import Dataset
+from daguerre.data.plan import Plan
+from daguerre.data.rows import Made, Rows, Task
+from daguerre.data.settings import LoaderSettings
+from daguerre.data.skips import Failure, Skips
 from daguerre.data.workers import made_by, workers
 from daguerre.errors import UserError
 from daguerre.types import Batch
@@ -33,111 +33,136 @@ EMPTY_LIMIT = 10_000
 """Slots in a row without a sample that can be decoded, after which a run stops."""
 
 
-@dataclass
-class Skips:
-    """Samples that could not be used as they are, by reason; each is counted once, in the epoch that met it first."""
+class Place(NamedTuple):
+    """Where a micro-batch stands."""
 
-    reasons: skips.Counts = field(default_factory=dict)
-    """{reason: {"count": n, "examples": [names]}}: as data.json and checkpoints hold it."""
-    counted_slots: int = 0
-    """Slots of the plan that were looked at: what is seen again after a restart is not counted again."""
-
-    def look(self, position: int, batch: Batch, failures: list[Failure]) -> None:
-        """Counts what was found in the batch that starts at `position`."""
-        for failure in failures:
-            if batch.keys[failure.row, 1] == 0 and position + failure.row >= self.counted_slots:
-                skips.add(self.reasons, failure.reason, failure.name, failure.kept)
-        self.counted_slots = max(self.counted_slots, position + len(batch.names))
+    position: int
+    """The slot of the plan that its first sample is."""
+    last: bool
+    """Whether it is the last one of its update."""
 
 
 @dataclass(frozen=True)
 class Loading:
-    """The batches of one run, from any position of its plan."""
+    """The batches of one run on one rank, from any position of its plan."""
 
-    source: Source
-    data: SourceSettings
+    dataset: Dataset
     loader: LoaderSettings
     seed: int
     batch_size: int
-    """Samples of a micro-batch."""
+    """Samples of a global batch."""
+    micro_batch_size: int
+    """Most samples of a micro-batch."""
     draw: Draw
     """Random numbers of a batch, on the CPU; called one batch ahead of the loop."""
     cut: Cut
     """Which captions the family does not read whole."""
     skips: Skips = field(default_factory=Skips)
+    rank: int = 0
+    ranks: int = 1
 
     @contextmanager
-    def batches(self, position: int) -> Iterator[Iterator[Batch]]:
-        """Endless micro-batches from a count of slots on, made ahead; workers end with the block.
+    def updates(self, position: int) -> Iterator[Iterator[list[Batch]]]:
+        """The micro-batches of one update after the other from a count of slots on, made ahead, without end.
 
-        UserError after an epoch (or `EMPTY_LIMIT` slots) in a row without one sample that can be decoded.
+        Workers end with the block. UserError after an epoch (or `EMPTY_LIMIT` slots) in a row without one sample that
+        can be decoded.
         """
+        places: deque[Place] = deque()
         with ExitStack() as stack:
             thread = stack.enter_context(_thread())
-            made = self._made(stack, position)
-            yield self._counted(_ahead(thread, lambda: self._ready(next(made)), self.loader.prefetch_batches), position)
+            made = self._made(stack, self._noted(position, places))
+            number = position // self.batch_size
+            reached = stack.enter_context(prefetching(self.dataset, self.plan, number, self.rank, self.ranks))
+            ready = _ahead(thread, lambda: self._ready(next(made)), self.loader.prefetch_batches)
+            yield self._grouped(ready, places, reached)
 
-    def _made(self, stack: ExitStack, position: int) -> Iterator[Made]:
-        rows = Rows(self.source, self.data, self.seed, self.batch_size, position)
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the run's batches."""
+        return self.dataset.plan(self.seed, self.batch_size)
+
+    def tasks(self, position: int) -> Iterator[tuple[Task, Place]]:
+        """This rank's micro-batches from a position on, without end."""
+        for number, planned in enumerate(self.plan.batches(position // self.batch_size), position // self.batch_size):
+            bucket = self.dataset.buckets[planned.bucket]
+            reads = self.dataset.reads(planned.part(self.rank, self.ranks))
+            size = self.micro_batch_size
+            if self.loader.max_pixels is not None:
+                size = max(1, min(size, self.loader.max_pixels // (bucket.height_px * bucket.width_px)))
+            count = len(reads.numbers)
+            first = number * self.batch_size + self.rank * self.batch_size // self.ranks
+            for start in range(0, count, size):
+                yield Task(reads.part(start, start + size), bucket), Place(first + start, start + size >= count)
+
+    def _noted(self, position: int, places: deque[Place]) -> Iterator[Task]:
+        for task, place in self.tasks(position):
+            places.append(place)
+            yield task
+
+    def _made(self, stack: ExitStack, tasks: Iterator[Task]) -> Iterator[Made]:
+        rows = Rows(self.dataset.members, self.seed)
         if not self.loader.num_workers:
-            return map(rows.made, count())
-        return made_by(stack.enter_context(workers(rows, self.loader.num_workers)), self.loader.prefetch_batches)
+            return map(rows.made, tasks)
+        return made_by(stack.enter_context(workers(rows, self.loader.num_workers)), tasks, self.loader.prefetch_batches)
 
     def _ready(self, made: Made) -> Made:
         batch, failures = made
         return replace(batch, draws=self.draw(batch)), failures
 
-    def _counted(self, ready: Iterator[Made], position: int) -> Iterator[Batch]:
-        empty, limit = 0, min(EMPTY_LIMIT, self.source.count or EMPTY_LIMIT)
+    def _grouped(
+        self, ready: Iterator[Made], places: deque[Place], reached: Callable[[int], None]
+    ) -> Iterator[list[Batch]]:
+        empty, limit = 0, min(EMPTY_LIMIT, self.dataset.count or EMPTY_LIMIT)
+        update: list[Batch] = []
         for batch, failures in ready:
+            place = places.popleft()
             cut = [Failure(i, batch.names[i], f"caption {how}", kept=True) for i, how in self.cut(batch.texts).items()]
-            self.skips.look(position, batch, failures + cut)
-            position += len(batch.names)
+            self.skips.look(place.position, batch.keys, failures + cut)
             empty = 0 if batch.valid_B.any() else empty + len(batch.names)
             if empty >= limit:
                 raise UserError(
                     f"none of the last {empty:,} samples could be decoded:\n{skips.table(self.skips.reasons)}"
                 )
-            yield batch
+            update.append(batch)
+            if place.last:
+                reached(place.position // self.batch_size)
+                yield update
+                update = []
 
     def first(self, position: int) -> Batch:
         """The micro-batch at a position, with its draws, made here and now; nothing is counted."""
-        rows = Rows(self.source, self.data, self.seed, self.batch_size, position)
-        return self._ready(rows.made(0))[0]
+        task, _ = next(self.tasks(position))
+        return self._ready(Rows(self.dataset.members, self.seed).made(task))[0]
 
     def report(self) -> dict[str, Any]:
         """What the source is and what was left out, for data.json."""
-        skipped = skips.merged(self.source.report(), self.skips.reasons)
-        return {"source": self.data.source, "count": self.source.count, "skipped": skipped}
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.source)
+        found = skips.merged(self.dataset.report(), self.dataset.notes(self.batch_size), self.skips.reasons)
+        return {"source": self.dataset.settings.source, "count": self.dataset.size, "skipped": found}
 
     def document(self) -> dict[str, Any]:
         """What a checkpoint holds of it; the position is the training state's."""
-        skipped = {"reasons": self.skips.reasons, "counted_slots": self.skips.counted_slots}
-        return {"samples": self._fingerprint, "skips": skipped}
+        return {"samples": self.dataset.fingerprint, "skips": self.skips.document()}
 
     def restore(self, document: Mapping[str, Any]) -> None:
         """Takes over what `document` gave. UserError where the source no longer holds the same samples."""
-        if document["samples"] != self._fingerprint:
+        if document["samples"] != self.dataset.fingerprint:
             raise UserError(
                 "the samples are not those that this run was trained on: files were added, removed, renamed, damaged "
-                f"or mended (now {self.source.count} samples). Put them back to go on exactly; or start a new run from "
+                f"or mended (now {self.dataset.size} samples). Put them back to go on exactly; or start a new run from "
                 "these weights with init_from=RUN run_name=NEW"
             )
-        self.skips.reasons = copy.deepcopy(dict(document["skips"]["reasons"]))
-        self.skips.counted_slots = document["skips"]["counted_slots"]
+        self.skips.restore(document["skips"])
 
 
-def fixed_batches(source: Source, settings: SourceSettings, num_samples: int, batch_size: int) -> Iterator[Batch]:
-    """The first samples of a source in its own order, captions kept, centre crops, no flips: for validation."""
-    plain = settings.model_copy(update={"caption_dropout": 0.0, "random_flip": False, "crop": "center"})
-    total = num_samples if source.count is None else min(num_samples, source.count)
-    for first in range(0, total, batch_size):
-        indexes = np.arange(first, min(total, first + batch_size), dtype=np.int64)
-        yield make_batch(source, plain, 0, np.stack([indexes, np.zeros_like(indexes)], axis=1))[0]
+def fixed_batches(dataset: Dataset, num_samples: int, batch_size: int) -> Iterator[Batch]:
+    """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation."""
+    plain = {"caption_dropout": 0.0, "random_flip": False, "crop": "center"}
+    members = tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
+    rows = Rows(members, 0)
+    for bucket, reads in dataset.first(num_samples):
+        for start in range(0, len(reads.numbers), batch_size):
+            yield rows.made(Task(reads.part(start, start + batch_size), dataset.buckets[bucket]))[0]
 
 
 @contextmanager

@@ -1,41 +1,205 @@
-"""The order of training: one endless stream of sample slots, a pure function of the seed and the source's count.
+"""Which samples make global batch n: a pure function of the seed and what the indexes say, alike for every rank.
 
-Global batch n takes the slots from n x size on, whoever computes it; a position is a count of
-slots. Nothing is read here.
+The streams of the sources are mixed by weight into one endless stream of slots. Slots of one bucket make batches; a
+batch counts as planned where its last slot comes. So what is left over in a bucket leads its next epoch, with its own
+epoch in its key, and nothing is dropped. A position is a count of slots in planned batches. Nothing is read here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from daguerre import keys
+from daguerre.data.order import Order, Stretch
+
+BLOCK = 1024
+"""Slots within which the sources' shares are kept to the slot."""
+LARGEST_CHUNK = 64 * BLOCK
+"""Most slots that are put into batches at a time; how many does not change the batches."""
 
 
-@dataclass(frozen=True)
+class Slots(NamedTuple):
+    """Slots of the mixed stream; every array is [n] int64."""
+
+    members: np.ndarray
+    """Which source."""
+    places: np.ndarray
+    epochs: np.ndarray
+    repeats: np.ndarray
+    lanes: np.ndarray
+
+    def at(self, chosen: np.ndarray | slice) -> Slots:
+        """Some of these slots."""
+        return Slots(*(array[chosen] for array in self))
+
+
+class Planned(NamedTuple):
+    """A global batch."""
+
+    bucket: int
+    slots: Slots
+    """[batch_size], slots of the same shards beside each other: ranks take equal cuts of it."""
+
+    def part(self, rank: int, ranks: int) -> Slots:
+        """What one of several ranks reads of it; the parts in the ranks' order are the whole."""
+        size = len(self.slots.places)
+        return self.slots.at(slice(rank * size // ranks, (rank + 1) * size // ranks))
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """Slots of a source with `count` records an epoch (None: endless, in the source's own order)."""
+    """The stream of all sources, and its batches."""
 
     seed: int
-    count: int | None
-    shuffle: bool
+    orders: Sequence[Order]
+    buckets: Sequence[np.ndarray | None]
+    """For each source the bucket [M] int16 of each of its places; None: it is endless, and of the first bucket."""
+    weights: Sequence[Fraction]
+    """The sources' shares of the stream, in any scale."""
+    num_buckets: int
+    batch_size: int
 
-    def slots(self, position: int, n: int) -> np.ndarray:
-        """[n, 2] int64: index and epoch of the slots from `position` on. Each epoch holds each index once."""
-        numbers = np.arange(position, position + n, dtype=np.int64)
-        if self.count is None:
-            return np.stack([numbers, np.zeros_like(numbers)], axis=1)
-        epochs, places = np.divmod(numbers, self.count)
-        if self.shuffle:
-            for epoch in range(int(epochs[0]), int(epochs[-1]) + 1) if n else ():
-                now = epochs == epoch
-                places[now] = _order(self.seed, self.count, epoch)[places[now]]
-        return np.stack([places, epochs], axis=1)
+    def batches(self, number: int) -> Iterator[Planned]:
+        """Global batches from `number` on, without end."""
+        chunk, ready = self._find(number)
+        queues = self._left_over(chunk)
+        while True:
+            for planned in self._filled(queues, chunk):
+                if ready >= number:
+                    yield planned
+                ready += 1
+            chunk += 1
+
+    @cached_property
+    def _chunk(self) -> int:
+        """Slots that are put into batches at a time: about a pass of small sources, so that starting is quick."""
+        places = sum(LARGEST_CHUNK if buckets is None else len(buckets) for buckets in self.buckets)
+        return BLOCK * -(-min(LARGEST_CHUNK, max(places, 2 * self.batch_size)) // BLOCK)
+
+    def _find(self, number: int) -> tuple[int, int]:
+        """The chunk in which batch `number` gets its last slot, and the number of batches that are full before it."""
+        chunk = number * self.batch_size // self._chunk  # never later: full batches take no fewer slots
+        while self._full(chunk + 1) <= number:
+            chunk += 1
+        return chunk, self._full(chunk)
+
+    def _full(self, chunk: int) -> int:
+        """Batches that are full before a chunk."""
+        return int((self._counts(chunk * self._chunk) // self.batch_size).sum())
+
+    def _filled(self, queues: list[Slots], chunk: int) -> Iterator[Planned]:
+        """The batches that get their last slot in a chunk, in that order; `queues` moves on."""
+        slots = self.slots(chunk * self._chunk, self._chunk)
+        of = self._buckets_of(slots)
+        done: list[tuple[int, Planned]] = []
+        for bucket in range(self.num_buckets):
+            where = np.flatnonzero(of == bucket)
+            if not len(where):
+                continue
+            waiting = len(queues[bucket].places)
+            queue = _joined([queues[bucket], slots.at(where)])
+            full = len(queue.places) // self.batch_size
+            for i in range(full):
+                last = where[(i + 1) * self.batch_size - 1 - waiting]
+                done.append((int(last), _batch(bucket, queue, i * self.batch_size, self.batch_size)))
+            queues[bucket] = queue.at(slice(full * self.batch_size, None))
+        yield from (planned for _, planned in sorted(done, key=lambda pair: pair[0]))
+
+    def _left_over(self, chunk: int) -> list[Slots]:
+        """What waits in each bucket before a chunk: looked for backwards, chunk by chunk."""
+        missing = self._counts(chunk * self._chunk) % self.batch_size
+        found: list[list[Slots]] = [[] for _ in range(self.num_buckets)]
+        while missing.any():
+            chunk -= 1
+            there = self._counts((chunk + 1) * self._chunk) - self._counts(chunk * self._chunk)
+            if not (there.astype(bool) & (missing > 0)).any():
+                continue
+            slots = self.slots(chunk * self._chunk, self._chunk)
+            of = self._buckets_of(slots)
+            for bucket in np.flatnonzero(missing).tolist():
+                where = np.flatnonzero(of == bucket)[-int(missing[bucket]) :]
+                found[bucket].insert(0, slots.at(where))
+                missing[bucket] -= len(where)
+        return [_joined([*parts, _none()]) for parts in found]
+
+    def slots(self, position: int, n: int) -> Slots:
+        """The `n` slots of the mixed stream from `position` on."""
+        members = self._members(position, n)
+        before = self._positions(position)
+        columns = [np.zeros(n, dtype=np.int64) for _ in Stretch._fields]
+        first_lane = 0
+        for member, order in enumerate(self.orders):
+            where = np.flatnonzero(members == member)
+            stretch = order.slots(before[member], len(where))
+            for column, values in zip(columns, stretch._replace(lanes=stretch.lanes + first_lane), strict=True):
+                column[where] = values
+            first_lane += 1 << 20
+        return Slots(members, *columns)
+
+    def _members(self, position: int, n: int) -> np.ndarray:
+        """[n]: the source of each slot; in each block the shares are exact to a slot, in an order of the seed's."""
+        if len(self.orders) == 1:
+            return np.zeros(n, dtype=np.int64)
+        first, last = position // BLOCK, -(-(position + n) // BLOCK)
+        blocks = [self._block(number) for number in range(first, last)]
+        return np.concatenate([*blocks, np.zeros(0, dtype=np.int64)])[position - first * BLOCK :][:n]
+
+    def _block(self, number: int) -> np.ndarray:
+        counts = [after - before for before, after in zip(self._shares(number), self._shares(number + 1), strict=True)]
+        every = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        return every[keys.permutation(self.seed, "mix", number, BLOCK)]
+
+    def _shares(self, blocks: int) -> list[int]:
+        """Slots of each source in the first `blocks` blocks."""
+        edges = [int(edge * blocks * BLOCK) for edge in self._edges]
+        return [after - before for before, after in pairwise(edges)]
+
+    @cached_property
+    def _edges(self) -> list[Fraction]:
+        sums = [sum(self.weights[:i], Fraction(0)) for i in range(len(self.weights) + 1)]
+        return [total / sums[-1] for total in sums]
+
+    def _positions(self, position: int) -> list[int]:
+        """Slots of each source before a position of the mixed stream."""
+        if len(self.orders) == 1:
+            return [position]
+        block, rest = divmod(position, BLOCK)
+        inside = np.bincount(self._block(block)[:rest], minlength=len(self.orders)).tolist() if rest else None
+        before = self._shares(block)
+        return before if inside is None else [a + b for a, b in zip(before, inside, strict=True)]
+
+    def _counts(self, position: int) -> np.ndarray:
+        """[number of buckets]: slots of each bucket before a position of the mixed stream."""
+        if self.num_buckets == 1:
+            return np.array([position], dtype=np.int64)
+        before = self._positions(position)
+        return np.sum([order.bucket_counts(p) for order, p in zip(self.orders, before, strict=True)], axis=0)
+
+    def _buckets_of(self, slots: Slots) -> np.ndarray:
+        """[n]: the bucket of each slot."""
+        of = np.zeros(len(slots.places), dtype=np.int64)
+        for member, buckets in enumerate(self.buckets):
+            if buckets is not None:
+                where = np.flatnonzero(slots.members == member)
+                of[where] = buckets[slots.places[where]]
+        return of
 
 
-@lru_cache(maxsize=1)
-def _order(seed: int, count: int, epoch: int) -> np.ndarray:
-    """The shuffled order of one epoch; slots are asked for in order, so one order is kept."""
-    return keys.permutation(seed, "shuffle", epoch, count)
+def _batch(bucket: int, queue: Slots, start: int, size: int) -> Planned:
+    slots = queue.at(slice(start, start + size))
+    return Planned(bucket, slots.at(np.argsort(slots.lanes, kind="stable")))
+
+
+def _joined(parts: Sequence[Slots]) -> Slots:
+    return Slots(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _none() -> Slots:
+    return Slots(*(np.zeros(0, dtype=np.int64) for _ in Slots._fields))

@@ -1,6 +1,6 @@
-"""Micro-batches by number: reading, decoding and captions, a pure function of the plan. What a worker runs.
+"""Micro-batches: reading, decoding and captions of given samples. What a worker runs.
 
-Nothing is ahead, parallel or counted here: that is `loader.py`.
+Nothing is planned, ahead, parallel or counted here: that is `loader.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from daguerre.data import captions, decode
-from daguerre.data.plan import Plan
-from daguerre.data.settings import SourceSettings
-from daguerre.data.source import Source
+from daguerre.data.buckets import Bucket
+from daguerre.data.dataset import Member, Reads
+from daguerre.data.headers import Undecodable
+from daguerre.data.skips import Failure
 from daguerre.errors import UserError
 from daguerre.types import Batch, Record
 
@@ -26,14 +27,11 @@ ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.2
 
 
-class Failure(NamedTuple):
-    """A sample of a batch that could not be used as it is."""
+class Task(NamedTuple):
+    """A micro-batch to be made."""
 
-    row: int
-    name: str
-    reason: str
-    kept: bool = False
-    """Whether it is trained on all the same."""
+    reads: Reads
+    bucket: Bucket
 
 
 Made = tuple[Batch, list[Failure]]
@@ -41,38 +39,36 @@ Made = tuple[Batch, list[Failure]]
 
 @dataclass(frozen=True)
 class Rows:
-    """The micro-batches of `size` samples from the slot `start` of the plan on."""
+    """What makes micro-batches: the sources with their settings, and the run's seed."""
 
-    source: Source
-    settings: SourceSettings
+    members: tuple[Member, ...]
     seed: int
-    size: int
-    start: int = 0
 
-    def made(self, number: int) -> Made:
-        """Micro-batch `number`, from 0. UserError where a sample cannot be read."""
-        plan = Plan(self.seed, self.source.count, self.settings.shuffle)
-        return make_batch(self.source, self.settings, self.seed, plan.slots(self.start + number * self.size, self.size))
-
-
-def make_batch(source: Source, settings: SourceSettings, seed: int, slots: np.ndarray) -> Made:
-    """The batch of these slots [n, 2] of (index, epoch), and what of it could not be decoded."""
-    side, failures = settings.resolution, []
-    keys = np.array([[source.sample_id(int(i)), epoch, 0] for i, epoch in slots], dtype=np.int64)
-    # Filled by numpy: a large torch operation here would start a second team of OpenMP threads beside the trainer's,
-    # and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on two cores).
-    pixels_BCHW = np.zeros((len(slots), 3, side, side), dtype=np.uint8)
-    texts, names = [], []
-    for row, index in enumerate(slots[:, 0].tolist()):
-        record = retrying(source.record, index)
-        names.append(record.key)
-        texts.append(captions.choose(record, settings, seed, keys[row]))
-        try:
-            with _Named(record.key):
-                pixels_BCHW[row] = decode.picture(record.image, settings, seed, keys[row]).numpy()
-        except decode.Undecodable as error:
-            failures.append(Failure(row, record.key, str(error)))
-    return Batch(keys, torch.from_numpy(pixels_BCHW), texts, valid_B(len(slots), failures), names), failures
+    def made(self, task: Task) -> Made:
+        """The micro-batch, and what of it could not be used. UserError where a sample cannot be read."""
+        reads, bucket = task
+        size = len(reads.numbers)
+        # Filled by numpy: a large torch operation here would start a second team of OpenMP threads beside the
+        # trainer's, and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on
+        # two cores).
+        pixels_BCHW = np.zeros((size, 3, bucket.height_px, bucket.width_px), dtype=np.uint8)
+        sizes = np.zeros((size, 6), dtype=np.int32)
+        texts, names, failures = [""] * size, [], []
+        for row in range(size):
+            settings, source = self.members[reads.members[row]]
+            number, key = int(reads.numbers[row]), reads.keys[row]
+            names.append(source.name(number))
+            try:
+                with _Named(names[row]):
+                    record = retrying(source.record, number)
+                    texts[row] = captions.choose(record, settings, self.seed, key)
+                    framed = decode.picture(record.image, settings, bucket, self.seed, key)
+            except Undecodable as error:
+                failures.append(Failure(row, names[row], str(error)))
+                continue
+            pixels_BCHW[row], sizes[row] = framed.pixels_CHW.numpy(), framed.sizes
+        valid = valid_B(size, failures)
+        return Batch(reads.keys, torch.from_numpy(pixels_BCHW), texts, valid, names, sizes), failures
 
 
 def valid_B(size: int, failures: list[Failure]) -> Tensor:
@@ -82,12 +78,11 @@ def valid_B(size: int, failures: list[Failure]) -> Tensor:
     return valid
 
 
-def retrying(read: Callable[[int], Record], index: int) -> Record:
-    """`read(index)`, tried again with a growing pause while it raises OSError; then UserError. Never a skip."""
+def retrying(read: Callable[[int], Record], number: int) -> Record:
+    """`read(number)`, tried again with a growing pause while it raises OSError; then UserError. Never a skip."""
     for attempt in range(ATTEMPTS):
         try:
-            with _Named(f"index {index}"):
-                return read(index)
+            return read(number)
         except OSError as error:
             if attempt == ATTEMPTS - 1:
                 raise UserError(

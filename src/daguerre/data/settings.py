@@ -20,7 +20,8 @@ class CaptionSettings(Settings):
     fields: tuple[str, ...] = Field(("text",), min_length=1)
     """Caption fields of a record. Of several, one is drawn for each sample and epoch, or all are joined (`join`)."""
     weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
-    """How often each of the fields is drawn, one number a field; fields that a sample lacks are not drawn. Default: alike."""
+    """How often each of the fields is drawn, one number a field; fields that a sample lacks are not drawn. Default:
+    alike."""
     join: str | None = None
     """Joins the fields in their order with this text between, instead of drawing one."""
     prefix: str = ""
@@ -54,11 +55,11 @@ class BucketSettings(Settings):
     bucket. What is left over in a bucket at the end of an epoch leads that bucket's next epoch."""
 
     aspects: Literal["square", "auto"] | Annotated[tuple[float | str, ...], AfterValidator(check_fractions)] = "square"
-    """`square`: one bucket of resolution x resolution. A list of aspect ratios such as [1/1, 2/3, 9/16], each of which also
-    stands for its mirror image. `auto`: every shape of `step` within `max_aspect`."""
+    """`square`: one bucket of resolution x resolution. A list of aspect ratios such as [1/1, 2/3, 9/16], each of which
+    also stands for its mirror image. `auto`: every shape of `step` within `max_aspect`."""
     resolutions: tuple[Annotated[int, Field(ge=8)], ...] | None = None
-    """Several resolutions beside each other: each picture goes to the largest that it fills without being enlarged, else to
-    the smallest. Default: `data.resolution` alone."""
+    """Several resolutions beside each other: each picture goes to the largest that it fills without being enlarged,
+    else to the smallest. Default: `data.resolution` alone."""
     step: int = Field(64, ge=1)
     """Widths and heights of buckets are multiples of this, in pixels."""
     max_aspect: float = Field(2.0, ge=1)
@@ -81,7 +82,8 @@ class SourceSettings(Settings):
     source: str
     """Name of the source: a file in data/sources."""
     resolution: int = Field(512, ge=8)
-    """Side of the square pictures that are trained on, in pixels; with buckets, the square root of their largest area."""
+    """Side of the square pictures that are trained on, in pixels; with buckets, the square root of their largest
+    area."""
     buckets: BucketSettings = BucketSettings()
     """Shapes other than the square."""
     crop: Literal["center", "random"] = "center"
@@ -99,19 +101,19 @@ class SourceSettings(Settings):
     caption_dropout: float = Field(0.1, ge=0, le=1)
     """Share of captions replaced by the family's null caption, so that guidance has something to guide from."""
     filters: Filters = Filters()
-    """Which samples are trained on, by their metadata: an expression (`original_width >= 512 and punsafe < 0.1`), a mapping
-    (`{pwatermark: "<=0.5"}`), or a list of pairs (`[[aesthetic_score, "lambda s: s > 4.5"]]`). A sample that lacks a field
-    is left out and counted."""
+    """Which samples are trained on, by their metadata: an expression (`original_width >= 512 and punsafe < 0.1`), a
+    mapping (`{pwatermark: "<=0.5"}`), or a list of pairs (`[[aesthetic_score, "lambda s: s > 4.5"]]`). A sample that
+    lacks a field is left out and counted."""
     held_out_fraction: float = Field(0.05, ge=0, le=0.5)
-    """Share of samples kept out of training for the validation loss, chosen by id; at least one where there are two or more
-    samples and this is above 0."""
+    """Share of samples kept out of training for the validation loss, chosen by id; at least one where there are two or
+    more samples and this is above 0."""
     repeats: int = Field(1, ge=1)
     """How often each sample is trained on in an epoch, each time with its own noise, crop and caption."""
     shuffle: bool = True
     """Draw a new order each epoch; off: the source's own order."""
     lanes: int = Field(16, ge=1)
-    """Shards that are read beside each other when the order is drawn. Samples are shuffled over `lanes` x `lane_samples`
-    places; more mix better, and need more room in the cache where shards are far away."""
+    """Shards that are read beside each other when the order is drawn. Samples are shuffled over `lanes` x
+    `lane_samples` places; more mix better, and need more room in the cache where shards are far away."""
     lane_samples: int = Field(4096, ge=1)
     """Samples of a lane that are shuffled together with those of the other lanes."""
     max_skipped: float = Field(0.01, ge=0, le=1)

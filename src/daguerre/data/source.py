@@ -3,7 +3,8 @@
     class Settings(SourceSettings)                                    # torch-free; `source` narrowed to the file's name
     def open_source(settings: Settings, split: Split) -> Source
 
-Filters, what is held out, order, buckets, decoding, cropping and captions are the same behind every source, and not here.
+Filters, what is held out, order, buckets, decoding, cropping and captions are the same behind every source, and not
+here.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Source(Protocol):
         """What the source left out when it was opened, by reason."""
 
     def reading(self, shares: np.ndarray) -> Self:
-        """The same source, told which share [S] float64 of each shard's samples will be read: where samples are far away,
-        it decides by that between fetching a shard whole and reading ranges of it."""
+        """The same source, told which share [S] float64 of each shard's samples will be read: where samples are far
+        away, it decides by that between fetching a shard whole and reading ranges of it."""
 
-    def prefetch(self, shard: int) -> None:
-        """Brings shard number `shard` near if it is far away and read whole. Returns at once where there is nothing
-        to do. OSError for a fault: the read that needs the shard will meet it again, and say so."""
+    @property
+    def far(self) -> bool:
+        """Whether samples come over a network, so that `prefetch` may have something to do."""
+
+    def prefetch(self, shard: int) -> int:
+        """Brings shard number `shard` near if it is far away and read whole; its size in bytes, 0 where there is
+        nothing to do. OSError for a fault: the read that needs the shard will meet it again, and say so."""

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import islice
 from multiprocessing.connection import Connection
 
 import torch
 
-from daguerre.data.rows import Made, Rows, valid_B
+from daguerre.data.rows import Made, Rows, Task, valid_B
 from daguerre.errors import UserError
 from daguerre.types import Batch
 
@@ -58,25 +58,25 @@ def workers(rows: Rows, number: int) -> Iterator[list[Worker]]:
             worker.process.wait()
 
 
-def made_by(crew: list[Worker], ahead: int) -> Iterator[Made]:
-    """Micro-batches 0, 1, 2 and so on, in order; worker w makes every len(crew)-th, at most `ahead` of them at once."""
-    in_flight = len(crew) * ahead
-    for number in range(in_flight):
-        _ask(crew[number % len(crew)], number)
-    for number in count():
+def made_by(crew: list[Worker], tasks: Iterator[Task], ahead: int) -> Iterator[Made]:
+    """The micro-batches of an endless run of tasks, in order; each worker makes every len(crew)-th, at most `ahead` at
+    once."""
+    for number, task in enumerate(islice(tasks, len(crew) * ahead)):
+        _ask(crew[number % len(crew)], task)
+    for number, task in enumerate(tasks):
         worker = crew[number % len(crew)]
         made = _received(worker)
-        _ask(worker, number + in_flight)
+        _ask(worker, task)
         yield made
 
 
 def serve(descriptor: int) -> None:
-    """The life of a worker: numbers in, micro-batches out, until the other end closes."""
+    """The life of a worker: tasks in, micro-batches out, until the other end closes."""
     torch.set_num_threads(1)
     pipe = Connection(descriptor)
-    for rows, number in _incoming(pipe):
+    for rows, task in _incoming(pipe):
         try:
-            answer: Made | UserError = rows.made(number)
+            answer: Made | UserError = rows.made(task)
         except UserError as error:
             answer = error
         with suppress(ConnectionError):
@@ -96,7 +96,7 @@ def _started() -> Worker:
     return Worker(process, Connection(ours.detach()))
 
 
-def _incoming(pipe: Connection) -> Iterator[tuple[Rows, int]]:
+def _incoming(pipe: Connection) -> Iterator[tuple[Rows, Task]]:
     with suppress(EOFError, ConnectionError):
         rows: Rows = pipe.recv()
         while True:
@@ -109,13 +109,13 @@ def _send(pipe: Connection, answer: Made | UserError) -> None:
         return
     batch, failures = answer
     # Pixels go as they are; everything else is small.
-    pipe.send((batch.keys, batch.texts, batch.names, failures, batch.pixels_BCHW.shape))
+    pipe.send((batch.keys, batch.texts, batch.names, batch.sizes, failures, batch.pixels_BCHW.shape))
     pipe.send_bytes(batch.pixels_BCHW.numpy().data.cast("B"))
 
 
-def _ask(worker: Worker, number: int) -> None:
+def _ask(worker: Worker, task: Task) -> None:
     try:
-        worker.pipe.send(number)
+        worker.pipe.send(task)
     except ConnectionError as error:
         raise RuntimeError(_ended(worker)) from error
 
@@ -125,12 +125,12 @@ def _received(worker: Worker) -> Made:
         answer = worker.pipe.recv()
         if isinstance(answer, UserError):
             raise answer
-        keys, texts, names, failures, shape = answer
+        keys, texts, names, sizes, failures, shape = answer
         pixels_BCHW = torch.empty(shape, dtype=torch.uint8)
         worker.pipe.recv_bytes_into(pixels_BCHW.numpy().data.cast("B"))
     except (EOFError, ConnectionError) as error:
         raise RuntimeError(_ended(worker)) from error
-    return Batch(keys, pixels_BCHW, texts, valid_B(len(names), failures), names), failures
+    return Batch(keys, pixels_BCHW, texts, valid_B(len(names), failures), names, sizes), failures
 
 
 def _ended(worker: Worker) -> str:

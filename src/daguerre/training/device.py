@@ -41,5 +41,10 @@ def choose_autocast(settings: TrainingSettings, device: torch.device) -> tuple[A
 def moved(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """The same batches with pixels and draws on `device`; `valid_B` stays on the CPU."""
     for batch in batches:
-        draws = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.draws.items()}
-        yield replace(batch, pixels_BCHW=batch.pixels_BCHW.to(device, non_blocking=True), draws=draws)
+        yield on(device, batch)
+
+
+def on(device: torch.device, batch: Batch) -> Batch:
+    """The batch with pixels and draws on `device`."""
+    draws = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.draws.items()}
+    return replace(batch, pixels_BCHW=batch.pixels_BCHW.to(device, non_blocking=True), draws=draws)

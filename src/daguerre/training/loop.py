@@ -7,7 +7,7 @@ yields after each update, and the command that drives it saves, samples, validat
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from daguerre.training import schedules, step
@@ -21,8 +21,6 @@ class Plan:
     """The numbers that one run of the loop needs, resolved from the recipe."""
 
     total_steps: int
-    accumulation: int
-    """Micro-batches of one update."""
     learning_rate: float
     warmup_steps: int
     lr_scheduler: LRSchedulerSettings
@@ -47,18 +45,18 @@ class Update:
 
 
 def train(
-    state: TrainState, batches: Iterator[Batch], loss_fn: step.LossFn, plan: Plan, autocast: step.Autocast
+    state: TrainState, batches: Iterator[Sequence[Batch]], loss_fn: step.LossFn, plan: Plan, autocast: step.Autocast
 ) -> Iterator[Update]:
     """Trains until `plan.total_steps`, moving `state` in place, and yields after every update.
 
-    `batches` yields micro-batches from the state's position in the plan, on the device. Raises
-    NonFiniteError after `plan.max_nonfinite_steps` non-finite updates in a row, naming the samples.
+    `batches` yields the micro-batches of one update after the other, from the state's position in the plan, on the
+    device. Raises NonFiniteError after `plan.max_nonfinite_steps` non-finite updates in a row, naming the samples.
     """
     clock = Clock()
     state.net.train()
     while state.step < plan.total_steps:
         clock.start()
-        micro_batches = [next(batches) for _ in range(plan.accumulation)]
+        micro_batches = next(batches)
         clock.data_is_here()
         rate = plan.learning_rate_at(state.step)
         finite = step.update(

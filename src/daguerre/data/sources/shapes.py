@@ -18,7 +18,8 @@ from pydantic import Field, model_validator
 
 from daguerre import keys
 from daguerre.data.settings import SourceSettings
-from daguerre.data.source import SkipReport, Split
+from daguerre.data.skips import SkipReport
+from daguerre.data.source import Split
 from daguerre.settings import FREE
 from daguerre.types import Record
 
@@ -64,8 +65,9 @@ class Settings(SourceSettings):
 
     @model_validator(mode="after")
     def _refuse_what_does_not_act(self) -> Self:
-        idle = {"crop": "center", "shuffle": True, "interpolation": "bicubic"}
-        changed = [name for name, usual in idle.items() if getattr(self, name) != usual]
+        acting = {"source", "resolution", "jitter_px", "checked_prompts", "random_flip", "captions", "caption_dropout"}
+        usual = {name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()}
+        changed = [name for name in usual if name not in acting and getattr(self, name) != usual[name]]
         if changed:
             raise ValueError(
                 f"{', '.join(changed)} has no effect on shapes, which are drawn at their size and in an endless order "
@@ -98,16 +100,21 @@ class ShapesSource:
 
     settings: Settings
     split: Split
-    count: int | None = None
+    index: None = None
     metric: str | None = "shapes"
+    far: bool = False
 
-    def sample_id(self, index: int) -> int:
-        """Stable 63-bit id of record `index`; ids of the two splits never meet."""
-        return index if self.split == "train" else _HELD_OUT_ID + index
+    def sample_id(self, number: int) -> int:
+        """Stable 63-bit id of record `number`; ids of the two splits never meet."""
+        return number if self.split == "train" else _HELD_OUT_ID + number
 
-    def record(self, index: int) -> Record:
-        """Record `index`: a (64, 64, 3) uint8 picture, its caption as `text`, its combination as metadata."""
-        sample_id = self.sample_id(index)
+    def name(self, number: int) -> str:
+        """The split and the number."""
+        return f"shapes/{self.split}/{number}"
+
+    def record(self, number: int) -> Record:
+        """Record `number`: a (64, 64, 3) uint8 picture, its caption as `text`, its combination as metadata."""
+        sample_id = self.sample_id(number)
         which, phrasing, *placing = keys.uniforms(0, "shapes", sample_id, count=5)
         options = combinations(self.split)
         chosen = options[int(which * len(options))]
@@ -119,7 +126,7 @@ class ShapesSource:
         )
         text = caption(chosen, int(phrasing * len(PHRASINGS)))
         return Record(
-            key=f"shapes/{self.split}/{index}",
+            key=self.name(number),
             image=picture,
             texts={"text": text},
             metadata=dict(asdict(chosen)),
@@ -128,6 +135,14 @@ class ShapesSource:
     def report(self) -> SkipReport:
         """Nothing is ever left out."""
         return {}
+
+    def reading(self, shares: np.ndarray) -> Self:
+        """There are no shards."""
+        return self
+
+    def prefetch(self, shard: int) -> int:
+        """There are no shards."""
+        return 0
 
 
 def open_source(settings: Settings, split: Split) -> ShapesSource:

@@ -1,0 +1,171 @@
+"""A data set as training meets it: the sources of a recipe opened, their samples chosen, and the plan of their
+batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from daguerre import plugins
+from daguerre.data import buckets as bucketing
+from daguerre.data import selection, skips
+from daguerre.data.buckets import Bucket
+from daguerre.data.order import Endless, Order
+from daguerre.data.plan import Plan, Slots
+from daguerre.data.selection import Selection
+from daguerre.data.settings import SourceSettings
+from daguerre.data.skips import SkipReport
+from daguerre.data.source import Source, Split
+from daguerre.data.sources import mix
+from daguerre.errors import UserError
+from daguerre.types import Record
+
+
+class Member(NamedTuple):
+    """A source and its settings: what it takes to read a sample, and small enough to travel to a worker."""
+
+    settings: SourceSettings
+    source: Source
+
+
+class Reads(NamedTuple):
+    """Samples to read: their members and numbers [n] and their keys [n, 3] of (sample id, epoch, repeat), all int64."""
+
+    members: np.ndarray
+    numbers: np.ndarray
+    keys: np.ndarray
+
+    def part(self, start: int, stop: int) -> Reads:
+        """Samples `start` to `stop` of these."""
+        return Reads(*(array[start:stop] for array in self))
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """The samples of one split."""
+
+    settings: SourceSettings
+    """What holds for all members: shapes and sizes."""
+    members: tuple[Member, ...]
+    selections: tuple[Selection | None, ...]
+    """What is chosen of each member; None of an endless one."""
+    weights: tuple[Fraction, ...]
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def count(self) -> int | None:
+        """Samples of an epoch, repeats included; None where it is endless or several sources keep epochs of their
+        own."""
+        if len(self.members) > 1 or self.selections[0] is None:
+            return None
+        return len(self.selections[0].numbers) * self.members[0].settings.repeats
+
+    @property
+    def size(self) -> int | None:
+        """Different samples; None where a source is endless."""
+        sizes = [None if chosen is None else len(chosen.numbers) for chosen in self.selections]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def metric(self) -> str | None:
+        """The metric that can read the pictures of the source; None for a mix."""
+        return self.members[0].source.metric if len(self.members) == 1 else None
+
+    def plan(self, seed: int, batch_size: int) -> Plan:
+        """The batches of a run. UserError where an epoch of all sources does not fill one."""
+        per_epoch = [
+            None if chosen is None else len(chosen.numbers) * member.settings.repeats
+            for member, chosen in zip(self.members, self.selections, strict=True)
+        ]
+        if None not in per_epoch and sum(n for n in per_epoch if n is not None) < batch_size:
+            raise UserError(
+                f"training.global_batch_size: a batch of {batch_size:,} samples is more than the data set has in "
+                f"an epoch ({self.size:,} to train on): choose a smaller batch, or show each sample several times an "
+                "epoch with data.repeats"
+            )
+        orders: list[Order] = []
+        for member, chosen in zip(self.members, self.selections, strict=True):
+            of = None if chosen is None else chosen.order(member.settings, seed, len(self.buckets))
+            orders.append(of or Endless(len(self.buckets)))
+        chosen_buckets = [None if chosen is None else chosen.buckets for chosen in self.selections]
+        return Plan(seed, orders, chosen_buckets, self.weights, len(self.buckets), batch_size)
+
+    def reads(self, slots: Slots) -> Reads:
+        """What to read for slots of the plan."""
+        numbers, ids = slots.places.copy(), slots.places.copy()
+        for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
+            where = np.flatnonzero(slots.members == i)
+            if chosen is not None:
+                numbers[where], ids[where] = chosen.numbers[numbers[where]], chosen.ids[ids[where]]
+            else:
+                ids[where] = [member.source.sample_id(int(number)) for number in numbers[where]]
+        return Reads(slots.members, numbers, np.stack([ids, slots.epochs, slots.repeats], axis=1))
+
+    def shards_of(self, slots: Slots) -> Iterator[tuple[Source, int]]:
+        """The shards that slots are read from, each once, in the order of their first use."""
+        for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
+            if chosen is not None:
+                places = slots.places[slots.members == i]
+                shards = np.searchsorted(chosen.shard_starts, places, side="right") - 1
+                for shard in dict.fromkeys(shards.tolist()):
+                    yield member.source, shard
+
+    def first(self, number: int) -> list[tuple[int, Reads]]:
+        """About `number` samples, alike many of each source in its own order; those of one bucket together: (bucket,
+        reads)."""
+        each = -(-number // len(self.members))
+        found: dict[int, list[Reads]] = {}
+        for member, chosen in enumerate(self.selections):
+            places = np.arange(each if chosen is None else min(each, len(chosen.numbers)), dtype=np.int64)
+            of = np.zeros_like(places) if chosen is None else chosen.buckets[places].astype(np.int64)
+            for bucket in np.unique(of).tolist():
+                there = places[of == bucket]
+                zeros = np.zeros_like(there)
+                found.setdefault(bucket, []).append(self.reads(Slots(zeros + member, there, zeros, zeros, zeros)))
+        return [(bucket, Reads(*map(np.concatenate, zip(*parts, strict=True)))) for bucket, parts in found.items()]
+
+    def records(self, number: int) -> Iterator[Record]:
+        """The records of `first`."""
+        for _, reads in self.first(number):
+            for member, i in zip(reads.members.tolist(), reads.numbers.tolist(), strict=True):
+                yield self.members[member].source.record(i)
+
+    def report(self) -> SkipReport:
+        """What was left out when the sources were opened, by reason."""
+        parts = [member.source.report() for member in self.members]
+        return skips.merged(*parts, *(chosen.left_out for chosen in self.selections if chosen is not None))
+
+    def notes(self, batch_size: int) -> SkipReport:
+        """What is worth a note about the plan: buckets that wait for the next epoch."""
+        chosen = [part.buckets for part in self.selections if part is not None]
+        return selection.unfilled(np.concatenate(chosen), self.buckets, batch_size) if chosen else {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the sample ids in their order: what must be equal for a run to go on as if nothing had
+        happened."""
+        digest = blake2b(digest_size=16)
+        for chosen in self.selections:
+            digest.update(b"endless" if chosen is None else chosen.ids.astype("<i8").tobytes())
+            digest.update(b"" if chosen is None else chosen.buckets.astype("<i2").tobytes())
+        return digest.hexdigest()
+
+
+def open_dataset(settings: SourceSettings, split: Split) -> Dataset:
+    """Opens the sources and chooses their samples. UserError where there is nothing to train on."""
+    named: Mapping[str, SourceSettings] = settings.members() if isinstance(settings, mix.Settings) else {"": settings}
+    weights = settings.shares() if isinstance(settings, mix.Settings) else [Fraction(1)]
+    members, selections = [], []
+    for name, own in named.items():
+        source: Source = plugins.find("sources", own.source).open_source(own, split)
+        index = source.index
+        chosen = None if index is None else selection.select(index, own, split, name)
+        members.append(Member(own, source if chosen is None else source.reading(chosen.shares)))
+        selections.append(chosen)
+    return Dataset(settings, tuple(members), tuple(selections), tuple(weights), bucketing.buckets(settings))

@@ -1,0 +1,175 @@
+"""The order in which one source is trained on: an endless stream of places, a pure function of the seed.
+
+A pass visits each place once. Its order is drawn so that reading stays local: the shards are put into another order and
+laid out in a row, the row is cut into `lanes` equal stretches that are walked side by side, and each step of
+`lane_samples` on every lane (a *segment*) is shuffled as a whole. A set of up to lanes x lane_samples places is one
+segment: shuffled through and through. Nothing here knows of files, batches or ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from daguerre import keys
+
+
+class Stretch(NamedTuple):
+    """Consecutive slots of a stream; every array is [n] int64."""
+
+    places: np.ndarray
+    """Which of the source's chosen samples."""
+    epochs: np.ndarray
+    repeats: np.ndarray
+    lanes: np.ndarray
+    """Near slots of one lane are read from the same shard."""
+
+    def part(self, start: int, stop: int) -> Stretch:
+        """Slots `start` to `stop` of these."""
+        return Stretch(*(array[start:stop] for array in self))
+
+
+class Order(Protocol):
+    """The stream of one source."""
+
+    def slots(self, position: int, n: int) -> Stretch:
+        """The `n` slots from `position` on."""
+
+    def bucket_counts(self, position: int) -> np.ndarray:
+        """[number of buckets] int64: how many of the slots before `position` are of each bucket."""
+
+
+@dataclass(frozen=True)
+class Endless:
+    """0, 1, 2 and so on, for a source without an end; all of one bucket."""
+
+    num_buckets: int = 1
+
+    def slots(self, position: int, n: int) -> Stretch:
+        """The `n` slots from `position` on."""
+        zeros = np.zeros(n, dtype=np.int64)
+        return Stretch(np.arange(position, position + n, dtype=np.int64), zeros, zeros, zeros)
+
+    def bucket_counts(self, position: int) -> np.ndarray:
+        """All slots are of the first bucket."""
+        return np.array([position, *[0] * (self.num_buckets - 1)], dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Pass after pass over M places that stand in S shards, `repeats` passes an epoch."""
+
+    seed: int
+    shard_starts: np.ndarray
+    """[S + 1] int64: the first place of each shard, and M."""
+    buckets: np.ndarray
+    """[M] int16: the bucket of each place."""
+    num_buckets: int
+    repeats: int
+    shuffle: bool
+    lanes: int
+    lane_samples: int
+
+    @property
+    def count(self) -> int:
+        """M: places of a pass."""
+        return len(self.buckets)
+
+    def slots(self, position: int, n: int) -> Stretch:
+        """The `n` slots from `position` on."""
+        found, wanted = [], n
+        while wanted:
+            number, start = divmod(position, self.count)
+            segment = int(np.searchsorted(self.segment_starts, start, side="right")) - 1
+            first, stop = self.segment_starts[segment : segment + 2].tolist()
+            part = _segment(self, number, segment).part(start - first, min(stop, start + wanted) - first)
+            found.append(part)
+            position, wanted = position + len(part.places), wanted - len(part.places)
+        if not found:
+            return Stretch(*(np.zeros(0, dtype=np.int64) for _ in Stretch._fields))
+        return Stretch(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+
+    def bucket_counts(self, position: int) -> np.ndarray:
+        """[number of buckets] int64: how many of the slots before `position` are of each bucket."""
+        number, start = divmod(position, self.count)
+        segment = int(np.searchsorted(self.segment_starts, start, side="right")) - 1
+        counts = number * self._totals + _layout(self, number).counts[segment]
+        left = start - int(self.segment_starts[segment])
+        if left:
+            places = _segment(self, number, segment).places[:left]
+            counts = counts + np.bincount(self.buckets[places], minlength=self.num_buckets)
+        return counts
+
+    @cached_property
+    def lane_starts(self) -> np.ndarray:
+        """[lanes + 1] int64: where the lanes begin in the row of shards, and M. One lane where nothing is shuffled."""
+        number = min(self.lanes, self.count) if self.shuffle else 1
+        return np.arange(number + 1, dtype=np.int64) * self.count // number
+
+    @cached_property
+    def segment_starts(self) -> np.ndarray:
+        """[K + 1] int64: where the segments begin in a pass, and M; the same in every pass."""
+        lengths = np.diff(self.lane_starts)
+        steps = np.arange(-(-int(lengths.max()) // self.lane_samples), dtype=np.int64)[:, None] * self.lane_samples
+        sizes = (lengths[None, :] - steps).clip(0, self.lane_samples).sum(axis=1)
+        return np.concatenate([[0], np.cumsum(sizes)])
+
+    @cached_property
+    def _totals(self) -> np.ndarray:
+        return np.bincount(self.buckets, minlength=self.num_buckets)
+
+
+class _Layout(NamedTuple):
+    """The row of shards of one pass."""
+
+    shards: np.ndarray
+    """[S] int64: the shards in their order."""
+    starts: np.ndarray
+    """[S + 1] int64: where each begins in the row, and M."""
+    counts: np.ndarray
+    """[K + 1, number of buckets] int64: slots of each bucket before each segment."""
+
+
+@lru_cache(maxsize=8)
+def _layout(order: Passes, number: int) -> _Layout:
+    lengths = np.diff(order.shard_starts)
+    shards = np.arange(len(lengths), dtype=np.int64)
+    if order.shuffle:
+        shards = keys.permutation(order.seed, "shards", number, len(lengths))
+    starts = np.concatenate([[0], np.cumsum(lengths[shards])])
+    return _Layout(shards, starts, _counts(order, shards))
+
+
+def _counts(order: Passes, shards: np.ndarray) -> np.ndarray:
+    num_segments = len(order.segment_starts) - 1
+    if order.num_buckets == 1:
+        return order.segment_starts[:, None]
+    row = np.concatenate([order.buckets[order.shard_starts[s] : order.shard_starts[s + 1]] for s in shards])
+    counts = np.zeros((num_segments + 1, order.num_buckets), dtype=np.int64)
+    for start, stop in zip(order.lane_starts[:-1], order.lane_starts[1:], strict=True):
+        segments = np.arange(stop - start) // order.lane_samples
+        cells = np.bincount(segments * order.num_buckets + row[start:stop], minlength=num_segments * order.num_buckets)
+        counts[1:] += cells.reshape(num_segments, order.num_buckets)
+    return np.cumsum(counts, axis=0)
+
+
+@lru_cache(maxsize=16)
+def _segment(order: Passes, number: int, segment: int) -> Stretch:
+    """The slots of one segment of pass `number`."""
+    layout = _layout(order, number)
+    begins = order.lane_starts[:-1] + segment * order.lane_samples
+    ends = np.minimum(begins + order.lane_samples, order.lane_starts[1:])
+    sizes = (ends - begins).clip(0)
+    lanes = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+    offsets = np.arange(len(lanes), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    row = begins[lanes] + offsets
+    if order.shuffle:
+        shuffled = keys.permutation(order.seed, "shuffle", number, len(row), part=segment)
+        row, lanes = row[shuffled], lanes[shuffled]
+    which = np.searchsorted(layout.starts, row, side="right") - 1
+    places = row - layout.starts[which] + order.shard_starts[layout.shards[which]]
+    epoch, repeat = divmod(number, order.repeats)
+    return Stretch(places, np.full_like(places, epoch), np.full_like(places, repeat), lanes)

@@ -1,0 +1,135 @@
+"""What of a source is trained on: its filters, the split and the buckets, from the index alone; and how much is left
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from daguerre import keys
+from daguerre.data import buckets as bucketing
+from daguerre.data import skips
+from daguerre.data.buckets import Bucket
+from daguerre.data.index import Index
+from daguerre.data.index_file import TEXT_LIMIT
+from daguerre.data.order import Passes
+from daguerre.data.settings import SourceSettings
+from daguerre.data.skips import SkipReport
+from daguerre.data.source import Split
+from daguerre.errors import UserError
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The samples of one split that are trained on, in the source's order: M of N, in S shards."""
+
+    numbers: np.ndarray
+    """[M] int64, ascending."""
+    ids: np.ndarray
+    """[M] int64."""
+    shard_starts: np.ndarray
+    """[S + 1] int64: the first place of each shard in `numbers`, and M."""
+    shares: np.ndarray
+    """[S] float64: what share of each shard's samples is in `numbers`."""
+    buckets: np.ndarray
+    """[M] int16: which of the settings' buckets each goes to."""
+    left_out: SkipReport
+    """Of both splits, what filters and buckets leave out."""
+
+    def order(self, settings: SourceSettings, seed: int, num_buckets: int) -> Passes:
+        """The stream in which these samples are trained on."""
+        return Passes(
+            seed,
+            self.shard_starts,
+            self.buckets,
+            num_buckets,
+            settings.repeats,
+            settings.shuffle,
+            settings.lanes,
+            settings.lane_samples,
+        )
+
+
+def select(index: Index, settings: SourceSettings, split: Split, name: str) -> Selection:
+    """What a source's settings choose. UserError where filters or buckets leave nothing; `held_out` may be empty."""
+    refuse_unknown_fields(index, settings, name)
+    verdict = settings.filters.evaluate(index)
+    counts: skips.Counts = {}
+    for reason, count in verdict.rejected.items():
+        counts[reason] = {"count": count, "examples": [], "kept": False}
+    captioned = _captioned(index, settings)
+    if without := int((verdict.passes & ~captioned).sum()):
+        reason = f"no caption in {' or '.join(settings.captions.fields)} (data.captions.fields)"
+        counts[reason] = {"count": without, "examples": [], "kept": False}
+    usable = np.flatnonzero(verdict.passes & captioned)
+    assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable])
+    for reason, count in assigned.left_out.items():
+        counts[reason] = {"count": count, "examples": [], "kept": False}
+    usable, buckets = usable[assigned.numbers >= 0], assigned.numbers[assigned.numbers >= 0]
+    if index.count and not len(usable):
+        raise UserError(
+            f"data{name and '.sources.' + name}: every one of the {index.count:,} samples is left out:\n"
+            f"{skips.table(counts)}\nLoosen the filters, or the rules of the buckets (data.buckets)"
+        )
+    held_out = _held_out(index.ids[usable], settings.held_out_fraction)
+    mine = held_out == (split == "held_out")
+    numbers = usable[mine]
+    starts = np.searchsorted(numbers, index.shard_starts)
+    sizes = np.maximum(np.diff(index.shard_starts), 1)
+    return Selection(
+        numbers, index.ids[numbers], starts, np.diff(starts) / sizes, buckets[mine].astype(np.int16), counts
+    )
+
+
+def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = "") -> None:
+    """UserError where a filter asks for metadata that no sample of the source `name` of a mix has."""
+    known = {*index.numbers, *index.texts, "width", "height", "aspect"}
+    unknown = sorted(settings.filters.fields() - known)
+    if unknown and index.count:
+        there = ", ".join(sorted(known)) or "none"
+        raise UserError(
+            f"data{name and '.sources.' + name}.filters: no sample has a field {', '.join(unknown)}. Fields that "
+            f"filters can use here: {there}. (Text of {TEXT_LIMIT + 1} characters and more, lists and objects are not "
+            "kept for filters.)"
+        )
+
+
+def _captioned(index: Index, settings: SourceSettings) -> np.ndarray:
+    """[N] bool: whether any of the caption fields in use holds text; True where that is not known."""
+    known = [index.captioned.get(field) for field in settings.captions.fields]
+    columns = [column.to_numpy(zero_copy_only=False).astype(bool) for column in known if column is not None]
+    if not index.captioned or (len(columns) < len(known) and not columns):
+        return np.full(index.count, not index.captioned)
+    return np.logical_or.reduce(columns)
+
+
+def _held_out(ids: np.ndarray, fraction: float) -> np.ndarray:
+    """[M] bool: drawn with `fraction` each from a hash of the id, so that new samples move no old one to the other
+    split.
+
+    Where none (or every one) is drawn, the one with the lowest draw is held out (the one with the highest trained on).
+    """
+    if fraction == 0 or len(ids) < 2:
+        return np.zeros(len(ids), dtype=bool)
+    draws = keys.hashed_uniforms("held_out", ids)
+    chosen = draws < fraction
+    if not chosen.any():
+        chosen[np.argmin(draws)] = True
+    if chosen.all():
+        chosen[np.argmax(draws)] = False
+    return chosen
+
+
+def unfilled(chosen: np.ndarray, buckets: Sequence[Bucket], batch_size: int) -> SkipReport:
+    """Notes on buckets [M] of a whole data set whose pictures do not fill a global batch in one epoch."""
+    counts = np.bincount(chosen, minlength=len(buckets))
+    report: skips.Counts = {}
+    for bucket, count in zip(buckets, counts.tolist(), strict=True):
+        if 0 < count < batch_size:
+            reason = "kept: a bucket with fewer pictures than a global batch, which wait for the next epoch"
+            entry = report.setdefault(reason, {"count": 0, "examples": [], "kept": True})
+            entry["count"] += count
+            entry["examples"] = [*entry["examples"], f"{bucket} ({count})"][: skips.EXAMPLES]
+    return report

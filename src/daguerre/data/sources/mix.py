@@ -1,0 +1,82 @@
+"""Several sources beside each other, each drawn in proportion to its weight and each with its own repeats, filters and
+captions.
+
+A mix is no source itself: `daguerre.data.dataset` opens its members. What shapes a batch is the mix's; what chooses
+samples and words is each member's.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from daguerre.data.settings import SourceSettings
+from daguerre.settings import Plugin
+
+SHARED: tuple[str, ...] = (
+    "resolution",
+    "buckets",
+    "crop",
+    "random_flip",
+    "interpolation",
+    "formats",
+    "alpha_colour",
+    "max_skipped",
+)
+SHARED += ("cache_dir", "cache_gb")
+"""Settings of a mix that hold for all its members."""
+
+
+class Settings(SourceSettings):
+    """Several sources by name, such as `sources: {photos: {source: folder, path: DIR}, art: {...}}`."""
+
+    source: Literal["mix"] = "mix"
+    """Name of this source."""
+    sources: dict[str, Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]] = Field(
+        min_length=1
+    )
+    """The sources by a name of your own, each with the settings of its kind."""
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field({})
+    """How often each source is drawn, in any scale, by its name; 1 for those that are not named. Within a source every
+    sample comes equally often."""
+
+    @field_validator("sources")
+    @classmethod
+    def _each_its_own(cls, sources: dict[str, SourceSettings]) -> dict[str, SourceSettings]:
+        for name, settings in sources.items():
+            if settings.source == "mix":
+                raise ValueError(f"{name} is a mix itself: list its sources here")
+            shared = [field for field in SHARED if field in settings.model_fields_set]
+            if shared:
+                raise ValueError(f"{name}: {', '.join(shared)} is the same for all sources: set it in the mix itself")
+        return sources
+
+    @model_validator(mode="after")
+    def _acts(self) -> Self:
+        idle = sorted(self.model_fields_set - {"source", "sources", "weights", *SHARED})
+        if idle:
+            raise ValueError(f"{', '.join(idle)}: belongs to each of the sources, not to the mix: set it there")
+        unknown = sorted(set(self.weights) - set(self.sources))
+        if unknown:
+            raise ValueError(f"weights: there is no source {', '.join(unknown)}; there are {', '.join(self.sources)}")
+        self.members()
+        return self
+
+    def members(self) -> dict[str, SourceSettings]:
+        """The sources' settings with the mix's own where those are shared. ValueError where a source refuses one."""
+        shared = {field: getattr(self, field) for field in SHARED if field in self.model_fields_set}
+        shared["resolution"] = self.resolution
+        return {
+            name: type(settings).model_validate({**_given(settings), **shared})
+            for name, settings in self.sources.items()
+        }
+
+    def shares(self) -> list[Fraction]:
+        """The weights, exactly as they were written, in the order of `sources`."""
+        return [Fraction(str(self.weights.get(name, 1.0))) for name in self.sources]
+
+
+def _given(settings: SourceSettings) -> dict[str, object]:
+    return {field: getattr(settings, field) for field in settings.model_fields_set}
