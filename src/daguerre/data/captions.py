@@ -1,25 +1,69 @@
-"""Which caption a sample is trained on: its text, or none, so that guidance has something to guide from.
-
-What no caption means to a network is the family's business: here it is the empty string.
+"""Which caption a sample is trained on: fields, templates, tags, prefix; or none, so that guidance has something to guide
+from. What no caption means to a network is the family's business: here it is the empty string.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import numpy as np
 
 from daguerre import keys
-from daguerre.data.settings import SourceSettings
+from daguerre.data.headers import Undecodable
+from daguerre.data.settings import CaptionSettings, SourceSettings
 from daguerre.types import Record
 
 FIELD = "text"
-"""The field of `Record.texts` that holds the caption."""
+"""The field of `Record.texts` that holds the usual caption."""
 
 
 def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray) -> str:
-    """The record's caption; "" in a share `caption_dropout` of cases, drawn by the seed and `key` alone.
+    """The record's caption; "" in a share `caption_dropout` of cases. Drawn by the seed and `key` alone.
 
-    `key` is int64 [3]: sample id, epoch, repeat.
+    `key` is int64 [3]: sample id, epoch, repeat. `Undecodable` if none of the caption fields has a text.
     """
-    sample_id, epoch, repeat = map(int, key)
-    drawn = keys.uniforms(seed, "caption dropout", sample_id, epoch, repeat, count=1)[0]
-    return "" if drawn < settings.caption_dropout else record.texts[FIELD]
+    rules = settings.captions
+    caption = _from_fields(record, rules, seed, key)
+    if rules.templates:
+        (drawn,) = _uniforms(seed, "caption template", key)
+        caption = rules.templates[int(drawn * len(rules.templates))].replace("{}", caption)
+    if rules.shuffle_tags:
+        caption = _shuffled(caption, rules, seed, key)
+    (drawn,) = _uniforms(seed, "caption dropout", key)
+    return "" if drawn < settings.caption_dropout else rules.prefix + caption
+
+
+def _from_fields(record: Record, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:
+    """The text of one field, or all joined, of those that the record has."""
+    weights = rules.weights or (1.0,) * len(rules.fields)
+    texts = [record.texts.get(name, "").strip() for name in rules.fields]
+    there = [(text, weight) for text, weight in zip(texts, weights, strict=True) if text and weight > 0]
+    if not there:
+        raise Undecodable(f"no caption in the field{'s' * (len(texts) > 1)} {', '.join(rules.fields)}")
+    if rules.join is not None:
+        return rules.join.join(text for text, _ in there)
+    if len(there) == 1:
+        return there[0][0]
+    (drawn,) = _uniforms(seed, "caption field", key)
+    return there[_drawn_by_weight([weight for _, weight in there], drawn)][0]
+
+
+def _drawn_by_weight(weights: Sequence[float], drawn: float) -> int:
+    """Which of `weights` (above 0) a number in [0, 1) falls on."""
+    ends = list(accumulate(weights))
+    return next((i for i, end in enumerate(ends) if drawn * ends[-1] < end), len(ends) - 1)
+
+
+def _shuffled(caption: str, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:
+    """The caption with its tags in another order, but for the first `keep_tags`."""
+    between = rules.tag_separator.strip() or rules.tag_separator
+    tags = [tag.strip() for tag in caption.split(between)]
+    tags = [tag for tag in tags if tag]
+    kept, rest = tags[: rules.keep_tags], tags[rules.keep_tags :]
+    order = np.argsort(keys.words(seed, "caption tags", *map(int, key), count=len(rest)), kind="stable")
+    return rules.tag_separator.join([*kept, *(rest[i] for i in order.tolist())])
+
+
+def _uniforms(seed: int, purpose: str, key: np.ndarray, count: int = 1) -> list[float]:
+    return keys.uniforms(seed, purpose, *map(int, key), count=count).tolist()
