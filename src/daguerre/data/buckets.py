@@ -61,6 +61,11 @@ class Bucket:
         """The other way up."""
         return Bucket(self.width_px, self.height_px)
 
+    def covering(self, height_px: int, width_px: int) -> tuple[int, int]:
+        """Height and width to which a picture of that size is resized, so that it just covers the bucket."""
+        scale = max(self.height_px / height_px, self.width_px / width_px)
+        return max(self.height_px, round(height_px * scale)), max(self.width_px, round(width_px * scale))
+
 
 @dataclass(frozen=True)
 class Assigned:

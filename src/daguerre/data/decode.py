@@ -1,14 +1,15 @@
-"""From an encoded picture to the square of pixels that is trained on: decode, orient, colours, resize, flip, crop.
+"""From an encoded picture to the pixels that are trained on: decode, orient, colours, resize, flip, crop.
 
-JPEG, PNG and WebP only, whatever the file is called. What a picture means is settled here once: 8-bit sRGB, upright,
-transparency over white, the first frame of an animation. Which pictures there are is the sources' business; scaling
-to [-1, 1] is the family's.
+What a picture means is settled here once: 8-bit sRGB, upright, transparency over a set colour, the first frame of an
+animation. Which pictures there are is the sources' business, which shape they get `buckets.py`'s; scaling to [-1, 1]
+is the family's.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -20,110 +21,152 @@ from torch import Tensor
 from torch.nn import functional
 
 from daguerre import keys
-from daguerre.data.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened
+from daguerre.data.buckets import Bucket
+from daguerre.data.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation
 from daguerre.data.settings import SourceSettings
 
-_TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 2-3 times as fast
+_TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 6-9 times as fast
 _PILLOW_FILTERS: Mapping[str, Image.Resampling] = MappingProxyType(
     {"nearest": Image.Resampling.NEAREST, "area": Image.Resampling.BOX, "lanczos": Image.Resampling.LANCZOS}
 )
+_GREY_8 = ((np.arange(65536) + 128) // 257).astype(np.uint8)  # 65535 = 255 x 257; Pillow's own conversion saturates
+_TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 
 
-def picture(image: bytes | np.ndarray, settings: SourceSettings, seed: int, key: np.ndarray) -> Tensor:
-    """The training picture of a record: uint8 [3, resolution, resolution], RGB.
+@dataclass(frozen=True)
+class Framed:
+    """A picture cut to its bucket."""
 
-    `image` is an encoded file, or pixels [H, W, 3] uint8. The shorter side is resized to `resolution`; flip and random
-    crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. Raises `Undecodable`.
+    pixels_CHW: Tensor
+    """uint8, RGB. A view whose memory is laid out [H, W, C], and may be that of the array it was made from."""
+    sizes: np.ndarray
+    """[6] int32, what SDXL is conditioned on: height and width of the upright picture before any resize; top and left
+    of the crop, in the resized and flipped picture; height and width of the crop."""
+
+
+def picture(image: bytes | np.ndarray, settings: SourceSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Framed:
+    """The training picture of a record, in the shape of `bucket`.
+
+    `image` is an encoded file, or pixels [H, W, 3] uint8. It is resized until it just covers the bucket; flip and
+    random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. Raises `Undecodable`.
     """
-    pixels_HWC = image if isinstance(image, np.ndarray) else pixels(image, _shorter_px(settings))
+    if isinstance(image, np.ndarray):
+        pixels_HWC, original = image, image.shape[:2]
+    else:
+        pixels_HWC, original = _decoded(image, settings, bucket)
     assert pixels_HWC.dtype == np.uint8, pixels_HWC.dtype
     assert pixels_HWC.ndim == 3, pixels_HWC.shape
     assert pixels_HWC.shape[2] == 3, pixels_HWC.shape
-    pixels_CHW = _resize(pixels_HWC, settings.resolution, settings.interpolation)
-    if settings.random_flip and _uniforms(seed, "flip", key, 1)[0] < 0.5:
-        pixels_CHW = pixels_CHW.flip(2)
-    top, left = _corner(pixels_CHW, settings, seed, key)
-    side = settings.resolution
-    return pixels_CHW[:, top : top + side, left : left + side].contiguous()
+    resized_CHW = _resize(pixels_HWC, bucket, settings.interpolation)
+    top, left = _corner(resized_CHW, bucket, settings, seed, key)
+    mirror = settings.random_flip and _uniforms(seed, "flip", key, 1)[0] < 0.5
+    # Flipped first, so `left` counts from what was the right side; only what is kept is turned.
+    start = resized_CHW.shape[2] - left - bucket.width_px if mirror else left
+    crop_CHW = resized_CHW[:, top : top + bucket.height_px, start : start + bucket.width_px]
+    sizes = np.array([*original, top, left, bucket.height_px, bucket.width_px], dtype=np.int32)
+    return Framed(crop_CHW.flip(2) if mirror else crop_CHW, sizes)
 
 
-def pixels(encoded: bytes, shorter_px: int = 0) -> np.ndarray:
+def pixels(encoded: bytes, settings: SourceSettings, bucket: Bucket | None = None) -> np.ndarray:
     """The whole picture of a file, upright: [H, W, 3] uint8 sRGB. Raises `Undecodable`.
 
-    Where its shorter side will be resized to `shorter_px`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size.
+    Where it will be resized to cover `bucket`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size.
     """
+    return _decoded(encoded, settings, bucket)[0]
+
+
+def _decoded(encoded: bytes, settings: SourceSettings, bucket: Bucket | None) -> tuple[np.ndarray, tuple[int, int]]:
+    """`pixels`, and the height and width of the whole upright picture."""
     try:
-        image = opened(io.BytesIO(encoded))
-        return np.ascontiguousarray(_upright(_colours(image, encoded, shorter_px), image))
+        image = opened(io.BytesIO(encoded), settings.formats)
+        stored_HWC = _fast_jpeg(encoded, image, settings, bucket)
+        if stored_HWC is None:
+            stored_HWC = _by_pillow(image, settings)
+        turn = orientation(image)
     except BROKEN as error:
         cut = "truncated" in str(error).lower()
         raise Undecodable("truncated image" if cut else "broken image") from error
+    size = (image.width, image.height) if turn >= 5 else (image.height, image.width)
+    return _upright(stored_HWC, turn), size
 
 
-def _shorter_px(settings: SourceSettings) -> int:
-    """0 (no shortcut) for the filter that averages nothing: a JPEG at half its size is an average already."""
-    return 0 if settings.interpolation == "nearest" else settings.resolution
-
-
-def _colours(image: Image.Image, encoded: bytes, shorter_px: int) -> np.ndarray:
-    """[H, W, 3] uint8 sRGB, as stored (not yet upright)."""
-    profile = image.info.get("icc_profile")
-    fast = _fast_jpeg(encoded, image, shorter_px) if image.format == "JPEG" and image.mode == "RGB" else None
-    if fast is not None and not profile:
-        return fast
-    flat = _flat(image) if fast is None else Image.fromarray(fast)
-    transform = _to_srgb(profile, flat.mode) if profile else None
-    return np.array(flat.convert("RGB") if transform is None else ImageCms.applyTransform(flat, transform))
-
-
-def _fast_jpeg(encoded: bytes, image: Image.Image, shorter_px: int) -> np.ndarray | None:
-    """The picture by libjpeg-turbo's own interface; None where it refuses, and Pillow has the last word."""
-    factor = _dct_factor(image.width, image.height, shorter_px)
+def _fast_jpeg(
+    encoded: bytes, image: Image.Image, settings: SourceSettings, bucket: Bucket | None
+) -> np.ndarray | None:
+    """[H, W, 3] uint8 sRGB by libjpeg-turbo's own interface, not yet upright; None where that is not for it, or it
+    refuses, and Pillow has the last word."""
+    if (image.format, image.mode) != ("JPEG", "RGB"):
+        return None
+    factor = 1
+    if bucket is not None and settings.interpolation != "nearest":  # a JPEG at half its size is an average already
+        stored = bucket.mirrored if orientation(image) >= 5 else bucket
+        factor = _dct_factor(image.height, image.width, stored)
     smallest = {"min_width": image.width // factor, "min_height": image.height // factor, "min_factor": factor}
     try:
-        return simplejpeg.decode_jpeg(encoded, colorspace="RGB", **smallest)
+        fast_HWC = simplejpeg.decode_jpeg(encoded, colorspace="RGB", **smallest)
     except ValueError:
         return None
+    transform = _to_srgb(image.info.get("icc_profile"), "RGB")
+    return fast_HWC if transform is None else np.array(_transformed(Image.fromarray(fast_HWC), transform))
 
 
-def _dct_factor(width_px: int, height_px: int, shorter_px: int) -> int:
+def _dct_factor(height_px: int, width_px: int, bucket: Bucket) -> int:
     """How much smaller a JPEG is decoded: 8, 4 or 2 where that divides both sides and is the whole resize, or leaves
     another factor of 2 to the filter, so that it is still the filter that decides how the picture looks."""
-    for factor in (8, 4, 2) if shorter_px else ():
-        left_px = min(width_px, height_px) // factor
-        whole = width_px % factor == height_px % factor == 0
-        if whole and (left_px == shorter_px or left_px >= 2 * shorter_px):
+    for factor in (8, 4, 2):
+        height, width = height_px // factor, width_px // factor
+        whole = height_px % factor == width_px % factor == 0
+        left = min(height / bucket.height_px, width / bucket.width_px)
+        if whole and (left == 1 or left >= 2):
             return factor
     return 1
 
 
-def _flat(image: Image.Image) -> Image.Image:
-    """Pixels of 8 bits without palette or alpha: mode L, RGB or CMYK."""
+def _by_pillow(image: Image.Image, settings: SourceSettings) -> np.ndarray:
+    """[H, W, 3] uint8 sRGB, not yet upright."""
+    colours, alpha = _layers(image)
+    transform = _to_srgb(image.info.get("icc_profile"), colours.mode)
+    rgb = colours.convert("RGB") if transform is None else _transformed(colours, transform)
+    if alpha is None:
+        return np.array(rgb)
+    rgb.putalpha(alpha)
+    under = Image.new("RGBA", rgb.size, settings.alpha_colour)
+    return np.array(Image.alpha_composite(under, rgb).convert("RGB"))
+
+
+def _layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Colours of 8 bits without a palette (mode L, RGB, CMYK ...), and how opaque they are where they are not all."""
     image.load()
-    if image.mode.startswith("I"):
+    if image.mode.startswith("I;16"):
         return _eight_bits(image)
+    if image.mode in ("I", "F"):
+        raise Undecodable("colours of more than 16 bits")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
-        over = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-        return over.convert("L" if image.mode in ("L", "LA") else "RGB")  # a grey picture's profile is one for grey
-    return image.convert({"P": "RGB", "1": "L"}.get(image.mode, image.mode))
+        grey = image.mode in ("L", "LA", "La")  # its profile is one for grey
+        return layer.convert("L" if grey else "RGB"), layer.getchannel("A")
+    return image.convert({"P": "RGB", "1": "L"}.get(image.mode, image.mode)), None
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits to 8: 65535 = 255 x 257. Pillow's own conversion saturates."""
-    grey = np.asarray(image).astype(np.int64)
-    if isinstance(transparent := image.info.get("transparency"), int):
-        grey = np.where(grey == transparent, 65535, grey)
-    return Image.fromarray(((grey + 128) // 257).clip(0, 255).astype(np.uint8))
+def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Grey of 16 bits to 8."""
+    grey = np.asarray(image)
+    transparent = image.info.get("transparency")
+    alpha = Image.fromarray(np.where(grey == transparent, 0, 255).astype(np.uint8)) if transparent is not None else None
+    if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        grey = ~grey  # Pillow does this for 8 bits alone
+    return Image.fromarray(_GREY_8[grey]), alpha
 
 
 _NO_PROFILE: tuple[type[Exception], ...] = (*BROKEN, ImageCms.PyCMSError)
 
 
 @lru_cache(maxsize=32)
-def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """The way from a profile's colours to sRGB; None for sRGB itself, and for a profile that is broken or for
+def _to_srgb(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """The way from a profile's colours to sRGB; None for sRGB itself, for no profile, and for one that is broken or for
     another kind of picture: such a picture is taken as if it had none."""
+    if not profile:
+        return None
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if ImageCms.getProfileDescription(source).startswith("sRGB"):
@@ -133,49 +176,47 @@ def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
         return None
 
 
-def _upright(pixels_HWC: np.ndarray, image: Image.Image) -> np.ndarray:
-    """Turned as EXIF's orientation (tag 274) says: 5 to 8 are transposed first, then flipped."""
-    orientation = _orientation(image)
-    if orientation >= 5:
+def _transformed(image: Image.Image, transform: ImageCms.ImageCmsTransform) -> Image.Image:
+    other = ImageCms.applyTransform(image, transform)
+    assert other is not None  # a new picture, as it was not asked to work in place
+    return other
+
+
+def _upright(pixels_HWC: np.ndarray, turn: int) -> np.ndarray:
+    """Turned as EXIF's orientation says: 5 to 8 are transposed first, then flipped."""
+    if turn >= 5:
         pixels_HWC = pixels_HWC.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
+    if turn in (3, 4, 7, 8):
         pixels_HWC = pixels_HWC[::-1]
-    if orientation in (2, 3, 6, 7):
+    if turn in (2, 3, 6, 7):
         pixels_HWC = pixels_HWC[:, ::-1]
-    return pixels_HWC
+    return np.ascontiguousarray(pixels_HWC)
 
 
-def _orientation(image: Image.Image) -> int:
-    try:
-        orientation = image.getexif().get(274, 1)
-    except BROKEN:
-        return 1  # the picture itself is whole
-    return orientation if orientation in range(1, 9) else 1
-
-
-def _resize(pixels_HWC: np.ndarray, side_px: int, interpolation: str) -> Tensor:
-    """[3, h, w] uint8 with the shorter of h and w equal to `side_px`, antialiased."""
-    height, width = pixels_HWC.shape[:2]
-    scale = side_px / min(height, width)
-    size = max(side_px, round(height * scale)), max(side_px, round(width * scale))
+def _resize(pixels_HWC: np.ndarray, bucket: Bucket, interpolation: str) -> Tensor:
+    """[3, h, w] uint8 that just covers the bucket, antialiased."""
+    size = bucket.covering(*pixels_HWC.shape[:2])
     if size[0] * size[1] > PIXEL_LIMIT:
-        raise Undecodable(f"too narrow: more than {PIXEL_LIMIT} pixels once its shorter side is at the resolution")
-    if size == (height, width):
-        return _channels_first(pixels_HWC)
+        raise Undecodable(f"too narrow: more than {PIXEL_LIMIT} pixels once it is resized to cover its bucket")
+    if size == pixels_HWC.shape[:2]:
+        return _channels_first(pixels_HWC)[0]
     if interpolation in _TORCH_FILTERS:
-        stored = _channels_first(pixels_HWC)[None]
-        return functional.interpolate(stored, size, mode=interpolation, antialias=True)[0]
+        return functional.interpolate(_channels_first(pixels_HWC), size, mode=interpolation, antialias=True)[0]
     resized = Image.fromarray(pixels_HWC).resize(size[::-1], _PILLOW_FILTERS[interpolation])
-    return _channels_first(np.array(resized))
+    return _channels_first(np.array(resized))[0]
 
 
 def _channels_first(pixels_HWC: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.require(pixels_HWC, requirements=["C", "W"])).permute(2, 0, 1)
+    """[1, 3, H, W] over the same memory. With the 1 in front before the dims are exchanged torch sees that the channels
+    are last in memory, and its resize takes them as they are."""
+    return torch.from_numpy(np.require(pixels_HWC, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
 
 
-def _corner(pixels_CHW: Tensor, settings: SourceSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
+def _corner(
+    pixels_CHW: Tensor, bucket: Bucket, settings: SourceSettings, seed: int, key: np.ndarray
+) -> tuple[int, int]:
     """Top and left of the crop; one of the two has no choice."""
-    spare = [length - settings.resolution for length in pixels_CHW.shape[1:]]
+    spare = pixels_CHW.shape[1] - bucket.height_px, pixels_CHW.shape[2] - bucket.width_px
     if settings.crop == "center":
         return spare[0] // 2, spare[1] // 2
     down, right = _uniforms(seed, "crop", key, 2)
