@@ -1,0 +1,58 @@
+"""Ranges of local files, by descriptors that stay open. Threads may share them."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+
+OPEN_FILES = 32
+"""Most descriptors that are kept. A file that was deleted meanwhile takes room on its disk until it is closed, which
+happens when the next file is opened."""
+
+
+class _Descriptor:
+    """Closed when nobody uses it any more, so that eviction never pulls it from under a reader."""
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+    @property
+    def deleted(self) -> bool:
+        """Whether its name leads nowhere now, or to another file."""
+        return os.fstat(self.number).st_nlink == 0
+
+
+_OPEN: OrderedDict[str, _Descriptor] = OrderedDict()
+_LOCK = Lock()
+
+
+def read(path: Path, start: int, length: int) -> bytes:
+    """The bytes from `start` on; fewer than `length` where the file ends before. OSError as the system gives it."""
+    descriptor = _descriptor(str(path))
+    parts = []
+    while length:
+        part = os.pread(descriptor.number, length, start)
+        if not part:
+            break
+        parts.append(part)
+        start, length = start + len(part), length - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _descriptor(path: str) -> _Descriptor:
+    with _LOCK:
+        found = _OPEN.get(path)
+        if found is None or found.deleted:
+            for name in [name for name, one in _OPEN.items() if one.deleted]:
+                del _OPEN[name]
+            found = _OPEN[path] = _Descriptor(path)
+        _OPEN.move_to_end(path)
+        while len(_OPEN) > OPEN_FILES:
+            _OPEN.popitem(last=False)
+        return found

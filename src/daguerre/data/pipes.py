@@ -1,0 +1,65 @@
+"""`pipe:` values as other loaders take them: the few commands that only print one file are read as that file's address.
+
+No command is ever run.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from daguerre.errors import UserError
+
+KNOWN = "aws s3 cp URL -, gsutil cp URL -, gsutil cat URL, gcloud storage cat URL, curl URL, cat FILE"
+_QUIET = {
+    "--quiet",
+    "--only-show-errors",
+    "--no-progress",
+    "-q",
+    "-s",
+    "-S",
+    "-L",
+    "-f",
+    "-sL",
+    "-sSL",
+    "-fsSL",
+    "--silent",
+    "--location",
+    "--fail",
+    "--show-error",
+}
+"""Options that change nothing of what is read."""
+_COMMANDS: tuple[tuple[list[str], list[str]], ...] = (
+    # the words before the address, the words after it
+    (["aws", "s3", "cp"], ["-"]),
+    (["gsutil", "cp"], ["-"]),
+    (["gsutil", "cat"], []),
+    (["gcloud", "storage", "cat"], []),
+    (["curl"], []),
+    (["cat"], []),
+)
+
+
+def address_in(text: str, setting: str) -> str:
+    """The address that a `pipe:` value reads. UserError for any other command; nothing of it is shown, as it may hold
+    secrets."""
+    words = _words(text.removeprefix("pipe:"), setting)
+    plain = [word for word in words if word not in _QUIET]
+    for before, after in _COMMANDS:
+        if plain[: len(before)] == before and plain[len(before) + 1 :] == after and len(plain) > len(before):
+            address = plain[len(before)]
+            if not address.startswith("-"):
+                return address
+    raise UserError(
+        f"{setting}: pipe:...: no command is run. Understood are {KNOWN} (credentials and endpoints "
+        "come from the environment, not from options); for anything else give the address itself"
+    )
+
+
+def _words(command: str, setting: str) -> list[str]:
+    try:
+        lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        lexer.commenters = ""
+        return list(lexer)
+    except ValueError:
+        raise UserError(f"{setting}: pipe:...: a quotation mark is missing") from None

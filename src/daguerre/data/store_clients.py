@@ -1,0 +1,199 @@
+"""Connections to object stores and web servers, one a bucket and process: credentials, endpoints, time-outs.
+
+Credentials come from where each store's own tools take them; without any, requests go unsigned, as public buckets want
+them. Nothing here asks a store for anything yet.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.session
+from botocore.exceptions import BotoCoreError
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.store import GCSStore, HTTPStore, S3Store
+
+from daguerre.data.place import WEB, Place, shown
+from daguerre.data.store_errors import StoreError
+
+if TYPE_CHECKING:
+    from obstore.store import GCSConfig, S3Config
+
+Store = S3Store | GCSStore | HTTPStore
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a fault is waited out. Tests set `PATIENCE` to a shorter one and call `forget`."""
+
+    attempts: int = 10
+    """Requests for the same bytes, after which the fault is reported."""
+    first_pause_seconds: float = 0.1
+    """Before the second request; it doubles from one to the next."""
+    longest_pause_seconds: float = 5.0
+    """Most of one pause."""
+    connect_seconds: float = 5.0
+    """Longest wait for a connection."""
+    stall_seconds: float = 15.0
+    """Longest wait for the next bytes of an answer."""
+    unreachable_seconds: float = 12.0
+    """Without any connection in that time (and two attempts), a store counts as unreachable."""
+
+
+PATIENCE = Patience()
+
+
+@dataclass(frozen=True)
+class Client:
+    """A store and how it is reached."""
+
+    store: Store
+    access: str
+    """Endpoint, region and where the credentials came from, for messages."""
+
+
+def client(place: Place) -> Client:
+    """The connection that reaches a place. StoreError where the settings around it cannot be used."""
+    return _opened(place.url if place.scheme in WEB else f"{place.scheme}://{place.bucket}/")
+
+
+def forget() -> None:
+    """Closes all connections, so that changed credentials, endpoints and time-outs count."""
+    _opened.cache_clear()
+
+
+@lru_cache(maxsize=64)
+def _opened(root: str) -> Client:
+    place = Place(root)
+    return {"s3": _s3, "gs": _gs}.get(place.scheme, _web)(place)
+
+
+def _options(allow_http: bool) -> dict[str, Any]:
+    return {
+        "client_options": {
+            "allow_http": allow_http,
+            "connect_timeout": timedelta(seconds=PATIENCE.connect_seconds),
+            "read_timeout": timedelta(seconds=PATIENCE.stall_seconds),
+            "timeout": timedelta(hours=1),
+        },
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=2)},
+    }
+
+
+def _s3(place: Place) -> Client:
+    settings = botocore.session.Session()
+    endpoint = _s3_endpoint(settings)
+    region = os.environ.get("AWS_REGION") or settings.get_config_variable("region") or "us-east-1"
+    config: S3Config = {"region": region}
+    if endpoint:
+        config["endpoint"] = endpoint
+    provider, credentials = _s3_credentials(place, boto3.Session(botocore_session=settings))
+    if provider is None:
+        config["skip_signature"] = True
+    store = S3Store(
+        place.bucket,
+        config=config,
+        credential_provider=provider,
+        **_options(_plain_http(place, endpoint, "AWS_ALLOW_HTTP")),
+    )
+    return Client(store, f"{_endpoint_name(endpoint)}, region {region}, {credentials}")
+
+
+def _s3_endpoint(settings: botocore.session.Session) -> str | None:
+    """From the environment, else from the profile in ~/.aws/config."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if os.environ.get(name):
+            return os.environ[name]
+    profile = settings.get_scoped_config()
+    services = settings.full_config.get("services", {}).get(profile.get("services"), {})
+    return services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url")
+
+
+def _s3_credentials(place: Place, session: boto3.Session) -> tuple[Boto3CredentialProvider | None, str]:
+    """Who signs requests, and where those credentials are from."""
+    if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        return None, "no credentials: AWS_SKIP_SIGNATURE is set"
+    try:
+        credentials = session.get_credentials()
+        if credentials is None:
+            return None, "no credentials found in the environment, ~/.aws or the instance's role"
+        credentials.get_frozen_credentials()
+    except BotoCoreError as error:
+        raise StoreError(
+            place,
+            f"cannot be read: no usable AWS credentials ({type(error).__name__}). Check ~/.aws and AWS_PROFILE",
+        ) from None
+    return Boto3CredentialProvider(session), f"credentials from {credentials.method}"
+
+
+def _gs(place: Place) -> Client:
+    endpoint = os.environ.get("GOOGLE_BASE_URL")
+    credentials = _gs_credentials()
+    config: GCSConfig = {} if credentials else {"skip_signature": True}
+    if endpoint:
+        config["base_url"] = endpoint
+    store = GCSStore(place.bucket, config=config, **_options(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP")))
+    origin = (
+        f"credentials from {credentials}" if credentials else "no credentials found: GOOGLE_APPLICATION_CREDENTIALS"
+    )
+    return Client(store, f"{_endpoint_name(endpoint)}, {origin}")
+
+
+def _gs_credentials() -> str | None:
+    """Where Google's libraries would find credentials; None if nowhere. The machine's own are known by its maker."""
+    if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        return None
+    names = (
+        "SERVICE_ACCOUNT",
+        "SERVICE_ACCOUNT_PATH",
+        "SERVICE_ACCOUNT_KEY",
+        "APPLICATION_CREDENTIALS",
+        "BEARER_TOKEN",
+    )
+    for name in names:
+        if os.environ.get(f"GOOGLE_{name}"):
+            return f"GOOGLE_{name}"
+    if (Path.home() / ".config/gcloud/application_default_credentials.json").is_file():
+        return "gcloud's application default"
+    maker = Path("/sys/class/dmi/id/product_name")
+    if os.environ.get("GCE_METADATA_HOST") or (maker.is_file() and "Google" in maker.read_text(encoding="utf-8")):
+        return "the machine's service account"
+    return None
+
+
+def _web(place: Place) -> Client:
+    host = urlsplit(place.url)
+    if host.username is not None and host.scheme == "http" and not _loopback(host.hostname):
+        raise StoreError(place, "would send user and password unencrypted: write https://")
+    return Client(HTTPStore(place.url, **_options(host.scheme == "http")), f"host {host.hostname}")
+
+
+def _plain_http(place: Place, endpoint: str | None, variable: str) -> bool:
+    """Whether an endpoint without encryption may be used: on this machine, or where the environment says so."""
+    if not endpoint or urlsplit(endpoint).scheme != "http":
+        return False
+    if _loopback(urlsplit(endpoint).hostname) or os.environ.get(variable, "").lower() in ("1", "true"):
+        return True
+    raise StoreError(
+        place,
+        f"would be read over an unencrypted connection ({shown(endpoint)}): write https://, or set {variable}=true",
+    )
+
+
+def _loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _endpoint_name(endpoint: str | None) -> str:
+    return f"endpoint {shown(endpoint)}" if endpoint else "the store's own endpoint"
