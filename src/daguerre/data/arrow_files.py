@@ -1,0 +1,79 @@
+"""Rows of Arrow files, as `datasets` keeps its data sets: memory-mapped, so that any row is there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import ipc
+
+from daguerre.data.headers import Undecodable
+from daguerre.data.table_files import (
+    CHANGED,
+    Changed,
+    Damage,
+    File,
+    Part,
+    Row,
+    Unreadable,
+    damage_as,
+    file_now,
+    values,
+)
+
+
+@dataclass(frozen=True)
+class ArrowTables:
+    """Arrow files in the streaming format, as `datasets` writes them, or in the file format."""
+
+    typed: ClassVar[bool] = True
+
+    def schema(self, file: Path) -> pa.Schema:
+        """The columns. `Unreadable` where the file is no Arrow file, or is cut."""
+        with damage_as(Unreadable):
+            return _arrow(file_now(file)).schema
+
+    def parts(self, file: Path, columns: Sequence[str], where: str) -> Iterator[Part | Damage]:
+        """Batch by batch."""
+        opened = _arrow(file_now(file))
+        for start, batch in zip(opened.starts.tolist(), opened.batches, strict=False):
+            for first in range(0, batch.num_rows, 256):
+                part = batch.slice(first, 256).select([name for name in columns if name in opened.schema.names])
+                yield Part(np.arange(start + first, start + first + part.num_rows), part)
+
+    def row(self, file: Path, at: Row, columns: Sequence[str]) -> dict[str, Any]:
+        """From the map of the file: nothing else is read."""
+        with damage_as(Changed):
+            opened = _arrow(file_now(file))
+            if at.number >= opened.starts[-1]:
+                raise Undecodable(CHANGED)
+            which = int(np.searchsorted(opened.starts, at.number, side="right")) - 1
+            there = [name for name in columns if name in opened.schema.names]
+            return values(opened.batches[which].select(there), at.number - int(opened.starts[which]))
+
+    def slow(self, file: Path, columns: Sequence[str]) -> str:
+        """Never."""
+        return ""
+
+
+class _Arrow(NamedTuple):
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    starts: np.ndarray
+
+
+@lru_cache(maxsize=64)
+def _arrow(file: File) -> _Arrow:
+    source = pa.memory_map(file.path)
+    if source.size() >= 6 and source.read_at(6, 0) == b"ARROW1":
+        reader = ipc.open_file(source)
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    else:
+        reader = ipc.open_stream(source)
+        batches = list(reader)
+    return _Arrow(reader.schema, batches, np.cumsum([0, *(batch.num_rows for batch in batches)]))

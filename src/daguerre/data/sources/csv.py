@@ -1,0 +1,65 @@
+"""CSV and TSV files with a column of paths or addresses of pictures and a column of captions.
+
+Holds the settings and opens the files. Everything else is in `daguerre.data.table_source` and `csv_files.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from daguerre.data import places
+from daguerre.data.csv_files import CsvTables
+from daguerre.data.place import Place
+from daguerre.data.source import Split
+from daguerre.data.table_columns import TableSettings
+from daguerre.data.table_source import TableSource, open_tables
+from daguerre.errors import UserError
+from daguerre.settings import FREE
+
+SUFFIXES = (".csv", ".tsv")
+
+
+class Settings(TableSettings):
+    """CSV or TSV files: one picture's path or address with its caption a row; the rest is metadata."""
+
+    source: Literal["csv"] = "csv"
+    """Name of this source."""
+    path: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(json_schema_extra=FREE)
+    """A file in UTF-8, a folder of them, a pattern (`*.csv`), an address (s3, gs, http, https), or a list of these. Paths
+    in a table start at the table's folder."""
+    delimiter: Literal["auto", ",", "\t", ";", "|"] = "auto"
+    """What stands between cells. `auto`: a tab in .tsv files, else a comma."""
+    quote: Literal['"', "'", "none"] = '"'
+    """What stands around cells that hold delimiters or line ends; `none`: quotes are letters as any other."""
+    columns: tuple[str, ...] | None = Field(None, min_length=1)
+    """Names of the columns, in their order, for files without a header line."""
+
+    @model_validator(mode="after")
+    def _twins(self) -> Self:
+        if self.columns and len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"columns: {', '.join(self.columns)}: each name stands there once")
+        return self
+
+
+def open_source(settings: Settings, split: Split) -> TableSource:
+    """All rows that can be used, of both splits. UserError where there are none."""
+    found = places.expand(settings.path, "data.path", SUFFIXES)
+    return open_tables(settings, CsvTables(_delimiter(settings, found), _quote(settings), settings.columns), found)
+
+
+def _quote(settings: Settings) -> str:
+    return "" if settings.quote == "none" else settings.quote
+
+
+def _delimiter(settings: Settings, found: list[Place]) -> str:
+    if settings.delimiter != "auto":
+        return settings.delimiter
+    tabs = [place for place in found if place.name.lower().endswith(".tsv")]
+    if tabs and len(tabs) < len(found):
+        raise UserError(
+            f"data.path: {tabs[0].name} is a TSV file and others are not: tables of one source are alike. Give them to "
+            "two sources (data.source=mix), or set data.delimiter"
+        )
+    return "\t" if tabs else ","

@@ -1,0 +1,162 @@
+"""Hugging Face data sets: folders that `save_to_disk` wrote, read without the library, or data sets by name, with it.
+
+Holds the settings and finds the Arrow files. Everything else is in `daguerre.data.table_source`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from daguerre.data.arrow_files import ArrowTables
+from daguerre.data.place import Place
+from daguerre.data.source import Split as Part
+from daguerre.data.table_columns import TableSettings
+from daguerre.data.table_source import TableSource, open_tables
+from daguerre.errors import UserError
+from daguerre.settings import FREE
+
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+_SPLIT = re.compile(r"\w+(\.\w+)*")
+
+
+class Settings(TableSettings):
+    """A Hugging Face data set: a folder written by `save_to_disk`, or one by its name on the hub."""
+
+    source: Literal["huggingface"] = "huggingface"
+    """Name of this source."""
+    path: str | None = Field(None, min_length=1, json_schema_extra=FREE)
+    """A folder that `save_to_disk` wrote (a Dataset or a DatasetDict). It may move between two starts."""
+    name: str | None = Field(None, min_length=1)
+    """Instead of `path`: a data set by name, such as `lambdalabs/naruto-blip-captions`, or a folder of files that the
+    `datasets` library loads; it is downloaded and prepared by it, in its own cache."""
+    config: str | None = Field(None, min_length=1)
+    """Which configuration of the named data set. Default: its only one, or the one it calls its default."""
+    revision: str | None = Field(None, min_length=1)
+    """Which version of the named data set: a branch, a tag or a commit. Default: the newest."""
+    split: str | None = Field(None, pattern=r"^\w+(\.\w+)*$")
+    """Which of its splits is trained on. Default: `train`, or the only one. What is held out for validation is drawn from
+    it (`held_out_fraction`)."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.name is None):
+            raise ValueError("give either path (a folder that save_to_disk wrote) or name (a data set on the hub)")
+        idle = [field for field in ("config", "revision") if getattr(self, field) is not None and self.path is not None]
+        if idle:
+            raise ValueError(f"{', '.join(idle)}: no effect on a folder, only on a data set by name: remove it")
+        return self
+
+
+def open_source(settings: Settings, split: Part) -> TableSource:
+    """All rows that can be used, for training and validation. UserError where there are none."""
+    files = _on_disk(Path(settings.path).expanduser(), settings) if settings.path else _by_name(settings)
+    return open_tables(settings, ArrowTables(), [Place(str(file)) for file in files])
+
+
+def _on_disk(folder: Path, settings: Settings) -> list[Path]:
+    """The Arrow files of a folder, in their order."""
+    folder = folder.absolute()
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else f"does not exist (seen from {os.getcwd()!r})"
+        raise UserError(
+            f"data.path: {str(folder)!r} {what}. It is a folder that save_to_disk wrote; name is for the hub"
+        )
+    if (folder / SPLITS).exists():
+        return _on_disk_split(folder, settings)
+    if settings.split is not None:
+        raise UserError(f"data.split: {str(folder)!r} is one data set without splits: remove the setting")
+    return _files(folder)
+
+
+def _on_disk_split(folder: Path, settings: Settings) -> list[Path]:
+    splits = _document(folder / SPLITS).get("splits")
+    if not isinstance(splits, list) or not all(isinstance(name, str) and _SPLIT.fullmatch(name) for name in splits):
+        raise UserError(f"data.path: {str(folder / SPLITS)!r} names no splits: the folder is damaged")
+    return _files(folder / _chosen(splits, settings, str(folder)))
+
+
+def _chosen(splits: Sequence[str], settings: Settings, where: str) -> str:
+    """The split that is meant."""
+    wanted = settings.split or (splits[0] if len(splits) == 1 else "train")
+    if wanted not in splits:
+        said = "" if settings.split else " (which is taken where none is named)"
+        raise UserError(f"data.split: {where} has no split {wanted!r}{said}; it has {', '.join(splits)}")
+    return wanted
+
+
+def _files(folder: Path) -> list[Path]:
+    if not (folder / STATE).exists():
+        raise UserError(
+            f"data.path: {str(folder)!r} is no data set of save_to_disk: it has no {STATE}. {_instead(folder)}"
+        )
+    state = _document(folder / STATE)
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise UserError(
+            f"data.path: {str(folder)!r} is a selection of rows, saved by an old version of `datasets`. Save it again: "
+            "load_from_disk(DIR).flatten_indices().save_to_disk(NEW)"
+        )
+    listed = state.get("_data_files")
+    names = [entry.get("filename") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    if not names or not all(isinstance(name, str) and name == os.path.basename(name) for name in names):
+        raise UserError(f"data.path: {str(folder / STATE)!r} lists no files: the folder is damaged")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"data.path: {len(missing)} of the {len(names)} files of {str(folder)!r} are missing: {', '.join(missing[:5])}"
+        )
+    return [folder / name for name in names]
+
+
+def _instead(folder: Path) -> str:
+    names = [entry.name for entry in os.scandir(folder)]
+    for suffix, source in ((".parquet", "parquet"), (".csv", "csv"), (".tar", "webdataset")):
+        if any(name.endswith(suffix) for name in names):
+            return f"It holds {suffix} files: read them with data.source={source}"
+    return "Give the folder that was given to save_to_disk; a data set on the hub is named by data.name"
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise UserError(f"data.path: {str(path)!r} is damaged: it holds no JSON object. Save the data set again")
+    return document
+
+
+def _by_name(settings: Settings) -> list[Path]:
+    """The Arrow files in the cache of `datasets`, downloaded and prepared by it where they are not there yet."""
+    if find_spec("datasets") is None:
+        raise UserError(
+            "data.name: data sets by name need the library `datasets`: pip install daguerre[datasets]. Folders that "
+            "save_to_disk wrote (data.path) are read without it"
+        )
+    import datasets  # an extra: slow to load, and needed here only
+
+    where = f"the data set {settings.name!r}"
+    try:
+        names = datasets.get_dataset_split_names(settings.name, settings.config, revision=settings.revision)
+        wanted = _chosen(list(names), settings, where)
+        found = datasets.load_dataset(settings.name, settings.config, split=wanted, revision=settings.revision)
+    except UserError:
+        raise
+    except (OSError, ValueError, RuntimeError, LookupError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(
+            f"data.name: {where} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. Check its name, "
+            "data.config, data.split, the network and your login (hf auth login); for a folder of save_to_disk give data.path"
+        ) from error
+    files = [Path(entry["filename"]) for entry in found.cache_files]
+    if not files:
+        raise UserError(
+            f"data.name: {where} has no files that can be mapped: save it with save_to_disk, and give data.path"
+        )
+    return files

@@ -1,0 +1,34 @@
+"""Parquet files with a column of pictures (bytes, paths or addresses) and a column of captions.
+
+Holds the settings and opens the files. Everything else is in `daguerre.data.table_source`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from daguerre.data import places
+from daguerre.data.parquet_files import ParquetTables
+from daguerre.data.source import Split
+from daguerre.data.table_columns import TableSettings
+from daguerre.data.table_source import TableSource, open_tables
+from daguerre.settings import FREE
+
+SUFFIXES = (".parquet", ".pq")
+
+
+class Settings(TableSettings):
+    """Parquet files, such as img2dataset or the Hugging Face hub have: one picture with its caption a row."""
+
+    source: Literal["parquet"] = "parquet"
+    """Name of this source."""
+    path: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(json_schema_extra=FREE)
+    """A file, a folder of them, a pattern (`*.parquet`, `{00000..00099}.parquet`), an address (s3, gs, http, https), or
+    a list of these. They may move between two starts: samples are known by the tables' contents."""
+
+
+def open_source(settings: Settings, split: Split) -> TableSource:
+    """All rows that can be used, of both splits. UserError where there are none."""
+    return open_tables(settings, ParquetTables(), places.expand(settings.path, "data.path", SUFFIXES))

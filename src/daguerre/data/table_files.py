@@ -1,0 +1,125 @@
+"""What the kinds of table files have in common: rows by number, a bounded number at a time, damage told from faults.
+
+Parquet is `parquet_files.py`, Arrow `arrow_files.py`, text `csv_files.py`; what the columns mean is `table_columns.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from daguerre.data.headers import Undecodable
+
+CHANGED = "bytes differ from the index"
+"""Reason of a sample that is not what it was when it was indexed."""
+
+
+class Part(NamedTuple):
+    """Consecutive rows of a table."""
+
+    rows: np.ndarray
+    """[n] int64: their numbers in the file."""
+    batch: pa.RecordBatch
+    spans: np.ndarray | None = None
+    """[n, 3] int64: first byte, length and first line of each, where a table is text."""
+
+
+class Damage(NamedTuple):
+    """Rows that cannot be read."""
+
+    reason: str
+    rows: int
+    where: str
+
+
+class Tables(Protocol):
+    """One kind of table file; small, and travels to the workers."""
+
+    typed: ClassVar[bool]
+    """Whether columns have types; else all is text, and numbers are what looks like one."""
+
+    def schema(self, file: Path) -> pa.Schema:
+        """The columns. `Unreadable` where the file is none of this kind."""
+
+    def parts(self, file: Path, columns: Sequence[str], where: str) -> Iterator[Part | Damage]:
+        """All rows in order, a bounded number at a time."""
+
+    def row(self, file: Path, at: Row, columns: Sequence[str]) -> dict[str, Any]:
+        """One row. `Undecodable` where the file is not what was indexed; OSError for a fault of the disk."""
+
+    def slow(self, file: Path, columns: Sequence[str]) -> str:
+        """Why reading rows in a drawn order is slow; "" where it is not."""
+
+
+class Row(NamedTuple):
+    """Where a row is."""
+
+    number: int
+    offset: int = 0
+    num_bytes: int = 0
+
+
+class File(NamedTuple):
+    """A file as it is now: what is kept of it is not taken for another one's of that name."""
+
+    path: str
+    inode: int
+    mtime_ns: int
+    size_bytes: int
+
+
+def file_now(path: Path) -> File:
+    """OSError where there is none."""
+    stat = path.stat()
+    return File(str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+class Unreadable(Exception):
+    """A file that is no table of its kind. The text says what it is instead."""
+
+
+@contextmanager
+def damage_as(error_kind: type[Unreadable | Changed]) -> Iterator[None]:
+    """What pyarrow raises for damaged bytes, as another error; a fault of the disk stays what it is."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise error_kind(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+class Changed(Undecodable):
+    """Any damage that shows only when a row is read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(CHANGED)
+
+
+def values(batch: pa.RecordBatch | pa.Table, row: int) -> dict[str, Any]:
+    """{column: value} of one row; a text that is no UTF-8 is None."""
+    return {name: _value(batch.column(i)[row]) for i, name in enumerate(batch.schema.names)}
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return None
+
+
+def listed(column: pa.Array) -> list[Any]:
+    """The values of a column; a text that is no UTF-8 is None."""
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return [_value(scalar) for scalar in column]

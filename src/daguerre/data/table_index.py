@@ -1,0 +1,286 @@
+"""The index of one table: which of its rows can be trained on, their sizes, digests and metadata, and what is left out.
+
+Rows come from `table_files.py` and `csv_files.py`, pictures from `table_pictures.py`; how index files are kept is
+`shard_index.py`. No torch here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pyarrow import types
+
+from daguerre.data import column_types, skips, table_pictures
+from daguerre.data.headers import Undecodable
+from daguerre.data.place import Place
+from daguerre.data.shard_cache import ShardCache
+from daguerre.data.shard_index import TEXT_LIMIT, About, ShardIndex, file_digest, sample_ids
+from daguerre.data.table_columns import ID, Columns, check
+from daguerre.data.table_files import Damage, Part, Tables, Unreadable, listed
+from daguerre.errors import UserError
+
+NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+EMPTY = r"^(|nan|null|none|na|n/a)$"
+TRUTH = r"^(true|false)$"
+"""What cells of a table without types say, once white space is taken off."""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds the index of a table; travels to other processes."""
+
+    tables: Tables
+    columns: Columns
+    first: pa.Schema
+    """Of the first table, which the others are like."""
+    formats: tuple[str, ...]
+    kind: str
+    cache: ShardCache
+
+    def __call__(self, place: Place) -> ShardIndex:
+        """Reads the whole table, and the headers of pictures that are here. UserError where it is no table."""
+        file = place.local or self.cache.path(place, None)
+        schema = read_schema(self.tables, file, place)
+        check(schema, self.columns, self.first, place.name)
+        counts: skips.Counts = {}
+        stat, kept = file.stat(), _Kept()
+        base = base_of(place)
+        names = self.columns.read(schema)
+        try:
+            for part in self.tables.parts(file, names, place.name):
+                if isinstance(part, Damage):
+                    _count(counts, part.reason, part.where, part.rows)
+                else:
+                    kept.take(part, self._rows(part, base, place.name, counts))
+        except Unreadable as error:
+            raise unreadable(place, error) from error
+        if slow := self.tables.slow(file, names):
+            skips.add(counts, _SLOW, f"{place.name}: {slow}", kept=True)
+        digest = file_digest(file)
+        table, fields, not_kept = kept.table(digest, self.columns.metadata(schema), self.tables.typed)
+        about = About(self.kind, place.name, stat.st_size, digest, version(place, file), counts, (), fields, not_kept)
+        return ShardIndex(table, about)
+
+    def _rows(self, part: Part, base: str, where: str, counts: skips.Counts) -> Iterator[tuple[int, int, int, int]]:
+        """(row of the part, height, width, digest) of each row that can be trained on."""
+        wanted = [name for name in part.batch.schema.names if self._is_looked_at(name)]
+        lists = [listed(part.batch.column(name)) for name in wanted]
+        for i, cells in enumerate(zip(*lists, strict=True)):
+            row = dict(zip(wanted, cells, strict=True))
+            try:
+                height, width = table_pictures.size(row[self.columns.image], base, self.formats)
+                texts = texts_of(row, self.columns)
+            except Undecodable as error:
+                place = f"row {part.rows[i]}" if part.spans is None else f"line {part.spans[i, 2]}"
+                skips.add(counts, str(error), f"{where} {place}")
+                continue
+            if self.columns.size and not height:
+                height, width = (_pixels(row[name]) for name in self.columns.size)
+            yield i, height, width, digest_of(row[self.columns.image], texts)
+
+    def _is_looked_at(self, name: str) -> bool:
+        columns = self.columns
+        return name in {columns.image, *(c for _, c in columns.captions), *(columns.size or ())}
+
+
+_SLOW = "kept, but slow to read in a drawn order (write smaller row groups, or pack it: `daguerre data pack`)"
+
+
+def read_schema(tables: Tables, file: Path, place: Place) -> pa.Schema:
+    """The columns of a table. UserError where it is none."""
+    try:
+        return tables.schema(file)
+    except Unreadable as error:
+        raise unreadable(place, error) from error
+
+
+def unreadable(place: Place, error: Unreadable) -> UserError:
+    """For a file that is no table, or is damaged as a whole."""
+    return UserError(
+        f"data.path: {place.name} cannot be read as a table: {error}. Fetch or write it again, or leave it out of "
+        "data.path"
+    )
+
+
+def version(place: Place, file: Path) -> str:
+    """Tells whether a table here was changed; "" for one that is far away."""
+    return str(file.stat().st_mtime_ns) if place.local else ""
+
+
+def base_of(place: Place) -> str:
+    """The folder of a table, or the address of it, where relative paths start."""
+    return str(place.local.absolute().parent) if place.local else place.url.rpartition("/")[0] + "/"
+
+
+def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
+    """{caption field: text} of those that have text. `Undecodable` where none has."""
+    texts, unknown = {}, False
+    for name, column in columns.captions:
+        value = row.get(column)
+        if column in columns.labels and value not in (None, ""):
+            try:
+                value = columns.labels[column].text(value)
+            except Undecodable:
+                value, unknown = None, True
+        if isinstance(value, str) and value.strip():
+            texts[name] = value.strip()
+    if not texts:
+        listed = ", ".join(repr(column) for _, column in columns.captions)
+        raise Undecodable(f"{'class label without a name' if unknown else 'no caption'} (column {listed})")
+    return texts
+
+
+def digest_of(picture: Any, texts: Mapping[str, str]) -> int:
+    """xxh3_64 of what the table holds of a sample: the picture (or where it is), then its captions."""
+    digest = xxhash.xxh3_64(table_pictures.stored(picture))
+    for text in texts.values():
+        digest.update(b"\0" + text.encode("utf-8", "surrogateescape"))
+    return digest.intdigest()
+
+
+def _pixels(value: Any) -> int:
+    """A side from a column; 0 where it says nothing."""
+    try:
+        side = int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return side if 0 < side < 2**31 else 0
+
+
+def _count(counts: skips.Counts, reason: str, where: str, number: int) -> None:
+    skips.add(counts, reason, where)
+    counts[reason]["count"] += number - 1
+
+
+@dataclass
+class _Kept:
+    """The rows that are kept, part by part."""
+
+    numbers: list[np.ndarray] = field(default_factory=list)
+    spans: list[np.ndarray] = field(default_factory=list)
+    looked: list[np.ndarray] = field(default_factory=list)
+    """[n, 3] uint64: height, width, digest."""
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+
+    def take(self, part: Part, rows: Iterator[tuple[int, int, int, int]]) -> None:
+        """Keeps some rows of a part."""
+        looked = np.array(list(rows), dtype=np.uint64).reshape(-1, 4)
+        which = looked[:, 0].astype(np.int64)
+        self.numbers.append(part.rows[which])
+        self.looked.append(looked[:, 1:])
+        if part.spans is not None:
+            self.spans.append(part.spans[which])
+        scalar = [f.name for f in part.batch.schema if column_types.is_scalar(f.type)]
+        self.batches.append(part.batch.select(scalar).take(pa.array(which)))
+
+    def table(
+        self, digest: str, metadata: Sequence[str], typed: bool
+    ) -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
+        """The index's columns; which metadata is kept, and which cannot be."""
+        numbers = np.concatenate([*self.numbers, np.zeros(0, np.int64)]).astype(np.int64)
+        looked = np.concatenate([*self.looked, np.zeros((0, 3), np.uint64)])
+        columns: dict[str, Any] = {
+            "id": self._ids(digest, numbers),
+            "height": looked[:, 0].astype(np.int32),
+            "width": looked[:, 1].astype(np.int32),
+            "digest": looked[:, 2],
+            "row": numbers,
+        }
+        if self.spans:
+            spans = np.concatenate(self.spans)
+            columns |= {"offset": spans[:, 0], "length": spans[:, 1], "line": spans[:, 2]}
+        fields: list[str] = []
+        not_kept: list[str] = []
+        for name in metadata:
+            found = _filterable(self._column(name), typed)
+            columns |= {f"{prefix}:{name}": array for prefix, array in found.items()}
+            (fields if found else not_kept).append(name)
+        return pa.table(columns), tuple(fields), tuple(not_kept)
+
+    def _ids(self, digest: str, numbers: np.ndarray) -> np.ndarray:
+        """What the column of ids says, where there is one, else by the table's digest and the row."""
+        ids = sample_ids(digest, numbers)
+        if not self.batches or ID not in self.batches[0].schema.names:
+            return ids
+        given = _text(self._column(ID).cast(pa.string()))
+        given = pc.if_else(pc.match_substring_regex(given, r"^\d{1,18}$"), given, None).cast(pa.int64())
+        return np.where(given.is_valid().to_numpy(zero_copy_only=False), given.fill_null(0).to_numpy(), ids)
+
+    def _column(self, name: str) -> pa.Array:
+        if not self.batches:
+            return pa.nulls(0, pa.string())
+        return pa.chunked_array([batch.column(name) for batch in self.batches]).combine_chunks()
+
+
+def _filterable(column: pa.Array, typed: bool) -> dict[str, pa.Array]:
+    """{"n": numbers, "s": texts} of a metadata column, as far as filters can use it; {} where they cannot."""
+    if not column_types.is_text(column.type):
+        return {"n": _numbers(column)}
+    text, found = _text(column), {}
+    if not typed:
+        text, number = _told_apart(text)
+        found = {"n": number} if number.null_count < len(number) else {}
+    longest = pc.max(pc.utf8_length(text)).as_py() or 0
+    if longest > TEXT_LIMIT:
+        return {}
+    return {**found, "s": text} if typed or text.null_count < len(text) or not found else found
+
+
+def _numbers(column: pa.Array) -> pa.Array:
+    """float64; null where it is not finite."""
+    if types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    number = column.cast(pa.float64(), safe=False)
+    return pc.if_else(pc.is_finite(number), number, pa.scalar(None, pa.float64()))
+
+
+def _told_apart(text: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The texts and the numbers of a column of a table without types."""
+    nothing = pa.scalar(None, pa.string())
+    trimmed = pc.utf8_trim_whitespace(text)
+    text = pc.if_else(pc.match_substring_regex(trimmed, EMPTY, ignore_case=True), nothing, text)
+    truth = pc.match_substring_regex(trimmed, TRUTH, ignore_case=True)
+    digits = pc.if_else(truth, pc.if_else(pc.starts_with(trimmed, "t", ignore_case=True), "1", "0"), trimmed)
+    is_number = pc.or_(truth, pc.match_substring_regex(trimmed, NUMBER))
+    number = _numbers(pc.if_else(is_number, digits, nothing).cast(pa.float64()))
+    return pc.if_else(is_number, nothing, text), number
+
+
+def metadata_of(value: Any, typed: bool) -> Any:
+    """A cell as a record's metadata holds it: in a table without types, what looks like a number is one."""
+    if typed or not isinstance(value, str):
+        return value
+    text = value.strip()
+    if re.search(EMPTY, text, re.IGNORECASE):
+        return None
+    if re.search(TRUTH, text, re.IGNORECASE):
+        return text.lower() == "true"
+    if re.search(NUMBER, text):
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    return value
+
+
+def _text(column: pa.Array) -> pa.Array:
+    """A column of text as plain strings; null where it is no UTF-8."""
+    plain = (
+        column.cast(pa.binary()) if not types.is_dictionary(column.type) else column.cast(pa.string()).cast(pa.binary())
+    )
+    try:
+        return plain.cast(pa.string(), safe=True)
+    except pa.ArrowInvalid:
+        return pa.array([_decoded(value) for value in plain.to_pylist()], pa.string())
+
+
+def _decoded(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

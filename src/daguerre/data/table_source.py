@@ -1,0 +1,176 @@
+"""The source behind parquet, CSV and Hugging Face's tables: opens them, and gives their rows as records.
+
+Which columns are read is `table_columns.py`, how files are read `table_files.py` and its like, what of them can be used
+`table_index.py`. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from daguerre.data import shard_index, skips, table_columns, table_pictures
+from daguerre.data.headers import Undecodable
+from daguerre.data.index import Index
+from daguerre.data.place import Place
+from daguerre.data.settings import SourceSettings
+from daguerre.data.shard_cache import ShardCache, default_folder
+from daguerre.data.shard_index import BadIndex
+from daguerre.data.skips import SkipReport
+from daguerre.data.table_columns import Columns, TableSettings
+from daguerre.data.table_files import CHANGED, Row, Tables
+from daguerre.data.table_index import Builder, base_of, digest_of, metadata_of, read_schema, texts_of
+from daguerre.errors import UserError
+from daguerre.types import Record
+
+BLOCKS = 1 << 16
+"""Most shards that samples in files of their own are told to be in: there nothing is gained by reading neighbours."""
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """All rows of some tables that can be trained on, in the tables' order."""
+
+    tables: Tables
+    places: tuple[Place, ...]
+    index_paths: tuple[Path, ...]
+    columns: Columns
+    read: tuple[str, ...]
+    """Every column that is read."""
+    cache: ShardCache
+    found: SkipReport
+    metric: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def index(self) -> Index:
+        """From the index files, by memory map."""
+        index = shard_index.combined(self.index_paths)
+        if not self._loose or not index.count:
+            return index
+        block = -(-index.count // BLOCKS)
+        starts = np.union1d(index.shard_starts, np.arange(0, index.count, block, dtype=np.int64))
+        return Index(index.ids, starts, index.heights_px, index.widths_px, index.numbers, index.texts)
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """[files + 1] int64: the first sample of each table."""
+        return np.cumsum([0, *(shard_index.load(path).table.num_rows for path in self.index_paths)])
+
+    @cached_property
+    def _loose(self) -> bool:
+        """Whether pictures are files of their own."""
+        return "loose" in shard_index.load(self.index_paths[0]).about.own
+
+    def _at(self, number: int) -> tuple[int, dict[str, Any]]:
+        """Which table a sample is in, and its row of the index."""
+        table = int(np.searchsorted(self._starts, number, side="right")) - 1
+        index = shard_index.load(self.index_paths[table]).table
+        names = [n for n in ("id", "digest", "row", "offset", "length", "line") if n in index.column_names]
+        return table, {name: index[name][number - int(self._starts[table])].as_py() for name in names}
+
+    def sample_id(self, number: int) -> int:
+        """By the table's contents and the row, or what its column `daguerre_id` says."""
+        return int(self._at(number)[1]["id"])
+
+    def name(self, number: int) -> str:
+        """The table, and the row (from 0) or line (from 1) in it."""
+        table, at = self._at(number)
+        return f"{self.places[table].name} " + (f"line {at['line']}" if "line" in at else f"row {at['row']}")
+
+    def record(self, number: int) -> Record:
+        """Reads the row, and the picture where that is a file of its own."""
+        table, at = self._at(number)
+        place = self.places[table]
+        file = place.local or self.cache.path(place, shard_index.load(self.index_paths[table]).about.shard_digest)
+        row = self.tables.row(file, Row(at["row"], at.get("offset", 0), at.get("length", 0)), self.read)
+        held = row.get(self.columns.image)
+        try:
+            texts = texts_of(row, self.columns)
+            same = digest_of(held, texts) == at["digest"]
+        except Undecodable:
+            same = False
+        if not same:
+            raise Undecodable(CHANGED)
+        image = table_pictures.read(held, base_of(place))
+        captions = {column for name, column in self.columns.captions if name == table_columns.CAPTION}
+        taken = {self.columns.image, table_columns.ID, *captions}
+        metadata = {k: metadata_of(v, self.tables.typed) for k, v in row.items() if k not in taken}
+        return Record(self.name(number), image, texts, metadata)
+
+    def report(self) -> SkipReport:
+        """What could not be used, and which columns were chosen without a setting."""
+        return self.found
+
+    def reading(self, shares: np.ndarray) -> Self:
+        """Far tables are fetched whole: rows lie too close to each other for anything else."""
+        return self
+
+    @property
+    def far(self) -> bool:
+        """Whether tables are on a store; pictures at addresses are fetched one by one, when they are trained on."""
+        return any(place.local is None for place in self.places)
+
+    def prefetch(self, shard: int) -> int:
+        """Fetches the table that holds a shard."""
+        table, _ = self._at(int(self.index.shard_starts[shard]))
+        place, about = self.places[table], shard_index.load(self.index_paths[table]).about
+        if place.local is not None or self.cache.holds(place):
+            return 0
+        self.cache.path(place, about.shard_digest)
+        return about.shard_bytes
+
+
+def cache_of(settings: SourceSettings) -> ShardCache:
+    """The local folder for indexes and far files."""
+    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_folder()
+    return ShardCache(folder, int(settings.cache_gb * 1e9))
+
+
+def open_tables(settings: TableSettings, tables: Tables, places: Sequence[Place]) -> TableSource:
+    """Chooses the columns and indexes what is not yet. UserError where no row can be used."""
+    cache = cache_of(settings)
+    first = read_schema(tables, cache.path(places[0]), places[0])
+    columns = table_columns.choose(first, settings, places[0].name)
+    made_by = repr((tables, columns.digest, settings.formats)).encode()
+    kind = f"{settings.source} {blake2b(made_by, digest_size=8).hexdigest()}"
+    _forget_changed(places, kind, cache.folder)
+    builder = Builder(tables, columns, first, settings.formats, kind, cache)
+    paths = shard_index.indexes(places, kind, builder, cache.folder)
+    found = skips.merged(shard_index.left_out(paths), shard_index.changed(places, paths), _said(columns, places))
+    if not any(shard_index.load(path).table.num_rows for path in paths):
+        raise UserError(
+            f"data.path: no row of {places[0].name}{' and the other tables' * (len(places) > 1)} can be used "
+            f"({', '.join(columns.automatic) or 'with these columns'}):\n{skips.table(found)}"
+        )
+    read = tuple(columns.read(first))
+    return TableSource(tables, tuple(places), tuple(paths), columns, read, cache, found)
+
+
+def _forget_changed(places: Sequence[Place], kind: str, cache_dir: Path) -> None:
+    """Removes indexes in the cache whose tables here are no longer what they were: people edit tables."""
+    for place in places:
+        path = shard_index.home(place, kind, cache_dir)
+        with suppress(FileNotFoundError, BadIndex):
+            about, stat = shard_index.load(path).about, place.local.stat() if place.local else None
+            if stat and (stat.st_size, str(stat.st_mtime_ns)) != (about.shard_bytes, about.version):
+                path.unlink(missing_ok=True)
+
+
+def _said(columns: Columns, places: Sequence[Place]) -> SkipReport:
+    """A note of what was chosen without a setting."""
+    counts: skips.Counts = {}
+    if columns.automatic:
+        reason = f"columns chosen by type and name: {', '.join(columns.automatic)}"
+        for place in places:
+            skips.add(counts, reason, place.name, kept=True)
+    return counts
