@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -116,7 +117,7 @@ def metadata_columns(
             if isinstance(value, (bool, int, float)):
                 into: dict[str, list[Any]] = numbers
                 value = _number(value)
-            elif isinstance(value, str) and len(value) <= TEXT_LIMIT:
+            elif isinstance(value, str) and not _is_long(value):
                 into = texts
                 value = _text(value)
             else:
@@ -132,6 +133,18 @@ def metadata_columns(
     columns = {f"n:{name}": pa.array(numbers[name], pa.float64()) for name in kept if name in numbers}
     columns |= {f"s:{name}": pa.array(texts[name], pa.string()) for name in kept if name in texts}
     return columns, tuple(kept), tuple(sorted(not_kept))
+
+
+def brief(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata with what `metadata_columns` will not keep left away, so that a whole shard's fits the memory."""
+    return {
+        sys.intern(name): [] if isinstance(value, (list, dict)) or _is_long(value) else value
+        for name, value in metadata.items()
+    }
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, str) and len(value) > TEXT_LIMIT
 
 
 def _text(value: str) -> str:

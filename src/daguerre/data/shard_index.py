@@ -177,7 +177,12 @@ def combined(paths: Sequence[Path]) -> Index:
         widths_px=_joined(shards, "width", np.int32),
         numbers=_Columns(shards, "n:", pa.float64()),
         texts=_Columns(shards, "s:", pa.string()),
+        captioned=_Columns(shards, "c:", pa.bool_()) if all(map(_knows_captions, shards)) else {},
     )
+
+
+def _knows_captions(shard: ShardIndex) -> bool:
+    return not shard.table.num_rows or any(name.startswith("c:") for name in shard.table.column_names)
 
 
 def _joined(shards: Sequence[ShardIndex], name: str, kind: type) -> np.ndarray:
@@ -195,14 +200,14 @@ def _refuse_twins(ids: np.ndarray, starts: np.ndarray, shards: Sequence[ShardInd
             names.append(f"sample {number - starts[shard]} of {shards[shard].about.shard}")
         raise UserError(
             f"data.path: {names[0]} and {names[1]} have the same id, as have {len(np.unique(twins)) - 1:,} more pairs: "
-            "a shard is there twice, or the same samples were packed twice. Each sample must be there once; to train on "
-            "it more often, use data.repeats"
+            "a shard is there twice, or the same samples were packed twice. Each sample must be there once; to train "
+            "on it more often, use data.repeats"
         )
 
 
 @dataclass(frozen=True)
 class _Columns(Mapping[str, pa.Array]):
-    """Metadata of all shards by name, put together when it is asked for; what a shard lacks is null there."""
+    """Columns of all shards by name, put together when they are asked for; metadata that a shard lacks is null."""
 
     shards: Sequence[ShardIndex]
     prefix: str
@@ -210,11 +215,11 @@ class _Columns(Mapping[str, pa.Array]):
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        dropped = {name for shard in self.shards for name in shard.about.not_kept}
-        names = {
-            name: None for shard in self.shards for name in shard.table.column_names if name.startswith(self.prefix)
-        }
-        return tuple(short for name in names if (short := name.removeprefix(self.prefix)) not in dropped)
+        not_kept = {name for shard in self.shards for name in shard.about.not_kept}
+        dropped = not_kept if self.prefix != "c:" else set()
+        columns = dict.fromkeys(name for shard in self.shards for name in shard.table.column_names)
+        names = [name.removeprefix(self.prefix) for name in columns if name.startswith(self.prefix)]
+        return tuple(name for name in names if name not in dropped)
 
     def __getitem__(self, name: str) -> pa.Array:
         if name not in self._names:
@@ -223,11 +228,12 @@ class _Columns(Mapping[str, pa.Array]):
         parts: list[pa.Array] = []
         for shard in self.shards:
             there = column in shard.table.column_names
-            chunks = (
-                shard.table[column].cast(self.kind).chunks if there else [pa.nulls(shard.table.num_rows, self.kind)]
-            )
-            parts.extend(chunks)
+            parts.extend(shard.table[column].cast(self.kind).chunks if there else [self._nothing(shard.table.num_rows)])
         return pa.concat_arrays(parts)
+
+    def _nothing(self, count: int) -> pa.Array:
+        """What a shard without the column has there: no caption, or no metadata."""
+        return pa.array(np.zeros(count, bool)) if self.prefix == "c:" else pa.nulls(count, self.kind)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

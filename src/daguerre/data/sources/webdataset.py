@@ -1,0 +1,251 @@
+"""Tar shards as webdataset and img2dataset write them, and as people make them: near, or in a store.
+
+Holds the settings and the source. What is in a tar is `tar.py`, what makes a sample of it `tar_samples.py`, the index
+that is made of a shard once `tar_index.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+from pydantic import Field
+
+from daguerre.data import classes, headers, places, shard_cache, shard_index, skips, stores, tar_index, tar_samples
+from daguerre.data.classes import Classes, Labels
+from daguerre.data.headers import Undecodable
+from daguerre.data.index import Index
+from daguerre.data.places import Place
+from daguerre.data.settings import SourceSettings
+from daguerre.data.shard_cache import ShardCache
+from daguerre.data.shard_index import ShardIndex
+from daguerre.data.skips import SkipReport
+from daguerre.data.source import Split
+from daguerre.errors import UserError
+from daguerre.settings import FREE
+from daguerre.types import Record
+
+WHOLE_SHARE = 0.25
+"""Share of a far shard's samples from which on it is fetched whole."""
+GAP_BYTES = 1 << 20
+"""Bytes between the members of a sample that are read with them, rather than asking twice."""
+DIFFERENT = "bytes differ from the index: damaged, cut off or replaced since the shard was indexed"
+_READINGS = 6
+LAYOUT = """What is expected in a tar: pictures (JPEG, PNG or WebP), each with members of its own name beside it,
+  000012.jpg   000012.txt   (a caption, UTF-8)   or   000012.json   {"caption": "a cat", ...}
+  000012.jpg   000012.cls   (a class; data.idx_to_prompt gives its words)"""
+
+
+class Settings(SourceSettings):
+    """Tar shards: local, `s3://`, `gs://`, `http(s)://`; brace ranges, globs, folders, and lists of these."""
+
+    source: Literal["webdataset"] = "webdataset"
+    """Name of this source."""
+    path: str | tuple[str, ...] = Field(min_length=1, json_schema_extra=FREE)
+    """The shards: `part-{00000..00099}.tar`, `DIR/*.tar`, `DIR`, `s3://BUCKET/PREFIX/`, or a list. They may move
+    between two starts: samples are known by their contents."""
+    idx_to_prompt: Labels | None = None
+    """Words for the classes (members `cls`): a JSON file with a map or list, the map or list itself, or `imagenet`."""
+
+
+class Piece(NamedTuple):
+    """Stored bytes of a sample: the image (with an empty name) or one of its texts."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class WebdatasetSource:
+    """The samples of all shards, in the order of the shards and of the pictures in them."""
+
+    places: tuple[Place, ...]
+    paths: tuple[Path, ...]
+    """Index files, one a shard."""
+    starts: np.ndarray
+    """[S + 1] int64: the first sample of each shard, and N."""
+    prompts: Classes | None
+    """Words for the classes."""
+    cache: ShardCache
+    whole: np.ndarray
+    """[S] bool: far shards that are fetched whole."""
+    metric: str | None = None
+
+    @cached_property
+    def index(self) -> Index:
+        """What planning needs, of all shards."""
+        index = shard_index.combined(self.paths)
+        if self.prompts is None or "cls" not in index.captioned:
+            return index
+        labelled = index.captioned["cls"]
+        usual = pc.or_(index.captioned["text"], labelled) if "text" in index.captioned else labelled
+        return replace(index, captioned={**index.captioned, "text": usual})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "index"}
+
+    def sample_id(self, number: int) -> int:
+        """63 bits of a hash of the shard's contents and the place in it; or what its JSON says, from `data pack`."""
+        shard, row = self._where(number)
+        return int(self._shard(shard).table["id"][row].as_py())
+
+    def name(self, number: int) -> str:
+        """Shard, place in it, and the name of its members."""
+        shard, row = self._where(number)
+        return f"{self.places[shard].name}[{row}] {self._shard(shard).table['key'][row].as_py()}"
+
+    def record(self, number: int) -> Record:
+        """The bytes of a sample, compared with the index. `Undecodable` where they are others."""
+        shard, row = self._where(number)
+        table = self._shard(shard).table
+        pieces = _pieces(self._shard(shard), row)
+        image, *texts = self._read(shard, pieces, table["digest"][row].as_py())
+        words = tar_samples.words({piece.name: data for piece, data in zip(pieces[1:], texts, strict=True)})
+        return Record(self.name(number), image, self._captions(words.texts), words.metadata)
+
+    def report(self) -> SkipReport:
+        """What could not be used when the shards were indexed, and shards that changed since."""
+        return skips.merged(shard_index.left_out(self.paths), shard_index.changed(self.places, self.paths))
+
+    def reading(self, shares: np.ndarray) -> WebdatasetSource:
+        """The same source, told how much of each shard is wanted."""
+        told = replace(self, whole=shares >= WHOLE_SHARE)
+        if "index" in self.__dict__:
+            told.__dict__["index"] = self.index
+        return told
+
+    @property
+    def far(self) -> bool:
+        """Whether a shard is not on this machine."""
+        return any(place.local is None for place in self.places)
+
+    def prefetch(self, shard: int) -> int:
+        """Fetches a far shard that is read whole; its size in bytes."""
+        place = self.places[shard]
+        if place.local is not None or not self.whole[shard]:
+            return 0
+        about = self._shard(shard).about
+        self.cache.path(place, about.shard_digest)
+        return about.shard_bytes
+
+    def _where(self, number: int) -> tuple[int, int]:
+        shard = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return shard, number - int(self.starts[shard])
+
+    def _shard(self, shard: int) -> ShardIndex:
+        return shard_index.load(self.paths[shard])
+
+    def _captions(self, texts: Mapping[str, str]) -> Mapping[str, str]:
+        """Labels as words, which are the caption where there is no other."""
+        if self.prompts is None or "cls" not in texts:
+            return texts
+        prompt = self.prompts.text(texts["cls"])
+        return {"text": prompt, **texts, "cls": prompt}
+
+    def _read(self, shard: int, pieces: Sequence[Piece], digest: int) -> list[bytes]:
+        """The bytes of a sample whose digest is the index's."""
+        first = min(piece.offset for piece in pieces)
+        length = max(piece.offset + piece.size for piece in pieces) - first
+
+        def cut(data: bytes) -> list[bytes]:
+            return [data[piece.offset - first :][: piece.size] for piece in pieces]
+
+        try:
+            if length - sum(piece.size for piece in pieces) <= GAP_BYTES:
+                return cut(self._range(shard, first, length, lambda data: tar_index.digest(cut(data)) == digest))
+            return self._apart(shard, pieces, digest)
+        except stores.Mismatch as error:
+            raise Undecodable(DIFFERENT) from error
+
+    def _apart(self, shard: int, pieces: Sequence[Piece], digest: int) -> list[bytes]:
+        """Members that lie far from each other; read again where bytes were hurt on their way."""
+        before = None
+        for _ in range(_READINGS):
+            data = [self._range(shard, piece.offset, piece.size) for piece in pieces]
+            found = tar_index.digest(data)
+            if found == digest:
+                return data
+            if found == before:
+                break
+            before = found
+        raise Undecodable(DIFFERENT)
+
+    def _range(self, shard: int, start: int, length: int, check: Callable[[bytes], bool] | None = None) -> bytes:
+        place = self.places[shard]
+        if place.local is None and self.whole[shard]:
+            return self.cache.read(place, start, length, self._shard(shard).about.shard_digest, check)
+        return stores.read(place, start, length, check)
+
+
+def open_source(settings: Settings, split: Split) -> WebdatasetSource:
+    """Finds the shards and their indexes; makes those that are missing. UserError where there are no samples."""
+    found = places.expand(settings.path)
+    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else shard_cache.default_folder()
+    cache = ShardCache(folder, int(settings.cache_gb * 1e9))
+    kind = tar_index.kind(settings.formats)
+    paths = shard_index.indexes(found, kind, Build(settings.formats, cache), folder)
+    prompts = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
+    counts = [shard_index.load(path).table.num_rows for path in paths]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    source = WebdatasetSource(tuple(found), tuple(paths), starts, prompts, cache, np.zeros(len(found), bool))
+    if not starts[-1]:
+        left_out = skips.table(source.report())
+        instead = f" What was found instead:\n{left_out}" if left_out else ""
+        raise UserError(f"data.path: no picture with a caption in {_spoken(found)}.{instead}\n{LAYOUT}")
+    _check_classes(settings, source)
+    return source
+
+
+@dataclass(frozen=True)
+class Build:
+    """Makes the index of a shard; a far one is fetched whole for it."""
+
+    formats: tuple[str, ...]
+    cache: ShardCache
+
+    def __call__(self, place: Place) -> ShardIndex:
+        return build(place, self.formats, self.cache)
+
+
+def build(place: Place, formats: Sequence[str] = headers.USUAL, cache: ShardCache | None = None) -> ShardIndex:
+    """The index of one shard, made anew. UserError where it is no tar."""
+    local = place.local
+    if local is None:
+        assert cache is not None, "a far shard is indexed through the cache"
+        local = cache.path(place)
+    return tar_index.build(local, place.name, formats, stores.size(place).version)
+
+
+def _pieces(shard: ShardIndex, row: int) -> list[Piece]:
+    names = shard.about.own["names"]
+    table = shard.table
+    image = Piece("", table["offset"][row].as_py(), table["size"][row].as_py())
+    parts = table["parts"][row].as_py()
+    return [image, *(Piece(names[part["name"]], part["offset"], part["size"]) for part in parts)]
+
+
+def _check_classes(settings: Settings, source: WebdatasetSource) -> None:
+    """Labels without words, or words without labels, are said before all samples are left out for it."""
+    fields = {name for path in source.paths for name in _caption_fields(path)}
+    if settings.idx_to_prompt is not None and "cls" not in fields:
+        raise UserError("data.idx_to_prompt has no effect: no sample has a class (a member .cls); remove it")
+    if settings.idx_to_prompt is None and "cls" in fields and not fields & set(settings.captions.fields):
+        raise UserError(
+            "data.idx_to_prompt: the samples have classes (members .cls) but no captions: give the words for the "
+            "classes, a JSON file with a map or list, or `imagenet`"
+        )
+
+
+def _caption_fields(path: Path) -> Iterator[str]:
+    names = shard_index.load(path).table.column_names
+    return (name.removeprefix("c:") for name in names if name.startswith("c:"))
+
+
+def _spoken(found: Sequence[Place]) -> str:
+    return found[0].name if len(found) == 1 else f"any of the {len(found):,} shards, {found[0].name} and so on"
