@@ -1,5 +1,6 @@
-"""Which caption a sample is trained on: fields, templates, tags, prefix; or none, so that guidance has something to guide
-from. What no caption means to a network is the family's business: here it is the empty string.
+"""Which caption a sample is trained on: fields, templates, tags, prefix; or none, so that guidance has what it needs.
+
+What no caption means to a network is the family's business: here it is the empty string.
 """
 
 from __future__ import annotations

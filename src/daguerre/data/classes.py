@@ -51,7 +51,7 @@ def plain(label: object) -> str:
     if isinstance(label, Integral):
         return str(int(label))
     if isinstance(label, Real) and float(label).is_integer():
-        return str(int(label))
+        return str(int(float(label)))
     text = label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)
     text = text.strip()
     return str(int(text)) if _WHOLE.fullmatch(text) else text

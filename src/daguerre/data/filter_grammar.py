@@ -1,37 +1,36 @@
 """From the text of a filter to its tree: a Pratt parser (Pratt 1973), which runs nothing.
 
 Loosest first: `or`, `and`, `not`, comparisons (chained as in Python) and `in [...]`, `+ -`, `* / // %`, `-x`; then
-numbers, quoted texts, true, false, fields, `missing(field)` and parentheses. What is too long, too deep or means nothing
-(no field in it, a text where a number belongs) is a ValueError that shows the place.
+numbers, quoted texts, true, false, fields, `missing(field)` and parentheses. What is too long, too deep or means
+nothing (`filter_meaning`) is a ValueError that shows the place.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
+from daguerre.data import filter_meaning as meaning
 from daguerre.data import filter_tree as tree
-from daguerre.data.filter_tokens import Token, fault, tokens
-from daguerre.data.filter_tree import TEXT_CHARACTERS, Condition, Node, Value
+from daguerre.data.filter_tokens import Token, fault, number, tokens, unquoted
+from daguerre.data.filter_tree import Condition, Node, Value
 
 DEPTH = 100
 """How deep parentheses and operators may lie in each other."""
-NAME_CHARACTERS = 200
-"""Longest name of a field."""
 
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=", "in", "not in")
 _POWER = {"or": 1, "and": 2, **dict.fromkeys(_COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6}
 _NOT, _NEGATIVE = 3, 7
-_ESCAPED = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t"}
 _HINTS = {
     "is": "write ==, or missing(field)",
     "null": "write missing(field)",
     "None": "write missing(field)",
     "missing": "write missing(field); a field of that name stands in backticks",
     "lambda": 'a function belongs into a pair: ["field", "lambda s: s > 4.5"]',
-    "[": "a list stands after in",
+    "[": "a list stands behind in",
 }
+_Made = TypeVar("_Made")
 
 
 def expression(text: str) -> Condition:
@@ -43,20 +42,16 @@ def expression(text: str) -> Condition:
 def about(name: str, text: str) -> Condition:
     """The tree of what is said about one field: `<= 0.5`, `in ['a', 'b']` or `lambda s: s > 4.5`."""
     parser = _Parser(text)
-    subject = tree.Field(checked_name(name))
+    subject = tree.Field(meaning.name(name))
     if parser.next.is_sign("lambda"):
         parser.take_parameter(subject)
         return parser.finished(parser.part())
     if parser.infix() not in _COMPARISONS:
         parser.fail("expected a comparison such as '<= 0.5' or \"== 'en'\"")
-    return parser.finished(parser.chain(_Part(subject, 0)))
-
-
-def checked_name(name: str) -> str:
-    """The name, if a field can have it."""
-    if not 0 < len(name) <= NAME_CHARACTERS or not name.isprintable():
-        raise ValueError(f"a field's name has 1 to {NAME_CHARACTERS} printable characters")
-    return name
+    said = parser.chain(_Part(subject, 0))
+    if parser.next.kind != "end":
+        parser.fail("expected the end: this is one comparison, and more of them belong into an expression")
+    return parser.finished(said)
 
 
 @dataclass(frozen=True)
@@ -106,9 +101,12 @@ class _Parser:
         hint = f" ({_HINTS[token.text]})" if token.kind == "sign" and token.text in _HINTS else ""
         raise fault(self.text, token.at, f"{what}, found {found}{hint}")
 
-    def refuse(self, at: int, what: str) -> NoReturn:
-        """Says what is wrong with what starts at a place."""
-        raise fault(self.text, at, what)
+    def meant(self, at: int, make: Callable[..., _Made], *given: object) -> _Made:
+        """What one of `filter_meaning`'s functions makes; its refusal shows the place `at`."""
+        try:
+            return make(*given)
+        except ValueError as error:
+            raise fault(self.text, at, str(error)) from None
 
     def infix(self) -> str:
         """The operator that the next token is (`not in`: the next two), else nothing."""
@@ -134,11 +132,15 @@ class _Parser:
             self.fail("expected an operator or the end")
         return self.condition(part)
 
+    def condition(self, part: _Part) -> Condition:
+        """The node of a part that must be a condition."""
+        return self.meant(part.at, meaning.condition, part.node)
+
     def part(self, power: int = 0) -> _Part:
         """As much as operators stronger than `power` hold together."""
         self.nesting += 1
         if self.nesting > DEPTH:
-            self.refuse(self.next.at, f"more than {DEPTH} parentheses or operators in each other")
+            self.too_deep(self.next.at)
         left = self.operand(power)
         while (sign := self.infix()) and _POWER[sign] > power:
             left = self.chain(left) if sign in _COMPARISONS else self.joined(left, sign)
@@ -149,15 +151,19 @@ class _Parser:
         """The part of a node over `parts`."""
         depth = 1 + max(part.depth for part in parts)
         if depth > DEPTH:
-            self.refuse(parts[-1].at, f"more than {DEPTH} parentheses or operators in each other")
+            self.too_deep(parts[-1].at)
         return _Part(node, at, depth)
+
+    def too_deep(self, at: int) -> NoReturn:
+        """Refuses what would need a deeper tree."""
+        raise fault(self.text, at, f"more than {DEPTH} parentheses or operators in each other")
 
     def operand(self, power: int) -> _Part:
         """A value, or a condition in parentheses or behind `not`."""
         token = self.take()
         if token.is_sign("-"):
             inner = self.part(_NEGATIVE - 1)
-            return self.made(token.at, tree.Negative(self.number(inner)), inner)
+            return self.made(token.at, tree.Negative(self.meant(inner.at, meaning.number, inner.node)), inner)
         if token.is_sign("not") and power < _NOT:
             inner = self.part(_NOT - 1)
             return self.made(token.at, tree.Not(self.condition(inner)), inner)
@@ -167,10 +173,23 @@ class _Parser:
             return _Part(inner.node, token.at, inner.depth)
         if token.is_sign("missing") and self.next.is_sign("("):
             return _Part(self.missing(), token.at)
-        return _Part(self.literal(token), token.at)
+        if token.is_sign("true", "True", "false", "False"):
+            return _Part(tree.Truth(token.text.lower() == "true"), token.at)
+        if token.kind == "field":
+            return _Part(tree.Field(self.named(token)), token.at)
+        return _Part(self.literal(token, "expected a field, a number or a quoted text"), token.at)
+
+    def literal(self, token: Token, expected: str) -> Value:
+        """The number or text of a token that was taken."""
+        if token.kind == "number":
+            return tree.Number(number(self.text, token))
+        if token.kind != "text":
+            self.place -= token.kind != "end"
+            self.fail(expected)
+        return tree.Text(unquoted(self.text, token))
 
     def missing(self) -> Condition:
-        """`missing(field)`, after its name."""
+        """`missing(field)`, behind its name."""
         self.expect("(")
         if self.next.kind != "field":
             self.fail("expected the name of a field")
@@ -178,71 +197,28 @@ class _Parser:
         self.expect(")")
         return tree.Missing(name)
 
-    def literal(self, token: Token) -> Value:
-        """A number, text, truth or field."""
-        if token.kind == "number":
-            return tree.Number(self.float(token))
-        if token.kind == "text":
-            return tree.Text(self.unquoted(token))
-        if token.is_sign("true", "True", "false", "False"):
-            return tree.Truth(token.text.lower() == "true")
-        if token.kind == "field":
-            return tree.Field(self.named(token))
-        self.place -= token.kind != "end"
-        self.fail("expected a field, a number or a quoted text")
-
     def named(self, token: Token) -> str:
         """The field that a token means; it is not followed by a call."""
         if self.next.is_sign("("):
-            self.refuse(token.at, "there are no functions here but missing(field)")
+            raise fault(self.text, token.at, "there is no function here but missing(field)")
         if self.parameter is None:
-            return self.valid_name(token)
+            return self.meant(token.at, meaning.name, token.text)
         if not token.bare or token.text != self.parameter[0]:
-            self.refuse(token.at, f"a function knows its parameter {self.parameter[0]!r} only")
+            raise fault(self.text, token.at, f"a function knows its parameter {self.parameter[0]!r} only")
         return self.parameter[1].name
-
-    def valid_name(self, token: Token) -> str:
-        try:
-            return checked_name(token.text)
-        except ValueError as error:
-            self.refuse(token.at, str(error))
-
-    def float(self, token: Token) -> float:
-        """The number of a token: finite, and as it is written if it is whole."""
-        value = float(token.text)
-        if not math.isfinite(value) or (value == 0 and set(token.text) & set("123456789") - set(_exponent(token.text))):
-            self.refuse(token.at, "this number does not fit into 64 bits")
-        if token.text.isdecimal() and value != int(token.text):
-            self.refuse(token.at, "numbers are floats of 64 bits: this one cannot be told from its neighbours")
-        return value
-
-    def unquoted(self, token: Token) -> str:
-        """The text of a token, without quotes and escapes."""
-        found, rest = [], iter(enumerate(token.text[1:-1], token.at + 1))
-        for at, character in rest:
-            if character == "\\":
-                _, escaped = next(rest)
-                if escaped not in _ESCAPED:
-                    self.refuse(at, "a backslash stands before a quote, another backslash, n or t only")
-                character = _ESCAPED[escaped]
-            found.append(character)
-        if len(found) > TEXT_CHARACTERS:
-            self.refuse(token.at, f"a text is compared by {TEXT_CHARACTERS} characters at most")
-        return "".join(found)
 
     def joined(self, left: _Part, sign: str) -> _Part:
         """`left sign right` for `and`, `or` and arithmetic."""
         self.take_infix()
         right = self.part(_POWER[sign])
         if sign not in ("and", "or"):
-            node = tree.Arithmetic(sign, self.number(left), self.number(right))
-            self.check_constant(node, right.at)
-            return self.made(left.at, node, left, right)
+            numbers = [self.meant(part.at, meaning.number, part.node) for part in (left, right)]
+            return self.made(left.at, self.meant(right.at, meaning.arithmetic, sign, *numbers), left, right)
         conditions = [self.condition(left), self.condition(right)]
-        whole = tree.every(conditions) if sign == "and" else tree.either(conditions)
-        if type(whole) is type(left.node):  # a longer list, not a deeper tree
-            return _Part(whole, left.at, max(left.depth, right.depth + 1))
-        return self.made(left.at, whole, left, right)
+        node = tree.every(conditions) if sign == "and" else tree.either(conditions)
+        if type(node) is type(left.node):  # a longer list, not a deeper tree
+            return _Part(node, left.at, max(left.depth, right.depth + 1))
+        return self.made(left.at, node, left, right)
 
     def chain(self, left: _Part) -> _Part:
         """`left < right`, or `left < middle < right`, which means `left < middle and middle < right`."""
@@ -251,114 +227,33 @@ class _Parser:
         while (sign := self.infix()) in _COMPARISONS:
             at = self.next.at
             self.take_infix()
+            values = [self.meant(parts[-1].at, meaning.value, parts[-1].node)]
             if sign in ("in", "not in"):
-                links.append(self.among(parts[-1], sign == "not in", at))
+                links.append(self.meant(at, meaning.among, *values, self.members(), sign == "not in"))
                 break
             parts.append(self.part(_POWER[sign]))
-            links.append(self.compared(parts[-2], sign, parts[-1], at))
+            values.append(self.meant(parts[-1].at, meaning.value, parts[-1].node))
+            links.append(self.meant(at, meaning.compare, sign, *values))
         return self.made(left.at, tree.every(links), *parts)
 
-    def compared(self, left: _Part, sign: str, right: _Part, at: int) -> Condition:
-        """One comparison, if its sides go together."""
-        sides = self.value(left), self.value(right)
-        kinds = {_kind(side) for side in sides}
-        if "field" not in kinds and not any(True for side in sides for _ in tree.uses(side)):
-            self.refuse(at, "there is no field in this comparison: it is the same for every sample")
-        if sides[0] == sides[1]:
-            self.refuse(at, "both sides are the same")
-        if len(kinds - {"field"}) > 1:
-            self.refuse(
-                at, "a number cannot be compared with a text" if "text" in kinds else "true and false are no numbers"
-            )
-        if "truth" in kinds and sign not in ("==", "!="):
-            self.refuse(at, "true and false can be compared by == and != only")
-        return tree.Compare(sign, *sides)
-
-    def among(self, operand: _Part, negated: bool, at: int) -> Condition:
-        """`operand in [...]`, after `in`."""
-        subject = self.value(operand)
+    def members(self) -> tuple[Value, ...]:
+        """The list behind `in`."""
         if not self.next.is_sign("["):
             self.fail("expected a list such as [1, 2] or ['en', 'de']")
-        members: list[Value] = []
-        while not members or self.next.is_sign(","):
+        found: list[Value] = []
+        while not found or self.next.is_sign(","):
             self.take()
-            members.append(self.member())
+            found.append(self.member())
         if not self.next.is_sign("]"):
             self.fail("expected , or ]")
         self.take()
-        if not any(True for _ in tree.uses(subject)):
-            self.refuse(at, "there is no field before this: it is the same for every sample")
-        kinds = {_kind(member) for member in members} | {_kind(subject)} - {"field"}
-        if len(kinds) > 1:
-            self.refuse(at, "numbers and texts cannot be compared with each other")
-        return tree.Among(subject, tuple(members), negated)
+        return tuple(found)
 
     def member(self) -> Value:
         """A number or text in a list."""
-        token = self.take()
-        negative = token.is_sign("-")
-        token = self.take() if negative else token
-        if token.kind == "number":
-            return tree.Number(-self.float(token) if negative else self.float(token))
-        if token.kind == "text" and not negative:
-            return tree.Text(self.unquoted(token))
-        self.place -= token.kind != "end"
-        self.fail("expected a number" if negative else "expected a number or a quoted text")
-
-    def check_constant(self, node: tree.Arithmetic, at: int) -> None:
-        """Refuses a division by a constant 0, and constants that leave the range of numbers."""
-        right = constant(node.right)
-        if right == 0 and node.sign in ("/", "//", "%"):
-            self.refuse(at, "a division by 0")
-        if (value := constant(node)) is not None and not math.isfinite(value):
-            self.refuse(at, "this number does not fit into 64 bits")
-
-    def value(self, part: _Part) -> Value:
-        """The node of a part that is a value."""
-        if isinstance(part.node, Condition):
-            self.refuse(part.at, "expected a value, found a condition: comparisons are joined by and, or, not")
-        return part.node
-
-    def number(self, part: _Part) -> Value:
-        """The node of a part that is, or can be, a number."""
-        value = self.value(part)
-        if isinstance(value, tree.Text | tree.Truth):
-            self.refuse(part.at, "expected a number: nothing can be computed with texts, true or false")
-        return value
-
-    def condition(self, part: _Part) -> Condition:
-        """The node of a part that is a condition; a field alone is one that is true or false itself."""
-        if isinstance(part.node, tree.Field):
-            return tree.Flag(part.node.name)
-        if isinstance(part.node, Value):
-            self.refuse(part.at, "expected a condition such as width >= 512, found a value")
-        return part.node
-
-
-def _exponent(number: str) -> str:
-    return number.lower().partition("e")[2]
-
-
-def _kind(value: Value) -> str:
-    kinds: dict[type, str] = {tree.Text: "text", tree.Truth: "truth", tree.Field: "field"}
-    return kinds.get(type(value), "number")
-
-
-def constant(node: Value) -> float | None:
-    """What a value without fields comes to; None with fields. What overflows is infinite."""
-    match node:
-        case tree.Number(value):
-            return value
-        case tree.Negative(inner):
-            return None if (value := constant(inner)) is None else -value
-        case tree.Arithmetic(sign, left, right):
-            sides = constant(left), constant(right)
-            return None if None in sides else _computed(sign, *sides)
-    return None
-
-
-def _computed(sign: str, left: float, right: float) -> float:
-    if sign in ("/", "//", "%") and right == 0:
-        return math.nan
-    both = {"+": left + right, "-": left - right, "*": left * right}
-    return both[sign] if sign in both else {"/": left / right, "//": left // right, "%": left % right}[sign]
+        if not self.next.is_sign("-"):
+            return self.literal(self.take(), "expected a number or a quoted text")
+        self.take()
+        if self.next.kind != "number":
+            self.fail("expected a number")
+        return tree.Number(-number(self.text, self.take()))

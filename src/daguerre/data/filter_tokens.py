@@ -1,11 +1,13 @@
-"""The words and signs of a filter expression, and faults that show their place. What they mean is `filter_grammar`'s."""
+"""Words, signs, numbers and texts of a filter expression, and faults that show their place. How they go together is
+`filter_grammar`'s."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
-from daguerre.data.filter_tree import WORDS
+from daguerre.data.filter_tree import TEXT_CHARACTERS, WORDS
 
 CHARACTERS = 10_000
 """Longest expression."""
@@ -20,6 +22,7 @@ _TOKENS = re.compile(
     |(?P<sign><=|>=|==|!=|//|[-+*/%<>()\[\],:])""",
     re.VERBOSE,
 )
+_ESCAPED = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t"}
 _HINTS = {
     "=": "'is equal to' is written ==",
     "!": "write not, or != for 'is not equal to'",
@@ -77,3 +80,31 @@ def fault(text: str, at: int, what: str) -> ValueError:
     start = max(0, at - _AROUND)
     shown = "".join(c if c.isprintable() else " " for c in text[start : at + _AROUND])
     return ValueError(f"at character {at + 1}: {what}\n    {shown}\n    {' ' * (at - start)}^")
+
+
+def number(text: str, token: Token) -> float:
+    """The number that a token is: finite, and equal to what is written if that is whole."""
+    value = float(token.text)
+    mantissa = token.text.lower().partition("e")[0]
+    if not math.isfinite(value) or (value == 0 and mantissa.strip("0.")):
+        raise fault(text, token.at, "this number does not fit into 64 bits")
+    if token.text.isdecimal() and value != int(token.text.lstrip("0") or "0"):
+        raise fault(text, token.at, "numbers are floats of 64 bits: this one cannot be told from its neighbours")
+    return value
+
+
+def unquoted(text: str, token: Token) -> str:
+    """The text that a token is, without quotes and escapes."""
+    found, inside = [], iter(enumerate(token.text[1:-1], token.at + 1))
+    for at, character in inside:
+        if character == "\\":
+            _, escaped = next(inside)
+            if escaped not in _ESCAPED:
+                raise fault(text, at, "a backslash stands before a quote, another backslash, n or t only")
+            character = _ESCAPED[escaped]
+        if "\ud800" <= character <= "\udfff":
+            raise fault(text, at, "half of a surrogate pair is no character")
+        found.append(character)
+    if len(found) > TEXT_CHARACTERS:
+        raise fault(text, token.at, f"texts of more than {TEXT_CHARACTERS} characters are not kept in indexes")
+    return "".join(found)

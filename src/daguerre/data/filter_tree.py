@@ -5,13 +5,14 @@ A tree is made by `filter_grammar`, which refuses what means nothing; it is work
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-TEXT_CHARACTERS = 64
-"""Longest text in an expression. Indexes keep that much of a text and one character more, so comparing is exact."""
+TEXT_CHARACTERS = 63
+"""Longest text in an expression: fields with longer texts are not kept in indexes, so none could be equal."""
 BARE_NAME = re.compile(r"[^\W\d]\w*")
 """Field names that are written as they are; all others stand in backticks."""
 WORDS = frozenset({"and", "or", "not", "in", "missing", "true", "false", "True", "False", "lambda", "is", "if", "else"})
@@ -175,6 +176,30 @@ def uses(node: Node) -> Iterator[Use]:
         case Every(conditions) | Either(conditions):
             for condition in conditions:
                 yield from uses(condition)
+
+
+def constant(node: Value) -> float | None:
+    """What a value without fields comes to, NaN for a division by 0; None for one with fields."""
+    match node:
+        case Number(value):
+            return value
+        case Negative(inner):
+            negated = constant(inner)
+            return None if negated is None else -negated
+        case Arithmetic(sign, left, right):
+            first, second = constant(left), constant(right)
+            return None if first is None or second is None else _computed(sign, first, second)
+    return None
+
+
+def _computed(sign: str, left: float, right: float) -> float:
+    if sign in ("+", "-"):
+        return left + right if sign == "+" else left - right
+    if sign == "*":
+        return left * right
+    if right == 0:
+        return math.nan
+    return left / right if sign == "/" else left // right if sign == "//" else left % right
 
 
 def name_text(name: str) -> str:

@@ -9,35 +9,37 @@ The grammar is `filter_grammar`'s, the arithmetic over columns is `filter_column
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, RootModel, WithJsonSchema, field_validator
 
-from daguerre.data import filter_grammar, filter_tree
+from daguerre.data import filter_grammar, filter_meaning, filter_tree
 from daguerre.data.filter_columns import Verdict, verdict
 from daguerre.data.filter_tree import Condition
 from daguerre.data.index import Index
 
 CONDITIONS = 1000
 """Most fields or pairs."""
-_SPELLINGS = """write an expression ("original_width >= 512 and punsafe < 0.1"), a group of fields
-({pwatermark: "<=0.5"}) or a list of pairs ([[aesthetic_score, "lambda s: s > 4.5"]])"""
-_ABOUT = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}
+_SPELLINGS = (
+    'write an expression ("original_width >= 512 and punsafe < 0.1"),\n'
+    'a group of fields ({pwatermark: "<=0.5"}) or a list of pairs ([[aesthetic_score, "lambda s: s > 4.5"]])'
+)
+_SAID = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}
+_PAIR = {"type": "array", "prefixItems": [{"type": "string"}, _SAID], "minItems": 2, "maxItems": 2}
 _SCHEMA = {
     "anyOf": [
         {"type": "null"},
         {"type": "string"},
-        {"type": "object", "additionalProperties": _ABOUT},
-        {
-            "type": "array",
-            "items": {"anyOf": [{"type": "string"}, {"type": "array", "prefixItems": [{"type": "string"}, _ABOUT]}]},
-        },
+        {"type": "object", "additionalProperties": _SAID},
+        {"type": "array", "items": _PAIR},
+        _PAIR,
     ]
 }
 
 
-class Filters(RootModel[Annotated[Any, WithJsonSchema(_SCHEMA)]]):
+class Filters(RootModel[Any]):
     """Which samples are trained on, by their metadata; `Filters()` lets all of them pass."""
 
     model_config = ConfigDict(frozen=True)
@@ -48,7 +50,9 @@ class Filters(RootModel[Annotated[Any, WithJsonSchema(_SCHEMA)]]):
     @field_validator("root")
     @classmethod
     def _means_something(cls, given: Any) -> Any:
-        if given is None or (isinstance(given, str) and given.strip() == "null") or given in ([], {}):
+        if given is None or (isinstance(given, str) and given.strip() == "null"):
+            return None
+        if isinstance(given, dict | list | tuple) and not given:
             return None
         _tree(given)
         return given
@@ -59,45 +63,72 @@ class Filters(RootModel[Annotated[Any, WithJsonSchema(_SCHEMA)]]):
         return None if self.root is None else _tree(self.root)
 
     def __str__(self) -> str:
+        """One expression that means the same; nothing for no filter."""
         return "" if self.tree is None else filter_tree.canonical(self.tree)
+
+    def clauses(self) -> tuple[Filters, ...]:
+        """One filter for each of the conditions that `and` joins."""
+        return () if self.tree is None else tuple(_of(clause) for clause in filter_tree.clauses(self.tree))
 
     def fields(self) -> frozenset[str]:
         """Names of the fields that it uses."""
         return frozenset(use.name for use in filter_tree.uses(self.tree)) if self.tree else frozenset()
 
     def evaluate(self, index: Index) -> Verdict:
-        """Which samples pass, and how many were left out for which reason."""
+        """Which samples pass, and how many do not for which reason. What the index lacks is missing in every sample."""
         return verdict(self.tree, index)
+
+
+def _of(tree: Condition) -> Filters:
+    """The filter of a tree that was checked as part of another."""
+    filters = Filters.model_construct(root=filter_tree.canonical(tree))
+    filters.__dict__["tree"] = tree
+    return filters
 
 
 def _tree(given: Any) -> Condition:
     if isinstance(given, str):
-        tree = filter_grammar.expression(given)
-    elif isinstance(given, dict):
-        tree = _all_of(list(given.items()))
-    elif isinstance(given, list | tuple):
-        single = len(given) == 2 and all(isinstance(member, str) for member in given)
-        tree = _all_of([given] if single else list(given))
-    else:
-        raise ValueError(_SPELLINGS)
-    return tree
+        return filter_meaning.whole(filter_grammar.expression(given))
+    if isinstance(given, dict):
+        return _all_of(list(given.items()))
+    if isinstance(given, list | tuple):
+        single = len(given) == 2 and isinstance(given[0], str)
+        return _all_of([given] if single else list(given))
+    raise ValueError(_SPELLINGS)
 
 
 def _all_of(pairs: list[Any]) -> Condition:
     if len(pairs) > CONDITIONS:
         raise ValueError(f"{len(pairs):,} fields are too many: at most {CONDITIONS:,}")
-    return filter_tree.every([_of_one_field(pair) for pair in pairs])
+    return filter_meaning.whole(filter_tree.every([_of_one_field(pair) for pair in pairs]))
 
 
 def _of_one_field(pair: Any) -> Condition:
+    """The tree of a field and what is said of it."""
     if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-        raise ValueError(f"not a pair of a field and what is said of it: {_SPELLINGS}")
+        raise ValueError(f"a list holds pairs of a field and what is said of it: {_SPELLINGS}")
     name, said = pair
-    if isinstance(said, bool | int | float):
-        said = f"== {str(said).lower()}"
-    if not isinstance(said, str):
-        raise ValueError(f"{name[:40]}: expected a comparison such as '<= 0.5', or a number")
+    shown = name[:40]
     try:
-        return filter_grammar.about(name, said)
+        return filter_grammar.about(name, _equal_to(said) if isinstance(said, bool | int | float) else _text(said))
     except ValueError as error:
-        raise ValueError(f"{name[:40]}: {error}") from None
+        raise ValueError(f"{shown}: {error}") from None
+
+
+def _text(said: Any) -> str:
+    if not isinstance(said, str):
+        raise ValueError("expected a comparison such as '<= 0.5', or a number")
+    return said
+
+
+def _equal_to(said: float) -> str:
+    """A number stands for being equal to it."""
+    if isinstance(said, bool):
+        return f"== {filter_tree.canonical(filter_tree.Truth(said))}"
+    try:
+        value = float(said)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value) or value != said:
+        raise ValueError("this number does not fit into a float of 64 bits")
+    return f"== {filter_tree.canonical(filter_tree.Number(value))}"
