@@ -12,10 +12,9 @@ import http.client
 import logging
 import random
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,8 +53,8 @@ class Faults:
 
     share: float = 0.0
     kinds: tuple[str, ...] = ("error", "cut", "stall", "flip")
-    """`error`: 500 or 503; `cut`: the connection ends in the middle of the body; `stall`: nothing comes for `stall_seconds`
-    after half of it; `flip`: one bit of the body is another."""
+    """`error`: 500 or 503; `cut`: the connection ends in the middle of the body; `stall`: nothing comes for
+    `stall_seconds`, before the answer or in the middle of it; `flip`: one bit of the body is another."""
     stall_seconds: float = 0.8
     methods: tuple[str, ...] = ("GET", "HEAD", "PUT", "POST")
 
@@ -69,6 +68,7 @@ class Seen:
     range: str
     fault: str
     sent_bytes: int
+    authorization: str
 
 
 @dataclass
@@ -130,16 +130,19 @@ class _Passing(BaseHTTPRequestHandler):
         data = answer.read()
         upstream.close()
         fault, where = self.proxy.draw(self.command, bool(data))
-        self.proxy.seen.append(
-            Seen(self.command, self.path, self.headers.get("Range", ""), fault, len(data) if fault != "error" else 0)
-        )
+        sent = 0 if fault == "error" else len(data)
+        asked, signed = self.headers.get("Range", ""), self.headers.get("Authorization", "")
+        self.proxy.seen.append(Seen(self.command, self.path, asked, fault, sent, signed))
         self._answer(answer, data, fault, where)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass
 
     def _answer(self, answer: http.client.HTTPResponse, data: bytes, fault: str, where: float) -> None:
         if fault == "error":
-            return self._error(500 if where < 0.5 else 503)
+            self._error(500 if where < 0.5 else 503)
+            return
+        if fault == "stall" and where < 0.5:
+            self.proxy.closing.wait(self.proxy.faults.stall_seconds)
         if fault == "flip":
             place = int(where * len(data))
             data = data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]

@@ -12,7 +12,6 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from hashlib import md5
 from io import FileIO
 from pathlib import Path
@@ -20,10 +19,10 @@ from typing import TypeVar
 
 import xxhash
 
-from daguerre.data.place import Place
+from daguerre.data.place import WEB, Place
 from daguerre.data.store_clients import Store
-from daguerre.data.store_errors import Mismatch, NoRanges, Passing
-from daguerre.data.store_requests import READINGS, ranged, tried
+from daguerre.data.store_errors import Mismatch, NoRanges, Passing, StoreError
+from daguerre.data.store_requests import READINGS, Stat, ranged, size, tried
 
 T = TypeVar("T")
 PART_BYTES = 16 << 20
@@ -35,22 +34,12 @@ _UPLOAD_PARTS_MIB = (5, 8, 10, 15, 16, 20, 25, 32, 50, 64, 100, 128, 256, 512, 1
 """Usual sizes of the parts in which tools upload; the entity tag is then made of the parts' MD5s."""
 
 
-@dataclass(frozen=True)
-class Stat:
-    """A file from outside."""
-
-    bytes: int
-    """Its size."""
-    version: str
-    """Changes when the file does: the store's entity tag, or the time of the last change."""
-
-
-def fetch_beside(place: Place, to: Path, stat: Stat, digest: str | None, keep_other: bool) -> str:
-    """`stores.fetch`, of a file whose size is known."""
+def fetch_beside(place: Place, to: Path, digest: str | None, keep_other: bool) -> str:
+    """`stores.fetch`."""
     beside = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
     try:
         with beside.open("x+b", buffering=0) as file:
-            found = fetch_into(place, file, stat, digest, keep_other)
+            found = fetch_into(place, file, size(place), digest, keep_other)
         os.replace(beside, to)
     finally:
         beside.unlink(missing_ok=True)
@@ -68,6 +57,8 @@ def fetch_into(place: Place, file: FileIO, stat: Stat, digest: str | None, keep_
     except NoRanges:
         _stream(place, file, stat, digest)
     found = digest_of(file)
+    if found != digest and place.scheme in WEB and size(place) != stat:  # a store's ranges name the version they are of
+        raise StoreError(place, "was replaced while it was read")
     if digest and found != digest and not keep_other:
         raise Mismatch(place, f"holds other bytes than expected: their digest is {found}, not {digest}")
     return found

@@ -20,8 +20,9 @@ from io import FileIO
 from pathlib import Path
 
 from daguerre.data import stores
-from daguerre.data.fetching import Stat, digest_of, fetch_into
+from daguerre.data.fetching import digest_of, fetch_into
 from daguerre.data.place import Place
+from daguerre.data.stores import Stat
 from daguerre.errors import UserError
 
 _LOCKS = 4096

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass
+from base64 import b64encode
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import boto3
 import botocore.session
-from botocore.exceptions import BotoCoreError
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import GCSStore, HTTPStore, S3Store
 
@@ -42,13 +46,21 @@ class Patience:
     """Most of one pause."""
     connect_seconds: float = 5.0
     """Longest wait for a connection."""
-    stall_seconds: float = 15.0
+    stall_seconds: float = 10.0
     """Longest wait for the next bytes of an answer."""
     unreachable_seconds: float = 12.0
-    """Without any connection in that time (and two attempts), a store counts as unreachable."""
+    """A store that has not answered once after that time (and two attempts) counts as unreachable."""
 
 
 PATIENCE = Patience()
+_METHODS = {
+    "env": "the environment",
+    "shared-credentials-file": "~/.aws/credentials",
+    "config-file": "~/.aws/config",
+    "iam-role": "the instance's role",
+    "container-role": "the container's role",
+}
+"""Boto's names for where credentials are from, in words."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,8 @@ class Client:
     store: Store
     access: str
     """Endpoint, region and where the credentials came from, for messages."""
+    answered: Event = field(default_factory=Event, compare=False)
+    """Set once it has answered: from then on, silence is a fault that passes."""
 
 
 def client(place: Place) -> Client:
@@ -91,7 +105,7 @@ def _options(allow_http: bool) -> dict[str, Any]:
 def _s3(place: Place) -> Client:
     settings = botocore.session.Session()
     endpoint = _s3_endpoint(settings)
-    region = os.environ.get("AWS_REGION") or settings.get_config_variable("region") or "us-east-1"
+    region = os.environ.get("AWS_REGION") or settings.get_config_variable("region") or _region(place.bucket, endpoint)
     config: S3Config = {"region": region}
     if endpoint:
         config["endpoint"] = endpoint
@@ -117,6 +131,20 @@ def _s3_endpoint(settings: botocore.session.Session) -> str | None:
     return services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url")
 
 
+def _region(bucket: str, endpoint: str | None) -> str:
+    """Where a bucket is, if no setting says so. AWS tells everybody; other stores care little."""
+    if endpoint:
+        return "us-east-1"
+    once = Config(signature_version=UNSIGNED, connect_timeout=3, read_timeout=3, retries={"total_max_attempts": 1})
+    try:
+        answer = boto3.client("s3", region_name="us-east-1", config=once).head_bucket(Bucket=bucket)
+    except ClientError as error:
+        answer = error.response
+    except BotoCoreError:
+        answer = {}
+    return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "us-east-1")
+
+
 def _s3_credentials(place: Place, session: boto3.Session) -> tuple[Boto3CredentialProvider | None, str]:
     """Who signs requests, and where those credentials are from."""
     if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
@@ -131,7 +159,7 @@ def _s3_credentials(place: Place, session: boto3.Session) -> tuple[Boto3Credenti
             place,
             f"cannot be read: no usable AWS credentials ({type(error).__name__}). Check ~/.aws and AWS_PROFILE",
         ) from None
-    return Boto3CredentialProvider(session), f"credentials from {credentials.method}"
+    return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
 
 
 def _gs(place: Place) -> Client:
@@ -171,9 +199,14 @@ def _gs_credentials() -> str | None:
 
 def _web(place: Place) -> Client:
     host = urlsplit(place.url)
-    if host.username is not None and host.scheme == "http" and not _loopback(host.hostname):
-        raise StoreError(place, "would send user and password unencrypted: write https://")
-    return Client(HTTPStore(place.url, **_options(host.scheme == "http")), f"host {host.hostname}")
+    options = _options(host.scheme == "http")
+    if host.username is not None:
+        if host.scheme == "http" and not _loopback(host.hostname):
+            raise StoreError(place, "would send user and password unencrypted: write https://")
+        pair = f"{unquote(host.username)}:{unquote(host.password or '')}"
+        options["client_options"]["default_headers"] = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
+    address = host._replace(netloc=host.netloc.rpartition("@")[2], fragment="").geturl()
+    return Client(HTTPStore(address, **options), f"host {host.hostname}")
 
 
 def _plain_http(place: Place, endpoint: str | None, variable: str) -> bool:

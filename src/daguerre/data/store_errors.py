@@ -7,10 +7,18 @@ on, only the HTTP status, the store's error code and what kind of fault it was.
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from obstore.exceptions import BaseError, InvalidPathError, NotSupportedError, PreconditionError
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
-from daguerre.data.place import Place
+from daguerre.data.place import STORES, Place
 
 
 class StoreError(OSError):
@@ -28,6 +36,9 @@ class StoreError(OSError):
     passing = False
     """Whether the same request may succeed a moment later."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.place, self.what, self.setting)
+
     def __str__(self) -> str:
         return f"{self.setting}: {self.told}" if self.setting else self.told
 
@@ -44,7 +55,7 @@ class Passing(StoreError):
 
 
 class Unreachable(Passing):
-    """No connection at all."""
+    """No connection, or no answer."""
 
 
 class Missing(StoreError, FileNotFoundError):
@@ -59,8 +70,8 @@ class Mismatch(StoreError):
     """The bytes came alike several times and are not those that were expected: they are stored that way (damaged, cut
     or replaced)."""
 
-    def __init__(self, place: Place, what: str, data: bytes = b"") -> None:
-        super().__init__(place, what)
+    def __init__(self, place: Place, what: str, setting: str = "data.path", data: bytes = b"") -> None:
+        super().__init__(place, what, setting)
         self.data = data
         """What is stored there; shorter than asked for if the file ends before."""
 
@@ -70,13 +81,14 @@ _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524}
 _PASSING_CODES = {"RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "SlowDown"}
+_LATE = "no answer in time"
 _FAULTS = (
     # text of the library, what it means
     ("certificate", "the server's certificate is not trusted"),
     ("dns error", "no such host"),
     ("Connection refused", "the connection was refused"),
-    ("TimedOut", "no answer in time"),
-    ("kind: Timeout", "no answer in time"),
+    ("TimedOut", _LATE),
+    ("kind: Timeout", _LATE),
     ("kind: Connect", "no connection"),
     ("kind: Body", "the connection broke in the middle of an answer"),
     ("kind: Decode", "the connection broke in the middle of an answer"),
@@ -88,16 +100,18 @@ def told(error: BaseError | OSError | ValueError, place: Place, access: str) -> 
     text = str(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else None
     code = found[1] if (found := _CODE.search(text)) else ""
-    if status is not None and not isinstance(error, FileNotFoundError):
-        return _answered(status, code, text, place, access)
-    if isinstance(error, FileNotFoundError):
+    if status == 404 or isinstance(error, FileNotFoundError):
         return Missing(place, _missing(code, access))
+    if status is not None:
+        return _answered(status, code, text, place, access)
+    if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+        return StoreError(place, f"may not be read: the credentials cannot be used or renewed ({access})")
     if isinstance(error, PreconditionError):
         return StoreError(place, "was replaced while it was read")
     if isinstance(error, NotSupportedError):
         return NoRanges(place, "is on a server that sends files whole only (it does not answer range requests)")
-    if isinstance(error, InvalidPathError):
-        return StoreError(place, "is no name that can be asked for: empty parts (//), . and .. are not")
+    if isinstance(error, InvalidPathError) or "Could not parse path" in text:
+        return StoreError(place, "is, or holds, a name that cannot be asked for: one with an empty part (//), . or ..")
     return _unanswered(text, place, access)
 
 
@@ -123,22 +137,21 @@ def _answered(status: int, code: str, text: str, place: Place, access: str) -> S
 
 
 def _rights(place: Place, access: str) -> str:
-    if place.scheme not in ("s3", "gs"):
+    if place.scheme not in STORES:
         return "Check whether the address has expired or needs a login"
     if "no credentials" in access:
-        return "Only public buckets can be read without credentials: set them up, and check the name"
+        return "Only public buckets can be read without credentials: set them up, or check the name"
     skip = "AWS_SKIP_SIGNATURE=true" if place.scheme == "s3" else "GOOGLE_SKIP_SIGNATURE=true"
     return (
-        f"Check that these credentials have not expired and may read it; for a public bucket, {skip} asks without them"
+        "Check the name (a bucket that may not be listed says the same of what is not there) and that these credentials "
+        f"may read it and have not expired; for a public bucket, {skip} asks without them"
     )
 
 
 def _unanswered(text: str, place: Place, access: str) -> StoreError:
-    why = next((meaning for sign, meaning in _FAULTS if sign in text), "the request failed")
-    check = "endpoint, region and credentials" if place.scheme in ("s3", "gs") else "address and the network"
     if "Content-Length" in text:
-        return StoreError(
-            place, "has no size: the server does not say one, as for a page that is made when it is asked for"
-        )
-    kind = Unreachable if "kind: Connect" in text or "error trying to connect" in text else Passing
+        return StoreError(place, "has no size: the server tells none, as for a page that is made when it is asked for")
+    why = next((meaning for sign, meaning in _FAULTS if sign in text), "the request failed")
+    check = "endpoint, region and credentials" if place.scheme in STORES else "the address and the network"
+    kind = Unreachable if "kind: Connect" in text or why == _LATE else Passing
     return kind(place, f"cannot be reached: {why}, again and again ({access}). Check {check}")

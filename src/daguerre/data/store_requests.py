@@ -5,9 +5,11 @@ What the bytes should be is not known here; stores.py and fetching.py check them
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from obstore.exceptions import BaseError
@@ -15,11 +17,21 @@ from obstore.exceptions import BaseError
 from daguerre.data import local_files, store_clients
 from daguerre.data.place import WEB, Place
 from daguerre.data.store_clients import Store
-from daguerre.data.store_errors import Mismatch, StoreError, Unreachable, told
+from daguerre.data.store_errors import Mismatch, Missing, StoreError, Unreachable, told
 
 T = TypeVar("T")
 READINGS = 6
 """Most readings of the same bytes where they come differently or are not as expected."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A file from outside."""
+
+    bytes: int
+    """Its size."""
+    version: str
+    """Changes when the file does: the store's entity tag, or the time of the last change."""
 
 
 def tried(place: Place, request: Callable[[Store, str], T]) -> T:
@@ -29,14 +41,17 @@ def tried(place: Place, request: Callable[[Store, str], T]) -> T:
     while True:
         attempt += 1
         try:
-            return request(client.store, "" if place.scheme in WEB else place.key)
+            answer = request(client.store, "" if place.scheme in WEB else place.key)
+            client.answered.set()
+            return answer
         except StoreError:
             raise
         except (BaseError, FileNotFoundError, ValueError) as error:
             fault = told(error, place, client.access)
         pause = min(patience.first_pause_seconds * 2 ** (attempt - 1), patience.longest_pause_seconds)
-        late = time.monotonic() - began + pause > patience.unreachable_seconds and attempt > 1
-        if not fault.passing or attempt >= patience.attempts or (isinstance(fault, Unreachable) and late):
+        late = attempt > 1 and time.monotonic() - began + pause > patience.unreachable_seconds
+        hopeless = isinstance(fault, Unreachable) and late and not client.answered.is_set()
+        if not fault.passing or attempt >= patience.attempts or hopeless:
             raise fault
         time.sleep(pause * random.uniform(0.5, 1))
 
@@ -54,5 +69,24 @@ def ranged(place: Place, start: int, length: int, version: str = "") -> bytes:
             options["if_match"] = version
         data = tried(place, lambda store, path: bytes(store.get(path, options=options).bytes()))  # type: ignore[arg-type]
     if len(data) != length:
-        raise Mismatch(place, f"ends at byte {start + len(data):,}, before {start + length:,}", data)
+        raise Mismatch(place, f"ends at byte {start + len(data):,}, before {start + length:,}", data=data)
     return data
+
+
+def size(place: Place) -> Stat:
+    """Size and version. StoreError (`Missing` where there is nothing), or OSError of the local disk."""
+    if place.local is not None:
+        found = os.stat(place.local)
+        return Stat(found.st_size, str(found.st_mtime_ns))
+    try:
+        return _stat(tried(place, lambda store, path: store.head(path)))
+    except StoreError as error:
+        if place.scheme not in WEB or error.passing or isinstance(error, Missing):
+            raise
+        return _stat(
+            tried(place, lambda store, path: store.get(path).meta)
+        )  # some servers and signatures know only GET
+
+
+def _stat(meta: Any) -> Stat:
+    return Stat(meta["size"], meta["e_tag"] or meta["last_modified"].isoformat())

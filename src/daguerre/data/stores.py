@@ -14,16 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import md5
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from daguerre.data import local_files
-from daguerre.data.fetching import Stat, fetch_beside
+from daguerre.data.fetching import fetch_beside
 from daguerre.data.place import STORES, WEB, Place
 from daguerre.data.store_clients import Store
 from daguerre.data.store_errors import Mismatch, Missing, NoRanges, Passing, StoreError
-from daguerre.data.store_requests import READINGS, ranged, tried
+from daguerre.data.store_requests import READINGS, Stat, ranged, size, tried
 from daguerre.errors import UserError
 
 __all__ = [
@@ -57,25 +56,6 @@ class Opening:
     """Its first bytes."""
     content_type: str
     """As the server calls it, such as `text/html`; empty if unknown."""
-
-
-def size(place: Place) -> Stat:
-    """Size and version. StoreError (`Missing` where there is nothing), or OSError of the local disk."""
-    if place.local is not None:
-        found = os.stat(place.local)
-        return Stat(found.st_size, str(found.st_mtime_ns))
-    try:
-        return _stat(tried(place, lambda store, path: store.head(path)))
-    except StoreError as error:
-        if place.scheme not in WEB or error.passing or isinstance(error, Missing):
-            raise
-        return _stat(
-            tried(place, lambda store, path: store.get(path).meta)
-        )  # some servers and signatures know only GET
-
-
-def _stat(meta: Any) -> Stat:
-    return Stat(meta["size"], meta["e_tag"] or meta["last_modified"].isoformat())
 
 
 def exists(place: Place) -> bool:
@@ -123,7 +103,7 @@ def read(
         if check is None and seen[alike] == 2:
             return data
         if seen[alike] == ALIKE:
-            raise Mismatch(place, f"holds other bytes than expected from {start:,} to {start + length:,}", data)
+            raise Mismatch(place, f"holds other bytes than expected from {start:,} to {start + length:,}", data=data)
     raise Passing(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them")
 
 
@@ -133,7 +113,7 @@ def fetch(place: Place, to: Path, digest: str | None = None, *, keep_other: bool
     What comes is right by `digest`, else by the store's MD5, else because two readings agree. `Mismatch` where two
     readings agree on other bytes than those of `digest`; `keep_other` keeps them.
     """
-    return fetch_beside(place, to, size(place), digest, keep_other)
+    return fetch_beside(place, to, digest, keep_other)
 
 
 def listing(url: str) -> list[Place]:
