@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from daguerre.data import crew, skips
+from daguerre.data import crew, skips, stores
 from daguerre.data.index import Index
 from daguerre.data.index_file import (
     TEXT_LIMIT,
@@ -35,11 +34,10 @@ from daguerre.data.index_file import (
     sample_ids,
     save,
 )
+from daguerre.data.place import Place
 from daguerre.data.skips import SkipReport
+from daguerre.data.store_errors import StoreError
 from daguerre.errors import UserError
-
-if TYPE_CHECKING:
-    from daguerre.data.places import Place
 
 __all__ = [
     "TEXT_LIMIT",
@@ -52,6 +50,8 @@ __all__ = [
     "decoded",
     "encoded",
     "file_digest",
+    "found",
+    "found_in",
     "home",
     "indexes",
     "left_out",
@@ -85,17 +85,24 @@ def indexes(
     `build` travels to them: a function of a module, or a small frozen dataclass with `__call__`. An index is taken as
     it is found even where the shard has changed since: what is read is checked against it.
     """
-    found = [_found(place, kind, cache_dir) for place in places]
-    if None in found:
+    kept = [_kept(place, kind, cache_dir) for place in places]
+    if None in kept:
         with _alone(cache_dir, say):
-            found = [path or _found(place, kind, cache_dir) for place, path in zip(places, found, strict=True)]
-            missing = [place for place, path in zip(places, found, strict=True) if path is None]
-            _build(missing, _Building(kind, build, cache_dir), say)
-    return [path or home(place, kind, cache_dir) for place, path in zip(places, found, strict=True)]
+            kept = [path or _kept(place, kind, cache_dir) for place, path in zip(places, kept, strict=True)]
+            missing = [place for place, path in zip(places, kept, strict=True) if path is None]
+            try:
+                _build(missing, _Building(kind, build, cache_dir), say)
+            except StoreError as error:
+                raise UserError(str(error)) from error
+    return [path or home(place, kind, cache_dir) for place, path in zip(places, kept, strict=True)]
 
 
-def _found(place: Place, kind: str, cache_dir: Path) -> Path | None:
-    """The index of a shard, beside it or in the cache; None where there is none that can be used."""
+def found(place: Place, kind: str, cache_dir: Path) -> Path | None:
+    """The index of a shard: beside it (that of a far one is fetched) or in the cache; None where none can be used."""
+    return _kept(place, kind, cache_dir) or _fetched(place, kind, cache_dir)
+
+
+def _kept(place: Place, kind: str, cache_dir: Path) -> Path | None:
     beside = [place.local.with_name(place.local.name + SUFFIX)] if place.local else []
     for path in (*beside, home(place, kind, cache_dir)):
         with suppress(FileNotFoundError, BadIndex):
@@ -104,20 +111,42 @@ def _found(place: Place, kind: str, cache_dir: Path) -> Path | None:
     return None
 
 
+def _fetched(place: Place, kind: str, cache_dir: Path) -> Path | None:
+    """The index beside a far shard, copied into the cache. Where its name may not be asked for there is none."""
+    if place.local is not None or "?" in place.url:  # a signature is for one name
+        return None
+    beside, path = Place(place.url + SUFFIX), home(place, kind, cache_dir)
+    try:
+        data = stores.read(beside, 0, stores.size(beside).bytes, twice=True)
+        index = decoded(pa.py_buffer(data), beside.name)
+    except (StoreError, BadIndex) as error:
+        if isinstance(error, StoreError) and error.passing:
+            raise
+        return None
+    if index.about.kind != kind:
+        return None
+    save(index, path)
+    return path
+
+
 @dataclass(frozen=True)
 class _Building:
-    """Builds and keeps the index of one shard, wherever this is done."""
+    """Fetches or builds the index of one shard, and keeps it; wherever this is done."""
 
     kind: str
     build: Callable[[Place], ShardIndex]
     cache_dir: Path
 
     def __call__(self, place: Place) -> Generator[int, None, int]:
-        index = self.build(place)
-        assert index.about.kind == self.kind, index.about.kind
-        save(index, home(place, self.kind, self.cache_dir))
-        yield index.table.num_rows
-        return index.table.num_rows
+        path = _fetched(place, self.kind, self.cache_dir)
+        if path is None:
+            index = self.build(place)
+            assert index.about.kind == self.kind, index.about.kind
+            path = home(place, self.kind, self.cache_dir)
+            save(index, path)
+        count: int = load(path).table.num_rows
+        yield count
+        return count
 
 
 def _build(places: Sequence[Place], building: _Building, say: Callable[[str], None]) -> None:
@@ -244,13 +273,16 @@ class _Columns(Mapping[str, pa.Array]):
 
 def left_out(paths: Sequence[Path]) -> SkipReport:
     """What was left out when the shards were indexed, and the byte ranges in which nobody knows what was."""
+    return skips.merged(*(found_in(load(path).about) for path in paths))
+
+
+def found_in(about: About) -> SkipReport:
+    """The same of one shard."""
     damage: skips.Counts = {}
-    shards = [load(path).about for path in paths]
-    for about in shards:
-        for start, stop in about.damage:
-            where = f"bytes {start:,} to {stop:,}" if stop > start else f"cut off at byte {start:,}"
-            skips.add(damage, DAMAGED, f"{about.shard}: {where}")
-    return skips.merged(*(about.left_out for about in shards), damage)
+    for start, stop in about.damage:
+        where = f"bytes {start:,} to {stop:,}" if stop > start else f"cut off at byte {start:,}"
+        skips.add(damage, DAMAGED, f"{about.shard}: {where}")
+    return skips.merged(about.left_out, damage)
 
 
 def changed(places: Sequence[Place], paths: Sequence[Path]) -> SkipReport:

@@ -30,6 +30,8 @@ from daguerre.errors import UserError
 from daguerre.settings import FREE
 from daguerre.types import Record
 
+KIND = tar_index.kind(headers.USUAL)
+"""Kind of an index of the usual image formats."""
 WHOLE_SHARE = 0.25
 """Share of a far shard's samples from which on it is fetched whole."""
 GAP_BYTES = 1 << 20
@@ -186,14 +188,12 @@ class WebdatasetSource:
 def open_source(settings: Settings, split: Split) -> WebdatasetSource:
     """Finds the shards and their indexes; makes those that are missing. UserError where there are no samples."""
     found = places.expand(settings.path)
-    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else shard_cache.default_folder()
-    cache = ShardCache(folder, int(settings.cache_gb * 1e9))
-    kind = tar_index.kind(settings.formats)
-    paths = shard_index.indexes(found, kind, Build(settings.formats, cache), folder)
+    make = builder(settings)
+    paths = shard_index.indexes(found, make.kind, make, make.cache.folder)
     prompts = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
     counts = [shard_index.load(path).table.num_rows for path in paths]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    source = WebdatasetSource(tuple(found), tuple(paths), starts, prompts, cache, np.zeros(len(found), bool))
+    source = WebdatasetSource(tuple(found), tuple(paths), starts, prompts, make.cache, np.zeros(len(found), bool))
     if not starts[-1]:
         left_out = skips.table(source.report())
         instead = f" What was found instead:\n{left_out}" if left_out else ""
@@ -202,12 +202,23 @@ def open_source(settings: Settings, split: Split) -> WebdatasetSource:
     return source
 
 
+def builder(settings: Settings) -> Build:
+    """What makes indexes under these settings."""
+    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else shard_cache.default_folder()
+    return Build(settings.formats, ShardCache(folder, int(settings.cache_gb * 1e9)))
+
+
 @dataclass(frozen=True)
 class Build:
     """Makes the index of a shard; a far one is fetched whole for it."""
 
     formats: tuple[str, ...]
     cache: ShardCache
+
+    @property
+    def kind(self) -> str:
+        """Of the indexes."""
+        return tar_index.kind(self.formats)
 
     def __call__(self, place: Place) -> ShardIndex:
         return build(place, self.formats, self.cache)
