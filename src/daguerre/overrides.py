@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import RootModel
 
 from daguerre.errors import UserError
 from daguerre.layout import Leaf, alternatives
@@ -113,6 +114,8 @@ def typed(text: str, annotation: Any) -> Any:
             return _texts(text) if str in get_args(member) else yaml_value(text)
         if _is_mapping(member) and text.lstrip().startswith("{"):
             return yaml_value(text)
+        if isinstance(member, type) and issubclass(member, RootModel):  # a text, or the same in lists and mappings
+            return yaml_value(text) if text.lstrip().startswith(("[", "{")) else text
     if any(member is str or member is Duration for member in members):
         return text
     literals = [value for m in members if get_origin(m) is Literal for value in get_args(m)]

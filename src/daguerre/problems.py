@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic_core import ErrorDetails
 
@@ -157,8 +157,10 @@ def _names(loc: tuple[int | str, ...], leaves: Mapping[str, Leaf], prefix: str) 
     names: list[str] = []
     for part in loc:
         names.append(str(part))
-        if ".".join([*([prefix] if prefix else []), *names]) in leaves:
-            break
+        leaf = leaves.get(".".join([*([prefix] if prefix else []), *names]))
+        if leaf is not None:
+            inside = loc[len(names) : len(names) + 1] if get_origin(leaf.field.annotation) is dict else ()
+            return [*names, *map(str, inside)]
     return names
 
 

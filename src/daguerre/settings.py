@@ -7,11 +7,21 @@ documented by the string below each. This file holds what they share and no sett
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -24,8 +34,20 @@ ELASTIC: dict[str, Any] = {"resume": "elastic"}
 A field without a mark is an identity field: on resume it must equal the run's."""
 
 
+class Idle(NamedTuple):
+    """Fields that other fields of the same group can leave without effect."""
+
+    fields: tuple[str, ...]
+    when: Callable[[Any], bool]
+    """Whether they have no effect in a group; gets the settings object."""
+    why: str
+
+
 class Settings(BaseModel):
-    """A frozen group of settings in which an unknown key is an error."""
+    """A frozen group of settings in which an unknown key is an error, and so is a key that has no effect."""
+
+    idle: ClassVar[tuple[Idle, ...]] = ()
+    """What is refused where it is given, and left out where the settings are written."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -34,6 +56,19 @@ class Settings(BaseModel):
         validate_default=True,
         protected_namespaces=(),
     )
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        for fields, when, why in self.idle:
+            given = [name for name in fields if name in self.model_fields_set]
+            if given and when(self):
+                raise ValueError(f"{', '.join(given)}: {why}: remove {'it' if len(given) == 1 else 'them'}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_idle(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        dropped = {name for fields, when, _ in self.idle if when(self) for name in fields}
+        return {name: value for name, value in handler(self).items() if name not in dropped}
 
 
 _UNITS = {"step": "steps", "steps": "steps", "sample": "samples", "samples": "samples"}

@@ -23,3 +23,9 @@ def build(folder: Path, number: int) -> Path:
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     return build(tmp_path / "pictures", 12)
+
+
+@pytest.fixture
+def build_pictures():
+    """Makes a folder with as many captioned pictures as asked for."""
+    return build

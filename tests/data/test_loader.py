@@ -1,7 +1,10 @@
 """Batches ahead of the loop: the same for any number of workers and any start; every empty slot counted once."""
 
+import json
 import shutil
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -9,8 +12,10 @@ import torch
 from PIL import Image
 
 from daguerre.data import decode, loader, rows
-from daguerre.data.plan import Plan
+from daguerre.data.buckets import Bucket
+from daguerre.data.dataset import Dataset, Member, open_dataset
 from daguerre.data.settings import LoaderSettings, SourceSettings
+from daguerre.data.skips import Skips
 from daguerre.data.sources import folder
 from daguerre.errors import UserError
 from daguerre.types import Record
@@ -29,14 +34,16 @@ def cut(texts):
 
 def loading(path, workers=0, size=5, **given):
     data = folder.Settings(path=str(path), **{**CHANCE, "held_out_fraction": 0, **given})
-    return loader.Loading(
-        folder.open_source(data, "train"), data, LoaderSettings(num_workers=workers), 11, size, drawn, cut
-    )
+    return loaded(open_dataset(data, "train"), size, workers)
+
+
+def loaded(dataset, size, workers=0, draw=drawn, **given):
+    return loader.Loading(dataset, LoaderSettings(num_workers=workers), 11, size, size, draw, cut, **given)
 
 
 def take(loading, position, number):
-    with loading.batches(position) as batches:
-        return [next(batches) for _ in range(number)]
+    with loading.updates(position) as updates:
+        return [batch for update in islice(updates, number) for batch in update]
 
 
 def content(batches):
@@ -62,9 +69,25 @@ def damaged(pictures):
 def test_batches_follow_the_plan(pictures):
     run = loading(pictures)
     names = [name for batch in take(run, 0, 6) for name in batch.names]
-    slots = Plan(11, 12, True).slots(0, 30)
-    assert names == [run.source.record(int(index)).key for index, _ in slots]
+    source = run.dataset.members[0].source
+    planned = [run.dataset.reads(batch.slots).numbers for batch in islice(run.plan.batches(0), 6)]
+    assert names == [source.name(int(number)) for numbers in planned for number in numbers]
     assert sorted(names[:12]) == sorted(names[12:24]) == sorted(p.name for p in pictures.glob("*.[!t]*"))
+
+
+@pytest.mark.parametrize(("micro", "max_pixels"), [(2, None), (5, 600), (5, 16 * 16)])
+def test_micro_batches_are_cuts_of_the_same_update(pictures, micro, max_pixels):
+    whole = take(loading(pictures), 0, 3)
+    run = loader.Loading(
+        loading(pictures).dataset, LoaderSettings(max_pixels=max_pixels), 11, 5, micro, drawn, cut
+    )  # fmt: skip
+    with run.updates(0) as updates:
+        cuts = list(islice(updates, 3))
+    assert {len(batch.names) for update in cuts for batch in update[:-1]} == {min(micro, (max_pixels or 10**9) // 256)}
+    for update, batch in zip(cuts, whole, strict=True):
+        assert torch.equal(torch.cat([part.pixels_BCHW for part in update]), batch.pixels_BCHW)
+        assert np.array_equal(np.concatenate([part.keys for part in update]), batch.keys)
+        assert np.array_equal(np.concatenate([part.sizes for part in update]), batch.sizes)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -81,11 +104,20 @@ def test_any_start_gives_the_same_batches(damaged):
         assert content(take(loading(damaged), 5 * start, 9 - start)) == whole[start:]
 
 
-def test_the_cut_into_batches_changes_no_sample(damaged):
+def test_the_size_of_batches_changes_no_sample(damaged):
     large, small = take(loading(damaged, size=6), 0, 4), take(loading(damaged, size=4), 0, 6)
-    for name in ("pixels_BCHW", "valid_B"):
-        assert torch.equal(*(torch.cat([getattr(b, name) for b in each]) for each in (large, small)))
-    assert texts(large) == texts(small)
+
+    def samples(batches):
+        rows = [
+            (*key, text, valid, pixels.numpy().tobytes())
+            for b in batches
+            for key, text, valid, pixels in zip(
+                b.keys.tolist(), b.texts, b.valid_B.tolist(), b.pixels_BCHW, strict=True
+            )
+        ]
+        return sorted(rows)
+
+    assert samples(large) == samples(small)
 
 
 def test_epochs_crop_and_caption_anew(pictures):
@@ -107,7 +139,7 @@ def test_a_skip_is_counted_once_whatever_happens(damaged):
     once = loading(damaged)
     take(once, 0, 9)
     (entry,) = once.skips.reasons.values()
-    assert entry["count"] == 2
+    assert (entry["count"], once.skips.looked) == (2, 12)
     assert sorted(entry["examples"]) == ["001.png", "004.png"]
 
     killed = loading(damaged)
@@ -156,14 +188,47 @@ def test_the_first_batch_is_made_at_once_and_not_counted(damaged):
 
 def test_fixed_batches_leave_nothing_to_chance(pictures):
     data = folder.Settings(path=str(pictures), **CHANCE)
-    source = folder.open_source(data, "train")
-    batches = list(loader.fixed_batches(source, data, 7, 3))
+    dataset = open_dataset(data, "train")
+    batches = list(loader.fixed_batches(dataset, 7, 3))
     assert [len(b.names) for b in batches] == [3, 3, 1]
-    assert texts(batches) == [source.record(i).texts["text"] for i in range(7)]
+    source, numbers = dataset.members[0].source, dataset.selections[0].numbers[:7].tolist()
+    assert texts(batches) == [source.record(i).texts["text"] for i in numbers]
     plain = data.model_copy(update={"crop": "center", "random_flip": False})
-    want = [decode.picture(source.record(i).image, plain, 0, np.zeros(3, np.int64)) for i in range(7)]
+    key = np.zeros(3, np.int64)
+    want = [decode.picture(source.record(i).image, plain, Bucket(16, 16), 0, key).pixels_CHW for i in numbers]
     assert torch.equal(torch.cat([b.pixels_BCHW for b in batches]), torch.stack(want))
-    assert sum(len(b.names) for b in loader.fixed_batches(source, data, 10_000, 64)) == source.count
+    assert sum(len(b.names) for b in loader.fixed_batches(dataset, 10_000, 64)) == dataset.count
+
+
+def test_skipped_samples_are_listed_and_said_once(damaged, tmp_path):
+    said, file = [], tmp_path / "skipped.jsonl"
+
+    def skips():
+        return Skips(1.0, file, said.append)
+
+    run = loaded(loading(damaged).dataset, 5, skips=skips())
+    take(run, 0, 1)
+    saved = run.document()
+    take(run, 5, 8)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted(line["name"] for line in lines) == ["001.png", "004.png"]
+    assert {line["reason"] for line in lines} == {"truncated image"}
+    assert sorted(said) == [f"left out: {name}: truncated image" for name in ("001.png", "004.png")]
+
+    again = loaded(loading(damaged).dataset, 5, skips=skips())
+    again.restore(saved)
+    take(again, 5, 8)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == lines
+
+
+def test_a_rate_of_damaged_samples_above_the_limit_stops_the_run(build_pictures, tmp_path):
+    pictures = build_pictures(tmp_path / "many", 40)
+    for path in sorted(pictures.glob("*.png"))[:11]:
+        path.write_bytes(path.read_bytes()[:3000])
+    run = loaded(loading(pictures).dataset, 5, skips=Skips(0.2))
+    with pytest.raises(UserError, match=r"(?s)10 of the first \d\d samples are damaged.*truncated image.*max_skipped"):
+        take(run, 0, 8)
+    take(loaded(loading(pictures).dataset, 5, skips=Skips(0.3)), 0, 8)
 
 
 @dataclass
@@ -171,26 +236,32 @@ class Flaky:
     """A source whose disk fails a few times at each record."""
 
     faults: int
-    count: int = 4
+    index: None = None
     metric: str | None = None
+    far: bool = False
     calls: dict[int, int] = field(default_factory=dict)
     error: Exception = field(default_factory=lambda: OSError("the disk is away"))
 
-    def sample_id(self, index):
-        return index
+    def sample_id(self, number):
+        return number
 
-    def record(self, index):
-        self.calls[index] = self.calls.get(index, 0) + 1
-        if self.calls[index] <= self.faults:
+    def name(self, number):
+        return f"sample {number}"
+
+    def record(self, number):
+        self.calls[number] = self.calls.get(number, 0) + 1
+        if self.calls[number] <= self.faults:
             raise self.error
-        return Record(f"sample {index}", np.full((16, 16, 3), 50, np.uint8), {"text": "x"})
+        return Record(self.name(number), np.full((16, 16, 3), 50, np.uint8), {"text": "x"})
 
     def report(self):
         return {}
 
 
-def flaky(source):
-    return loader.Loading(source, SourceSettings(source="flaky", resolution=16), LoaderSettings(), 0, 4, drawn, cut)
+def flaky(source, draw=drawn):
+    settings = SourceSettings(source="flaky", resolution=16)
+    dataset = Dataset(settings, (Member(settings, source),), (None,), (Fraction(1),), (Bucket(16, 16),))
+    return loaded(dataset, 4, draw=draw)
 
 
 def test_a_passing_fault_is_tried_again_and_never_a_skip(monkeypatch):
@@ -209,16 +280,15 @@ def test_a_lasting_fault_stops_the_run(monkeypatch):
 def test_an_unexpected_error_names_its_sample():
     with pytest.raises(ZeroDivisionError) as caught:
         take(flaky(Flaky(faults=1, error=ZeroDivisionError("a bug"))), 0, 1)
-    assert any("index" in note for note in caught.value.__notes__)
+    assert any("sample 0" in note for note in caught.value.__notes__)
 
 
 def test_an_error_of_the_draws_comes_out_of_the_loop():
     def broken(batch):
         raise ValueError("no draws")
 
-    run = loader.Loading(Flaky(0), SourceSettings(source="flaky", resolution=16), LoaderSettings(), 0, 4, broken, cut)
     with pytest.raises(ValueError, match="no draws"):
-        take(run, 0, 1)
+        take(flaky(Flaky(0), broken), 0, 1)
 
 
 def test_captions_that_are_cut_are_counted_once_and_kept_over_a_restart(pictures):

@@ -5,25 +5,33 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from daguerre.data.rows import Rows
+from daguerre.data.dataset import open_dataset
+from daguerre.data.loader import Loading
+from daguerre.data.rows import Rows, Task
+from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import folder
 from daguerre.data.workers import made_by, workers
 from daguerre.errors import UserError
 
 TRAINER = """
 import sys, time
+from daguerre.data.dataset import open_dataset
+from daguerre.data.loader import Loading
 from daguerre.data.rows import Rows
+from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import folder
 from daguerre.data.workers import made_by, workers
 
-settings = folder.Settings(path=sys.argv[1], resolution=16)
+dataset = open_dataset(folder.Settings(path=sys.argv[1], resolution=16), "train")
+tasks = (task for task, _ in Loading(dataset, LoaderSettings(), 0, 4, 4, None, None).tasks(0))
 try:
-    with workers(Rows(folder.open_source(settings, "train"), settings, 0, 4), 2) as crew:
-        made = made_by(crew, 2)
+    with workers(Rows(dataset.members, 0), 2) as crew:
+        made = made_by(crew, tasks, 2)
         if sys.argv[2] == "running":
             next(made)
         print(*(worker.process.pid for worker in crew), flush=True)
@@ -64,9 +72,10 @@ def trainer(pictures):
         process.communicate()
 
 
-def rows(pictures: Path) -> Rows:
+def work(pictures: Path) -> tuple[Rows, Iterator[Task]]:
     settings = folder.Settings(path=str(pictures), resolution=16, held_out_fraction=0, shuffle=False)
-    return Rows(folder.open_source(settings, "train"), settings, 0, 4)
+    loading = Loading(open_dataset(settings, "train"), LoaderSettings(), 0, 4, 4, None, None)
+    return Rows(loading.dataset.members, 0), (task for task, _ in loading.tasks(0))
 
 
 def test_workers_die_with_a_killed_trainer(trainer):
@@ -88,8 +97,9 @@ def test_ctrl_c_reaches_the_trainer_alone(trainer, stage):
 
 
 def test_a_scheduler_that_ends_every_process_leaves_workers_to_the_trainer(pictures):
-    with workers(rows(pictures), 1) as crew:
-        made = made_by(crew, 1)
+    rows, tasks = work(pictures)
+    with workers(rows, 1) as crew:
+        made = made_by(crew, tasks, 1)
         next(made)
         crew[0].process.send_signal(signal.SIGTERM)
         crew[0].process.send_signal(signal.SIGINT)
@@ -98,15 +108,16 @@ def test_a_scheduler_that_ends_every_process_leaves_workers_to_the_trainer(pictu
 
 
 def test_a_worker_that_was_killed_says_by_what(pictures):
-    with workers(rows(pictures), 1) as crew:
+    rows, tasks = work(pictures)
+    with workers(rows, 1) as crew:
         crew[0].process.kill()
         with pytest.raises(RuntimeError, match="killed by signal 9"):
-            for _ in made_by(crew, 1):
+            for _ in made_by(crew, tasks, 1):
                 pass
 
 
 def test_the_error_of_a_worker_is_the_trainers(pictures):
-    asked = rows(pictures)
+    rows, tasks = work(pictures)
     (pictures / "001.png").unlink()
-    with workers(asked, 1) as crew, pytest.raises(UserError, match=r"cannot be read, after 4 attempts.*001\.png"):
-        next(made_by(crew, 1))
+    with workers(rows, 1) as crew, pytest.raises(UserError, match=r"cannot be read, after 4 attempts.*001\.png"):
+        next(made_by(crew, tasks, 1))

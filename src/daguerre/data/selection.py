@@ -67,6 +67,9 @@ def select(index: Index, settings: SourceSettings, split: Split, name: str) -> S
     assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable])
     for reason, count in assigned.left_out.items():
         counts[reason] = {"count": count, "examples": [], "kept": False}
+    if enlarged := int(assigned.enlarged.sum()):
+        reason = "kept, but enlarged: smaller than its bucket"
+        counts[reason] = {"count": enlarged, "examples": [], "kept": True}
     usable, buckets = usable[assigned.numbers >= 0], assigned.numbers[assigned.numbers >= 0]
     if index.count and not len(usable):
         raise UserError(
@@ -98,11 +101,11 @@ def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = ""
 
 def _captioned(index: Index, settings: SourceSettings) -> np.ndarray:
     """[N] bool: whether any of the caption fields in use holds text; True where that is not known."""
-    known = [index.captioned.get(field) for field in settings.captions.fields]
-    columns = [column.to_numpy(zero_copy_only=False).astype(bool) for column in known if column is not None]
-    if not index.captioned or (len(columns) < len(known) and not columns):
-        return np.full(index.count, not index.captioned)
-    return np.logical_or.reduce(columns)
+    if not index.captioned:
+        return np.ones(index.count, dtype=bool)
+    columns = [index.captioned[field] for field in settings.captions.fields if field in index.captioned]
+    none = np.zeros(index.count, dtype=bool)
+    return np.logical_or.reduce([none, *(column.to_numpy(zero_copy_only=False).astype(bool) for column in columns)])
 
 
 def _held_out(ids: np.ndarray, fraction: float) -> np.ndarray:

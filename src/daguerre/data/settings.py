@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from daguerre.data.buckets import check_fractions
 from daguerre.data.filters import Filters
-from daguerre.settings import ELASTIC, FREE, Settings
+from daguerre.settings import ELASTIC, FREE, Idle, Settings
 
 ImageFormat = Literal["jpeg", "png", "webp", "gif", "bmp", "tiff"]
 Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
@@ -16,6 +16,11 @@ Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
 
 class CaptionSettings(Settings):
     """Which words a sample is trained on, before `caption_dropout`."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("tag_separator", "keep_tags"), lambda own: not own.shuffle_tags, "no effect without shuffle_tags=true"),
+        Idle(("weights",), lambda own: own.join is not None, "weights draw one field, join takes all of them"),
+    )
 
     fields: tuple[str, ...] = Field(("text",), min_length=1)
     """Caption fields of a record. Of several, one is drawn for each sample and epoch, or all are joined (`join`)."""
@@ -41,18 +46,19 @@ class CaptionSettings(Settings):
             raise ValueError(f"weights: {len(self.fields)} fields want {len(self.fields)} weights")
         if self.weights is not None and not any(self.weights):
             raise ValueError("weights: one at least must be above 0")
-        if self.weights is not None and self.join is not None:
-            raise ValueError("weights draw one field, join takes all of them: remove one of the two")
         if any(template.count("{}") != 1 for template in self.templates):
             raise ValueError("templates: each holds {} once, where the caption goes, such as 'a photo of a {}'")
-        if not self.shuffle_tags and self.model_fields_set & {"tag_separator", "keep_tags"}:
-            raise ValueError("tag_separator and keep_tags have no effect without shuffle_tags=true: remove them")
         return self
 
 
 class BucketSettings(Settings):
     """Pictures of several shapes: each goes to the bucket whose aspect ratio is nearest, and a global batch is of one
     bucket. What is left over in a bucket at the end of an epoch leads that bucket's next epoch."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("step",), lambda own: own.aspects == "square", "no effect with aspects=square"),
+        Idle(("max_aspect",), lambda own: own.aspects != "auto", "no effect without aspects=auto"),
+    )
 
     aspects: Literal["square", "auto"] | Annotated[tuple[float | str, ...], AfterValidator(check_fractions)] = "square"
     """`square`: one bucket of resolution x resolution. A list of aspect ratios such as [1/1, 2/3, 9/16], each of which
@@ -66,14 +72,6 @@ class BucketSettings(Settings):
     """Longest side over shortest of the `auto` buckets."""
     upscale: bool = True
     """Whether a picture smaller than its bucket is enlarged; if not, it is left out and counted."""
-
-    @model_validator(mode="after")
-    def _acts(self) -> Self:
-        if self.aspects == "square" and "step" in self.model_fields_set:
-            raise ValueError("step has no effect with aspects=square: remove it, or choose aspects=auto")
-        if self.aspects != "auto" and "max_aspect" in self.model_fields_set:
-            raise ValueError("max_aspect has no effect without aspects=auto: remove it")
-        return self
 
 
 class SourceSettings(Settings):

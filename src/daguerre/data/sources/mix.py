@@ -8,12 +8,19 @@ samples and words is each member's.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from daguerre.data.settings import SourceSettings
-from daguerre.settings import Plugin
+from daguerre.settings import Idle, Plugin
 
 SHARED: tuple[str, ...] = (
     "resolution",
@@ -31,6 +38,14 @@ SHARED += ("cache_dir", "cache_gb")
 
 class Settings(SourceSettings):
     """Several sources by name, such as `sources: {photos: {source: folder, path: DIR}, art: {...}}`."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            tuple(name for name in SourceSettings.model_fields if name not in {"source", *SHARED}),
+            lambda own: True,
+            "each of the sources has its own (sources.NAME), a mix has none",
+        ),
+    )
 
     source: Literal["mix"] = "mix"
     """Name of this source."""
@@ -53,11 +68,15 @@ class Settings(SourceSettings):
                 raise ValueError(f"{name}: {', '.join(shared)} is the same for all sources: set it in the mix itself")
         return sources
 
+    @field_serializer("sources", mode="wrap")
+    def _without_shared(self, sources: Any, handler: SerializerFunctionWrapHandler) -> Any:
+        return {
+            name: {field: value for field, value in settings.items() if field not in SHARED}
+            for name, settings in handler(sources).items()
+        }
+
     @model_validator(mode="after")
-    def _acts(self) -> Self:
-        idle = sorted(self.model_fields_set - {"source", "sources", "weights", *SHARED})
-        if idle:
-            raise ValueError(f"{', '.join(idle)}: belongs to each of the sources, not to the mix: set it there")
+    def _fits(self) -> Self:
         unknown = sorted(set(self.weights) - set(self.sources))
         if unknown:
             raise ValueError(f"weights: there is no source {', '.join(unknown)}; there are {', '.join(self.sources)}")
@@ -66,12 +85,12 @@ class Settings(SourceSettings):
 
     def members(self) -> dict[str, SourceSettings]:
         """The sources' settings with the mix's own where those are shared. ValueError where a source refuses one."""
-        shared = {field: getattr(self, field) for field in SHARED if field in self.model_fields_set}
-        shared["resolution"] = self.resolution
-        return {
-            name: type(settings).model_validate({**_given(settings), **shared})
+        shared = {field: getattr(self, field) for field in SHARED}
+        checked = {
+            name: type(settings).model_validate({**_given(settings), "resolution": self.resolution})
             for name, settings in self.sources.items()
         }
+        return {name: settings.model_copy(update=shared) for name, settings in checked.items()}
 
     def shares(self) -> list[Fraction]:
         """The weights, exactly as they were written, in the order of `sources`."""

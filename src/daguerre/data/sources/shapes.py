@@ -11,16 +11,16 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from daguerre import keys
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Split
-from daguerre.settings import FREE
+from daguerre.settings import FREE, Idle
 from daguerre.types import Record
 
 PICTURE_PX = 64
@@ -50,8 +50,17 @@ PHRASINGS = (
 _HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs to both splits
 
 
+_ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout"}
+
+
 class Settings(SourceSettings):
     """The built-in pictures: 64 x 64 px, one shape each."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            tuple(set(SourceSettings.model_fields) - _ACTING), lambda own: True, "no effect on pictures that are drawn"
+        ),
+    )
 
     source: Literal["shapes"] = "shapes"
     """Name of this source."""
@@ -62,18 +71,6 @@ class Settings(SourceSettings):
     shape is centred; up to 3 keeps the largest shape inside the picture."""
     checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
     """Prompts of held-out combinations that are drawn at the end of a run and read by the pixel checker."""
-
-    @model_validator(mode="after")
-    def _refuse_what_does_not_act(self) -> Self:
-        acting = {"source", "resolution", "jitter_px", "checked_prompts", "random_flip", "captions", "caption_dropout"}
-        usual = {name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()}
-        changed = [name for name in usual if name not in acting and getattr(self, name) != usual[name]]
-        if changed:
-            raise ValueError(
-                f"{', '.join(changed)} has no effect on shapes, which are drawn at their size and in an endless order "
-                "of their own: remove it"
-            )
-        return self
 
 
 @dataclass(frozen=True)
