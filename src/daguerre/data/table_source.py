@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -31,7 +31,7 @@ from daguerre.errors import UserError
 from daguerre.types import Record
 
 BLOCKS = 1 << 16
-"""Most shards that samples in files of their own are told to be in: there nothing is gained by reading neighbours."""
+"""Most shards that samples in files of their own are told to be in."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,7 @@ class TableSource:
     def index(self) -> Index:
         """From the index files, by memory map."""
         index = shard_index.combined(self.index_paths)
-        if not self._loose or not index.count:
-            return index
-        block = -(-index.count // BLOCKS)
-        starts = np.union1d(index.shard_starts, np.arange(0, index.count, block, dtype=np.int64))
-        return Index(index.ids, starts, index.heights_px, index.widths_px, index.numbers, index.texts)
+        return in_blocks(index) if self._loose else index
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -128,6 +124,14 @@ class TableSource:
             return 0
         self.cache.path(place, about.shard_digest)
         return about.shard_bytes
+
+
+def in_blocks(index: Index) -> Index:
+    """The index of samples in files of their own, in many small shards: nothing is gained by reading neighbours, and
+    the order is the better mixed."""
+    block = max(1, -(-index.count // BLOCKS))
+    starts = np.union1d(index.shard_starts, np.arange(0, index.count, block, dtype=np.int64))
+    return replace(index, shard_starts=starts)
 
 
 def cache_of(settings: SourceSettings) -> ShardCache:

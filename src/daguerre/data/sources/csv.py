@@ -27,8 +27,8 @@ class Settings(TableSettings):
     source: Literal["csv"] = "csv"
     """Name of this source."""
     path: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(json_schema_extra=FREE)
-    """A file in UTF-8, a folder of them, a pattern (`*.csv`), an address (s3, gs, http, https), or a list of these. Paths
-    in a table start at the table's folder."""
+    """A file in UTF-8, a folder of them, a pattern (`*.csv`), an address (s3, gs, http, https), or a list of these.
+    Paths in a table start at the table's folder."""
     delimiter: Literal["auto", ",", "\t", ";", "|"] = "auto"
     """What stands between cells. `auto`: a tab in .tsv files, else a comma."""
     quote: Literal['"', "'", "none"] = '"'

@@ -1,83 +1,117 @@
-"""A folder of JPEG, PNG and WebP files with captions beside them or in a metadata.jsonl.
+"""A folder of image files with captions beside them, in a metadata.jsonl, or in their names.
 
-Holds the settings, the source and its split. Finding files and captions is `daguerre.data.folder_scan`.
+Holds the settings and the source. Finding files is `daguerre.data.folder_scan`, captions `folder_captions.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, model_validator
 
-from daguerre import keys
-from daguerre.data import folder_scan
+from daguerre.data import classes, folder_index, shard_index
+from daguerre.data.classes import Labels
+from daguerre.data.folder_captions import CAPTION, Rules, printable
+from daguerre.data.index import Index
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Split
+from daguerre.data.table_source import cache_of, in_blocks
 from daguerre.settings import FREE
 from daguerre.types import Record
 
 
 class Settings(SourceSettings):
-    """Captioned pictures in a folder: `cat.jpg` with `cat.txt`, or a metadata.jsonl with `file_name` and `text`."""
+    """Captioned pictures in a folder: `cat.jpg` with `cat.txt`, a metadata.jsonl with `file_name` and `text` ..."""
 
     source: Literal["folder"] = "folder"
     """Name of this source."""
     path: str = Field(min_length=1, json_schema_extra=FREE)
     """The folder; folders inside it are read too. It may move between two starts: samples are known by their path
     inside it."""
-    held_out_fraction: float = Field(0.05, ge=0, le=0.5)
-    """Share of samples kept out of training for the validation loss, chosen by file name; at least one where there
-    are two or more samples and this is above 0."""
+    captions_from: Literal["files", "file_names", "folder_names"] = "files"
+    """Where captions are: `files` (metadata.jsonl, or .txt or .json beside each picture), `file_names` (underscores are
+    spaces, a number at the end is dropped) or `folder_names` (of the folder that each picture is in: class names)."""
+    idx_to_prompt: Labels | None = None
+    """What folder names mean, with captions_from=folder_names: a map from names, a JSON file with one, or, for as many
+    folders as there are classes, a list in their sorted order (or `imagenet`)."""
+
+    @model_validator(mode="after")
+    def _names_act(self) -> Self:
+        if self.idx_to_prompt is not None and self.captions_from != "folder_names":
+            raise ValueError("idx_to_prompt has no effect without captions_from=folder_names: remove it, or set that")
+        if self.captions_from != "files" and CAPTION not in self.captions.fields:
+            raise ValueError(
+                f"captions_from={self.captions_from} has no effect: it gives the caption field 'text', which "
+                f"captions.fields does not name ({', '.join(self.captions.fields)})"
+            )
+        return self
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """The samples of one split, in the order of their paths."""
+    """The samples of a folder, in the order of their paths."""
 
     folder: Path
-    samples: tuple[folder_scan.Sample, ...]
-    skipped: SkipReport
+    index_path: Path
+    found: SkipReport
     metric: str | None = None
 
-    @property
-    def count(self) -> int:
-        """Samples of an epoch."""
-        return len(self.samples)
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def sample_id(self, index: int) -> int:
+    @cached_property
+    def _table(self) -> pa.Table:
+        return shard_index.load(self.index_path).table
+
+    @cached_property
+    def index(self) -> Index:
+        """By memory map."""
+        return in_blocks(shard_index.combined([self.index_path]))
+
+    def sample_id(self, number: int) -> int:
         """63-bit hash of the path inside the folder: other files, or another place of the folder, do not change it."""
-        return self.samples[index].id
+        return self._table["id"][number].as_py()
 
-    def record(self, index: int) -> Record:
-        """The file's bytes and caption. OSError if it cannot be read."""
-        sample = self.samples[index]
-        image = (self.folder / sample.path).read_bytes()
-        return Record(sample.name, image, {"text": sample.text}, sample.metadata)
+    def name(self, number: int) -> str:
+        """The path inside the folder, printable whatever bytes it holds."""
+        return printable(self._path(number))
+
+    def _path(self, number: int) -> str:
+        return os.fsdecode(self._table["path"][number].as_py())
+
+    def record(self, number: int) -> Record:
+        """The file's bytes, its captions and metadata. OSError if it cannot be read."""
+        path = self._path(number)
+        texts, metadata = (json.loads(self._table[name][number].as_py()) for name in ("texts", "metadata"))
+        return Record(printable(path), (self.folder / path).read_bytes(), texts, metadata)
 
     def report(self) -> SkipReport:
-        """What the scan left out and what it notes, of both splits."""
-        return self.skipped
+        """What the scan left out and what it notes."""
+        return self.found
+
+    def reading(self, shares: np.ndarray) -> Self:
+        """Files are near."""
+        return self
+
+    far: bool = False
+
+    def prefetch(self, shard: int) -> int:
+        """Nothing is far away."""
+        return 0
 
 
 def open_source(settings: Settings, split: Split) -> FolderSource:
-    """Scans the folder. UserError if it is missing or holds nothing to train on; `held_out` may be empty."""
+    """Scans the folder. UserError if it is missing or holds nothing to train on."""
     folder = Path(settings.path).expanduser()
-    found = folder_scan.scan(folder, settings.resolution)
-    held_out = _held_out(found.samples, settings.held_out_fraction)
-    samples = tuple(s for s in found.samples if (s.id in held_out) == (split == "held_out"))
-    return FolderSource(folder, samples, found.skipped)
-
-
-def _held_out(samples: tuple[folder_scan.Sample, ...], fraction: float) -> set[int]:
-    """Ids drawn with `fraction` each from a hash of the id, so that new files move no old one to the other split.
-
-    Where none (or every one) is drawn, the one with the lowest draw is held out (the one with the highest trained on).
-    """
-    if fraction == 0 or len(samples) < 2:
-        return set()
-    draws = sorted((float(keys.uniforms(0, "held_out", s.id, count=1)[0]), s.id) for s in samples)
-    number = sum(draw < fraction for draw, _ in draws)
-    return {sample_id for _, sample_id in draws[: min(max(number, 1), len(draws) - 1)]}
+    named = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
+    rules = Rules(settings.formats, settings.captions_from, settings.captions.fields, named)
+    index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
+    return FolderSource(folder, index_path, found)

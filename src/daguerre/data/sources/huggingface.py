@@ -42,8 +42,8 @@ class Settings(TableSettings):
     revision: str | None = Field(None, min_length=1)
     """Which version of the named data set: a branch, a tag or a commit. Default: the newest."""
     split: str | None = Field(None, pattern=r"^\w+(\.\w+)*$")
-    """Which of its splits is trained on. Default: `train`, or the only one. What is held out for validation is drawn from
-    it (`held_out_fraction`)."""
+    """Which of its splits is trained on. Default: `train`, or the only one. What is held out for validation is drawn
+    from it (`held_out_fraction`)."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -104,13 +104,15 @@ def _files(folder: Path) -> list[Path]:
             "load_from_disk(DIR).flatten_indices().save_to_disk(NEW)"
         )
     listed = state.get("_data_files")
-    names = [entry.get("filename") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    if not names or not all(isinstance(name, str) and name == os.path.basename(name) for name in names):
+    entries = listed if isinstance(listed, list) else []
+    names = [str(entry.get("filename")) for entry in entries if isinstance(entry, dict)]
+    if not names or not all(name == os.path.basename(name) for name in names):
         raise UserError(f"data.path: {str(folder / STATE)!r} lists no files: the folder is damaged")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UserError(
-            f"data.path: {len(missing)} of the {len(names)} files of {str(folder)!r} are missing: {', '.join(missing[:5])}"
+            f"data.path: {len(missing)} of the {len(names)} files of {str(folder)!r} are missing: "
+            f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}"
         )
     return [folder / name for name in names]
 
@@ -152,7 +154,8 @@ def _by_name(settings: Settings) -> list[Path]:
     except (OSError, ValueError, RuntimeError, LookupError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
             f"data.name: {where} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. Check its name, "
-            "data.config, data.split, the network and your login (hf auth login); for a folder of save_to_disk give data.path"
+            "data.config, data.split, the network and your login (hf auth login); for a folder of save_to_disk give "
+            "data.path"
         ) from error
     files = [Path(entry["filename"]) for entry in found.cache_files]
     if not files:

@@ -1,0 +1,222 @@
+"""Captions and metadata of pictures in a folder: from metadata.jsonl, from files beside them, or from names.
+
+Which files there are is `folder_scan.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from daguerre.data import skips
+from daguerre.data.classes import Classes, plain
+from daguerre.errors import UserError
+
+METADATA = "metadata.jsonl"
+CAPTION = "text"
+"""The usual caption field."""
+_COPY = re.compile(r"(^|[\s_-]+)(\(\d+\)|\d+)$")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a folder is read."""
+
+    formats: tuple[str, ...]
+    captions_from: Literal["files", "file_names", "folder_names"] = "files"
+    fields: tuple[str, ...] = (CAPTION,)
+    """Caption fields that are in use: a sample needs text in one of them."""
+    classes: Classes | None = None
+    """What folder names mean."""
+
+
+class NoCaption(Exception):
+    """Why a picture has no usable caption, and the file at fault if it is another one."""
+
+    def __init__(self, reason: str, file: str = "") -> None:
+        super().__init__(reason)
+        self.file = file
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is said of the pictures of one folder."""
+
+    folder: Path
+    rules: Rules
+    others: set[str]
+    """Files that are no pictures."""
+    listed: Mapping[str, dict[str, Any]]
+    """{path: line} of metadata.jsonl."""
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """{folder name: text}."""
+
+    @classmethod
+    def of(cls, folder: Path, rules: Rules, images: Sequence[str], others: set[str], counts: skips.Counts) -> Words:
+        """Reads metadata.jsonl. UserError where folder names do not fit the classes' names."""
+        listed = _metadata(folder, rules, set(images), counts) if METADATA in others else {}
+        names = {parent(path) for path in images} - {""} if rules.classes else set()
+        return cls(folder, rules, others, listed, _of_folders(sorted(names), rules.classes) if rules.classes else {})
+
+    def stamp(self, path: str) -> int:
+        """Stands for the picture's file and all that is said of it, by sizes and times of change."""
+        digest = xxhash.xxh3_64(_stamp(self.folder / path))
+        if path in self.listed:
+            digest.update(json.dumps(self.listed[path], sort_keys=True).encode())
+        for suffix in (".txt", ".json"):
+            if (beside := os.path.splitext(path)[0] + suffix) in self.others:
+                digest.update(suffix.encode() + _stamp(self.folder / beside))
+        digest.update(self.classes.get(parent(path), "").encode("utf-8", "surrogateescape"))
+        return digest.intdigest()
+
+    def said(self, path: str) -> tuple[dict[str, str], dict[str, Any]]:
+        """Caption fields and metadata of a picture. `NoCaption` where no field in use has text."""
+        line = self.listed.get(path)
+        stem = os.path.splitext(path)[0]
+        about = dict(line) if line is not None else self._beside(stem + ".json")
+        about.pop("file_name", None)
+        texts = {name: _whole(value) for name, value in about.items() if _is_text(value)}
+        if self.rules.captions_from == "files":
+            texts = self._from_files(texts, stem + ".txt", line is not None)
+        else:
+            texts[CAPTION] = self._from_name(path)
+        if not any(name in texts for name in self.rules.fields):
+            raise NoCaption("picture without a caption")
+        metadata = {name: value for name, value in about.items() if name != CAPTION}
+        return texts, metadata
+
+    def _from_files(self, texts: dict[str, str], beside: str, is_listed: bool) -> dict[str, str]:
+        if is_listed and CAPTION in texts:
+            return texts
+        if beside in self.others and CAPTION in self.rules.fields:
+            return texts | {CAPTION: _text(self.folder, beside)}
+        if CAPTION not in texts and "caption" in texts:
+            return texts | {CAPTION: texts["caption"]}
+        return texts
+
+    def _from_name(self, path: str) -> str:
+        if self.rules.captions_from == "file_names":
+            words = spoken(os.path.splitext(os.path.basename(path))[0])
+            if not words:
+                raise NoCaption("file name without words")
+            return words
+        name = parent(path)
+        if not name:
+            raise NoCaption("picture outside of the folders whose names are the captions")
+        return self.classes.get(name) or printable(name).replace("_", " ").strip()
+
+    def _beside(self, path: str) -> dict[str, Any]:
+        """The object of a JSON file; {} where there is none."""
+        if path not in self.others:
+            return {}
+        try:
+            found = json.loads((self.folder / path).read_bytes().decode("utf-8-sig"))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise NoCaption("JSON file beside a picture that holds no object", path)
+        return found
+
+
+def parent(path: str) -> str:
+    """Name of the folder that a file is in; "" for the outermost."""
+    return os.path.basename(os.path.dirname(path))
+
+
+def spoken(stem: str) -> str:
+    """What a file name says: underscores are spaces, and a number at its end only tells copies apart."""
+    text = printable(stem).replace("_", " ").strip()
+    return re.sub(r"\s+", " ", _COPY.sub("", text)).strip()
+
+
+def printable(path: str) -> str:
+    """A path with any byte that is no UTF-8 written as an escape."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def _stamp(path: Path) -> bytes:
+    stat = path.stat()
+    return f" {stat.st_size} {stat.st_mtime_ns}".encode()
+
+
+def _text(folder: Path, path: str) -> str:
+    try:
+        text = (folder / path).read_bytes().decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise NoCaption("caption file that is not UTF-8", path) from None
+    if not text:
+        raise NoCaption("caption file without text", path)
+    return text
+
+
+def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
+    """{folder name: text}: by the names, or in the sorted order of the folders where there are as many as classes."""
+    known = [name for name in names if plain(name) in classes.prompts]
+    if len(known) == len(names):
+        return {name: classes.prompts[plain(name)] for name in names}
+    in_order = [classes.prompts.get(str(i)) for i in range(len(names))]
+    if not known and len(names) == len(classes.prompts) and None not in in_order:
+        return {name: text for name, text in zip(names, in_order, strict=True) if text}
+    unknown = [printable(name) for name in names if name not in known]
+    raise UserError(
+        f"data.idx_to_prompt: {len(unknown):,} of the {len(names):,} folders with pictures are not among its "
+        f"{len(classes.prompts):,} classes ({', '.join(unknown[:5])}{', ...' * (len(unknown) > 5)}). Folders are called "
+        "as the classes are in idx_to_prompt, or there are as many folders as classes 0, 1, 2 and so on, in that order"
+    )
+
+
+def _metadata(folder: Path, rules: Rules, images: set[str], counts: skips.Counts) -> dict[str, dict[str, Any]]:
+    """{path: line} of the lines of metadata.jsonl that name a picture of the folder."""
+    listed: dict[str, dict[str, Any]] = {}
+    wanted = rules.fields if rules.captions_from == "files" else ()
+    for number, raw in enumerate((folder / METADATA).read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
+        if not raw.strip():
+            continue
+        where = f"{METADATA} line {number}"
+        line = _line(raw, wanted)
+        if isinstance(line, str):
+            skips.add(counts, "line of metadata.jsonl that cannot be used", f"{where}: {line}")
+            continue
+        path = os.path.normpath(line["file_name"])
+        if path not in images:
+            skips.add(
+                counts, "picture named in metadata.jsonl that is not in the folder", f"{where}: {line['file_name']}"
+            )
+        elif path in listed:
+            skips.add(counts, "duplicate: picture named twice in metadata.jsonl", f"{where}: {path}")
+        else:
+            listed[path] = line
+    return listed
+
+
+def _line(raw: bytes, fields: Sequence[str]) -> dict[str, Any] | str:
+    """The object of one line, or what is wrong with it."""
+    try:
+        line = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError:
+        return "no UTF-8"
+    except (ValueError, RecursionError):
+        return "no JSON"
+    if not isinstance(line, dict):
+        return 'no object such as {"file_name": "cat.jpg", "text": "a cat"}'
+    if not _is_text(line.get("file_name")):
+        return "no file_name"
+    if fields and not any(_is_text(line.get(name)) for name in fields):
+        return f"no {' or '.join(fields)}"
+    return line
+
+
+def _whole(text: str) -> str:
+    """Without white space around it; JSON can hold halves of surrogate pairs, which are no text."""
+    return text.strip().encode("utf-8", "replace").decode()
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
