@@ -165,9 +165,10 @@ def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
     if not known and len(names) == len(classes.prompts) and None not in in_order:
         return {name: text for name, text in zip(names, in_order, strict=True) if text}
     unknown = [printable(name) for name in names if name not in known]
+    shown = ", ".join(unknown[:5]) + ", ..." * (len(unknown) > 5)
     raise UserError(
         f"data.idx_to_prompt: {len(unknown):,} of the {len(names):,} folders with pictures are not among its "
-        f"{len(classes.prompts):,} classes ({', '.join(unknown[:5])}{', ...' * (len(unknown) > 5)}). Folders are called "
+        f"{len(classes.prompts):,} classes ({shown}). Folders are called "
         "as the classes are in idx_to_prompt, or there are as many folders as classes 0, 1, 2 and so on, in that order"
     )
 

@@ -173,9 +173,8 @@ def _count_unused(
     for path in sorted(others):
         stem, extension = os.path.splitext(path)
         if extension.lower() in OTHER_IMAGES and extension.lower() not in suffixes:
-            skips.add(
-                counts, f"picture in a format that is not read ({headers.spoken(rules.formats)} are)", printable(path)
-            )
+            reason = f"picture in a format that is not read ({_spoken(rules.formats, 'and')} are)"
+            skips.add(counts, reason, printable(path))
         elif extension == ".txt" and stem not in stems:
             skips.add(counts, "text file without a picture of that name", printable(path))
         elif extension == ".txt" and rules.captions_from != "files":
