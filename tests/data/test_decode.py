@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, ImageCms, ImageOps
 
 from daguerre.data import decode, headers
+from daguerre.data.buckets import Bucket
 from daguerre.data.decode import Undecodable
 from daguerre.data.settings import SourceSettings
 
@@ -38,6 +39,21 @@ def settings(**given):
     return SourceSettings(source="test", **{"resolution": 16, **given})
 
 
+def decoded(data, **given):
+    """The whole picture of a file."""
+    return decode.pixels(data, settings(**given))
+
+
+def framed(image, chosen, seed=0, key=KEY, bucket=None):
+    """The picture in `bucket`, or in the square of the settings' resolution."""
+    return decode.picture(image, chosen, bucket or Bucket(chosen.resolution, chosen.resolution), seed, key)
+
+
+def cut(image, chosen, seed=0, key=KEY, bucket=None):
+    """The pixels of `framed`."""
+    return framed(image, chosen, seed, key, bucket).pixels_CHW
+
+
 def chunks(png: bytes) -> list[tuple[bytes, bytes]]:
     found, at = [], 8
     while at < len(png):
@@ -57,12 +73,12 @@ def png_of(parts: list[tuple[bytes, bytes]]) -> bytes:
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_lossless_pixels_come_as_they_were(kind):
     picture = noise(20, 30)
-    assert np.array_equal(decode.pixels(encoded(picture, kind, lossless=True)), picture)
+    assert np.array_equal(decoded(encoded(picture, kind, lossless=True)), picture)
 
 
 def test_jpeg_equals_pillows_decoder():
     data = encoded(smooth(60, 80), "JPEG", quality=92)
-    assert np.abs(decode.pixels(data).astype(int) - np.asarray(Image.open(io.BytesIO(data))).astype(int)).max() <= 2
+    assert np.abs(decoded(data).astype(int) - np.asarray(Image.open(io.BytesIO(data))).astype(int)).max() <= 2
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -73,7 +89,7 @@ def test_exif_orientation_is_applied_once(kind, orientation):
     data = encoded(smooth(24, 40), kind, exif=exif)
     with Image.open(io.BytesIO(data)) as stored:
         upright = np.asarray(ImageOps.exif_transpose(stored).convert("RGB")).astype(int)
-    got = decode.pixels(data).astype(int)
+    got = decoded(data).astype(int)
     assert got.shape == upright.shape == ((40, 24, 3) if orientation >= 5 else (24, 40, 3))
     assert np.abs(got - upright).max() <= 2
 
@@ -82,65 +98,65 @@ def test_exif_orientation_is_applied_once(kind, orientation):
 def test_an_impossible_orientation_is_upright(value):
     exif = Image.Exif()
     exif[0x0112] = value
-    assert decode.pixels(encoded(noise(8, 12), exif=exif)).shape == (8, 12, 3)
+    assert decoded(encoded(noise(8, 12), exif=exif)).shape == (8, 12, 3)
 
 
 def test_a_broken_exif_block_leaves_the_picture():
     data = encoded(noise(8, 12), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert decode.pixels(data).shape == (8, 12, 3)
+        assert decoded(data).shape == (8, 12, 3)
 
 
 def test_cmyk_jpeg_is_converted():
     inks = np.zeros((16, 16, 4), np.uint8)
     inks[..., 0] = 255  # cyan ink only
-    red, green, blue = decode.pixels(encoded(Image.fromarray(inks, "CMYK"), "JPEG", quality=95)).mean((0, 1))
+    red, green, blue = decoded(encoded(Image.fromarray(inks, "CMYK"), "JPEG", quality=95)).mean((0, 1))
     assert red < 10
     assert min(green, blue) > 245
 
 
 def test_16_bit_grey_is_divided_by_257():
     grey = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-    got = decode.pixels(encoded(grey))
+    got = decoded(encoded(grey))
     assert np.array_equal(got[..., 0], np.round(grey / 257).astype(np.uint8))
     assert np.array_equal(got[..., 0], got[..., 2])
 
 
 def test_16_bit_grey_with_a_transparent_level():
     grey = np.array([[0, 1000], [30000, 65535]], np.uint16)
-    got = decode.pixels(encoded(Image.fromarray(grey), transparency=1000))
+    got = decoded(encoded(Image.fromarray(grey), transparency=1000))
     assert got[..., 0].tolist() == [[0, 255], [117, 255]]
 
 
 def test_one_bit_and_eight_bit_grey():
-    assert decode.pixels(encoded(Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1"))).tolist() == [
+    assert decoded(encoded(Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1"))).tolist() == [
         [[0, 0, 0], [255, 255, 255]]
     ]
-    assert decode.pixels(encoded(np.full((2, 2), 77, np.uint8))).tolist() == [[[77] * 3] * 2] * 2
-    assert decode.pixels(encoded(np.full((8, 8), 77, np.uint8), "JPEG"))[0, 0].tolist() == [77] * 3
+    assert decoded(encoded(np.full((2, 2), 77, np.uint8))).tolist() == [[[77] * 3] * 2] * 2
+    assert decoded(encoded(np.full((8, 8), 77, np.uint8), "JPEG"))[0, 0].tolist() == [77] * 3
 
 
 def test_alpha_lies_over_white():
     rgba = np.array([[[200, 0, 0, 0], [200, 0, 0, 255], [200, 0, 100, 128]]], np.uint8)
-    got = decode.pixels(encoded(rgba))
+    got = decoded(encoded(rgba))
     assert got[0, :2].tolist() == [[255, 255, 255], [200, 0, 0]]
     assert np.abs(got[0, 2].astype(int) - [227, 127, 177]).max() <= 1
-    webp = decode.pixels(encoded(rgba, "WEBP", lossless=True, exact=True))
+    webp = decoded(encoded(rgba, "WEBP", lossless=True, exact=True))
     assert np.array_equal(webp, got)
 
 
 def test_grey_with_alpha_lies_over_white():
-    got = decode.pixels(encoded(Image.fromarray(np.array([[[40, 0], [40, 255]]], np.uint8), "LA")))
+    got = decoded(encoded(Image.fromarray(np.array([[[40, 0], [40, 255]]], np.uint8), "LA")))
     assert got.tolist() == [[[255] * 3, [40] * 3]]
 
 
 def test_palette_with_transparency():
     image = Image.fromarray(np.array([[0, 1, 2]], np.uint8), "P")
     image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
-    assert decode.pixels(encoded(image)).tolist() == [[[10, 20, 30], [40, 50, 60], [70, 80, 90]]]
-    assert decode.pixels(encoded(image, transparency=1)).tolist() == [[[10, 20, 30], [255] * 3, [70, 80, 90]]]
-    partly = decode.pixels(encoded(image, transparency=bytes([0, 255, 255])))
+    assert decoded(encoded(image)).tolist() == [[[10, 20, 30], [40, 50, 60], [70, 80, 90]]]
+    assert decoded(encoded(image, transparency=1)).tolist() == [[[10, 20, 30], [255] * 3, [70, 80, 90]]]
+    partly = decoded(encoded(image, transparency=bytes([0, 255, 255])))
     assert partly.tolist() == [[[255] * 3, [40, 50, 60], [70, 80, 90]]]
 
 
@@ -161,27 +177,27 @@ def swapped_profile() -> bytes:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_a_colour_profile_is_turned_into_srgb(kind):
     plain = np.zeros((16, 16, 3), np.uint8) + np.array([230, 20, 40], np.uint8)
-    got = decode.pixels(encoded(plain, kind, icc_profile=swapped_profile())).mean((0, 1))
+    got = decoded(encoded(plain, kind, icc_profile=swapped_profile())).mean((0, 1))
     assert got[2] > 200 > 90 > got[0]
 
 
 def test_a_colour_profile_of_a_palette_too():
     image = Image.fromarray(np.zeros((2, 2), np.uint8), "P")
     image.putpalette([230, 20, 40])
-    got = decode.pixels(encoded(image, icc_profile=swapped_profile())).mean((0, 1))
+    got = decoded(encoded(image, icc_profile=swapped_profile())).mean((0, 1))
     assert got[2] > 200 > 90 > got[0]
 
 
 @pytest.mark.parametrize("profile", [b"rubbish", ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()])
 def test_srgb_and_broken_profiles_change_nothing(profile):
-    assert np.array_equal(decode.pixels(encoded(noise(4, 4), icc_profile=profile)), noise(4, 4))
+    assert np.array_equal(decoded(encoded(noise(4, 4), icc_profile=profile)), noise(4, 4))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_an_animation_gives_its_first_frame(kind):
     first, second = noise(8, 8, seed=1), noise(8, 8, seed=2)
     data = encoded(first, kind, save_all=True, append_images=[Image.fromarray(second)], lossless=True)
-    assert np.array_equal(decode.pixels(data), first)
+    assert np.array_equal(decoded(data), first)
 
 
 def test_a_broken_apng_is_undecodable():
@@ -190,7 +206,7 @@ def test_a_broken_apng_is_undecodable():
         (kind, struct.pack(">I", 9) + body[4:]) if kind == b"fcTL" else (kind, body) for kind, body in chunks(data)
     ]
     with pytest.raises(Undecodable, match="broken image"):
-        decode.pixels(png_of(shuffled))
+        decoded(png_of(shuffled))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
@@ -198,7 +214,7 @@ def test_a_truncated_file_is_undecodable(kind):
     data = encoded(noise(64, 64), kind)
     for length in (len(data) // 2, 40):
         with pytest.raises(Undecodable, match=r"^(truncated|broken) image$"):
-            decode.pixels(data[:length])
+            decoded(data[:length])
 
 
 def test_flipped_bytes_give_a_picture_or_a_reason():
@@ -213,7 +229,7 @@ def test_flipped_bytes_give_a_picture_or_a_reason():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    assert decode.pixels(bytes(damaged)).dtype == np.uint8
+                    assert decoded(bytes(damaged)).dtype == np.uint8
                 except Undecodable as error:
                     reasons.add(str(error))
     assert {"broken image"} <= reasons <= {"broken image", "truncated image", IMAGES, TOO_LARGE}
@@ -224,15 +240,17 @@ def test_flipped_bytes_give_a_picture_or_a_reason():
     [
         (b"", "empty file"),
         (b"<html>404</html>", "not an image"),
-        (encoded(noise(4, 4), "GIF"), "not an image"),
-        (encoded(noise(4, 4), "TIFF"), "not an image"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0", r"^not an image \(JPEG, PNG and WebP can be read\)$"),
+        (encoded(noise(4, 4), "GIF"), r"^a GIF file, which data.formats does not allow \(jpeg, png, webp\)$"),
+        (encoded(noise(4, 4), "TIFF"), r"^a TIFF file, which data.formats does not allow"),
+        (encoded(noise(4, 4), "BMP"), r"^a BMP file, which data.formats does not allow"),
         (b"\x89PNG\r\n\x1a\n", "broken image"),
         (b"\xff\xd8\xff", "broken image"),
     ],
 )
 def test_what_is_no_image_is_named(data, reason):
     with pytest.raises(Undecodable, match=reason):
-        decode.pixels(data)
+        decoded(data)
 
 
 def test_a_huge_picture_is_refused_by_its_header():
@@ -241,18 +259,18 @@ def test_a_huge_picture_is_refused_by_its_header():
     with pytest.raises(Undecodable, match="too many pixels"):
         headers.opened(io.BytesIO(bomb))
     with pytest.raises(Undecodable, match="too many pixels"):
-        decode.pixels(bomb)
+        decoded(bomb)
 
 
 def test_a_sliver_is_refused_before_it_is_enlarged():
     with pytest.raises(Undecodable, match="too narrow"):
-        decode.picture(np.zeros((1, 60_000, 3), np.uint8), settings(resolution=64), 0, KEY)
+        cut(np.zeros((1, 60_000, 3), np.uint8), settings(resolution=64), 0, KEY)
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (20, 31), (31, 20), (64, 48), (9, 7), (1, 1)])
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "area", "lanczos"])
 def test_every_size_becomes_the_square(shape, interpolation):
-    got = decode.picture(np.full((*shape, 3), 90, np.uint8), settings(interpolation=interpolation), 0, KEY)
+    got = cut(np.full((*shape, 3), 90, np.uint8), settings(interpolation=interpolation), 0, KEY)
     assert got.shape == (3, 16, 16)
     assert got.unique().tolist() == [90]
 
@@ -262,39 +280,227 @@ def test_resize_agrees_with_pillow(interpolation):
     pillow = {"bilinear": 2, "bicubic": 3, "area": 4, "lanczos": 1}[interpolation]
     picture = noise(64, 64)
     want = np.asarray(Image.fromarray(picture).resize((24, 24), pillow)).astype(int)
-    got = decode.picture(picture, settings(resolution=24, interpolation=interpolation), 0, KEY)
+    got = cut(picture, settings(resolution=24, interpolation=interpolation), 0, KEY)
     assert np.abs(got.permute(1, 2, 0).numpy().astype(int) - want).max() <= 1
 
 
 def test_centre_crop_takes_the_middle():
     picture = np.zeros((16, 48, 3), np.uint8)
     picture[:, 16:32] = 200
-    assert decode.picture(picture, settings(), 0, KEY).unique().tolist() == [200]
+    assert cut(picture, settings(), 0, KEY).unique().tolist() == [200]
 
 
 def test_random_crops_follow_the_key_and_reach_both_ends():
     picture = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
     chosen = settings(crop="random")
-    lefts = [int(decode.picture(picture, chosen, 0, np.array([i, 0, 0]))[0, 0, 0]) for i in range(200)]
+    lefts = [int(cut(picture, chosen, 0, np.array([i, 0, 0]))[0, 0, 0]) for i in range(200)]
     assert set(lefts) == set(range(9))
-    assert lefts == [int(decode.picture(picture, chosen, 0, np.array([i, 0, 0]))[0, 0, 0]) for i in range(200)]
-    other = [int(decode.picture(picture, chosen, 0, np.array([i, 1, 0]))[0, 0, 0]) for i in range(200)]
+    assert lefts == [int(cut(picture, chosen, 0, np.array([i, 0, 0]))[0, 0, 0]) for i in range(200)]
+    other = [int(cut(picture, chosen, 0, np.array([i, 1, 0]))[0, 0, 0]) for i in range(200)]
     assert lefts != other
 
 
 def test_half_of_the_pictures_are_flipped_before_the_crop():
     picture = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
     firsts = [
-        decode.picture(picture, settings(random_flip=True, crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist()
+        cut(picture, settings(random_flip=True, crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist()
         for i in range(200)
     ]
-    plain = [
-        decode.picture(picture, settings(crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist() for i in range(200)
-    ]
+    plain = [cut(picture, settings(crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist() for i in range(200)]
     mirrored = [a != b for a, b in zip(firsts, plain, strict=True)]
     assert 70 < sum(mirrored) < 130
     # Flipped first: the crop's corner counts from the mirrored picture's left.
     assert all(a == [23 - v for v in b] for a, b, m in zip(firsts, plain, mirrored, strict=True) if m)
+
+
+def test_only_the_formats_of_the_recipe_are_read():
+    for kind, name in (("JPEG", "jpeg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif"), ("BMP", "bmp")):
+        data = encoded(Image.fromarray(noise(8, 8)[..., 0]), kind)
+        assert decoded(data, formats=(name,)).shape == (8, 8, 3)
+        others = tuple({"jpeg", "png", "webp", "tiff"} - {name})
+        with pytest.raises(Undecodable, match=r"which data\.formats does not allow"):
+            decoded(data, formats=others)
+    with pytest.raises(Undecodable, match=r"^not an image \(PNG can be read\)$"):
+        decoded(b"words", formats=("png",))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "CMYK", "1"])
+def test_tiff_where_it_is_allowed(mode):
+    image = Image.fromarray(smooth(12, 18)).convert(mode)
+    want = np.asarray(image.convert("RGB"))
+    assert np.array_equal(decoded(encoded(image, "TIFF"), formats=("tiff",)), want)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_tiff_is_turned_once(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data, picture = encoded(noise(6, 9), "TIFF", exif=exif), Image.fromarray(noise(6, 9))
+    picture.getexif()[0x0112] = orientation
+    want = np.asarray(ImageOps.exif_transpose(picture))
+    assert np.array_equal(decoded(data, formats=("tiff",)), want)
+    assert headers.upright_size(io.BytesIO(data), ("tiff",)) == want.shape[:2]
+
+
+def tiff_of(samples: np.ndarray, order: str, photometric: int) -> bytes:
+    """A one-line TIFF of 16-bit samples [W, C]; Pillow itself writes few kinds of them."""
+    width, channels = samples.shape
+    body = samples.astype(order + "u2").tobytes()
+    bits = struct.pack(order + "3H", 16, 16, 16)
+    tags = [
+        (256, 4, 1, width),
+        (257, 4, 1, 1),
+        (258, 4, 1, 16),
+        (259, 4, 1, 1),
+        (262, 4, 1, photometric),
+        (273, 4, 1, 14),
+    ]
+    tags += [(277, 4, 1, channels), (278, 4, 1, 1), (279, 4, 1, len(body))]
+    if channels == 3:
+        tags[2] = (258, 3, 3, 8)
+    entries = b"".join(struct.pack(order + "HHII", *tag) for tag in tags)
+    head = (b"II" if order == "<" else b"MM") + struct.pack(order + "HI", 42, 14 + len(body))
+    return head + bits + body + struct.pack(order + "H", len(tags)) + entries + struct.pack(order + "I", 0)
+
+
+@pytest.mark.parametrize(("order", "photometric", "want"), [("<", 1, 0), (">", 1, 0), ("<", 0, 255)])
+def test_16_bit_grey_tiff_is_divided_by_257_too(order, photometric, want):
+    data = tiff_of(np.array([[0], [257], [30000], [65535]]), order, photometric)
+    assert decoded(data, formats=("tiff",))[0, :, 0].tolist() == [abs(want - v) for v in (0, 1, 117, 255)]
+
+
+def test_16_bit_colour_keeps_its_high_bytes():
+    colours = np.array([[0, 257, 65535], [30000, 65280, 255]])
+    got = decoded(tiff_of(colours, "<", 2), formats=("tiff",))[0].astype(int)
+    assert np.abs(got - colours / 257).max() <= 1
+
+
+def test_a_tiff_that_pillow_does_not_know_says_so():
+    with pytest.raises(Undecodable, match=r"^a TIFF with pixels of a kind that is not read$"):
+        decoded(tiff_of(np.zeros((4, 1)), ">", 0), formats=("tiff",))
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_colours_of_more_than_16_bits_are_refused(mode):
+    with pytest.raises(Undecodable, match=r"^colours of more than 16 bits$"):
+        decoded(encoded(Image.new(mode, (4, 4)), "TIFF"), formats=("tiff",))
+
+
+def test_an_animated_gif_gives_its_first_frame():
+    frames = [Image.fromarray(noise(8, 8, seed=s)).quantize(256) for s in (1, 2)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert np.array_equal(decoded(data, formats=("gif",)), np.asarray(frames[0].convert("RGB")))
+
+
+def test_transparent_gif_lies_over_the_set_colour():
+    image = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    data = encoded(image, "GIF", transparency=1)
+    assert decoded(data, formats=("gif",), alpha_colour="#0000ff").tolist() == [[[10, 20, 30], [0, 0, 255]]]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L", "I;16"])
+def test_alpha_lies_over_any_colour_that_is_set(mode):
+    options = {}
+    if mode in ("RGBA", "LA"):
+        image = Image.fromarray(np.array([[[50, 50, 50, 0], [50, 50, 50, 255], [50, 50, 50, 51]]], np.uint8)).convert(
+            mode
+        )
+    elif mode == "I;16":
+        image, options = Image.fromarray(np.array([[9, 50 * 257]], np.uint16)), {"transparency": 9}
+    else:
+        image = Image.fromarray(np.array([[[9] * 3, [50] * 3]], np.uint8)).convert("L").convert(mode)
+        index = image.getpixel((0, 0))
+        options = {"transparency": index}
+    got = decoded(encoded(image, **options), alpha_colour="#ff8000")[0].astype(int)
+    assert got[:2].tolist() == [[255, 128, 0], [50, 50, 50]]
+    if mode in ("RGBA", "LA"):  # a fifth of 50, four fifths of the colour
+        assert np.abs(got[2] - [214, 112.4, 10]).max() <= 1
+
+
+def test_the_colour_under_alpha_is_srgb_whatever_profile_the_picture_has():
+    rgba = np.array([[[230, 20, 40, 0], [230, 20, 40, 255]]], np.uint8)
+    clear, opaque = decoded(encoded(rgba, icc_profile=swapped_profile()), alpha_colour="#ff0000")[0].tolist()
+    assert clear == [255, 0, 0]
+    assert opaque[2] > 200 > 90 > opaque[0]
+
+
+def test_a_grey_profile_of_a_grey_picture_with_alpha():
+    grey = Image.fromarray(np.array([[[100, 255], [100, 0]]], np.uint8), "LA")
+    lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()  # not one for grey: ignored
+    assert decoded(encoded(grey, icc_profile=lab), alpha_colour="#102030").tolist() == [[[100] * 3, [16, 32, 48]]]
+
+
+SHAPES = [Bucket(16, 16), Bucket(16, 32), Bucket(40, 24), Bucket(8, 64)]
+
+
+@pytest.mark.parametrize("bucket", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [(16, 16), (20, 31), (31, 20), (64, 48), (9, 7), (1, 1), (40, 24)])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "area", "lanczos"])
+def test_every_size_becomes_its_bucket(shape, interpolation, bucket):
+    chosen = settings(interpolation=interpolation, crop="random", random_flip=True)
+    got = framed(np.full((*shape, 3), 90, np.uint8), chosen, bucket=bucket)
+    assert got.pixels_CHW.shape == (3, bucket.height_px, bucket.width_px)
+    assert got.pixels_CHW.unique().tolist() == [90]
+    assert got.sizes.dtype == np.int32
+    assert got.sizes[:2].tolist() == list(shape)
+    assert got.sizes[4:].tolist() == [bucket.height_px, bucket.width_px]
+
+
+def test_the_picture_just_covers_its_bucket():
+    chosen = settings(interpolation="bilinear")
+    wide = np.repeat(np.linspace(0, 255, 80).astype(np.uint8)[None, :, None], 40, axis=0).repeat(3, axis=2)
+    whole = cut(wide, chosen, bucket=Bucket(20, 40))  # the picture's own shape: nothing is cut off
+    assert int(whole[0, 0, 0]) <= 3
+    assert int(whole[0, 0, -1]) >= 252
+    middle = framed(wide, chosen, bucket=Bucket(20, 20))
+    assert middle.sizes.tolist() == [40, 80, 0, 10, 20, 20]
+    assert middle.pixels_CHW.equal(whole[:, :, 10:30])
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_sizes_are_those_that_sdxl_is_conditioned_on(flip):
+    """Original size upright; the corner in resized pixels, counted after the flip; the bucket."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(smooth(60, 90), "JPEG", exif=exif)  # 90 high and 60 wide once it is upright
+    chosen = settings(crop="random", random_flip=flip)
+    corners = set()
+    for sample in range(60):
+        got = framed(data, chosen, key=np.array([sample, 0, 0]), bucket=Bucket(20, 20))
+        assert got.sizes.tolist()[:2] == [90, 60]
+        assert got.sizes.tolist()[4:] == [20, 20]
+        top, left = got.sizes[2:4].tolist()
+        assert left == 0
+        corners.add(top)
+        resized = cut(decoded(data), chosen, key=np.array([sample, 0, 0]), bucket=Bucket(30, 20))
+        assert got.pixels_CHW.equal(resized[:, top : top + 20])
+    assert corners == set(range(11))
+
+
+def test_the_corner_counts_in_the_flipped_picture():
+    ramp = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
+    flips = set()
+    for sample in range(40):
+        got = framed(ramp, settings(crop="random", random_flip=True), key=np.array([sample, 0, 0]))
+        row, left = got.pixels_CHW[0, 0].tolist(), int(got.sizes[3])
+        flips.add(row[0] > row[-1])
+        assert row == list(range(24))[:: -1 if row[0] > row[-1] else 1][left : left + 16]
+    assert flips == {False, True}
+
+
+def test_the_original_size_is_that_of_the_file_where_it_is_decoded_smaller():
+    data = encoded(smooth(64, 128), "JPEG", quality=95)
+    got = framed(data, settings(), bucket=Bucket(16, 32))
+    assert got.sizes.tolist() == [64, 128, 0, 0, 16, 32]
+
+
+def test_a_turned_jpeg_is_decoded_smaller_for_its_upright_shape():
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    data = encoded(smooth(64, 128), "JPEG", exif=exif)
+    assert decode.pixels(data, settings(), Bucket(64, 32)).shape == (64, 32, 3)
+    assert decode.pixels(data, settings(), Bucket(32, 64)).shape == (128, 64, 3)  # 64 wide is all it has
 
 
 @pytest.mark.parametrize(
@@ -313,19 +519,37 @@ def test_half_of_the_pictures_are_flipped_before_the_crop():
 )
 def test_large_jpegs_are_decoded_smaller_only_where_it_is_exact(size, shorter_px, factor):
     data = encoded(smooth(size[1], size[0]), "JPEG", quality=95)
-    got = decode.pixels(data, shorter_px)
+    got = decode.pixels(data, settings(), Bucket(shorter_px, shorter_px) if shorter_px else None)
     assert got.shape == (size[1] // factor, size[0] // factor, 3)
 
 
 def test_a_jpeg_at_half_its_size_looks_like_the_filtered_one():
     data = encoded(smooth(128, 128), "JPEG", quality=95)
-    small = decode.picture(data, settings(resolution=64), 0, KEY).float()
-    whole = decode.picture(decode.pixels(data), settings(resolution=64), 0, KEY).float()
+    small = cut(data, settings(resolution=64), 0, KEY).float()
+    whole = cut(decoded(data), settings(resolution=64), 0, KEY).float()
     assert (small - whole).abs().mean() < 1.0
+
+
+@pytest.mark.parametrize(
+    ("size", "bucket", "factor"),
+    [
+        ((128, 64), Bucket(32, 64), 2),  # width and height of the file; both sides are the whole resize
+        ((128, 64), Bucket(32, 32), 2),  # the height is, and the width is cropped
+        ((128, 128), Bucket(32, 64), 2),  # the width is, and the height is cropped
+        ((132, 128), Bucket(32, 64), 1),  # would leave 66 / 64 to the filter
+        ((256, 128), Bucket(16, 64), 4),
+        ((512, 128), Bucket(32, 64), 4),
+        ((512, 512), Bucket(64, 32), 8),
+        ((512, 512), Bucket(72, 32), 2),  # a quarter leaves 128 / 72
+    ],
+)
+def test_both_sides_of_the_bucket_decide_how_small_a_jpeg_is_decoded(size, bucket, factor):
+    data = encoded(smooth(size[1], size[0]), "JPEG", quality=95)
+    assert decode.pixels(data, settings(), bucket).shape == (size[1] // factor, size[0] // factor, 3)
 
 
 def test_nearest_takes_pixels_of_the_whole_jpeg():
     data = encoded(noise(64, 64), "JPEG", quality=95)
-    got = decode.picture(data, settings(resolution=32, interpolation="nearest"), 0, KEY)
-    want = decode.picture(decode.pixels(data), settings(resolution=32, interpolation="nearest"), 0, KEY)
+    got = cut(data, settings(resolution=32, interpolation="nearest"), 0, KEY)
+    want = cut(decoded(data), settings(resolution=32, interpolation="nearest"), 0, KEY)
     assert got.equal(want)

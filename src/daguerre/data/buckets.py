@@ -92,10 +92,7 @@ def buckets(settings: SourceSettings) -> tuple[Bucket, ...]:
     """All shapes of a source, sorted, each once. UserError where the settings allow none."""
     found = {bucket for level in _levels(settings) for bucket in level}
     if len(found) > MOST_BUCKETS:
-        raise UserError(
-            f"data.buckets: {len(found):,} buckets, and a global batch is of one bucket (at most {MOST_BUCKETS:,} are "
-            f"allowed): raise data.buckets.step ({settings.buckets.step}), or list the aspects"
-        )
+        raise _too_many(settings.buckets.step)
     return tuple(sorted(found))
 
 
@@ -126,6 +123,13 @@ def assign(settings: SourceSettings, heights_px: np.ndarray, widths_px: np.ndarr
     numbers[small] = -1
     left_out = {TOO_SMALL: int(small.sum())} if small.any() else {}
     return Assigned(numbers, left_out, np.zeros_like(small))
+
+
+def _too_many(step_px: int) -> UserError:
+    return UserError(
+        f"data.buckets: more than {MOST_BUCKETS:,} buckets, and each global batch is of one bucket: raise "
+        f"data.buckets.step ({step_px} px), lower max_aspect, or list the aspects"
+    )
 
 
 def _check_known(settings: SourceSettings, every: Sequence[Bucket], unknown: np.ndarray) -> None:
@@ -168,8 +172,10 @@ def _auto(resolution_px: int, step_px: int, max_aspect: float) -> tuple[Bucket, 
     cells = resolution_px**2 // step_px**2
     fewest = -(-FEWEST_CELLS * resolution_px**2 // step_px**2)
     side = isqrt(cells)
+    if side > MOST_BUCKETS:
+        raise _too_many(step_px)
     shapes = [(side, side)]
-    for high in range(side, side + int(side * max_aspect) + 2):
+    for high in range(max(isqrt(fewest), 1), int(min(cells, side * max_aspect + 2)) + 1):
         widest = cells // high
         shapes += [(low, high) for low in range(max(1, min(widest, int(-(-fewest // high)))), widest + 1)]
     for low in range(1, side + 1):

@@ -5,6 +5,7 @@ No torch here, so that a source can look at its files while a recipe is checked.
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -60,7 +61,8 @@ def opened(file: BinaryIO, formats: Sequence[str] = USUAL) -> Image.Image:
     except BROKEN as error:
         if _of_the_system(error):
             raise
-        raise Undecodable("broken image") from error
+        strange = "unknown pixel mode" in str(error)
+        raise Undecodable("a TIFF with pixels of a kind that is not read" if strange else "broken image") from error
     if image.width * image.height > PIXEL_LIMIT:
         raise Undecodable(f"too many pixels (limit {PIXEL_LIMIT})")
     return image
@@ -111,8 +113,13 @@ def _plugin(start: bytes, formats: Sequence[str]) -> Callable[[BinaryIO], Image.
         "webp": WebPImagePlugin.WebPImageFile,
         "gif": GifImagePlugin.GifImageFile,
         "bmp": BmpImagePlugin.BmpImageFile,
-        "tiff": TiffImagePlugin.TiffImageFile,
+        "tiff": _tiff,
     }[kind]
+
+
+def _tiff(file: BinaryIO) -> Image.Image:
+    """From memory: of a file, Pillow takes a fault of the disk for damage to the TIFF."""
+    return TiffImagePlugin.TiffImageFile(io.BytesIO(file.read()))
 
 
 def _kind(start: bytes) -> str | None:
