@@ -107,14 +107,15 @@ def _plugin(start: bytes, formats: Sequence[str]) -> Callable[[BinaryIO], Image.
     if kind not in formats:
         raise Undecodable(f"a {_SPOKEN[kind]} file, which data.formats does not allow ({', '.join(formats)})")
     # Looked up when they are called, and only for what is allowed: the less common decoders are the less tested ones.
-    return {
+    plugins: dict[str, Callable[[BinaryIO], Image.Image]] = {
         "jpeg": JpegImagePlugin.JpegImageFile,
         "png": PngImagePlugin.PngImageFile,
         "webp": WebPImagePlugin.WebPImageFile,
         "gif": GifImagePlugin.GifImageFile,
         "bmp": BmpImagePlugin.BmpImageFile,
         "tiff": _tiff,
-    }[kind]
+    }
+    return plugins[kind]
 
 
 def _tiff(file: BinaryIO) -> Image.Image:
