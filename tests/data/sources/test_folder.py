@@ -10,16 +10,25 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from daguerre.data import decode, headers
+from daguerre.data import decode, folder_scan, headers
+from daguerre.data.dataset import open_dataset
 from daguerre.data.folder_scan import sample_id
 from daguerre.data.sources import folder
 from daguerre.errors import UserError
 
 
-def opened(path, split="train", **given):
-    return folder.open_source(
-        folder.Settings(path=str(path), **{"resolution": 16, "held_out_fraction": 0, **given}), split
-    )
+def settings(path, **given):
+    return folder.Settings(path=str(path), **{"resolution": 16, **given})
+
+
+def opened(path, **given):
+    return folder.open_source(settings(path, **given), "train")
+
+
+def chosen(path, split, **given):
+    """Names of the samples of one split."""
+    data = open_dataset(settings(path, **given), split)
+    return [data.members[0].source.name(i) for i in data.selections[0].numbers.tolist()]
 
 
 def picture(path, side=32):
@@ -34,8 +43,12 @@ def captioned(path, text="a picture"):
     return path
 
 
+def records(source):
+    return [source.record(i) for i in range(source.index.count)]
+
+
 def keys(source):
-    return [source.record(i).key for i in range(source.count)]
+    return [record.key for record in records(source)]
 
 
 def counts(source):
@@ -168,9 +181,9 @@ def test_links_are_followed_but_nothing_is_taken_twice(tmp_path):
 
 def test_small_pictures_are_kept_and_noted(tmp_path):
     captioned(tmp_path / "a.png")
-    source = opened(tmp_path, resolution=64)
-    assert source.count == 1
-    entry = source.report()["kept, but enlarged: shorter side under 64 px"]
+    data = open_dataset(settings(tmp_path, resolution=64), "train")
+    assert data.size == 1
+    (entry,) = [entry for reason, entry in data.report().items() if "kept, but enlarged" in reason]
     assert (entry["count"], entry["kept"]) == (1, True)
 
 
@@ -186,8 +199,8 @@ def test_ids_hang_on_the_path_alone(pictures, tmp_path):
     moved = shutil.copytree(pictures, tmp_path / "moved")
     captioned(moved / "000-new.png")
     after = opened(moved)
-    ids = {after.record(i).key: after.sample_id(i) for i in range(after.count)}
-    assert all(ids[before.record(i).key] == before.sample_id(i) for i in range(before.count))
+    ids = {after.record(i).key: after.sample_id(i) for i in range(after.index.count)}
+    assert all(ids[before.record(i).key] == before.sample_id(i) for i in range(before.index.count))
     assert before.sample_id(0) == sample_id("000.jpg") == 6549008113065538135
 
 
@@ -198,21 +211,21 @@ def test_the_split_is_stable_and_near_its_share(tmp_path):
     for i in range(300):
         shutil.copy(source, inside / f"{i}.png")
         (inside / f"{i}.txt").write_text("x")
-    held_out = set(keys(opened(inside, "held_out", held_out_fraction=0.2)))
-    train = set(keys(opened(inside, "train", held_out_fraction=0.2)))
+    held_out = set(chosen(inside, "held_out", held_out_fraction=0.2))
+    train = set(chosen(inside, "train", held_out_fraction=0.2))
     assert 40 <= len(held_out) <= 80
     assert len(train | held_out) == 300
     for i in range(0, 300, 2):
         (inside / f"{i}.png").unlink()
-    assert set(keys(opened(inside, "held_out", held_out_fraction=0.2))) <= held_out
+    assert set(chosen(inside, "held_out", held_out_fraction=0.2)) <= held_out
 
 
 @pytest.mark.parametrize(("number", "fraction", "held_out"), [(1, 0.5, 0), (2, 0.001, 1), (2, 0.5, 1), (5, 0.0, 0)])
 def test_each_split_has_a_sample_where_there_are_two(tmp_path, number, fraction, held_out):
     for i in range(number):
         captioned(tmp_path / f"{i}.png")
-    assert opened(tmp_path, "held_out", held_out_fraction=fraction).count == held_out
-    assert opened(tmp_path, "train", held_out_fraction=fraction).count == number - held_out
+    assert len(chosen(tmp_path, "held_out", held_out_fraction=fraction)) == held_out
+    assert len(chosen(tmp_path, "train", held_out_fraction=fraction)) == number - held_out
 
 
 def test_a_path_that_is_no_folder(tmp_path):
@@ -254,6 +267,221 @@ def test_deep_damage_shows_when_decoded(tmp_path):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:5000])
     source = opened(tmp_path)
-    assert source.count == 1
+    assert source.index.count == 1
     with pytest.raises(decode.Undecodable):
-        decode.pixels(source.record(0).image)
+        decode.pixels(source.record(0).image, settings(tmp_path))
+
+
+def beside(path, document):
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_img2dataset_files(tmp_path):
+    """.jpg, .txt and .json beside each other, as its output format `files` writes them."""
+    picture(tmp_path / "00000" / "000000000.jpg")
+    (tmp_path / "00000" / "000000000.txt").write_text("a cat")
+    about = {
+        "caption": "a cat",
+        "url": "http://x/1.jpg",
+        "status": "success",
+        "width": 32,
+        "exif": "{}",
+        "similarity": 0.3,
+    }
+    beside(tmp_path / "00000" / "000000000.json", about)
+    picture(tmp_path / "00000" / "000000001.jpg")
+    beside(tmp_path / "00000" / "000000001.json", {"caption": "a dog", "key": "000000001"})
+    (tmp_path / "00000_stats.json").write_text("{}")
+    source = opened(tmp_path)
+    assert source.report() == {}
+    assert [r.texts["text"] for r in records(source)] == ["a cat", "a dog"]
+    assert source.record(0).texts["url"] == "http://x/1.jpg"
+    assert source.record(0).metadata == about
+    assert source.index.numbers["similarity"].to_pylist() == [0.3, None]
+    assert source.index.texts["status"].to_pylist() == ["success", None]
+
+
+def test_other_caption_fields(tmp_path):
+    for name in "abc":
+        picture(tmp_path / f"{name}.png")
+    beside(tmp_path / "a.json", {"alt": "alt of a", "caption": "a"})
+    beside(tmp_path / "b.json", {"caption": "b"})
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "c.png", "alt": "alt of c"}')
+    source = opened(tmp_path, captions={"fields": ["alt"]})
+    assert [(r.key, r.texts["alt"]) for r in records(source)] == [("a.png", "alt of a"), ("c.png", "alt of c")]
+    assert counts(source) == {"picture without a caption": (1, ["b.png"])}
+
+
+def test_json_that_holds_no_object_is_counted(tmp_path):
+    captioned(tmp_path / "good.png")
+    for name, text in (("a", "["), ("b", "[1]"), ("c", '"caf\\'), ("d", "[" * 100_000)):
+        captioned(tmp_path / f"{name}.png")
+        (tmp_path / f"{name}.json").write_text(text)
+    source = opened(tmp_path)
+    assert keys(source) == ["good.png"]
+    assert counts(source) == {
+        "JSON file beside a picture that holds no object": (4, ["a.json", "b.json", "c.json", "d.json"])
+    }
+
+
+def test_captions_from_file_names(tmp_path):
+    for name in ("a_red_fox.png", "a  blue_bird-012.png", "two dogs (3).png", "17.png", "R2D2.png"):
+        picture(tmp_path / name)
+    captioned(tmp_path / "with text.png", "not this")
+    source = opened(tmp_path, captions_from="file_names")
+    assert {r.key: r.texts["text"] for r in records(source)} == {
+        "a  blue_bird-012.png": "a blue bird",
+        "a_red_fox.png": "a red fox",
+        "two dogs (3).png": "two dogs",
+        "R2D2.png": "R2D2",
+        "with text.png": "with text",
+    }
+    assert counts(source) == {
+        "file name without words": (1, ["17.png"]),
+        "kept, but its text file is not read (data.captions_from=file_names)": (1, ["with text.txt"]),
+    }
+
+
+def test_captions_from_folder_names(tmp_path):
+    for name in ("tabby_cat/1.png", "dog/2.png", "outside.png", "animals/dog/3.png"):
+        picture(tmp_path / name)
+    source = opened(tmp_path, captions_from="folder_names")
+    assert [(r.key, r.texts["text"]) for r in records(source)] == [
+        ("animals/dog/3.png", "dog"),
+        ("dog/2.png", "dog"),
+        ("tabby_cat/1.png", "tabby cat"),
+    ]
+    assert counts(source) == {"picture outside of the folders whose names are the captions": (1, ["outside.png"])}
+
+
+@pytest.mark.parametrize("names", [{"n01": "a tench", "n02": "a shark"}, ["a tench", "a shark"]])
+def test_folder_names_that_are_classes(tmp_path, names):
+    for name in ("n02", "n01"):
+        picture(tmp_path / "train" / name / "x.png")
+    source = opened(tmp_path, captions_from="folder_names", idx_to_prompt=names)
+    assert [r.texts["text"] for r in records(source)] == ["a tench", "a shark"]
+
+
+def test_folder_names_by_number(tmp_path):
+    for name in ("0", "10", "2"):
+        picture(tmp_path / name / "x.png")
+    source = opened(tmp_path, captions_from="folder_names", idx_to_prompt=[f"class {i}" for i in range(11)])
+    assert [r.texts["text"] for r in records(source)] == ["class 0", "class 10", "class 2"]
+
+
+@pytest.mark.parametrize("names", [{"n01": "a tench"}, ["a tench"], ["a tench", "a shark", "a ray"], "imagenet"])
+def test_folder_names_that_are_not_the_classes(tmp_path, names):
+    for name in ("n01", "n02"):
+        picture(tmp_path / name / "x.png")
+    with pytest.raises(UserError, match=r"data\.idx_to_prompt: [12] of the 2 folders .* are not among its .*n02"):
+        opened(tmp_path, captions_from="folder_names", idx_to_prompt=names)
+
+
+def test_settings_without_effect_are_refused(tmp_path):
+    with pytest.raises(ValidationError, match="idx_to_prompt has no effect without captions_from=folder_names"):
+        settings(tmp_path, idx_to_prompt=["a"])
+    with pytest.raises(ValidationError, match="captions_from=file_names has no effect"):
+        settings(tmp_path, captions_from="file_names", captions={"fields": ["alt"]})
+
+
+def test_more_formats_where_they_are_allowed(tmp_path):
+    for name in ("a.gif", "b.TIFF", "c.png", "d.bmp"):
+        picture(tmp_path / name).with_suffix(".txt").write_text("x")
+    source = opened(tmp_path, formats=["gif", "tiff", "png"])
+    assert keys(source) == ["a.gif", "b.TIFF", "c.png"]
+    assert counts(source) == {
+        "picture in a format that is not read (GIF, TIFF and PNG are)": (1, ["d.bmp"]),
+        "text file without a picture of that name": (1, ["d.txt"]),
+    }
+
+
+def test_sizes_are_those_of_the_upright_picture(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.jpg", exif=exif)
+    Image.new("RGB", (30, 20)).save(tmp_path / "b.jpg")
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("x")
+    index = opened(tmp_path).index
+    assert (index.heights_px.tolist(), index.widths_px.tolist()) == ([30, 20], [20, 30])
+
+
+@pytest.fixture
+def headers_read(monkeypatch):
+    """Files whose headers are read."""
+    seen = []
+    real = headers.upright_size
+
+    def noted(file, formats):
+        seen.append(os.path.basename(file.name))
+        return real(file, formats)
+
+    monkeypatch.setattr(folder_scan.headers, "upright_size", noted)
+    return seen
+
+
+def test_a_second_start_reads_no_header(pictures, headers_read):
+    first = opened(pictures)
+    assert len(headers_read) == 12
+    headers_read.clear()
+    again = opened(pictures)
+    assert headers_read == []
+    assert again.index_path == first.index_path
+    assert [r.texts for r in records(again)] == [r.texts for r in records(first)]
+
+
+def test_only_what_changed_is_read_again(pictures, headers_read):
+    before = opened(pictures)
+    texts = {r.key: r.texts["text"] for r in records(before)}
+    headers_read.clear()
+    (pictures / "000.txt").write_text("another caption")
+    Image.new("RGB", (77, 33)).save(pictures / "001.png")
+    (pictures / "002.webp").unlink()
+    captioned(pictures / "new.png", "new")
+    after = opened(pictures)
+    assert sorted(headers_read) == ["000.jpg", "001.png", "new.png"]
+    expected = {**texts, "000.jpg": "another caption", "new.png": "new"}
+    del expected["002.webp"]
+    assert {r.key: r.texts["text"] for r in records(after)} == expected
+    at = keys(after).index("001.png")
+    assert (after.index.heights_px[at], after.index.widths_px[at]) == (33, 77)
+    assert before.record(0).texts["text"] == "picture 0"  # a run that goes on is not disturbed
+
+
+def test_a_changed_line_of_metadata_is_seen(tmp_path):
+    picture(tmp_path / "a.png")
+    for text in ("one", "two"):
+        beside(tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": text})
+        assert opened(tmp_path).record(0).texts["text"] == text
+
+
+def test_other_settings_have_another_index(pictures):
+    picture(pictures / "only_a_name.png")
+    assert opened(pictures).index.count == 12
+    assert opened(pictures, captions_from="file_names").index.count == 1
+    assert opened(pictures).index.count == 12
+
+
+def test_a_damaged_index_is_made_again(pictures):
+    first = opened(pictures)
+    first.index_path.write_bytes(first.index_path.read_bytes()[:-100])
+    assert opened(pictures).index.ids.tolist() == opened(pictures).index.ids.tolist()
+    assert opened(pictures).index.count == 12
+
+
+def test_old_states_are_forgotten(tmp_path):
+    found = []
+    for i in range(8):
+        captioned(tmp_path / f"{i}.png")
+        found.append(opened(tmp_path).index_path)
+    assert [path.exists() for path in found] == [False] * 4 + [True] * 4
+
+
+def test_a_cache_folder_that_cannot_be_made(pictures, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"data\.cache_dir: .*cannot be written"):
+        opened(pictures, cache_dir=str(tmp_path / "file"))
+
+
+def test_a_sample_is_a_shard_of_its_own_so_that_the_order_is_mixed(pictures):
+    assert opened(pictures).index.shard_starts.tolist() == list(range(13))
