@@ -19,6 +19,7 @@ Bytes = bytes | mmap.mmap
 """What can be sliced and searched."""
 
 _ZEROS = bytes(BLOCK)
+_RECORD_BYTES = 20 * BLOCK  # archives are filled up with zeros to a multiple of this
 _EXTENSION_LIMIT = 1 << 20  # a header that carries a name: larger is damage, or an attempt to fill the memory
 _PIECE_BYTES = 1 << 20
 _REGULAR = frozenset({b"0", b"\0", b"7"})
@@ -103,9 +104,15 @@ class _Walk:
             return self._onward(start, damaged.at)
 
     def zeros(self, start: int) -> int:
-        """The end of the archive; or zeros in its middle, after which something comes."""
+        """The end of the archive; or zeros in its middle, after which something comes.
+
+        More zeros at the end than the last record can hold are a file that was never filled.
+        """
         if _zeros_end(self.data, start) == len(self.data):
-            self.ended = len(self.data) - start >= 2 * BLOCK
+            length = len(self.data) - start
+            self.ended = length >= 2 * BLOCK
+            if length > 2 * BLOCK + _RECORD_BYTES:
+                self.damage.append((start, len(self.data)))
             return len(self.data)
         return self._onward(start, start)
 
