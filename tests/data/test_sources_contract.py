@@ -1,40 +1,101 @@
-"""What every data source promises, over all files of data/sources."""
+"""What every data source promises, over all files of data/sources that open one."""
 
+import csv
 import json
 import pickle
 import subprocess
 import sys
+import tarfile
 from dataclasses import fields
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from daguerre import plugins
 from daguerre.data.settings import SourceSettings
-from daguerre.data.source import Split, fingerprint
+from daguerre.data.source import Split
 from daguerre.types import Record
 
 SPLITS: tuple[Split, Split] = ("train", "held_out")
 LOOKED_AT = 16
 """Records of a source that are looked at; an endless one has no last."""
+SOURCES = [name for name in plugins.names("sources") if hasattr(plugins.find("sources", name), "open_source")]
+"""All but the mix, which opens others."""
 
 
-@pytest.fixture(params=plugins.names("sources"))
+def rows(pictures: Path) -> dict[str, list]:
+    """The pictures of the folder as columns."""
+    files = sorted(path for path in pictures.iterdir() if path.suffix != ".txt")
+    return {
+        "image": [path.read_bytes() for path in files],
+        "file_name": [str(path) for path in files],
+        "text": [path.with_suffix(".txt").read_text().strip() for path in files],
+        "score": [float(i) for i in range(len(files))],
+    }
+
+
+def tables(pictures: Path, folder: Path) -> Path:
+    """Two parquet files."""
+    table = pa.table({name: column for name, column in rows(pictures).items() if name != "file_name"})
+    folder.mkdir()
+    for i, start in enumerate((0, 5)):
+        pq.write_table(table.slice(start, 5 + 2 * i), folder / f"{i}.parquet", row_group_size=2)
+    return folder
+
+
+def text_table(pictures: Path, folder: Path) -> Path:
+    folder.mkdir()
+    with (folder / "set.csv").open("w", newline="") as file:
+        columns = {name: column for name, column in rows(pictures).items() if name != "image"}
+        csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+    return folder / "set.csv"
+
+
+def saved(pictures: Path, folder: Path) -> Path:
+    columns = {name: column for name, column in rows(pictures).items() if name != "file_name"}
+    columns["image"] = [{"bytes": data, "path": None} for data in columns["image"]]
+    kinds = {"image": datasets.Image(), "text": datasets.Value("string"), "score": datasets.Value("float32")}
+    made = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    datasets.disable_progress_bars()
+    made.save_to_disk(folder, num_shards=2)
+    return folder
+
+
+def shards(pictures: Path, folder: Path) -> Path:
+    folder.mkdir()
+    files = sorted(pictures.iterdir())
+    for i, start in enumerate((0, 10)):
+        with tarfile.open(folder / f"{i}.tar", "w") as tar:
+            for path in files[start : start + 10 + 4 * i]:
+                tar.add(path, path.name)
+    return folder
+
+
+MAKE = {"parquet": tables, "csv": text_table, "huggingface": saved, "webdataset": shards}
+"""What sources that want a path are given, made from a folder of pictures."""
+
+
+@pytest.fixture(params=SOURCES)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
-def opened(name: str, pictures: Path):
+def opened(name: str, pictures: Path, tmp_path: Path):
     """Opens a split of the source with the least settings that it takes; a new source starts with none."""
-    least = {"folder": {"path": str(pictures), "resolution": 32}}.get(name, {})
+    least: dict[str, object] = {"path": str(pictures), "resolution": 32} if name == "folder" else {}
+    if name in MAKE:
+        least = {"path": str(MAKE[name](pictures, tmp_path / "made")), "resolution": 32}
     module = plugins.find("sources", name)
     return lambda split: module.open_source(module.Settings(**least), split)
 
 
-def indexes(source) -> range:
-    return range(LOOKED_AT if source.count is None else min(source.count, LOOKED_AT))
+def numbers(source) -> range:
+    return range(LOOKED_AT if source.index is None else min(source.index.count, LOOKED_AT))
 
 
 def content(record: Record) -> list[object]:
@@ -48,15 +109,20 @@ def test_settings_start_from_the_shared_ones_and_name_their_file(name):
     assert settings.model_fields["source"].default == name
 
 
+def test_every_file_with_settings_names_itself():
+    for name in plugins.names("sources"):
+        assert plugins.find("sources", name).Settings.model_fields["source"].default == name
+
+
 def test_both_splits_hold_something(opened):
-    assert all(indexes(opened(split)) for split in SPLITS)
+    assert all(numbers(opened(split)) for split in SPLITS)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_record_is_a_picture_with_a_caption(opened, split):
     source = opened(split)
-    for index in indexes(source):
-        record = source.record(index)
+    for number in numbers(source):
+        record = source.record(number)
         assert record.key
         assert record.texts["text"].strip()
         if not isinstance(record.image, bytes):
@@ -66,21 +132,89 @@ def test_a_record_is_a_picture_with_a_caption(opened, split):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_an_index_gives_the_same_record_for_ever(opened, split):
+def test_a_number_gives_the_same_record_for_ever(opened, split):
     first = opened(split)
     again, sent = opened(split), pickle.loads(pickle.dumps(first))  # noqa: S301 - as it goes to a worker
-    for index in reversed(indexes(first)):
-        expected = content(first.record(index))
-        assert content(again.record(index)) == expected
-        assert content(sent.record(index)) == expected
-        assert again.sample_id(index) == sent.sample_id(index) == first.sample_id(index)
-    assert fingerprint(again) == fingerprint(first)
+    for number in reversed(numbers(first)):
+        expected = content(first.record(number))
+        assert content(again.record(number)) == expected
+        assert content(sent.record(number)) == expected
+        assert again.sample_id(number) == sent.sample_id(number) == first.sample_id(number)
+        assert again.name(number) == sent.name(number) == first.name(number)
 
 
-def test_ids_are_unlike_within_and_across_the_splits(opened):
-    ids = [source.sample_id(i) for source in map(opened, SPLITS) for i in indexes(source)]
+def test_the_name_is_the_records_key_and_no_other_has_it(opened):
+    for split in SPLITS:
+        source = opened(split)
+        names = [source.name(number) for number in numbers(source)]
+        assert names == [source.record(number).key for number in numbers(source)]
+        assert len(set(names)) == len(names)
+
+
+def test_the_pictures_are_those_that_were_given(opened, pictures):
+    source = opened("train")
+    if source.index is not None:
+        given = rows(pictures)
+        found = {source.record(i).texts["text"]: source.record(i).image for i in range(source.index.count)}
+        assert found == dict(zip(given["text"], given["image"], strict=True))
+
+
+def test_ids_are_unlike_each_other(opened):
+    """Of an endless source within and across the splits; a finite one has the same samples in both."""
+    sources = [opened(split) for split in SPLITS]
+    if sources[0].index is not None:
+        sources = sources[:1]
+    ids = [source.sample_id(i) for source in sources for i in numbers(source)]
     assert len(set(ids)) == len(ids)
     assert all(type(i) is int and 0 <= i < 2**63 for i in ids)
+
+
+def test_the_index_is_of_all_samples_whatever_the_split(opened):
+    train, held_out = (opened(split) for split in SPLITS)
+    if train.index is None:
+        assert held_out.index is None
+        return
+    index = train.index
+    assert index.ids.tolist() == held_out.index.ids.tolist()
+    assert index.ids.tolist() == [train.sample_id(i) for i in range(index.count)]
+    assert index.ids.dtype == np.int64
+    assert index.shard_starts[0] == 0
+    assert index.shard_starts[-1] == index.count
+    assert (np.diff(index.shard_starts) > 0).all()
+    for sizes in (index.heights_px, index.widths_px):
+        assert sizes.dtype == np.int32
+        assert len(sizes) == index.count
+    assert {(40, 48)} == set(zip(index.heights_px.tolist(), index.widths_px.tolist(), strict=True))
+    for columns, kind in ((index.numbers, pa.float64()), (index.texts, pa.string())):
+        for column in (columns[name] for name in columns):
+            assert len(column) == index.count
+            assert column.type == kind
+
+
+def test_told_what_is_read_it_gives_the_same_records(opened):
+    source = opened("train")
+    if source.index is None:
+        return
+    for share in (0.01, 1.0):
+        told = source.reading(np.full(len(source.index.shard_starts) - 1, share))
+        for number in numbers(source):
+            assert content(told.record(number)) == content(source.record(number))
+
+
+def test_what_is_near_has_nothing_to_fetch(opened):
+    source = opened("train")
+    assert source.far is False
+    shards = 1 if source.index is None else len(source.index.shard_starts) - 1
+    assert [source.prefetch(shard) for shard in range(shards)] == [0] * shards
+
+
+def test_a_source_is_small_when_it_travels(opened):
+    """Paths, not samples: its index stays where it is, even after it was read."""
+    source = opened("train")
+    before = len(pickle.dumps(source))
+    assert source.index is None or source.index.count
+    source.record(0)
+    assert len(pickle.dumps(source)) == before < 4096
 
 
 def test_the_report_is_counts_by_reason(opened):
