@@ -58,7 +58,10 @@ def plain(label: object) -> str:
 
 
 def _text_keys(given: Any) -> Any:
-    return {str(key): value for key, value in given.items()} if isinstance(given, dict) else given
+    """YAML's and Python's whole numbers as keys are as good as their digits."""
+    if not isinstance(given, dict):
+        return given
+    return _without_twins([(str(key), value) for key, value in given.items()])
 
 
 def _checked(given: str | dict[str, str] | tuple[str, ...]) -> str | dict[str, str] | tuple[str, ...]:
