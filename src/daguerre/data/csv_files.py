@@ -80,7 +80,6 @@ class CsvTables:
         names = self.schema(file).names
         chosen = [names.index(name) for name in columns]
         rows: list[_Record] = []
-        first, number = 0, 0
         with file.open("rb") as opened:
             records = self.records(opened)
             if self.names is None:
@@ -91,12 +90,11 @@ class CsvTables:
                     yield Damage(trouble, 1, f"{where} line {record.line}")
                     continue
                 rows.append(record)
-                number += 1
                 if len(rows) == PART_ROWS:
-                    yield _part(rows, first, columns, chosen)
-                    rows, first = [], number
+                    yield _part(rows, columns, chosen)
+                    rows = []
         if rows:
-            yield _part(rows, first, columns, chosen)
+            yield _part(rows, columns, chosen)
 
     def row(self, file: Path, at: Row, columns: Sequence[str]) -> dict[str, Any]:
         """From its bytes."""
@@ -170,10 +168,10 @@ def _misfit(record: _Record, columns: int) -> str:
     return ""
 
 
-def _part(rows: Sequence[_Record], first: int, columns: Sequence[str], chosen: Sequence[int]) -> Part:
+def _part(rows: Sequence[_Record], columns: Sequence[str], chosen: Sequence[int]) -> Part:
     cells = [pa.array([row.cells[i] for row in rows if row.cells is not None], pa.string()) for i in chosen]
     spans = np.array([(row.offset, row.length, row.line) for row in rows], dtype=np.int64)
-    return Part(np.arange(first, first + len(rows)), pa.RecordBatch.from_arrays(cells, list(columns)), spans)
+    return Part(spans[:, 0], pa.RecordBatch.from_arrays(cells, list(columns)), spans)
 
 
 class _Lines(Iterator[str]):

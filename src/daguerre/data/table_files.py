@@ -23,7 +23,7 @@ class Part(NamedTuple):
     """Consecutive rows of a table."""
 
     rows: np.ndarray
-    """[n] int64: their numbers in the file."""
+    """[n] int64: their numbers in the file, or where they begin in it."""
     batch: pa.RecordBatch
     spans: np.ndarray | None = None
     """[n, 3] int64: first byte, length and first line of each, where a table is text."""

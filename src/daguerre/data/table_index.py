@@ -66,7 +66,10 @@ class Builder:
             skips.add(counts, _SLOW, f"{place.name}: {slow}", kept=True)
         digest = file_digest(file)
         table, fields, not_kept = kept.table(digest, self.columns.metadata(schema), self.tables.typed)
-        about = About(self.kind, place.name, stat.st_size, digest, version(place, file), counts, (), fields, not_kept)
+        loose = {"loose": True} if column_types.is_text(schema.field(self.columns.image).type) else {}
+        about = About(
+            self.kind, place.name, stat.st_size, digest, version(place, file), counts, (), fields, not_kept, loose
+        )
         return ShardIndex(table, about)
 
     def _rows(self, part: Part, base: str, where: str, counts: skips.Counts) -> Iterator[tuple[int, int, int, int]]:

@@ -11,12 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from daguerre.data import headers, stores
+from daguerre.data import addresses, headers
 from daguerre.data.headers import Undecodable
 from daguerre.data.place import Place, scheme
 
-LIMIT_BYTES = 256 << 20
-"""Largest file that is fetched from an address."""
 NONE = "no picture: the cell is empty"
 SCHEMES = ("http", "https", "s3", "gs")
 
@@ -49,10 +47,7 @@ def read(value: Any, base: str) -> bytes:
     place = place_of(held, base)
     if place.local is not None:
         return place.local.read_bytes()
-    try:
-        return stores.get(place, LIMIT_BYTES)
-    except stores.Missing as error:
-        raise Undecodable(f"gone: HTTP {getattr(error, 'status', 404)}") from None
+    return addresses.fetched(place)
 
 
 def stored(value: Any) -> bytes:
@@ -84,6 +79,7 @@ def place_of(text: str, base: str) -> Place:
     if scheme(text) not in ("", "file"):
         raise Undecodable(f"an address of a kind that is not read ({', '.join(SCHEMES)} are)")
     path = re.sub(r"^file:(//)?", "", text)
-    if scheme(base):
+    path = os.path.expanduser(path)
+    if scheme(base) and not os.path.isabs(path):
         return Place(base + path)
-    return Place(os.path.normpath(os.path.join(base, os.path.expanduser(path))))
+    return Place(os.path.normpath(os.path.join(base, path)))

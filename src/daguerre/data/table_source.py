@@ -24,6 +24,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.shard_cache import ShardCache, default_folder
 from daguerre.data.shard_index import BadIndex
 from daguerre.data.skips import SkipReport
+from daguerre.data.store_errors import StoreError
 from daguerre.data.table_columns import Columns, TableSettings
 from daguerre.data.table_files import CHANGED, Row, Tables
 from daguerre.data.table_index import Builder, base_of, digest_of, metadata_of, read_schema, texts_of
@@ -141,7 +142,14 @@ def cache_of(settings: SourceSettings) -> ShardCache:
 
 
 def open_tables(settings: TableSettings, tables: Tables, places: Sequence[Place]) -> TableSource:
-    """Chooses the columns and indexes what is not yet. UserError where no row can be used."""
+    """Chooses the columns and indexes what is not yet. UserError where no row can be used, or a store gives nothing."""
+    try:
+        return _opened(settings, tables, places)
+    except StoreError as error:
+        raise UserError(str(error)) from None
+
+
+def _opened(settings: TableSettings, tables: Tables, places: Sequence[Place]) -> TableSource:
     cache = cache_of(settings)
     first = read_schema(tables, cache.path(places[0]), places[0])
     columns = table_columns.choose(first, settings, places[0].name)
