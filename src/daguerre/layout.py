@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from daguerre import plugins
+from daguerre.data.filters import Filters
 from daguerre.settings import Duration, Plugin, Settings
 
 
@@ -128,6 +129,7 @@ _WORDS = {
     str: "text",
     type(None): "null",
     Duration: "a duration such as '20k steps', '1.5M samples' or '3 epochs'",
+    Filters: "an expression, {field: comparison} or a list of pairs",
 }
 
 

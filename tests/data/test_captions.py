@@ -187,7 +187,7 @@ def test_whatever_the_texts_are_one_of_them_is_chosen_or_the_slot_is_empty(texts
         ({"fields": ["a", "b"], "weights": [1]}, "2 fields want 2 weights"),
         ({"fields": ["a"], "weights": [0]}, "above 0"),
         ({"fields": ["a"], "weights": [-1]}, "greater than or equal to 0"),
-        ({"fields": ["a", "b"], "weights": [1, 1], "join": " "}, "remove one of the two"),
+        ({"fields": ["a", "b"], "weights": [1, 1], "join": " "}, "join takes all of them"),
         ({"templates": ["a photo"]}, "each holds {} once"),
         ({"templates": ["{} {}"]}, "each holds {} once"),
         ({"keep_tags": 2}, "no effect without shuffle_tags"),

@@ -32,7 +32,7 @@ from daguerre.data.index import Index
 
 FIELDS = ("a", "b", "t", "width")
 NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 2.0, 3.0, -7.25, 1e308, 5e-324, 1e-9, 512.0]) | st.floats(-1e3, 1e3)
-TEXTS = st.sampled_from(["", "en", "de", "1", "é", "z'\\", "\n"])
+TEXTS = st.sampled_from(["", "en", "de", "1", "é", "z'\\", "\n", "\x1b", "\u202e\U000e0001"])
 STORED = st.none() | NUMBERS | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0]) | TEXTS
 ROWS = st.lists(st.fixed_dictionaries(dict.fromkeys(FIELDS, STORED)), min_size=1, max_size=25)
 

@@ -40,6 +40,8 @@ from daguerre.data.filter_tree import canonical, uses
         ("`a.b` > 1 and `and` and `a``b` < 2", "`a.b` > 1 and `and` and `a``b` < 2"),
         ("größe > 1", "größe > 1"),
         (r"a == 'it\'s' or a == " + r'"\\ \" \n\t"', r"a == 'it\'s' or a == '\\ " + '"' + r" \n\t'"),
+        (r"a == '\u00e9' or a == '\U0001F600'", "a == 'é' or a == '\U0001f600'"),
+        ("a == '\x1b\u202e\U000e0001'", r"a == '\u001b\u202e\U000e0001'"),
         ("a > 1e3 and a < .5 and a != 5. and a > 1E-7", "a > 1000 and a < 0.5 and a != 5 and a > 1e-07"),
         ("a > 9007199254740992", "a > 9007199254740992.0"),
         ("a > 007", "a > 7"),
@@ -83,6 +85,11 @@ def test_what_is_read(text, meant):
         ("`` > 1", 1, "1 to 200 printable"),
         ("`a\nb` > 1", 1, "1 to 200 printable"),
         (r"a == '\x41'", 7, "a backslash stands before"),
+        (r"a == '\u00g1'", 7, "a backslash stands before"),
+        (r"a == '\u 041'", 7, "a backslash stands before"),
+        (r"a == '\u41'", 7, "a backslash stands before"),
+        (r"a == '\U00110000'", 7, "a backslash stands before"),
+        (r"a == '\ud800'", 7, "a backslash stands before"),
         ("a is None", 3, "write ==, or missing(field)"),
         ("a == null", 6, "write missing(field)"),
         ("missing > 1", 1, "write missing(field)"),
@@ -148,7 +155,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(text, at, words):
         ("a == 9007199254740993", 6, "cannot be told from its neighbours"),
         ("a == " + "0" * 5000 + "9007199254740993", 6, "cannot be told from its neighbours"),
         (f"a == '{'x' * 64}'", 6, "more than 63 characters"),
-        ("a == '\ud800'", 7, "half of a surrogate pair"),
+        ("a == '\ud800'", 7, "no character"),
         ("x" * 201 + " > 1", 1, "1 to 200 printable"),
     ],
 )
@@ -312,7 +319,9 @@ NUMBERS = st.integers(0, 2000).map(str) | st.floats(0, 1e6).map(repr)
 PLAIN = st.characters(
     min_codepoint=32, max_codepoint=0x2FF, exclude_characters="'\\\"", exclude_categories=["Cc", "Cf"]
 )
-QUOTED = st.text(PLAIN, max_size=6).map(lambda text: f"'{text}'") | st.sampled_from(['"x"', r"'\''", r'"\n"', r"'\\'"])
+QUOTED = st.text(PLAIN, max_size=6).map(lambda text: f"'{text}'") | st.sampled_from(
+    ['"x"', r"'\''", r'"\n"', r"'\\'", r"'\u202e'"]
+)
 
 
 def loosely(parts):

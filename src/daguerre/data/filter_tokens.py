@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from string import hexdigits
 
 from daguerre.data.filter_tree import TEXT_CHARACTERS, WORDS
 
@@ -23,6 +27,7 @@ _TOKENS = re.compile(
     re.VERBOSE,
 )
 _ESCAPED = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t"}
+_DIGITS = {"u": 4, "U": 8}
 _HINTS = {
     "=": "'is equal to' is written ==",
     "!": "write not, or != for 'is not equal to'",
@@ -98,13 +103,19 @@ def unquoted(text: str, token: Token) -> str:
     found, inside = [], iter(enumerate(token.text[1:-1], token.at + 1))
     for at, character in inside:
         if character == "\\":
-            _, escaped = next(inside)
-            if escaped not in _ESCAPED:
-                raise fault(text, at, "a backslash stands before a quote, another backslash, n or t only")
-            character = _ESCAPED[escaped]
-        if "\ud800" <= character <= "\udfff":
-            raise fault(text, at, "half of a surrogate pair is no character")
+            character = _escaped("".join(c for _, c in islice(inside, 1)), inside)
+        if not character or "\ud800" <= character <= "\udfff":
+            raise fault(text, at, "no character: a backslash stands before ' \" \\ n t, uXXXX or UXXXXXXXX only")
         found.append(character)
     if len(found) > TEXT_CHARACTERS:
         raise fault(text, token.at, f"texts of more than {TEXT_CHARACTERS} characters are not kept in indexes")
     return "".join(found)
+
+
+def _escaped(letter: str, behind: Iterator[tuple[int, str]]) -> str:
+    """What a backslash before `letter` and the characters behind it means; nothing if it means nothing."""
+    if letter not in _DIGITS:
+        return _ESCAPED.get(letter, "")
+    digits = "".join(c for _, c in islice(behind, _DIGITS[letter]))
+    code = int(digits, 16) if len(digits) == _DIGITS[letter] and set(digits) <= set(hexdigits) else sys.maxunicode + 1
+    return chr(code) if code <= sys.maxunicode else ""

@@ -208,7 +208,7 @@ def name_text(name: str) -> str:
     return name if bare else "`" + name.replace("`", "``") + "`"
 
 
-_ESCAPES = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"})
+_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
 _POWER = {"or": 1, "and": 2, "not": 3, "compare": 4, "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6, "negative": 7}
 
 
@@ -223,7 +223,7 @@ def _written(node: Node) -> tuple[str, int]:
         case Number(value):
             return _number_text(value), 9
         case Text(value):
-            return f"'{value.translate(_ESCAPES)}'", 9
+            return f"'{''.join(map(_character_text, value))}'", 9
         case Truth(value):
             return "true" if value else "false", 9
         case Field(name) | Flag(name):
@@ -255,3 +255,10 @@ def _within(node: Node, power: int) -> str:
 
 def _number_text(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def _character_text(character: str) -> str:
+    """A character in a quoted text; what a terminal cannot show, or obeys, by its number."""
+    if character in _ESCAPES or character.isprintable():
+        return _ESCAPES.get(character, character)
+    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"

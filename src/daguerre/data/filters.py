@@ -108,7 +108,7 @@ def _of_one_field(pair: Any) -> Condition:
     if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
         raise ValueError(f"a list holds pairs of a field and what is said of it: {_SPELLINGS}")
     name, said = pair
-    shown = name[:40]
+    shown = name[:40] if name.isprintable() else repr(name[:40])
     try:
         return filter_grammar.about(name, _equal_to(said) if isinstance(said, bool | int | float) else _text(said))
     except ValueError as error:
