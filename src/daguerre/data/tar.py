@@ -71,6 +71,11 @@ def contents(data: Bytes) -> Contents:
     return Contents(tuple(walk.members), {kind: tuple(names) for kind, names in walk.others.items()}, walk.ranges())
 
 
+def begins(data: Bytes) -> bool:
+    """Whether the first header is one of a tar."""
+    return _header(data[:BLOCK]) is not None
+
+
 class _Header(NamedTuple):
     name: bytes
     size: int

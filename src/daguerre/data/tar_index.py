@@ -59,7 +59,7 @@ def build(path: Path, name: str, formats: Sequence[str], version: str = "") -> S
 def _built(data: tar.Bytes, name: str, formats: Sequence[str], version: str) -> ShardIndex:
     shard_digest = xxhash.xxh3_128_hexdigest(data)
     found = tar.contents(data)
-    if len(data) and not found.members and not found.others and found.damage == ((0, len(data)),):
+    if found.damage == ((0, len(data)),) and len(data) and not tar.begins(data):
         raise UserError(f"data.path: {name} is no tar file: it {_beginning(data[:512])}")
     counts: skips.Counts = {}
     for other, names in found.others.items():
@@ -176,6 +176,8 @@ def _beginning(start: bytes) -> str:
     for mark, what in _STARTS.items():
         if start.startswith(mark):
             return f"is {what}"
+    if not start.strip(b"\0"):
+        return "begins with zeros, as a download that broke off may leave it"
     text = start.lstrip()[:80].decode("utf-8", "replace")
     if text.lower().startswith(("<!doctype", "<html", "<?xml")):
         return f"is a web page, such as a server sends for an error or a login: {text!r}"

@@ -1,0 +1,161 @@
+"""Which members make a sample, and what its texts say."""
+
+import json
+
+import pytest
+import tars
+
+from daguerre.data import tar, tar_samples
+from daguerre.data.tar_samples import Unusable, words
+
+USUAL = ("jpeg", "png", "webp")
+
+
+def joined(*names: str, formats=USUAL):
+    data = tars.packed((name, name.encode("utf-8", "surrogateescape")) for name in names)
+    counts = {}
+    samples = tar_samples.joined(tar.contents(data).members, formats, counts)
+    shown = {sample.key: {"": sample.image.name, **{n: m.name for n, m in sample.parts}} for sample in samples}
+    assert len(shown) == len(samples)
+    return shown, {reason: entry["count"] for reason, entry in counts.items()}
+
+
+def test_members_that_stand_together():
+    assert joined("a.jpg", "a.txt", "b.PNG", "b.json", "b.caption.txt") == (
+        {
+            "a": {"": "a.jpg", "txt": "a.txt"},
+            "b": {"": "b.PNG", "json": "b.json", "caption.txt": "b.caption.txt"},
+        },
+        {},
+    )
+
+
+def test_members_wherever_they_stand():
+    samples, counts = joined("b.txt", "d/a.jpg", "c.webp", "c.json", "b.jpg", "d/a.txt", "c.txt")
+    assert list(samples) == ["d/a", "c", "b"]  # the order of the pictures
+    assert samples["c"] == {"": "c.webp", "json": "c.json", "txt": "c.txt"}
+    assert samples["b"]["txt"] == "b.txt"
+    assert not counts
+
+
+def test_folders_are_part_of_a_key_and_dots_in_them_are_not():
+    samples, counts = joined("v1.0/a.jpg", "v1.0/a.txt", "v2/a.jpg", "v2/a.txt")
+    assert {key: parts["txt"] for key, parts in samples.items()} == {"v1.0/a": "v1.0/a.txt", "v2/a": "v2/a.txt"}
+    assert not counts
+
+
+def test_several_pictures_of_one_key_have_the_members_of_their_own_names():
+    samples, counts = joined("a.1.jpg", "a.2.jpg", "a.1.txt", "a.2.txt", "a.2.tags.txt", "a.json")
+    assert samples == {
+        "a.1": {"": "a.1.jpg", "txt": "a.1.txt"},
+        "a.2": {"": "a.2.jpg", "txt": "a.2.txt", "tags.txt": "a.2.tags.txt"},
+    }
+    assert counts == {"member without a picture of its name": 1}
+
+
+def test_a_mask_beside_a_picture_takes_none_of_its_texts():
+    samples, _ = joined("a.jpg", "a.mask.png", "a.txt", "a.json")
+    assert samples["a"] == {"": "a.jpg", "txt": "a.txt", "json": "a.json"}
+    assert samples["a.mask"] == {"": "a.mask.png"}
+
+
+def test_one_picture_with_dots_has_all_members_of_its_key():
+    samples, counts = joined("a.v1.0.jpg", "a.v1.0.txt", "a.json")
+    assert samples == {"a.v1.0": {"": "a.v1.0.jpg", "txt": "a.v1.0.txt", "json": "a.json"}}
+    assert not counts
+
+
+def test_of_members_of_one_name_the_first_counts():
+    samples, counts = joined("a.jpg", "a.txt", "a.TXT", "b.jpg", "b.txt", "a.json", "a.txt")
+    assert samples["a"] == {"": "a.jpg", "txt": "a.txt", "json": "a.json"}
+    assert counts == {"duplicate: member of a name that was there before": 2}
+
+
+def test_whole_samples_of_one_key_are_samples_of_their_own():
+    """As in webdataset: two sets that were joined into one tar use the same numbers."""
+    data = tars.packed(
+        [(name, b"") for name in ("0.jpg", "0.txt", "1.jpg", "1.txt", "0.jpg", "0.txt", "1.jpg", "1.txt")]
+    )
+    counts = {}
+    samples = tar_samples.joined(tar.contents(data).members, USUAL, counts)
+    assert [sample.key for sample in samples] == ["0", "1", "0", "1"]
+    assert all(len(sample.parts) == 1 for sample in samples)
+    assert not counts
+
+
+def test_two_pictures_of_one_name():
+    samples, counts = joined("a.jpg", "a.png", "a.txt")
+    assert samples == {"a": {"": "a.jpg", "txt": "a.txt"}}
+    assert counts == {"duplicate: second picture of one name": 1}
+
+
+def test_what_belongs_to_no_sample_is_counted():
+    samples, counts = joined("a.gif", "a.txt", "README", "b.txt", "__meta__", "__x__/y.jpg", "c.heic", "d.jpg", "d.txt")
+    assert list(samples) == ["d"]
+    assert counts == {
+        "member without an extension": 1,
+        "webdataset's own member (__NAME__)": 2,
+        "picture in a format that is not read (data.formats)": 2,
+        "member without a picture of its name": 2,
+    }
+    assert list(joined("a.gif", "a.txt", "b.tif", formats=("gif", "tiff"))[0]) == ["a", "b"]
+
+
+def test_nfc_and_nfd_twins_are_two_samples():
+    samples, _ = joined("caf\u00e9.jpg", "cafe\u0301.jpg", "caf\u00e9.txt", "cafe\u0301.txt")
+    assert {key: parts["txt"] for key, parts in samples.items()} == {
+        "caf\u00e9": "caf\u00e9.txt",
+        "cafe\u0301": "cafe\u0301.txt",
+    }
+
+
+def test_names_that_are_no_utf_8_are_joined_and_can_be_printed():
+    samples, _ = joined("\udcff.jpg", "\udcff.txt")
+    assert list(samples) == ["\\xff"]
+    assert samples["\\xff"]["txt"] == "\udcff.txt"
+
+
+def test_texts_of_a_sample():
+    said = words({"json": json.dumps({"caption": "j", "url": "u", "n": 1}).encode(), "txt": b" t \n", "tags.txt": b"x"})
+    assert said.texts == {"caption": "j", "url": "u", "txt": " t \n", "tags.txt": "x", "text": "t"}
+    assert said.metadata == {"caption": "j", "url": "u", "n": 1}
+    assert set(said.used) == {"json", "txt", "tags.txt"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "caption"),
+    [
+        ({"txt": b"t", "json": b'{"caption": "c", "text": "x"}'}, "t"),
+        ({"txt": b" \n", "json": b'{"caption": "c", "text": "x"}'}, "c"),
+        ({"json": b'{"caption": null, "text": "x"}'}, "x"),
+        ({"json": b'{"caption": 3}'}, None),
+        ({"text": b"member", "json": b'{"caption": "c"}'}, "member"),
+        ({"txt": b"\xef\xbb\xbfmarked"}, "marked"),
+        ({"cls": b"7"}, None),
+    ],
+)
+def test_which_text_is_the_caption(parts, caption):
+    assert words(parts).texts.get("text") == caption
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"txt": b"\xff"}, "caption that is not UTF-8"),
+        ({"txt": b"a\0b"}, "caption with zero bytes in it"),
+        ({"x.txt": b"\xff"}, "caption that is not UTF-8"),
+        ({"txt": b"a" * (tar_samples.TEXT_BYTES + 1)}, "caption of more than"),
+        ({"json": b"{"}, "JSON that does not parse"),
+        ({"json": b"[" * 100_000}, "JSON that does not parse"),
+        ({"json": b"[]"}, "JSON that is no object"),
+        ({"json": b'{"a": "\xff"}'}, "JSON that is not UTF-8"),
+        ({"json": b" " * (tar_samples.JSON_BYTES + 1)}, "JSON of more than"),
+    ],
+)
+def test_what_makes_a_sample_unusable(parts, reason):
+    with pytest.raises(Unusable, match=reason):
+        words(parts)
+
+
+def test_members_that_are_no_text_are_not_used():
+    assert words({"npy": b"\x93NUMPY\0", "pth": b"\xff\xfe", "note": b"a note", "cls": b"3"}).used == ("note", "cls")
