@@ -105,7 +105,7 @@ def found(place: Place, kind: str, cache_dir: Path) -> Path | None:
 def _kept(place: Place, kind: str, cache_dir: Path) -> Path | None:
     beside = [place.local.with_name(place.local.name + SUFFIX)] if place.local else []
     for path in (*beside, home(place, kind, cache_dir)):
-        with suppress(FileNotFoundError, BadIndex):
+        with suppress(FileNotFoundError, NotADirectoryError, BadIndex):
             if load(path).about.kind == kind:
                 return path
     return None
