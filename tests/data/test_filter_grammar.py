@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.data import filter_grammar, filter_tree
+from daguerre.data import filter_grammar, filter_tree, index_file
 from daguerre.data.filter_grammar import DEPTH, about, expression
 from daguerre.data.filter_tokens import CHARACTERS
 from daguerre.data.filter_tree import canonical, uses
@@ -428,6 +428,10 @@ def test_whatever_is_given_is_a_tree_or_a_refusal(text):
         assert tree.splitlines()[0].isprintable()
     else:
         assert expression(canonical(tree)) == tree
+
+
+def test_texts_are_as_long_as_indexes_keep_them():
+    assert filter_tree.TEXT_CHARACTERS == index_file.TEXT_LIMIT
 
 
 def test_nothing_is_run():
