@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import atexit
 import http.client
 import logging
 import random
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -196,25 +197,31 @@ class S3:
         )
 
 
-@contextmanager
-def s3_server() -> Iterator[S3]:
-    """moto's server with a proxy in front, and an empty bucket."""
+@lru_cache
+def _moto() -> tuple[str, int]:
+    """Host and port of the one server of this process."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
-    host, port = moto.get_host_and_port()
+    atexit.register(moto.stop)
+    return moto.get_host_and_port()
+
+
+@contextmanager
+def s3_server() -> Iterator[S3]:
+    """moto's server, emptied, with a bucket and a proxy in front."""
+    host, port = _moto()
+    reset = http.client.HTTPConnection(host, port)
+    reset.request("POST", "/moto-api/reset")
+    reset.getresponse().read()
+    reset.close()
     proxy = Proxy((host, port))
     store = S3(proxy, f"http://{host}:{port}")
     try:
-        reset = http.client.HTTPConnection(host, port)
-        reset.request("POST", "/moto-api/reset")
-        reset.getresponse().read()
-        reset.close()
         store.boto().create_bucket(Bucket=store.bucket)
         yield store
     finally:
         proxy.close()
-        moto.stop()
 
 
 @contextmanager

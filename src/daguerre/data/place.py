@@ -60,7 +60,7 @@ def shown(text: str) -> str:
         return text.encode("utf-8", "backslashreplace").decode()
     text, rest = text.split("://", 1)
     host, _, path = rest.partition("/")
-    if scheme(f"{text}://") in WEB:
+    if scheme(f"{text}://") not in STORES:
         host, path = re.split(r"[?#]", host)[0], re.split(r"[?#]", path)[0]
         host, path = ("", "...") if _unreadable(f"{text}://{rest}") else (host, path)
     host = host.rpartition("@")[2]

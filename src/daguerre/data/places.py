@@ -26,9 +26,10 @@ __all__ = ["Place", "expand"]
 
 INDEX_SUFFIX = ".index"
 """Our own files beside shards: a glob never means them."""
-PLACES_LIMIT = 10_000_000
+PLACES_LIMIT = 1_000_000
 """Most places of one setting."""
 _GLOB = re.compile(r"[*?\[]")
+_RANGE = re.compile(r"\{(-?\d{1,20})\.\.(-?\d{1,20})")
 _OTHER_SCHEMES = {
     "az": "Azure's stores are not read: copy the files to s3:// or gs://, or give https:// addresses",
     "s3a": "write s3://",
@@ -111,11 +112,12 @@ class _Reading:
         return path
 
     def _braces(self, text: str) -> list[str]:
+        longest = max((abs(int(last) - int(first)) for first, last in _RANGE.findall(text)), default=0)
         try:
-            names = list(islice(braceexpand(text), PLACES_LIMIT + 1))
+            names = list(islice(braceexpand(text), PLACES_LIMIT + 1)) if longest < PLACES_LIMIT else None
         except ValueError:  # braceexpand's UnbalancedBracesError
             raise self._error(f"{shown(text)!r}: a brace is not closed; ranges are written {{00000..00099}}") from None
-        if len(names) > PLACES_LIMIT:
+        if names is None or len(names) > PLACES_LIMIT:
             raise self._error(f"{shown(text)!r} names more than {PLACES_LIMIT:,} files")
         return names
 

@@ -143,7 +143,7 @@ def _rights(place: Place, access: str) -> str:
         return "Only public buckets can be read without credentials: set them up, or check the name"
     skip = "AWS_SKIP_SIGNATURE=true" if place.scheme == "s3" else "GOOGLE_SKIP_SIGNATURE=true"
     return (
-        "Check the name (a bucket that may not be listed says the same of what is not there) and that these credentials "
+        "Check the name (a bucket that may not be listed says the same of what is missing) and that these credentials "
         f"may read it and have not expired; for a public bucket, {skip} asks without them"
     )
 
