@@ -1,7 +1,8 @@
 """The command line: finds the verb's file in commands/, runs it, and turns what goes wrong into text and an exit code.
 
-A file in commands/ with SUMMARY, HELP and `run(arguments) -> int` is a verb. The texts are read from the file without
-importing it, so that every help is printed at once. Exit codes are in `errors`.
+A file in commands/ with SUMMARY, HELP and `run(arguments) -> int` is a verb; beside a verb `data`, `data_pack` is the
+verb `data pack`. The texts are read from the file without importing it, so that every help is printed at once. Exit
+codes are in `errors`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from daguerre import __version__, errors
 from daguerre.errors import UserError
 
 PACKAGE = Path(__file__).parent
-USUAL_ORDER = ("train", "generate", "report", "recipes", "doctor")
+USUAL_ORDER = ("train", "generate", "report", "recipes", "data", "doctor")
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,14 @@ class Verb:
         return code
 
 
-def verbs() -> dict[str, Verb]:
-    """All verbs by name: the usual ones in the order in which one needs them, then the others."""
+def verbs(above: str = "") -> dict[str, Verb]:
+    """All verbs by name, the usual ones in the order in which one needs them, then the others; or those `above` one."""
     folder = PACKAGE / "commands"
     names = {path.stem for path in folder.glob("[!_]*.py") if "\nSUMMARY = " in path.read_text(encoding="utf-8")}
-    ordered = [*(n for n in USUAL_ORDER if n in names), *sorted(names - set(USUAL_ORDER))]
+    inner = {name for name in names if name.partition("_")[0] in names and "_" in name}
+    if above:
+        return {name.removeprefix(f"{above}_"): Verb(name) for name in sorted(inner) if name.startswith(f"{above}_")}
+    ordered = [*(n for n in USUAL_ORDER if n in names), *sorted(names - inner - set(USUAL_ORDER))]
     return {name: Verb(name) for name in ordered}
 
 
@@ -80,14 +84,22 @@ def run(arguments: list[str]) -> int:
 def _dispatch(arguments: list[str]) -> int:
     first, *rest = arguments or ["--help"]
     if first in ("-h", "--help", "help"):
-        return _print(_verb(rest[0]).texts["HELP"] if rest else _overview())
+        return _print(_verb(rest)[0].texts["HELP"] if rest else _overview())
     if first in ("-V", "--version"):
         return _print(f"daguerre {__version__}")
-    verb = _verb(first)
+    verb, rest = _verb(arguments)
     return _print(verb.texts["HELP"]) if "--help" in rest or "-h" in rest else verb.run(rest)
 
 
-def _verb(name: str) -> Verb:
+def _verb(words: list[str]) -> tuple[Verb, list[str]]:
+    """The verb that the first words name, and the other words."""
+    outer, *rest = words
+    verb = _outer(outer)
+    inner = verbs(outer).get(rest[0]) if rest else None
+    return (inner, rest[1:]) if inner else (verb, rest)
+
+
+def _outer(name: str) -> Verb:
     found = verbs()
     if name in found:
         return found[name]
@@ -111,10 +123,13 @@ def _refuse(error: ValueError) -> int:
 
 
 def _blame_machine(error: OSError) -> int:
-    """A full disk, a file without permission: which file, without a traceback, if the system named one.
+    """A full disk, a file without permission, a store out of reach: no traceback where it is known which file.
 
     Of a full disk it often names none, as the file was open already.
     """
+    if hasattr(error, "told"):  # of an object store: the text is ours, says where and what to do, and holds no secrets
+        print(f"daguerre: {error}", file=sys.stderr)
+        return errors.FAILED
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if error.strerror is None or (error.filename is None and not full):
         raise error

@@ -1,18 +1,12 @@
 """The report of a run: one HTML page that needs nothing else, and asks nothing of any network.
 
-Puts together what the other modules make. The page carries a policy that lets a browser load nothing from outside
-and run no script but ours; all text from the run is escaped besides.
+Puts together what the other modules make. All text from the run is escaped.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from string import Template
 
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_folder import RunFolder
@@ -21,9 +15,8 @@ from daguerre.report.charts import charts
 from daguerre.report.markup import Html, element, join
 from daguerre.report.pictures import evolution
 from daguerre.report.results import results
-from daguerre.report.run import Run, read_run, when
-
-_HERE = Path(__file__).parent
+from daguerre.report.run import Run, read_run
+from daguerre.report.shell import whole
 
 
 def write(folder: Path) -> Path:
@@ -36,22 +29,8 @@ def write(folder: Path) -> Path:
 def render(folder: Path) -> str:
     """The page about a run folder, from its files alone. UserError if the folder is no run's."""
     run = read_run(folder)
-    script, style = _asset("hover.js"), _asset("style.css")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return Template(_asset("page.html")).substitute(
-        policy=policy,
-        title=join(f"{run.name} · Daguerre"),
-        style=style,
-        script=script,
-        header=_header(run),
-        body=join(*_sections(run)),
-        footer=_footer(),
-    )
-
-
-def _asset(name: str) -> str:
-    return (_HERE / name).read_text(encoding="utf-8")
+    parts = _header(run), join(*_sections(run))
+    return whole(f"{run.name} · Daguerre", *parts, "the files of the run folder", ("style.css",), "hover.js")
 
 
 def _header(run: Run) -> Html:
@@ -101,8 +80,3 @@ def _yaml_line(line: str) -> Html:
         return element("i", line)
     match = re.match(r"(\s*(?:- )?[\w.-]+:)(.*)", line, re.DOTALL)
     return join(line) if match is None else join(element("b", match[1]), match[2])
-
-
-def _footer() -> Html:
-    now = when(datetime.now(UTC).isoformat())
-    return join(f"Written by Daguerre {version('daguerre')} on {now} from the files of the run folder.")

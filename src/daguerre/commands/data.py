@@ -1,0 +1,39 @@
+"""`daguerre data`: what can be done with a data set without training on it. Each verb is a file data_VERB.py."""
+
+from __future__ import annotations
+
+import difflib
+
+from daguerre.errors import UserError
+
+SUMMARY = "pack, index, verify, measure and look at a data set"
+HELP = """\
+usage: daguerre data VERB DATA [key=value ...]
+
+  pack     write a data set into tar shards
+  index    read shards through once and keep what training needs to know of them
+  verify   look for damage: digests, counts, and a share of the pictures decoded
+  stats    a page about sizes, shapes, captions, filters and what is cropped
+  show     a picture of what the network will see, with its captions
+
+DATA is a path (a folder of pictures, tar shards, a parquet or CSV table; also s3://, gs://, https://), or a recipe, of
+which the data section is read. Settings are changed as in training, so that filters, captions and buckets are the same:
+
+  daguerre data stats my_pictures
+  daguerre data stats quickstart
+  daguerre data show "shards/part-{000..009}.tar" data.resolution=256 data.filters="pwatermark < 0.5"
+
+`daguerre data VERB --help` says more about a verb, docs/data-tools.md about all of them.
+"""
+
+VERBS = ("pack", "index", "verify", "stats", "show")
+
+
+def run(arguments: list[str]) -> int:
+    """Called where no verb of `data` was named: prints the help, or says which verbs there are."""
+    if not arguments:
+        print(HELP.strip("\n"))
+        return 0
+    near = difflib.get_close_matches(arguments[0], VERBS, n=1)
+    hint = f"Did you mean `daguerre data {near[0]}`?" if near else f"The verb comes first: daguerre data {VERBS[0]} ..."
+    raise UserError(f"there is no verb `data {arguments[0]}`; there are: {', '.join(VERBS)}. {hint}")

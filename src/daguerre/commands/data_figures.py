@@ -1,0 +1,153 @@
+"""What the page of `data stats` says of one source: figures from its index turned into facts, bars and rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from daguerre.commands.data_opened import Opened
+from daguerre.data import buckets as bucketing
+from daguerre.data import skips, statistics
+from daguerre.data.index import Index
+from daguerre.data.settings import SourceSettings
+from daguerre.data.statistics import BucketPlan, Column
+from daguerre.report.curves import number_text
+from daguerre.report.data_page import BucketRow, Example, Fact, FilterRow, Part, percent
+from daguerre.report.histogram import Histogram, Mark
+
+_ASPECT_TICKS = ((1 / 4, "1:4"), (1 / 3, "1:3"), (1 / 2, "1:2"), (2 / 3, "2:3"), (1.0, "1:1"), (3 / 2, "3:2"))
+_WIDE_TICKS = ((2.0, "2:1"), (3.0, "3:1"), (4.0, "4:1"))
+_MARKED_RESOLUTIONS = 3
+
+
+def part(
+    name: str,
+    data: Opened,
+    captions: Sequence[str],
+    without: int,
+    lost: skips.SkipReport,
+    examples: Sequence[Example],
+) -> Part:
+    """All that the page says of a source; `captions` are those of the samples that were read, `without` had none."""
+    index, settings = data.index, data.settings
+    assert index is not None
+    plan = statistics.bucket_plan(index, data.passes, settings)
+    by_bucket = {reason: {"count": count, "examples": [], "kept": False} for reason, count in plan.dropped.items()}
+    found = {f"{reason} (of those that were read)": entry for reason, entry in lost.items()}
+    return Part(
+        name=name,
+        samples=index.count,
+        summary=_summary(data, index, plan),
+        facts=_facts(index, plan, captions, without),
+        histograms=_histograms(index, data.passes, settings, captions),
+        buckets=[
+            BucketRow(use.bucket.width_px, use.bucket.height_px, use.samples, use.cropped, use.enlarged)
+            for use in plan.used
+        ],
+        unused_buckets=[str(bucket) for bucket in plan.unused],
+        filters=[FilterRow(row.text, row.alone, row.rest) for row in statistics.passing(settings.filters, index)],
+        left_out=skips.merged(data.left_out, by_bucket, found),
+        metadata=[_field(column, index.count) for column in statistics.columns(index)],
+        examples=examples,
+        notes=_notes(data, index, plan),
+    )
+
+
+def _summary(data: Opened, index: Index, plan: BucketPlan) -> str:
+    shards = len(index.shard_starts) - 1
+    where = f" in {shards:,} shards" if data.settings.source == "webdataset" and shards > 1 else ""
+    first = f"{index.count:,} samples{where}."
+    passed = int(data.passes.sum())
+    if passed < index.count:
+        first += f" The filters let {passed:,} pass ({percent(passed, index.count)})."
+    if plan.samples < passed:
+        first += f" No bucket takes {passed - plan.samples:,} of them."
+    return first
+
+
+def _notes(data: Opened, index: Index, plan: BucketPlan) -> list[str]:
+    notes = []
+    if data.source.index is None:
+        notes.append(f"This source draws its pictures without end; these are the first {index.count:,}.")
+    if plan.unknown:
+        notes.append(f"The sizes of {plan.unknown:,} pictures are not known before they are read.")
+    return notes
+
+
+def _facts(index: Index, plan: BucketPlan, captions: Sequence[str], without: int) -> list[Fact]:
+    share = percent(plan.samples, index.count)
+    facts = [Fact("Usable", f"{plan.samples:,}", f"{share} of all samples, those held out among them")]
+    known = (index.heights_px > 0) & (index.widths_px > 0)
+    if known.any():
+        megapixels = index.heights_px[known].astype(np.float64) * index.widths_px[known] / 1e6
+        width, height = (int(np.median(side[known])) for side in (index.widths_px, index.heights_px))
+        facts.append(Fact("Median size", f"{width} x {height}", f"{float(np.median(megapixels)):.2g} megapixels"))
+        facts.append(Fact("Cropped", f"{100 * plan.cropped:.1f} %", "of a picture's pixels, on average"))
+        enlarged = percent(plan.enlarged, plan.samples)
+        facts.append(Fact("Enlarged", f"{plan.enlarged:,}", f"{enlarged}: smaller than their bucket"))
+    facts.append(Fact("Buckets", f"{len(plan.used):,}", f"of {len(plan.used) + len(plan.unused):,} have pictures"))
+    if captions:
+        words = int(np.median([len(caption.split()) for caption in captions]))
+        letters = int(np.median([len(caption) for caption in captions]))
+        facts.append(Fact("Median caption", f"{words} word{'s' * (words != 1)}", f"{letters} characters"))
+    if without:
+        read = len(captions) + without
+        facts.append(Fact("Without caption", percent(without, read), f"of {read:,} samples that were read"))
+    return facts
+
+
+def _histograms(index: Index, passes: np.ndarray, settings: SourceSettings, captions: Sequence[str]) -> list[Histogram]:
+    found = []
+    sides, aspects = statistics.shorter_sides(index, passes), statistics.aspects(index, passes)
+    if sides is not None:
+        resolutions = sorted(set(settings.buckets.resolutions or (settings.resolution,)))
+        marks = [Mark(side, f"{side} px") for side in resolutions[:_MARKED_RESOLUTIONS]]
+        found.append(_bars("Shorter side", "px", sides, marks=marks, ticks=_px_ticks(sides.edges)))
+    if aspects is not None:
+        marks = [Mark(bucket.aspect) for bucket in bucketing.buckets(settings)]
+        aspect = _bars("Aspect ratio", "width : height", aspects, marks=marks, ticks=_ASPECT_TICKS + _WIDE_TICKS)
+        found.append(replace(aspect, note="The thin lines are the buckets."))
+        cropped = statistics.cropped_shares(index, passes, settings)
+        found.append(_bars("Cropped", "per cent of a picture's pixels", cropped, log=False))
+    if captions:
+        lengths = statistics.lengths([len(caption.split()) for caption in captions])
+        note = f"{len(captions):,} captions that were read; the last bar holds all that are longer."
+        found.append(replace(_bars("Caption length", "words", lengths, log=False), note=note))
+    return found
+
+
+def _bars(
+    title: str,
+    unit: str,
+    bars: statistics.Bars,
+    log: bool = True,
+    marks: Sequence[Mark] = (),
+    ticks: Sequence[tuple[float, str]] = (),
+) -> Histogram:
+    kept, out = bars.kept.tolist(), bars.left_out.tolist()
+    return Histogram(title, unit, bars.edges.tolist(), kept, out, log, marks, ticks)
+
+
+def _px_ticks(edges: np.ndarray) -> list[tuple[float, str]]:
+    """Powers of two, with those half-way between where there are few."""
+    low, high = math.floor(math.log2(edges[0])), math.ceil(math.log2(edges[-1]))
+    values = [2.0**power for power in range(low, high + 1)]
+    if edges[-1] / edges[0] < 6:
+        values += [1.25 * value for value in values] + [1.5 * value for value in values] + [1.75 * v for v in values]
+    return [(value, f"{value:,.0f}") for value in sorted({round(v) for v in values})]
+
+
+def _field(column: Column, count: int) -> tuple[str, str, str]:
+    """A row of the table of metadata."""
+    if column.values:
+        low, middle, high = (number_text(value) for value in column.values)
+        said = f"{middle} in the middle, 90 % from {low} to {high}" if low != high else f"always {middle}"
+    elif column.common:
+        many = f"{column.distinct:,} different, most often {', '.join(column.common)}"
+        said = many if column.distinct > 1 else f"always {column.common[0]}"
+    else:
+        said = "text, no value twice"
+    return column.name, percent(column.there, count), said

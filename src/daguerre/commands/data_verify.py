@@ -1,0 +1,227 @@
+"""`daguerre data verify`: looks for damage in a data set, prints what was found, and says what could not be known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from daguerre import errors, plugins
+from daguerre.commands import data_arguments, data_listing
+from daguerre.commands.data_arguments import Request
+from daguerre.commands.data_opened import members
+from daguerre.commands.data_progress import Counter, size_text
+from daguerre.data import crew, shard_index, skips
+from daguerre.data.places import Place, expand
+from daguerre.data.settings import SourceSettings
+from daguerre.data.shard_cache import default_folder
+from daguerre.data.skips import SkipReport
+from daguerre.data.source import Source
+from daguerre.data.sources import webdataset
+from daguerre.data.verification import MISSING, Found, Unit, Verifier, chosen
+from daguerre.errors import UserError
+from daguerre.settings import Settings
+from daguerre.training.progress import duration_text
+
+SUMMARY = "look for damage: digests, counts, and a share of the pictures decoded"
+HELP = """\
+usage: daguerre data verify DATA [share=0.01] [key=value ...]
+
+Reads the data whole and compares it with what is known of it: shards with their indexes and with the dataset.json of
+`data pack`, sample by sample where a shard is not what it was. Decodes a share of the pictures. Exits with 1 if
+anything is damaged or missing.
+
+  daguerre data verify my_shards
+  daguerre data verify my_pictures share=1
+  daguerre data verify "s3://bucket/part-{000..099}.tar" share=0.001
+
+  share=S          share of the pictures that are decoded, from 0 to 1 (0.01); 1 finds every broken picture
+  processes=N      how many work beside each other (as many as cores)
+  data.KEY=VALUE   settings of the source, such as data.formats
+"""
+
+_LISTED_SHARDS = 20
+_BLOCK_SAMPLES = 512
+_LITTLE_BYTES, _LITTLE_SAMPLES = 300e6, 300
+"""What is read, and decoded, sooner than processes start."""
+_DAMAGE: tuple[str, ...] = ("broken", "truncated", "cut", "empty file", "not an image", shard_index.DAMAGED, MISSING)
+_DAMAGE += (data_listing.ABSENT, data_listing.UNFINISHED)
+"""Beginnings of the reasons that tell of damage, of those for which a source leaves samples out."""
+
+
+class Options(Settings):
+    """What `verify` takes beside the data."""
+
+    share: float = Field(0.01, ge=0, le=1)
+    """Share of the pictures that are decoded."""
+    processes: int | None = Field(None, ge=1)
+    """Processes beside each other."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A source and what is to be looked at in it."""
+
+    settings: SourceSettings
+    source: Source
+    units: tuple[Unit, ...]
+    files: bool
+    """Whether its units are files with digests."""
+    left_out: SkipReport
+    """What is known to be wrong before anything is read again."""
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0, or 1 where anything is damaged or missing."""
+    request = data_arguments.read(arguments, Options)
+    for notice in request.notices:
+        print(notice)
+    sound = True
+    for settings in members(request.settings).values():
+        subject = _subject(settings, request)
+        with Counter("verifying", sum(len(unit.numbers) for unit in subject.units)) as counter:
+            found = list(_found(subject, _processes(subject, request.options), counter))
+            seconds = counter.seconds
+        sound &= _tell(subject, found, seconds)
+    return errors.DONE if sound else errors.FAILED
+
+
+def _found(subject: Subject, processes: int, counter: Counter) -> Iterator[Found]:
+    for step in crew.work(Verifier(subject.source, subject.settings), subject.units, processes):
+        if isinstance(step, int):
+            counter.add(step)
+        else:
+            yield step.result
+
+
+def _processes(subject: Subject, options: Options) -> int:
+    """As many as were asked for; else one for what is done sooner than others have started."""
+    if options.processes is not None:
+        return options.processes
+    decoded = sum(len(unit.decoded) for unit in subject.units)
+    sizes = [0 if unit.place is None or unit.place.local is None else _size(unit.place.local) for unit in subject.units]
+    little = sum(sizes) < _LITTLE_BYTES and decoded < _LITTLE_SAMPLES and not subject.source.far
+    return 1 if little else crew.usual_processes()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _subject(settings: SourceSettings, request: Request[Options]) -> Subject:
+    places = expand(settings.path) if isinstance(settings, webdataset.Settings) else []
+    cache_dir = Path(settings.cache_dir) if settings.cache_dir else default_folder()
+    kind = webdataset.builder(settings).kind if isinstance(settings, webdataset.Settings) else ""
+    before = [shard_index.found(place, kind, cache_dir) for place in places]
+    source: Source = plugins.find("sources", settings.source).open_source(settings, "train")
+    index = source.index
+    if index is None:
+        raise UserError(f"{settings.source} draws its pictures: there is nothing to verify")
+    picked = chosen(index.ids, request.options.share)
+    if not places:
+        starts = np.arange(0, index.count, _BLOCK_SAMPLES)
+        units = [
+            _unit(f"samples from {start:,} on", start, start + _BLOCK_SAMPLES, picked) for start in starts.tolist()
+        ]
+        return Subject(settings, source, tuple(units), False, source.report())
+    listed, missing = data_listing.shards_beside(places)
+    units = [
+        _unit(place.name, start, stop, picked, place, path, listed.get(place.url))
+        for place, path, start, stop in zip(
+            places, before, index.shard_starts[:-1].tolist(), index.shard_starts[1:].tolist(), strict=True
+        )
+    ]
+    return Subject(settings, source, tuple(units), True, skips.merged(source.report(), missing))
+
+
+def _unit(
+    name: str,
+    start: int,
+    stop: int,
+    picked: np.ndarray,
+    place: Place | None = None,
+    index: Path | None = None,
+    listed_digest: str | None = None,
+) -> Unit:
+    numbers = np.arange(start, min(stop, len(picked)), dtype=np.int64)
+    return Unit(name, numbers, numbers[picked[numbers]], place, index, listed_digest)
+
+
+def _tell(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
+    """Prints what was found; whether all is well."""
+    faults = skips.merged(*(one.faults or {} for one in found))
+    before = {reason: entry for reason, entry in subject.left_out.items() if not entry.get("kept")}
+    if subject.files:
+        _tell_files(found)
+    samples, decoded = sum(one.samples for one in found), sum(one.decoded for one in found)
+    size_bytes = sum(one.bytes or 0 for one in found)
+    extent = (
+        f"{len(found):,} shards, {samples:,} samples, {size_text(size_bytes)}"
+        if subject.files
+        else f"{samples:,} samples"
+    )
+    print(f"{extent}; {decoded:,} pictures decoded, in {duration_text(seconds)}")
+    for title, report in (("found when the data was opened:", before), ("damaged:", faults)):
+        if report:
+            print(f"{title}\n{skips.table(report)}")
+    unknown = _unknown(subject, found)
+    if unknown:
+        print(unknown)
+    sound = not faults and not any(_is_damage(reason) for reason in before)
+    print("nothing is damaged, as far as was looked" if sound else "the data is damaged")
+    return sound
+
+
+def _is_damage(reason: str) -> bool:
+    """Whether what a source leaves out is a sign of damage, and not of what is not meant for it."""
+    return reason.startswith(_DAMAGE)
+
+
+def _tell_files(found: Sequence[Found]) -> None:
+    """A line a shard: all of a few, else those with faults only."""
+    shown = [one for one in found if one.faults or len(found) <= _LISTED_SHARDS]
+    if not shown:
+        return
+    folder = shared_folder([one.name for one in shown])
+    title = f"shards in {folder}" if folder else "shard"
+    width = max(len(title), *(len(one.name) - len(folder) for one in shown))
+    print(f"{title:<{width}}  {'samples':>9}  {'size':>9}")
+    for one in sorted(shown, key=lambda one: one.name):
+        size = "-" if one.bytes is None else size_text(one.bytes)
+        print(f"{one.name.removeprefix(folder):<{width}}  {one.samples:>9,}  {size:>9}  {_state(one)}")
+    if len(shown) < len(found):
+        print(f"{len(found) - len(shown):,} more shards without faults")
+    print()
+
+
+def shared_folder(names: Sequence[str]) -> str:
+    """The folder that all names lie in, with its slash; empty if they lie in several."""
+    folders = {name.rpartition("/")[0] + "/" for name in names}
+    return folders.pop() if len(folders) == 1 else ""
+
+
+def _state(one: Found) -> str:
+    if one.faults:
+        return "; ".join(f"{reason} ({entry['count']:,})" for reason, entry in one.faults.items())
+    return "whole" if one.compared else "readable; nothing to compare it with"
+
+
+def _unknown(subject: Subject, found: Sequence[Found]) -> str:
+    """What could not be known, and what would make it known; empty if nothing."""
+    alone = sum(1 for one in found if not one.compared)
+    if not alone:
+        return ""
+    if not subject.files:
+        return (
+            f"not known: whether files are as they once were, as nothing holds digests of them "
+            f"(data.source={subject.settings.source}); share=1 decodes every picture, and `daguerre data pack` makes "
+            "shards that can be verified"
+        )
+    return (
+        f"not known, for {alone:,} of {len(found):,} shards: whether their bytes are what they once were, and whether "
+        "whole samples are missing at their end, as they had no index. One was made now, for this machine; "
+        "`daguerre data index` makes it beside the shard"
+    )

@@ -1,0 +1,132 @@
+"""What is wrong with a data set: files against their indexes, and pictures decoded. One unit of it as a job of a crew.
+
+A unit is a file of samples (a shard, a table), or some of the samples of a source that keeps no such files. What is
+looked for and what is said of it is the command's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from daguerre import keys
+from daguerre.data import decode, shard_index, skips, stores
+from daguerre.data.headers import Undecodable
+from daguerre.data.place import Place
+from daguerre.data.settings import SourceSettings
+from daguerre.data.skips import SkipReport
+from daguerre.data.source import Source
+
+OTHER_BYTES = "file that differs from its index"
+MISSING = "file that is not there"
+OTHER_LISTED = "file that differs from dataset.json"
+_TELL_SAMPLES = 16
+_READ_BYTES = 1 << 25
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one job looks at."""
+
+    name: str
+    numbers: np.ndarray
+    """[n] int64: its samples."""
+    decoded: np.ndarray
+    """[m] int64: those of them that are decoded in any case."""
+    place: Place | None = None
+    """The file, if its bytes are looked at as a whole."""
+    index: Path | None = None
+    """The index that its bytes are compared with; None where there was none before."""
+    listed_digest: str | None = None
+    """The digest that dataset.json gives."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a unit."""
+
+    name: str
+    samples: int
+    decoded: int
+    bytes: int | None = None
+    """Size of the file."""
+    compared: bool = False
+    """Whether there was something to compare the file's bytes with."""
+    faults: SkipReport | None = None
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Looks at units of a source; a task of `crew.work`."""
+
+    source: Source
+    settings: SourceSettings
+
+    def __call__(self, unit: Unit) -> Generator[int, None, Found]:
+        """Yields counts of samples that are done with."""
+        faults: skips.Counts = {}
+        size_bytes = self._whole(unit, faults) if unit.place is not None else None
+        told = 0
+        for done, number in enumerate(self._looked_at(unit, faults)):
+            if done - told >= _TELL_SAMPLES:
+                yield done - told
+                told = done
+            self._look(number, number in unit.decoded, faults)
+        yield len(unit.numbers) - told
+        compared = unit.index is not None or unit.listed_digest is not None
+        return Found(unit.name, len(unit.numbers), len(unit.decoded), size_bytes, compared, faults)
+
+    def _whole(self, unit: Unit, faults: skips.Counts) -> int | None:
+        """The size of the file; what its bytes as a whole show is counted."""
+        assert unit.place is not None
+        try:
+            size_bytes, digest = file_digest(unit.place)
+        except FileNotFoundError:
+            skips.add(faults, MISSING, unit.name)
+            return None
+        if unit.index is not None:
+            about = shard_index.load(unit.index).about
+            if (about.shard_bytes, about.shard_digest) != (size_bytes, digest):
+                what = "" if about.shard_bytes == size_bytes else f" ({about.shard_bytes:,} bytes, now {size_bytes:,})"
+                skips.add(faults, OTHER_BYTES, f"{unit.name}{what}")
+        if unit.listed_digest not in (None, digest):
+            skips.add(faults, OTHER_LISTED, unit.name)
+        return size_bytes
+
+    def _looked_at(self, unit: Unit, faults: skips.Counts) -> list[int]:
+        """All samples of a file that is not what it was, to see which of them are hurt; else those to be decoded."""
+        if MISSING in faults:
+            return []
+        return (unit.numbers if faults else unit.decoded).tolist()
+
+    def _look(self, number: int, whole: bool, faults: skips.Counts) -> None:
+        try:
+            record = self.source.record(number)
+            if whole and isinstance(record.image, bytes):
+                decode.pixels(record.image, self.settings)
+        except Undecodable as error:
+            skips.add(faults, str(error), self.source.name(number))
+
+
+def chosen(ids: np.ndarray, share: float) -> np.ndarray:
+    """[N] bool: a share of samples by a hash of their ids; at least one of them, unless the share is 0."""
+    draws = keys.hashed_uniforms("verify", ids)
+    picked = draws < share
+    if share and len(ids) and not picked.any():
+        picked[np.argmin(draws)] = True
+    return picked
+
+
+def file_digest(place: Place) -> tuple[int, str]:
+    """Size and xxh3_128 of a file, near or far. OSError."""
+    size_bytes = stores.size(place).bytes
+    if place.local is not None:
+        return size_bytes, shard_index.file_digest(place.local)
+    digest = xxhash.xxh3_128()
+    for start in range(0, size_bytes, _READ_BYTES):
+        digest.update(stores.read(place, start, min(_READ_BYTES, size_bytes - start)))
+    return size_bytes, digest.hexdigest()
