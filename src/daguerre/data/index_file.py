@@ -109,30 +109,34 @@ def metadata_columns(
     numbers: dict[str, list[float | None]] = {}
     texts: dict[str, list[str | None]] = {}
     not_kept: set[str] = set()
+
+    def column(into: dict[str, list[Any]], name: str) -> list[Any] | None:
+        """The column of a name, made where it is new."""
+        if name not in into and len(numbers) + len(texts) < FIELD_LIMIT:
+            into[name] = [None] * len(rows)
+        return into.get(name)
+
     for number, row in enumerate(rows):
         for given, value in row.items():
             if value is None:
                 continue
-            name = _text(given)
-            if isinstance(value, (bool, int, float)):
-                into: dict[str, list[Any]] = numbers
+            name = given if given.isascii() else _plain(given)
+            kept: list[Any] | None = None
+            if isinstance(value, str):
+                if len(value) <= TEXT_LIMIT:
+                    kept = texts.get(name) or column(texts, name)
+                    value = value if value.isascii() else _plain(value)
+            elif isinstance(value, (int, float)):
+                kept = numbers.get(name) or column(numbers, name)
                 value = _number(value)
-            elif isinstance(value, str) and not _is_long(value):
-                into = texts
-                value = _text(value)
-            else:
+            if kept is None:
                 not_kept.add(name)
-                continue
-            if name not in into:
-                if len(numbers) + len(texts) >= FIELD_LIMIT:
-                    not_kept.add(name)
-                    continue
-                into[name] = [None] * len(rows)
-            into[name][number] = value
-    kept = sorted((numbers.keys() | texts.keys()) - not_kept)
-    columns = {f"n:{name}": pa.array(numbers[name], pa.float64()) for name in kept if name in numbers}
-    columns |= {f"s:{name}": pa.array(texts[name], pa.string()) for name in kept if name in texts}
-    return columns, tuple(kept), tuple(sorted(not_kept))
+            else:
+                kept[number] = value
+    names = sorted((numbers.keys() | texts.keys()) - not_kept)
+    columns = {f"n:{name}": pa.array(numbers[name], pa.float64()) for name in names if name in numbers}
+    columns |= {f"s:{name}": pa.array(texts[name], pa.string()) for name in names if name in texts}
+    return columns, tuple(names), tuple(sorted(not_kept))
 
 
 def brief(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +151,7 @@ def _is_long(value: object) -> bool:
     return isinstance(value, str) and len(value) > TEXT_LIMIT
 
 
-def _text(value: str) -> str:
+def _plain(value: str) -> str:
     """JSON can hold halves of surrogate pairs, Arrow cannot."""
     return value.encode("utf-8", "replace").decode()
 

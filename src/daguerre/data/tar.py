@@ -20,8 +20,7 @@ Bytes = bytes | mmap.mmap
 
 _ZEROS = bytes(BLOCK)
 _RECORD_BYTES = 20 * BLOCK  # archives are filled up with zeros to a multiple of this
-_EXTENSION_LIMIT = 1 << 20  # a header that carries a name: larger is damage, or an attempt to fill the memory
-_PIECE_BYTES = 1 << 20
+_EXTENSION_LIMIT = _PIECE_BYTES = 1 << 20  # a name that is longer is damage, or an attempt to fill the memory
 _REGULAR = frozenset({b"0", b"\0", b"7"})
 _EXTENSIONS = frozenset({b"L", b"K", b"x", b"X", b"g"})
 _SPARSE = b"S"
@@ -159,7 +158,7 @@ class _Walk:
                 raise _Damaged(at)
             body = at + BLOCK
             if header.kind not in _EXTENSIONS:
-                return header, body, {**self.everywhere, **records}
+                return header, body, {**self.everywhere, **records} if self.everywhere else records
             if header.size > _EXTENSION_LIMIT or body + header.size > len(self.data):
                 raise _Damaged(body)
             said = self.data[body : body + header.size]
@@ -197,6 +196,8 @@ class _Walk:
 
 def _other(kind: bytes, name: str, records: Mapping[bytes, bytes]) -> str | None:
     """What a member is that is no regular file as a whole in one piece."""
+    if kind == b"0" and not records:
+        return None
     if kind in _WITHOUT_DATA:
         return _WITHOUT_DATA[kind]
     if kind == _SPARSE or any(key.startswith(b"GNU.sparse.") for key in records):
@@ -211,7 +212,9 @@ def _header(block: bytes) -> _Header | None:
     if len(block) < BLOCK:
         return None
     total, size = _number(block[148:156]), _number(block[124:136])
-    if total is None or size is None or total not in _checksums(block):
+    if total is None or size is None:
+        return None
+    if total != sum(block) - sum(block[148:156]) + 8 * 32 and total != _signed_checksum(block):
         return None
     name = block[:100].partition(b"\0")[0]
     if block[257:263] == b"ustar\0" and block[345]:
@@ -219,12 +222,10 @@ def _header(block: bytes) -> _Header | None:
     return _Header(name, size, block[156:157])
 
 
-def _checksums(block: bytes) -> Iterator[int]:
-    """The sum of all bytes, those of the checksum taken as spaces; and as old programs with signed bytes counted it."""
+def _signed_checksum(block: bytes) -> int:
+    """The sum of all bytes as old programs made it, which took bytes as signed; those of the checksum are spaces."""
     rest = block[:148] + block[156:]
-    total = sum(rest) + 8 * 32
-    yield total
-    yield total - 256 * sum(byte > 127 for byte in rest)
+    return sum(rest) - 256 * sum(byte > 127 for byte in rest) + 8 * 32
 
 
 def _number(text: bytes) -> int | None:
@@ -232,9 +233,10 @@ def _number(text: bytes) -> int | None:
     if text[0] & 0x80:
         return int.from_bytes(text, "big") & ((1 << (8 * len(text) - 1)) - 1) if text[0] == 0x80 else None
     digits = text.partition(b"\0")[0].strip(b" ")
-    if digits.translate(None, b"01234567"):
+    try:
+        return int(digits, 8) if digits.isdigit() else None if digits else 0
+    except ValueError:  # 8 or 9
         return None
-    return int(digits or b"0", 8)
 
 
 def _pax_records(said: bytes) -> dict[bytes, bytes] | None:
