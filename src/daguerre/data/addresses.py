@@ -1,6 +1,6 @@
 """Pictures at addresses that tables hold: each fetched whole, when it is trained on.
 
-What is gone or refused for good is `Undecodable`; what may pass is an OSError. Shards and tables are `shard_cache.py`'s.
+What is gone or refused for good is `Undecodable`, what may pass an OSError. Shards and tables are `shard_cache.py`'s.
 """
 
 from __future__ import annotations

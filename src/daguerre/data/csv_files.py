@@ -102,10 +102,10 @@ class CsvTables:
         with file.open("rb") as opened:
             opened.seek(at.offset)
             raw = opened.read(at.num_bytes)
-        cells = next(self.records(io.BytesIO(raw))).cells if len(raw) == at.num_bytes else None
-        if cells is None or len(cells) != len(names):
+        record = next(self.records(io.BytesIO(raw)), None) if len(raw) == at.num_bytes else None
+        if record is None or record.cells is None or len(record.cells) != len(names):
             raise Undecodable(CHANGED)
-        found = dict(zip(names, cells, strict=True))
+        found = dict(zip(names, record.cells, strict=True))
         return {name: found[name] for name in columns if name in found}
 
     def slow(self, file: Path, columns: Sequence[str]) -> str:
