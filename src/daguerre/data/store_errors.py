@@ -14,7 +14,6 @@ from obstore.exceptions import (
     InvalidPathError,
     NotSupportedError,
     PermissionDeniedError,
-    PreconditionError,
     UnauthenticatedError,
 )
 
@@ -106,8 +105,6 @@ def told(error: BaseError | OSError | ValueError, place: Place, access: str) -> 
         return _answered(status, code, text, place, access)
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
         return StoreError(place, f"may not be read: the credentials cannot be used or renewed ({access})")
-    if isinstance(error, PreconditionError):
-        return StoreError(place, "was replaced while it was read")
     if isinstance(error, NotSupportedError):
         return NoRanges(place, "is on a server that sends files whole only (it does not answer range requests)")
     if isinstance(error, InvalidPathError) or "Could not parse path" in text:
@@ -124,6 +121,8 @@ def _answered(status: int, code: str, text: str, place: Place, access: str) -> S
     answer = f"HTTP {status}{f' {code}' if code else ''}"
     if status in _PASSING_STATUS or code in _PASSING_CODES:
         return Passing(place, f"cannot be read: the server answered {answer} again and again ({access})")
+    if status == 412:
+        return StoreError(place, "was replaced while it was read")
     if status == 416:
         return Mismatch(place, "ends before the bytes that were asked for")
     if status in (301, 307) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):

@@ -20,7 +20,7 @@ from daguerre.data.store_clients import Store
 from daguerre.data.store_errors import Mismatch, Missing, StoreError, Unreachable, told
 
 T = TypeVar("T")
-READINGS = 6
+READINGS = 12
 """Most readings of the same bytes where they come differently or are not as expected."""
 
 
