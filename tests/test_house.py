@@ -46,6 +46,7 @@ LATE_IMPORTS = {
     "cli.py": None,
     "plugins.py": None,
     "commands/train.py": {"daguerre.commands"},
+    "data/sources/huggingface.py": {"datasets"},
     "training/sinks.py": {"torch.utils.tensorboard"},
 }
 

@@ -26,6 +26,9 @@ from daguerre.data.table_files import (
     values,
 )
 
+END = b"\xff\xff\xff\xff\0\0\0\0"
+"""What a whole stream ends with."""
+
 
 @dataclass(frozen=True)
 class ArrowTables:
@@ -75,5 +78,7 @@ def _arrow(file: File) -> _Arrow:
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
     else:
         reader = ipc.open_stream(source)
-        batches = list(reader)
+        batches = list(reader)  # ends silently where the file is cut between two batches
+        if source.read_at(len(END), source.size() - len(END)) != END:
+            raise ValueError("it ends too early: it is cut off, or was never finished")
     return _Arrow(reader.schema, batches, np.cumsum([0, *(batch.num_rows for batch in batches)]))

@@ -26,7 +26,7 @@ from daguerre.data.shard_index import BadIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.store_errors import StoreError
 from daguerre.data.table_columns import Columns, TableSettings
-from daguerre.data.table_files import CHANGED, Row, Tables
+from daguerre.data.table_files import CHANGED, Row, Tables, Unreadable
 from daguerre.data.table_index import Builder, base_of, digest_of, metadata_of, read_schema, texts_of
 from daguerre.errors import UserError
 from daguerre.types import Record
@@ -89,12 +89,12 @@ class TableSource:
         table, at = self._at(number)
         place = self.places[table]
         file = place.local or self.cache.path(place, shard_index.load(self.index_paths[table]).about.shard_digest)
-        row = self.tables.row(file, Row(at["row"], at.get("offset", 0), at.get("length", 0)), self.read)
-        held = row.get(self.columns.image)
         try:
+            row = self.tables.row(file, Row(at["row"], at.get("offset", 0), at.get("length", 0)), self.read)
+            held = row.get(self.columns.image)
             texts = texts_of(row, self.columns)
             same = digest_of(held, texts) == at["digest"]
-        except Undecodable:
+        except (Undecodable, Unreadable):
             same = False
         if not same:
             raise Undecodable(CHANGED)
