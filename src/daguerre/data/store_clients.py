@@ -53,6 +53,8 @@ class Patience:
 
 
 PATIENCE = Patience()
+_USUAL_REGION = "us-east-1"
+_MACHINE = Path("/sys/class/dmi/id/product_name")
 _METHODS = {
     "env": "the environment",
     "shared-credentials-file": "~/.aws/credentials",
@@ -104,20 +106,22 @@ def _options(allow_http: bool) -> dict[str, Any]:
 
 def _s3(place: Place) -> Client:
     settings = botocore.session.Session()
-    endpoint = _s3_endpoint(settings)
-    region = os.environ.get("AWS_REGION") or settings.get_config_variable("region") or _region(place.bucket, endpoint)
+    try:
+        endpoint = _s3_endpoint(settings)
+        region = _region(settings, place.bucket, endpoint)
+        provider, credentials = _s3_credentials(boto3.Session(botocore_session=settings))
+    except BotoCoreError as error:
+        reason = type(error).__name__
+        raise StoreError(
+            place, f"cannot be read: no usable AWS settings ({reason}). Check ~/.aws and AWS_PROFILE"
+        ) from None
     config: S3Config = {"region": region}
     if endpoint:
         config["endpoint"] = endpoint
-    provider, credentials = _s3_credentials(place, boto3.Session(botocore_session=settings))
     if provider is None:
         config["skip_signature"] = True
-    store = S3Store(
-        place.bucket,
-        config=config,
-        credential_provider=provider,
-        **_options(_plain_http(place, endpoint, "AWS_ALLOW_HTTP")),
-    )
+    options = _options(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"))
+    store = S3Store(place.bucket, config=config, credential_provider=provider, **options)
     return Client(store, f"{_endpoint_name(endpoint)}, region {region}, {credentials}")
 
 
@@ -131,34 +135,30 @@ def _s3_endpoint(settings: botocore.session.Session) -> str | None:
     return services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url")
 
 
-def _region(bucket: str, endpoint: str | None) -> str:
-    """Where a bucket is, if no setting says so. AWS tells everybody; other stores care little."""
+def _region(settings: botocore.session.Session, bucket: str, endpoint: str | None) -> str:
+    """From the environment or the profile; else AWS tells everybody where a bucket is. Other stores care little."""
+    if region := os.environ.get("AWS_REGION") or settings.get_config_variable("region"):
+        return region
     if endpoint:
-        return "us-east-1"
+        return _USUAL_REGION
     once = Config(signature_version=UNSIGNED, connect_timeout=3, read_timeout=3, retries={"total_max_attempts": 1})
     try:
-        answer = boto3.client("s3", region_name="us-east-1", config=once).head_bucket(Bucket=bucket)
+        answer = boto3.client("s3", region_name=_USUAL_REGION, config=once).head_bucket(Bucket=bucket)
     except ClientError as error:
         answer = error.response
     except BotoCoreError:
-        answer = {}
-    return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "us-east-1")
+        return _USUAL_REGION  # whoever asks next finds out what is the matter
+    return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", _USUAL_REGION)
 
 
-def _s3_credentials(place: Place, session: boto3.Session) -> tuple[Boto3CredentialProvider | None, str]:
+def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | None, str]:
     """Who signs requests, and where those credentials are from."""
     if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
         return None, "no credentials: AWS_SKIP_SIGNATURE is set"
-    try:
-        credentials = session.get_credentials()
-        if credentials is None:
-            return None, "no credentials found in the environment, ~/.aws or the instance's role"
-        credentials.get_frozen_credentials()
-    except BotoCoreError as error:
-        raise StoreError(
-            place,
-            f"cannot be read: no usable AWS credentials ({type(error).__name__}). Check ~/.aws and AWS_PROFILE",
-        ) from None
+    credentials = session.get_credentials()
+    if credentials is None:
+        return None, "no credentials found in the environment, ~/.aws or the instance's role"
+    credentials.get_frozen_credentials()
     return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
 
 
@@ -191,8 +191,7 @@ def _gs_credentials() -> str | None:
             return f"GOOGLE_{name}"
     if (Path.home() / ".config/gcloud/application_default_credentials.json").is_file():
         return "gcloud's application default"
-    maker = Path("/sys/class/dmi/id/product_name")
-    if os.environ.get("GCE_METADATA_HOST") or (maker.is_file() and "Google" in maker.read_text(encoding="utf-8")):
+    if os.environ.get("GCE_METADATA_HOST") or (_MACHINE.is_file() and "Google" in _MACHINE.read_text(encoding="utf-8")):
         return "the machine's service account"
     return None
 

@@ -103,6 +103,8 @@ def told(error: BaseError | OSError | ValueError, place: Place, access: str) -> 
         return Missing(place, _missing(code, access))
     if status is not None:
         return _answered(status, code, text, place, access)
+    if "BareRedirect" in text:  # elsewhere, without a word where
+        return _elsewhere(place, access, "")
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
         return StoreError(place, f"may not be read: the credentials cannot be used or renewed ({access})")
     if isinstance(error, NotSupportedError):
@@ -126,13 +128,15 @@ def _answered(status: int, code: str, text: str, place: Place, access: str) -> S
     if status == 416:
         return Mismatch(place, "ends before the bytes that were asked for")
     if status in (301, 307) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
-        region = f" ({found[1]})" if (found := _REGION.search(text)) else ""
-        return StoreError(
-            place, f"is in another region{region}: {answer}. Set AWS_REGION to the bucket's region ({access})"
-        )
+        return _elsewhere(place, access, found[1] if (found := _REGION.search(text)) else "")
     if status in (401, 403):
         return StoreError(place, f"may not be read: {answer} ({access}). {_rights(place, access)}")
     return StoreError(place, f"cannot be read: the server answered {answer} ({access})")
+
+
+def _elsewhere(place: Place, access: str, region: str) -> StoreError:
+    name = f" ({region})" if region else ""
+    return StoreError(place, f"is in another region{name}: set AWS_REGION to the bucket's region ({access})")
 
 
 def _rights(place: Place, access: str) -> str:
