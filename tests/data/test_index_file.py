@@ -33,7 +33,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     index = made()
     index_file.save(index, tmp_path / "deep" / "a.index")
     loaded = index_file.load(tmp_path / "deep" / "a.index")
-    assert loaded.table.equals(index.table)
+    assert loaded.whole().equals(index.table)
     assert loaded.about == index.about
     assert not loaded.numpy("id").flags.owndata  # a view of the file
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.index"]
@@ -52,8 +52,8 @@ def test_a_file_that_is_written_anew_is_loaded_anew(tmp_path):
         assert index_file.load(path).table.num_rows == count
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_any_damage_is_told(seed, tmp_path):
+@pytest.mark.parametrize("seed", range(200))
+def test_damage_is_told_unless_it_changes_nothing(seed, tmp_path):
     draw = random.Random(seed)
     data = bytearray(index_file.encoded(made()))
     at = draw.randrange(len(data))
@@ -64,8 +64,11 @@ def test_any_damage_is_told(seed, tmp_path):
     else:
         data[at : at + 64] = draw.randbytes(64)
     (tmp_path / "a.index").write_bytes(data)
-    with pytest.raises(BadIndex, match=r"a\.index"):
-        index_file.load(tmp_path / "a.index")
+    try:
+        loaded = index_file.load(tmp_path / "a.index").whole()
+    except BadIndex:
+        return
+    assert loaded.equals(made().table)  # it was in the bytes between columns
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"ARROW1", bytes(100)])

@@ -190,3 +190,15 @@ def test_damage_is_part_of_what_was_left_out(tmp_path):
         "kept": False,
     }
     assert report == shard_index.skips.merged(*(shard_index.found_in(index_file.load(path).about) for path in paths))
+
+
+def test_damage_that_shows_later_says_what_to_do(files, tmp_path):
+    places = files((1, 2), (3,))
+    paths = shard_index.indexes(places, "lines", Lines(), tmp_path / "cache")
+    data = bytearray(paths[1].read_bytes())
+    at = data.index(index_file.load(paths[1]).numpy("id").tobytes())
+    data[at] ^= 1
+    paths[1].write_bytes(data)
+    assert shard_index.indexes(places, "lines", Lines(), tmp_path / "cache") == paths  # columns are not read yet
+    with pytest.raises(UserError, match=r"this index is damaged \(column id\): delete it"):
+        shard_index.combined(paths)

@@ -1,6 +1,7 @@
 """The index file of one shard: what planning and reading need to know of it, so that it is read through only once.
 
-An Arrow stream with a digest behind it, memory-mapped when it is read. Here: what it holds, how it is written and read.
+An Arrow stream with digests behind it, memory-mapped: only columns that are asked for are read, and checked. Here: what
+it holds, how it is written and read.
 Finding, making and joining the indexes of a data set is `shard_index.py`; what is in a shard, those who build it know.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import struct
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +25,7 @@ import xxhash
 from pyarrow import ipc
 
 from daguerre.data.skips import SkipReport
+from daguerre.errors import UserError
 
 FORMAT = 1
 TEXT_LIMIT = 63
@@ -31,12 +34,13 @@ sample, nobody filters by, and would double an index."""
 FIELD_LIMIT = 512
 """Most metadata fields of a shard that are kept: made-up names must not fill the memory."""
 _KEY = b"daguerre"
-_DIGEST_BYTES = 16
+_END = struct.Struct("<QQ")
+"""How an index file ends: the length of the digests before it, and the digest of those."""
 _PIECE_BYTES = 1 << 24
 
 
-class BadIndex(Exception):
-    """A file that is no index, is damaged, or was written by another version: it is made again."""
+class BadIndex(UserError):
+    """A file that is no index, is damaged, or was written by another version. Found when it is loaded it is made again."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,32 @@ class ShardIndex:
     table: pa.Table
     """A row a sample: `id` int64, `height` and `width` int32 (upright; 0: not known), `digest` uint64 (xxh3_64 of the
     stored bytes: image, then texts), the columns of the kind, those of the metadata, and `c:FIELD` bool (optional):
-    whether there is a caption in that field."""
+    whether there is a caption in that field. Take columns by `column`, which looks whether they are whole."""
     about: About
+    file: Path | None = None
+    """Where it was loaded from."""
+    digests: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the columns of that file that were not looked at yet."""
+
+    def column(self, name: str) -> pa.Array:
+        """One column. BadIndex where its bytes are not those that were written."""
+        array = _array(self.table[name])
+        if name in self.digests:
+            if _digest(array) != self.digests[name]:
+                raise BadIndex(f"{self.file}: this index is damaged (column {name}): delete it, and it is made again")
+            array.validate(full=True)
+            self.digests.pop(name, None)  # type: ignore[attr-defined]
+        return array
 
     def numpy(self, name: str) -> np.ndarray:
         """A column without nulls."""
-        return self.table[name].to_numpy()
+        return self.column(name).to_numpy(zero_copy_only=False)
+
+    def whole(self) -> pa.Table:
+        """All columns, looked at. BadIndex as `column`."""
+        for name in list(self.digests):
+            self.column(name)
+        return self.table
 
 
 def sample_ids(shard_digest: str, rows: np.ndarray) -> np.ndarray:
@@ -188,8 +212,13 @@ def encoded(index: ShardIndex) -> bytes:
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)  # one batch, so that each column is one piece of memory
-    stream = sink.getvalue().to_pybytes()
-    return stream + xxhash.xxh3_128_digest(stream)  # readers stop at the stream's end
+    stream = sink.getvalue()
+    written = ipc.open_stream(stream).read_all()
+    columns = {name: _digest(_array(written[name])) for name in written.column_names}
+    span = _columns_span(stream, written)
+    digests = json.dumps({"span": span, "frame": _frame_digest(stream, *span), "columns": columns}).encode()
+    end = _END.pack(len(digests), xxhash.xxh3_64_intdigest(digests))
+    return bytes(stream.to_pybytes() + digests + end)  # readers of Arrow stop at the stream's end
 
 
 def load(path: Path) -> ShardIndex:
@@ -202,20 +231,24 @@ def load(path: Path) -> ShardIndex:
 def _loaded(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> ShardIndex:
     with pa.memory_map(str(path)) as file:
         buffer = file.read_buffer()
-    return decoded(buffer, str(path))
+    return decoded(buffer, path)
 
 
-def decoded(buffer: pa.Buffer, name: str) -> ShardIndex:
-    """The opposite of `encoded`, without copying columns. BadIndex, with `name` in it."""
+def decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
+    """The opposite of `encoded`, without copying or reading columns. BadIndex, with `path` in it."""
     try:
-        return _decoded(buffer)
-    except (pa.ArrowException, LookupError, ValueError, TypeError) as error:
-        raise BadIndex(f"{name} is no index of this version, or is damaged: {error}") from error
+        return _decoded(buffer, path)
+    except (pa.ArrowException, OSError, struct.error, LookupError, ValueError, TypeError) as error:
+        raise BadIndex(f"{path} is no index of this version, or is damaged: {error}") from error
 
 
-def _decoded(buffer: pa.Buffer) -> ShardIndex:
-    end = len(buffer) - _DIGEST_BYTES
-    if end < 0 or xxhash.xxh3_128_digest(memoryview(buffer)[:end]) != buffer[end:].to_pybytes():
+def _decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
+    length, digest = _END.unpack(buffer[max(0, len(buffer) - _END.size) :].to_pybytes())
+    end = len(buffer) - _END.size - length
+    if end < 0 or xxhash.xxh3_64_intdigest(digests := buffer[end : end + length].to_pybytes()) != digest:
+        raise ValueError("its end is not there")
+    expected = json.loads(digests)
+    if _frame_digest(buffer[:end], *expected["span"]) != expected["frame"]:
         raise ValueError("its digest is not that of its contents")
     reader = ipc.open_stream(buffer[:end])
     said = json.loads((reader.schema.metadata or {})[_KEY])
@@ -224,6 +257,32 @@ def _decoded(buffer: pa.Buffer) -> ShardIndex:
     about = said["about"]
     about |= {name: tuple(about[name]) for name in ("fields", "not_kept")}
     about["damage"] = tuple((start, stop) for start, stop in about["damage"])
-    table = reader.read_all().combine_chunks()
-    table.validate(full=True)
-    return ShardIndex(table, About(**about))
+    return ShardIndex(reader.read_all(), About(**about), path, expected["columns"])
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece, without copying it where it is in one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _digest(array: pa.Array) -> str:
+    digest = xxhash.xxh3_64()
+    for buffer in array.buffers():
+        digest.update(b"-" if buffer is None else buffer)
+    return digest.hexdigest()
+
+
+def _columns_span(stream: pa.Buffer, table: pa.Table) -> tuple[int, int]:
+    """Where in a stream the columns are; the rest says what they are called, of what type they are, and where."""
+    chunks = [chunk for column in table.columns for chunk in column.chunks]
+    buffers = [buffer for chunk in chunks for buffer in chunk.buffers() if buffer is not None and buffer.size]
+    if not buffers:
+        return len(stream), len(stream)
+    starts = [buffer.address - stream.address for buffer in buffers]
+    return min(starts), max(start + buffer.size for start, buffer in zip(starts, buffers, strict=True))
+
+
+def _frame_digest(stream: pa.Buffer, first: int, last: int) -> str:
+    digest = xxhash.xxh3_64(stream[:first])
+    digest.update(stream[last:])
+    return digest.hexdigest()

@@ -76,7 +76,7 @@ def as_we_read(source: WebdatasetSource) -> dict[str, dict[str, bytes]]:
         first, *rest = source_file._pieces(index, row)
         extension = next(m.name for m in tar.contents(data).members if m.offset == first.offset).rpartition(".")[2]
         pieces = [first._replace(name=extension.lower()), *rest]
-        key = index.table["key"][row].as_py()
+        key = index.column("key")[row].as_py()
         found[key] = {piece.name: data[piece.offset : piece.offset + piece.size] for piece in pieces}
         assert source.record(number).image == found[key][extension.lower()]
     return found

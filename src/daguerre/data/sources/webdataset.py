@@ -95,19 +95,19 @@ class WebdatasetSource:
     def sample_id(self, number: int) -> int:
         """63 bits of a hash of the shard's contents and the place in it; or what its JSON says, from `data pack`."""
         shard, row = self._where(number)
-        return int(self._shard(shard).table["id"][row].as_py())
+        return int(self._shard(shard).column("id")[row].as_py())
 
     def name(self, number: int) -> str:
         """Shard, place in it, and the name of its members."""
         shard, row = self._where(number)
-        return f"{self.places[shard].name}[{row}] {self._shard(shard).table['key'][row].as_py()}"
+        return f"{self.places[shard].name}[{row}] {self._shard(shard).column('key')[row].as_py()}"
 
     def record(self, number: int) -> Record:
         """The bytes of a sample, compared with the index. `Undecodable` where they are others."""
         shard, row = self._where(number)
-        table = self._shard(shard).table
-        pieces = _pieces(self._shard(shard), row)
-        image, *texts = self._read(shard, pieces, table["digest"][row].as_py())
+        index = self._shard(shard)
+        pieces = _pieces(index, row)
+        image, *texts = self._read(shard, pieces, index.column("digest")[row].as_py())
         words = tar_samples.words({piece.name: data for piece, data in zip(pieces[1:], texts, strict=True)})
         return Record(self.name(number), image, self._captions(words.texts), words.metadata)
 
@@ -235,9 +235,8 @@ def build(place: Place, formats: Sequence[str] = headers.USUAL, cache: ShardCach
 
 def _pieces(shard: ShardIndex, row: int) -> list[Piece]:
     names = shard.about.own["names"]
-    table = shard.table
-    image = Piece("", table["offset"][row].as_py(), table["size"][row].as_py())
-    parts = table["parts"][row].as_py()
+    image = Piece("", shard.column("offset")[row].as_py(), shard.column("size")[row].as_py())
+    parts = shard.column("parts")[row].as_py()
     return [image, *(Piece(names[part["name"]], part["offset"], part["size"]) for part in parts)]
 
 
