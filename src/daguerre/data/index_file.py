@@ -40,7 +40,7 @@ _PIECE_BYTES = 1 << 24
 
 
 class BadIndex(UserError):
-    """A file that is no index, is damaged, or was written by another version. Found when it is loaded it is made again."""
+    """A file that is no index, is damaged, or of another version. Where this shows at once, the index is made again."""
 
 
 @dataclass(frozen=True)
