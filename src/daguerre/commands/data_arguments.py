@@ -5,6 +5,7 @@ Only the data section is read, so nothing here needs a model or torch, and a rec
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, SerializeAsAny, ValidationError
 
-from daguerre import layers, layout, overrides, recipe
+from daguerre import layers, layout, overrides, plugins, recipe
 from daguerre.data import guess
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
@@ -59,6 +60,7 @@ def read(arguments: Sequence[str], options_class: type[Options]) -> Request[Opti
     """The data and the options of a verb. UserError where either cannot be used."""
     words = split(arguments)
     options, rest = own_options(words.overrides, options_class)
+    _refuse_misspelt(rest, options_class)
     if len(words.bare) == 1 and _is_recipe(words.bare[0]):
         found, notices = from_recipe(words.bare[0], rest)
         return Request(words.bare[0], found.data, found.seed, options, notices)
@@ -102,6 +104,20 @@ def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Opt
         else:
             values[key] = overrides.typed(text, leaves[key].field.annotation)
     return _checked(options_class, values, [], "the command"), rest
+
+
+def _refuse_misspelt(given: Sequence[str], options_class: type[Settings]) -> None:
+    """UserError for a key that is nearly an option, and that is no setting of any source either."""
+    settings = {path.rpartition(".")[2] for name in plugins.names("sources") for path in _leaves(name)}
+    for override in given:
+        key = overrides.pair(override)[0]
+        near = difflib.get_close_matches(key, options_class.model_fields, n=1, cutoff=0.75)
+        if near and "." not in key and key not in settings:
+            raise UserError(f"there is no option {key}; did you mean {near[0]}?")
+
+
+def _leaves(source: str) -> Mapping[str, layout.Leaf]:
+    return layout.leaves(DataRecipe, {"data": {"source": source}})
 
 
 def from_recipe(name: str, given: Sequence[str]) -> tuple[DataRecipe, tuple[str, ...]]:

@@ -100,8 +100,8 @@ def run(arguments: list[str]) -> int:
     to = _target(request.options.out)
     for notice in request.notices:
         print(notice)
+    chosen = choose(request)
     with _alone(to):
-        chosen = choose(request)
         started = time.monotonic()
         samples_per_shard = _samples_per_shard(chosen, request)
         shards = packing.shards(chosen.numbers, samples_per_shard)

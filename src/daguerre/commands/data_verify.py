@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,13 @@ from daguerre.commands.data_arguments import Request
 from daguerre.commands.data_opened import members
 from daguerre.commands.data_progress import Counter, size_text
 from daguerre.data import crew, shard_index, skips
-from daguerre.data.places import Place, expand
+from daguerre.data.places import expand
 from daguerre.data.settings import SourceSettings
 from daguerre.data.shard_cache import default_folder
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Source
 from daguerre.data.sources import webdataset
-from daguerre.data.verification import MISSING, Found, Unit, Verifier, chosen
+from daguerre.data.verification import MISSING, OF_FILES, Found, Unit, Verifier, chosen
 from daguerre.errors import UserError
 from daguerre.settings import Settings
 from daguerre.training.progress import duration_text
@@ -128,32 +128,30 @@ def _subject(settings: SourceSettings, request: Request[Options]) -> Subject:
         ]
         return Subject(settings, source, tuple(units), False, source.report())
     listed, missing = data_listing.shards_beside(places)
-    units = [
-        _unit(place.name, start, stop, picked, place, path, listed.get(place.url))
-        for place, path, start, stop in zip(
-            places, before, index.shard_starts[:-1].tolist(), index.shard_starts[1:].tolist(), strict=True
+    units = []
+    for place, path, start, stop in zip(places, before, *_edges(index.shard_starts), strict=True):
+        unit = _unit(place.name, start, stop, picked)
+        now = path or shard_index.found(place, kind, cache_dir)
+        listed_digest = listed.get(place.url)
+        units.append(
+            replace(unit, place=place, index=now, indexed_before=path is not None, listed_digest=listed_digest)
         )
-    ]
     return Subject(settings, source, tuple(units), True, skips.merged(source.report(), missing))
 
 
-def _unit(
-    name: str,
-    start: int,
-    stop: int,
-    picked: np.ndarray,
-    place: Place | None = None,
-    index: Path | None = None,
-    listed_digest: str | None = None,
-) -> Unit:
+def _edges(starts: np.ndarray) -> tuple[list[int], list[int]]:
+    return starts[:-1].tolist(), starts[1:].tolist()
+
+
+def _unit(name: str, start: int, stop: int, picked: np.ndarray) -> Unit:
     numbers = np.arange(start, min(stop, len(picked)), dtype=np.int64)
-    return Unit(name, numbers, numbers[picked[numbers]], place, index, listed_digest)
+    return Unit(name, numbers, numbers[picked[numbers]])
 
 
 def _tell(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
     """Prints what was found; whether all is well."""
     faults = skips.merged(*(one.faults or {} for one in found))
-    before = {reason: entry for reason, entry in subject.left_out.items() if not entry.get("kept")}
+    before = {r: entry for r, entry in subject.left_out.items() if not entry.get("kept") and r != shard_index.DAMAGED}
     if subject.files:
         _tell_files(found)
     samples, decoded = sum(one.samples for one in found), sum(one.decoded for one in found)
@@ -204,9 +202,12 @@ def shared_folder(names: Sequence[str]) -> str:
 
 
 def _state(one: Found) -> str:
-    if one.faults:
-        return "; ".join(f"{reason} ({entry['count']:,})" for reason, entry in one.faults.items())
-    return "whole" if one.compared else "readable; nothing to compare it with"
+    if not one.faults:
+        return "as it was indexed" if one.compared else "readable; nothing to compare it with"
+    if MISSING in one.faults:
+        return "not there"
+    hurt = sum(entry["count"] for reason, entry in one.faults.items() if reason not in OF_FILES)
+    return f"DAMAGED: {hurt:,} samples" if hurt else "DAMAGED"
 
 
 def _unknown(subject: Subject, found: Sequence[Found]) -> str:

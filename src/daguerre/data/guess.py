@@ -52,7 +52,7 @@ def _kind(path: str) -> str:
         raise UserError(
             f"{path} is of no kind that is known by its name ({known}, or a folder): write data.source=KIND"
         )
-    raise UserError(f"there is nothing at {path} (seen from {os.getcwd()}), and no recipe of that name")
+    raise UserError(f"there is nothing at {path!r} (seen from {os.getcwd()}), and no recipe of that name")
 
 
 def _of_name(name: str) -> str | None:

@@ -24,6 +24,8 @@ from daguerre.data.source import Source
 OTHER_BYTES = "file that differs from its index"
 MISSING = "file that is not there"
 OTHER_LISTED = "file that differs from dataset.json"
+OF_FILES = frozenset({OTHER_BYTES, MISSING, OTHER_LISTED, shard_index.DAMAGED})
+"""Reasons that tell of a file, and not of one of its samples."""
 _TELL_SAMPLES = 16
 _READ_BYTES = 1 << 25
 
@@ -40,7 +42,9 @@ class Unit:
     place: Place | None = None
     """The file, if its bytes are looked at as a whole."""
     index: Path | None = None
-    """The index that its bytes are compared with; None where there was none before."""
+    """Its index, by which its samples are read."""
+    indexed_before: bool = False
+    """Whether the index was there before anybody looked, so that the file's bytes can be compared with it."""
     listed_digest: str | None = None
     """The digest that dataset.json gives."""
 
@@ -77,7 +81,7 @@ class Verifier:
                 told = done
             self._look(number, number in unit.decoded, faults)
         yield len(unit.numbers) - told
-        compared = unit.index is not None or unit.listed_digest is not None
+        compared = unit.indexed_before or unit.listed_digest is not None
         return Found(unit.name, len(unit.numbers), len(unit.decoded), size_bytes, compared, faults)
 
     def _whole(self, unit: Unit, faults: skips.Counts) -> int | None:
@@ -90,6 +94,8 @@ class Verifier:
             return None
         if unit.index is not None:
             about = shard_index.load(unit.index).about
+            found = shard_index.found_in(about)
+            faults |= {reason: dict(found[reason]) for reason in found if reason == shard_index.DAMAGED}
             if (about.shard_bytes, about.shard_digest) != (size_bytes, digest):
                 what = "" if about.shard_bytes == size_bytes else f" ({about.shard_bytes:,} bytes, now {size_bytes:,})"
                 skips.add(faults, OTHER_BYTES, f"{unit.name}{what}")
@@ -101,7 +107,8 @@ class Verifier:
         """All samples of a file that is not what it was, to see which of them are hurt; else those to be decoded."""
         if MISSING in faults:
             return []
-        return (unit.numbers if faults else unit.decoded).tolist()
+        changed = {OTHER_BYTES, OTHER_LISTED} & faults.keys()
+        return (unit.numbers if changed else unit.decoded).tolist()
 
     def _look(self, number: int, whole: bool, faults: skips.Counts) -> None:
         try:
