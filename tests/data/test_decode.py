@@ -235,6 +235,24 @@ def test_flipped_bytes_give_a_picture_or_a_reason():
     assert {"broken image"} <= reasons <= {"broken image", "truncated image", IMAGES, TOO_LARGE}
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_damaged_files_of_every_format_end_as_a_picture_or_a_reason(kind):
+    every = ("jpeg", "png", "webp", "gif", "bmp", "tiff")
+    whole = encoded(smooth(24, 32), kind, **({"compression": "tiff_lzw"} if kind == "TIFF" else {}))
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        damaged = bytearray(whole)
+        for _ in range(rng.integers(1, 5)):
+            damaged[rng.integers(rng.choice([40, len(damaged)]))] = rng.integers(256)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                shape = decoded(bytes(damaged), formats=every).shape
+                assert headers.upright_size(io.BytesIO(damaged), every) == shape[:2]
+            except Undecodable as error:
+                assert str(error)
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -132,6 +132,10 @@ def test_too_many_pixels_are_refused_whatever_the_format():
     body = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
     with pytest.raises(headers.Undecodable, match="too many pixels"):
         size_of(b"\x89PNG\r\n\x1a\n" + chunk + body)
+    webp = bytearray(encoded("WEBP", lossless=True))
+    webp[21:25] = b"\xff\xff\xff\x0f"  # 16384 x 16384: more than Pillow's plug-in itself allows
+    with pytest.raises(headers.Undecodable, match="too many pixels"):
+        size_of(bytes(webp))
     gif = bytearray(encoded("GIF"))
     gif[6:10] = struct.pack("<HH", 60_000, 60_000)
     with pytest.raises(headers.Undecodable, match="too many pixels"):

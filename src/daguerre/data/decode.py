@@ -126,7 +126,10 @@ def _by_pillow(image: Image.Image, settings: SourceSettings) -> np.ndarray:
     """[H, W, 3] uint8 sRGB, not yet upright."""
     colours, alpha = _layers(image)
     transform = _to_srgb(image.info.get("icc_profile"), colours.mode)
-    rgb = colours.convert("RGB") if transform is None else _transformed(colours, transform)
+    if transform is not None:
+        rgb = _transformed(colours, transform)
+    else:
+        rgb = colours if colours.mode == "RGB" else colours.convert("RGB")  # no copy: the largest ones take 0.5 GB
     if alpha is None:
         return np.array(rgb)
     rgb.putalpha(alpha)
@@ -145,7 +148,8 @@ def _layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
         layer = image.convert("RGBA")
         grey = image.mode in ("L", "LA", "La")  # its profile is one for grey
         return layer.convert("L" if grey else "RGB"), layer.getchannel("A")
-    return image.convert({"P": "RGB", "1": "L"}.get(image.mode, image.mode)), None
+    mode = {"P": "RGB", "1": "L"}.get(image.mode, image.mode)
+    return (image if mode == image.mode else image.convert(mode)), None
 
 
 def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:

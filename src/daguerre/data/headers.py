@@ -22,15 +22,17 @@ from PIL import (
 )
 
 PIXEL_LIMIT = 2**27
-"""Largest picture that is decoded, in pixels (134 million; 400 MB as RGB): a small file can claim any size."""
+"""Largest picture that is decoded, in pixels (134 million; decoding it takes up to 2 GB): a small file can claim any
+size."""
 USUAL = ("jpeg", "png", "webp")
 """Formats that are read where a recipe names none."""
 
 BROKEN: tuple[type[Exception], ...] = (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError)
-BROKEN += (ArithmeticError, AttributeError, RuntimeError, struct.error, zlib.error)
+BROKEN += (ArithmeticError, AttributeError, RuntimeError, struct.error, zlib.error, Image.DecompressionBombError)
 """What Pillow raises for damaged files; a broken animated PNG is a SyntaxError. For bytes in memory OSError is no
 fault of a disk."""
 
+_TOO_LARGE = f"too many pixels (limit {PIXEL_LIMIT})"
 _SPOKEN = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF"}
 _STARTS = (
     ("jpeg", b"\xff\xd8\xff"),
@@ -58,13 +60,15 @@ def opened(file: BinaryIO, formats: Sequence[str] = USUAL) -> Image.Image:
     file.seek(0)
     try:
         image = _plugin(start, formats)(file)
+    except Image.DecompressionBombError as error:  # some plug-ins have a limit of their own, which is above ours
+        raise Undecodable(_TOO_LARGE) from error
     except BROKEN as error:
         if _of_the_system(error):
             raise
         strange = "unknown pixel mode" in str(error)
         raise Undecodable("a TIFF with pixels of a kind that is not read" if strange else "broken image") from error
     if image.width * image.height > PIXEL_LIMIT:
-        raise Undecodable(f"too many pixels (limit {PIXEL_LIMIT})")
+        raise Undecodable(_TOO_LARGE)
     return image
 
 
