@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -125,7 +125,9 @@ def _fetched(place: Place, kind: str, cache_dir: Path) -> Path | None:
         return None
     if index.about.kind != kind:
         return None
-    save(index, path)
+    noted = _noted(place, index.about, stores.size(place).bytes)
+    about = replace(index.about, left_out=skips.merged(index.about.left_out, noted))
+    save(replace(index, about=about), path)
     return path
 
 
@@ -208,8 +210,13 @@ def found_in(about: About) -> SkipReport:
 
 def changed(places: Sequence[Place], paths: Sequence[Path]) -> SkipReport:
     """Local shards whose size is no longer that of their index; what is read of them is checked sample by sample."""
+    local = [(place, path) for place, path in zip(places, paths, strict=True) if place.local]
+    return skips.merged(*(_noted(place, load(path).about, stores.size(place).bytes) for place, path in local))
+
+
+def _noted(place: Place, about: About, now_bytes: int) -> SkipReport:
+    if now_bytes == about.shard_bytes:
+        return {}
     counts: skips.Counts = {}
-    for place, path in zip(places, paths, strict=True):
-        if place.local and (now := place.local.stat().st_size) != (before := load(path).about.shard_bytes):
-            skips.add(counts, CHANGED, f"{place.name} ({before:,} bytes, now {now:,})", kept=True)
+    skips.add(counts, CHANGED, f"{place.name} ({about.shard_bytes:,} bytes, now {now_bytes:,})", kept=True)
     return counts

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tars
-from faulty_store import Faults, s3  # noqa: F401
+from faulty_store import Faults, environment, s3, web_server  # noqa: F401
 from PIL import Image
 from webdataset import tariterators
 
@@ -406,6 +406,29 @@ def test_an_index_beside_a_shard_in_a_store_saves_reading_it(tmp_path, opened, s
     assert source.index.count == 12
     assert not source.cache.holds(place)
     assert contents(source) == tars.truth(0, 12)
+
+
+def test_an_index_in_a_store_whose_shard_is_another_is_said(tmp_path, opened, s3):  # noqa: F811
+    path = tmp_path / "a.tar"
+    path.write_bytes(tars.shard(0))
+    place = s3.put("a.tar", path.read_bytes()[:4000])
+    s3.put("a.tar.index", shard_index.encoded(source_file.build(Place(str(path)))))
+    source = opened(place.url)
+    assert source.report()[shard_index.CHANGED]["examples"] == [
+        f"s3://bucket/a.tar ({path.stat().st_size:,} bytes, now 4,000)"
+    ]
+    equal, counted = checked(source, tars.truth(0))
+    assert (equal > 0, equal + counted) == (True, 5)
+
+
+def test_a_web_server_that_knows_no_ranges(tmp_path, opened, monkeypatch):
+    (tmp_path / "served").mkdir()
+    for number in range(2):
+        (tmp_path / "served" / f"{number}.tar").write_bytes(tars.shard(number))
+    with environment(monkeypatch), web_server(tmp_path / "served") as server:
+        source = opened(f"{server.url}/{{0..1}}.tar")
+        assert contents(source) == {**tars.truth(0), **tars.truth(1)}
+        assert contents(source.reading(np.ones(2))) == {**tars.truth(0), **tars.truth(1)}
 
 
 def test_faults_of_a_store_change_nothing(tmp_path, opened, s3):  # noqa: F811

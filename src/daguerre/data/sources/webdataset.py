@@ -7,6 +7,7 @@ that is made of a shard once `tar_index.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -180,9 +181,10 @@ class WebdatasetSource:
 
     def _range(self, shard: int, start: int, length: int, check: Callable[[bytes], bool] | None = None) -> bytes:
         place = self.places[shard]
-        if place.local is None and self.whole[shard]:
-            return self.cache.read(place, start, length, self._shard(shard).about.shard_digest, check)
-        return stores.read(place, start, length, check)
+        if place.local is not None or not self.whole[shard]:
+            with suppress(stores.NoRanges):
+                return stores.read(place, start, length, check)
+        return self.cache.read(place, start, length, self._shard(shard).about.shard_digest, check)
 
 
 def open_source(settings: Settings, split: Split) -> WebdatasetSource:
