@@ -27,6 +27,7 @@ from daguerre.errors import UserError
 
 _LOCKS = 4096
 _OPENINGS = 5
+_SOUND_SECONDS = 600
 
 
 def default_folder() -> Path:
@@ -57,8 +58,7 @@ class _Kept:
         return True
 
     def _hurt(self) -> bool:
-        with FileIO(self.path) as file:
-            return digest_of(file) != self.digest
+        return not _is_whole(self.path)
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,13 @@ class ShardCache:
         """
         if place.local is not None:
             return place.local
-        if kept := self._usable(place, digest):
-            return kept
-        with self._locked(f"{int(_name(place)[:8], 16) % _LOCKS:03x}"):
-            return self._usable(place, digest) or self._fetched(place, digest)
+        try:
+            if kept := self._usable(place, digest):
+                return kept
+            with self._locked(f"{int(_name(place)[:8], 16) % _LOCKS:03x}"):
+                return self._usable(place, digest) or self._fetched(place, digest)
+        except PermissionError as error:
+            raise self._unusable(error) from None
 
     def read(
         self,
@@ -93,15 +96,22 @@ class ShardCache:
         digest: str | None = None,
         check: Callable[[bytes], bool] | None = None,
     ) -> bytes:
-        """`stores.read` from the whole copy."""
+        """`stores.read` from the whole copy; a copy that is hurt, where the file is not, is fetched again."""
+        if place.local is not None:
+            return stores.read(place, start, length, check)
         for _ in range(_OPENINGS):
+            copy = self.path(place, digest)
             with suppress(FileNotFoundError):
-                return stores.read(Place(str(self.path(place, digest))), start, length, check)
-        raise stores.Passing(
-            place,
-            f"was removed from {str(self.folder)!r} before it could be read: raise data.cache_gb",
-            "data.cache_gb",
-        )
+                try:
+                    return stores.read(Place(str(copy)), start, length, check)
+                except stores.Mismatch as error:
+                    if _sound(copy, int(time.monotonic() // _SOUND_SECONDS)):
+                        error.place = place
+                        raise
+                    copy.unlink(missing_ok=True)
+                    _sound.cache_clear()
+        what = f"was removed from {str(self.folder)!r} before it could be read, again and again: raise data.cache_gb"
+        raise stores.Passing(place, what, "data.cache_gb")
 
     def holds(self, place: Place) -> bool:
         """Whether there is a whole copy (or the file is local). Asks no store."""
@@ -109,7 +119,7 @@ class ShardCache:
 
     def _kept(self, place: Place) -> list[_Kept]:
         name = _name(place)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             names = [entry for entry in os.listdir(self._shelf(name)) if entry.startswith(name)]
             return [_Kept(self._shelf(name) / entry, *entry.split(".")[1:3]) for entry in names]
         return []
@@ -122,7 +132,7 @@ class ShardCache:
         kept = self._kept(place)
         right = [one for one in kept if one.digest == digest]
         if kept and not right:
-            version = _version_lately(place, _minute()) if digest else _version(stores.size(place))
+            version = _version_lately(place, digest, _minute()) if digest else _version(stores.size(place))
             right = [one for one in kept if one.version == version]
         return right[0].path if right and right[0].touched() else None
 
@@ -188,23 +198,21 @@ class ShardCache:
         try:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"data.cache_dir: {str(self.folder)!r} cannot be used ({error.strerror}): choose a folder that you may "
-                "write to"
-            ) from None
+            raise self._unusable(error) from None
         return self.folder / name
+
+    def _unusable(self, error: OSError) -> UserError:
+        what = f"cannot be used ({error.strerror}): choose a folder that you may write to"
+        return UserError(f"data.cache_dir: {str(self.folder)!r} {what}")
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         """Alone among all threads and processes; waits for whoever is at it."""
-        try:
-            lock = FileIO(self._made("locks") / name, "a")
-        except PermissionError:
-            raise UserError(
-                f"data.cache_dir: {str(self.folder)!r} may not be written to: choose another folder"
-            ) from None
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileIO(self._made("locks") / name, "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:  # a file system without locks
+                raise self._unusable(error) from None
             yield
 
 
@@ -227,11 +235,23 @@ def _version(stat: Stat) -> str:
     return blake2b(f"{stat.bytes} {stat.version}".encode(), digest_size=8).hexdigest()
 
 
+def _is_whole(copy: Path) -> bool:
+    """Whether a copy's bytes are those that its name tells the digest of."""
+    with FileIO(copy) as file:
+        return digest_of(file) == copy.name.split(".")[1]
+
+
+@lru_cache(maxsize=256)
+def _sound(copy: Path, moment: int) -> bool:
+    """The same, found out again only after a while: many samples of a shard may be damaged."""
+    return _is_whole(copy)
+
+
 def _minute() -> int:
     return int(time.monotonic() // 60)
 
 
 @lru_cache(maxsize=256)
-def _version_lately(place: Place, minute: int) -> str:
-    """The version at the store, asked for once a minute at most."""
+def _version_lately(place: Place, digest: str, minute: int) -> str:
+    """The version at the store; asked for once a minute by those who expect other bytes than they got."""
     return _version(stores.size(place))
