@@ -8,10 +8,12 @@ Pictures are generated JPEGs (smooth noise and texture, quality 90, 4:2:0) of 10
     peer          `webdataset`, Pillow, bicubic, float32 in [-1, 1], stacked (with workers: DataLoader)
     peer, uint8   the same without the conversion to float32
 
-`core` is one process with one thread, `workers` 2 loader processes. No number without parity: our crops must agree with
-Pillow's bicubic of the whole picture. Reported: the median over rounds of the paired ratio of times (above 1: Daguerre
-is faster), with the interval that holds the true median with 95 % confidence (ranks). `stages` says where our time
-goes; `memory` trains on 100,000 small samples in thought and watches the resident memory of all processes.
+`core` is one process with one thread, in seconds of processor time (files are in the page cache, so it waits for
+nothing, and other work on the machine disturbs it less); `workers` is 2 loader processes, in seconds of the clock. No
+number without parity: our crops must agree with Pillow's bicubic of the whole picture. Reported: the median over rounds
+of the paired ratio of times (above 1: Daguerre is faster), with the interval that holds the true median with 95 %
+confidence (ranks). `stages` says where our time goes; `memory` passes 100,000 small samples through the loader and
+watches the resident memory of all processes.
 """
 
 from __future__ import annotations
@@ -180,14 +182,14 @@ def check_parity(pictures: list[bytes], paths: list[str]) -> float:
     return max(gaps)
 
 
-def timed_core(batches: Batches, count: int) -> float:
+def timed(batches: Batches, count: int, clock: Callable[[], float]) -> float:
     """Seconds a picture."""
-    start = time.perf_counter()
+    start = clock()
     for _ in range(count):
         pixels, texts = next(batches)
         assert pixels.shape == (BATCH, 3, SIDE, SIDE)
         assert len(texts) == BATCH
-    return (time.perf_counter() - start) / (count * BATCH)
+    return (clock() - start) / (count * BATCH)
 
 
 def core_rounds(paths: list[str], rounds: int, count: int) -> list[dict[str, float]]:
@@ -199,11 +201,11 @@ def core_rounds(paths: list[str], rounds: int, count: int) -> list[dict[str, flo
     }
     open_now = {name: variant.__enter__() for name, variant in variants.items()}
     for batches in open_now.values():
-        timed_core(batches, 1)
+        timed(batches, 1, time.process_time)
     found = []
     for number in range(rounds):
         order = list(variants) if number % 2 else list(reversed(variants))
-        found.append({name: timed_core(open_now[name], count) for name in order})
+        found.append({name: timed(open_now[name], count, time.process_time) for name in order})
     return found
 
 
@@ -221,7 +223,7 @@ def worker_rounds(paths: list[str], rounds: int, count: int) -> list[dict[str, f
             with variants[name]() as batches:
                 for _ in range(WARM_BATCHES):
                     next(batches)
-                times[name] = timed_core(batches, count)
+                times[name] = timed(batches, count, time.perf_counter)
         found.append(times)
     return found
 
