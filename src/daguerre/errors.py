@@ -17,7 +17,7 @@ EXIT_CODES = {
     DONE: "done (a finished run that is started again, too)",
     FAILED: "the run failed, or a fault in the program or the machine",
     REFUSED: "what was asked for cannot be done: the message says why and what to do",
-    HELD: "another process works in the run folder",
+    HELD: "another process works in the run folder, or packs into the same one",
     INTERRUPTED: "stopped by Ctrl-C; a run that was training has saved and will go on from there",
     TERMINATED: "stopped by SIGTERM, likewise",
 }

@@ -134,12 +134,13 @@ def test_drawn_pictures_keep_their_pixels_and_ids(tmp_path):
         assert second.texts["text"] == first.texts["text"]
 
 
-def test_shards_of_a_size_in_megabytes(raw):
+def test_what_a_sample_takes_in_a_shard(raw, tmp_path):
     numbers = np.arange(18)
-    each = packing.samples_of(0.02, raw, numbers, USUAL)
     sizes = [len(raw.record(n).image) for n in range(18)]
-    assert each == pytest.approx(0.02e6 / (np.mean(sizes) + 2500), rel=0.5)
-    assert packing.samples_of(1e-9, raw, numbers, USUAL) == 1
+    each = packing.mean_bytes(raw, numbers, USUAL)
+    assert np.mean(sizes) + 1536 + 512 < each < np.mean(sizes) + 1536 + 512 + 1536
+    (packed,), _ = pack(raw, tmp_path, samples_per_shard=18)
+    assert packed.bytes == pytest.approx(18 * each, abs=10240 + 1024)  # the archive's end
 
 
 def test_names_are_sorted_however_many_there_are():

@@ -40,13 +40,15 @@ made beforehand, in parallel, and lie where others find them too. Shards that ha
 Exits with 1 if a shard is damaged: the index holds what can be read of it, and where it is broken.
 """
 
+_LITTLE_BYTES = 64e6
+
 
 class Options(Settings):
     """What `index` takes beside the paths."""
 
     again: bool = False
     """Make indexes anew that are there already."""
-    processes: int = Field(default_factory=crew.usual_processes, ge=1)
+    processes: int | None = Field(None, ge=1)
     """Processes beside each other."""
 
 
@@ -75,13 +77,20 @@ def run(arguments: list[str]) -> int:
     missing = [place for place in places if options.again or not _is_there(place, build.kind)]
     made: list[Made] = []
     with Counter("indexing", len(missing), "shards") as counter:
-        for step in crew.work(Indexing(build), missing, options.processes):
+        for step in crew.work(Indexing(build), missing, options.processes or _processes(missing)):
             if isinstance(step, int):
                 counter.add(step)
             else:
                 made.append(step.result)
         seconds = counter.seconds
     return _conclude(made, len(places), seconds)
+
+
+def _processes(places: list[Place]) -> int:
+    """One for what is read sooner than others start."""
+    far = any(place.local is None for place in places)
+    little = not far and sum(stores.size(place).bytes for place in places) < _LITTLE_BYTES
+    return 1 if little else crew.usual_processes()
 
 
 @dataclass(frozen=True)

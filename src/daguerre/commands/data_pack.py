@@ -55,6 +55,8 @@ was stopped: shards that are finished are looked at and kept.
 """
 
 _USUAL_MB = 256.0
+_LITTLE_BYTES = 64e6
+"""What is packed sooner than processes start."""
 
 
 class Options(Settings):
@@ -70,7 +72,7 @@ class Options(Settings):
     """How many samples are packed."""
     order: Literal["source", "shuffled"] = "source"
     """Order in which they are packed."""
-    processes: int = Field(default_factory=crew.usual_processes, ge=1)
+    processes: int | None = Field(None, ge=1)
     """Processes beside each other."""
 
     @model_validator(mode="after")
@@ -78,6 +80,12 @@ class Options(Settings):
         if self.shard_mb is not None and self.shard_samples is not None:
             raise ValueError("shard_mb and shard_samples both say how large a shard is: give one of them")
         return self
+
+
+class Held(UserError):
+    """Somebody else writes into the folder."""
+
+    exit_code = errors.HELD
 
 
 @dataclass(frozen=True)
@@ -103,11 +111,13 @@ def run(arguments: list[str]) -> int:
     chosen = choose(request)
     with _alone(to):
         started = time.monotonic()
-        samples_per_shard = _samples_per_shard(chosen, request)
+        mean_bytes = packing.mean_bytes(chosen.source, chosen.numbers, request.settings.formats)
+        samples_per_shard = _samples_per_shard(request.options, mean_bytes)
         shards = packing.shards(chosen.numbers, samples_per_shard)
         listing = Listing(to, _about(request, chosen, samples_per_shard), len(shards))
         listing.take_over()
-        kept = _pack(chosen, request, shards, listing)
+        little = mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not chosen.source.far
+        kept = _pack(chosen, request, shards, listing, 1 if little else crew.usual_processes())
         listing.save(complete=True)
     _conclude(listing, kept, time.monotonic() - started)
     return errors.DONE
@@ -132,19 +142,18 @@ def choose(request: Request[Options]) -> Chosen:
     return Chosen(data.reading(numbers), numbers, data.index.ids[numbers], data.index.count, data.left_out)
 
 
-def _samples_per_shard(chosen: Chosen, request: Request[Options]) -> int:
-    options = request.options
+def _samples_per_shard(options: Options, mean_bytes: float) -> int:
     if options.shard_samples is not None:
         return options.shard_samples
-    return packing.samples_of(options.shard_mb or _USUAL_MB, chosen.source, chosen.numbers, request.settings.formats)
+    return max(1, round((options.shard_mb or _USUAL_MB) * 1e6 / max(1.0, mean_bytes)))
 
 
-def _pack(chosen: Chosen, request: Request[Options], shards: Sequence[Shard], listing: Listing) -> int:
+def _pack(chosen: Chosen, request: Request[Options], shards: Sequence[Shard], listing: Listing, processes: int) -> int:
     """Writes all shards; how many of them were there already."""
     kept = 0
     packer = Packer(chosen.source, request.settings.formats, listing.to, tuple(listing.done.values()))
     with Counter("packing", len(chosen.numbers)) as counter:
-        for step in crew.work(packer, shards, request.options.processes):
+        for step in crew.work(packer, shards, request.options.processes or processes):
             if isinstance(step, int):
                 counter.add(step)
                 continue
@@ -188,7 +197,7 @@ def _alone(to: str) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise UserError(f"another process packs into {to}: wait for it, or choose another folder") from error
+        raise Held(f"another process packs into {to}: wait for it, or choose another folder") from error
     finally:
         os.close(descriptor)
 

@@ -71,11 +71,11 @@ def fingerprint(ids: Sequence[int] | np.ndarray, how: str) -> str:
     return digest.hexdigest()
 
 
-def samples_of(megabytes: float, source: Source, numbers: np.ndarray, formats: tuple[str, ...]) -> int:
-    """How many samples make a shard of about this size, by the mean of some that are read, evenly spread."""
+def mean_bytes(source: Source, numbers: np.ndarray, formats: tuple[str, ...]) -> float:
+    """What a sample takes in a shard, by the mean of some that are read, evenly spread; 0 if none of them can be."""
     spread = numbers[np.unique(np.linspace(0, len(numbers) - 1, _LOOKED_AT).astype(np.int64))]
     sizes = [size for number in spread.tolist() if (size := _stored_bytes(source, number, formats))]
-    return max(1, round(megabytes * 1e6 / (sum(sizes) / len(sizes)))) if sizes else len(numbers)
+    return sum(sizes) / len(sizes) if sizes else 0.0
 
 
 def _stored_bytes(source: Source, number: int, formats: tuple[str, ...]) -> int:
