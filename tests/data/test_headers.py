@@ -98,7 +98,7 @@ def test_an_orientation_that_does_not_exist_is_none(orientation):
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF"])
 def test_formats_that_are_not_allowed_are_refused_by_name(kind):
     with pytest.raises(headers.Undecodable, match=f"^a {kind} file, which data.formats does not allow"):
-        headers.upright_size(io.BytesIO(encoded(kind)))
+        headers.upright_size(io.BytesIO(encoded(kind)), headers.USUAL)
 
 
 def test_a_fault_of_the_disk_is_no_reason_to_leave_a_picture_out():

@@ -50,7 +50,7 @@ class Undecodable(Exception):
     """The picture cannot be used, now or later. The text is the reason, the same for every file with that fault."""
 
 
-def opened(file: BinaryIO, formats: Sequence[str] = USUAL) -> Image.Image:
+def opened(file: BinaryIO, formats: Sequence[str]) -> Image.Image:
     """An image file of one of these `formats` whose header was read and whose size is allowed; no pixel yet.
 
     Not by `Image.open`: it tries formats by its own list, and has a size limit of its own. Raises `Undecodable`,
@@ -72,7 +72,7 @@ def opened(file: BinaryIO, formats: Sequence[str] = USUAL) -> Image.Image:
     return image
 
 
-def upright_size(file: BinaryIO, formats: Sequence[str] = USUAL) -> tuple[int, int]:
+def upright_size(file: BinaryIO, formats: Sequence[str]) -> tuple[int, int]:
     """Height and width of the picture as it is seen, after EXIF rotation. Raises as `opened` does."""
     image = opened(file, formats)
     turned = orientation(image, to_the_end=image.format == "PNG" and _has_late_notes(file)) >= 5
