@@ -1,5 +1,6 @@
 """Indexes of a data set: found beside a shard or in the cache, made where they are missing, joined to one."""
 
+import errno
 import fcntl
 import threading
 from dataclasses import dataclass
@@ -202,3 +203,14 @@ def test_damage_that_shows_later_says_what_to_do(files, tmp_path):
     assert shard_index.indexes(places, "lines", Lines(), tmp_path / "cache") == paths  # columns are not read yet
     with pytest.raises(UserError, match=r"this index is damaged \(column id\): delete it"):
         shard_index.combined(paths)
+
+
+def test_a_file_system_without_locks(files, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said = []
+    paths = shard_index.indexes(files((1,)), "lines", Lines(), tmp_path / "cache", said.append)
+    assert paths[0].exists()
+    assert "knows no locks (No locks available)" in said[0]

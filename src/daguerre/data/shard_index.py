@@ -191,6 +191,8 @@ def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             say(f"waiting for another process that makes indexes in {folder}")
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks: the same work is done several times, and is not wrong
+            say(f"{folder} knows no locks ({error.strerror}): other processes may make the same indexes again")
         yield
 
 
