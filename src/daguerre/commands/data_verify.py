@@ -157,7 +157,7 @@ def _tell(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
     samples, decoded = sum(one.samples for one in found), sum(one.decoded for one in found)
     size_bytes = sum(one.bytes or 0 for one in found)
     extent = (
-        f"{len(found):,} shards, {samples:,} samples, {size_text(size_bytes)}"
+        f"{len(found):,} shard{'s' * (len(found) != 1)}, {samples:,} samples, {size_text(size_bytes)}"
         if subject.files
         else f"{samples:,} samples"
     )
@@ -184,9 +184,10 @@ def _tell_files(found: Sequence[Found]) -> None:
     if not shown:
         return
     folder = shared_folder([one.name for one in shown])
-    title = f"shards in {folder}" if folder else "shard"
-    width = max(len(title), *(len(one.name) - len(folder) for one in shown))
-    print(f"{title:<{width}}  {'samples':>9}  {'size':>9}")
+    width = max(len("shard"), *(len(one.name) - len(folder) for one in shown))
+    if folder:
+        print(f"\nin {folder}")
+    print(f"{'shard':<{width}}  {'samples':>9}  {'size':>9}")
     for one in sorted(shown, key=lambda one: one.name):
         size = "-" if one.bytes is None else size_text(one.bytes)
         print(f"{one.name.removeprefix(folder):<{width}}  {one.samples:>9,}  {size:>9}  {_state(one)}")

@@ -1,0 +1,170 @@
+"""`daguerre data verify`: what is whole, what is damaged and where, and what cannot be known."""
+
+import shutil
+from pathlib import Path
+
+import data_sets
+import pytest
+
+from daguerre import cli
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def packed(place, capsys) -> Path:
+    data_sets.shards(place / "raw", 3, 10)
+    assert cli.run(["data", "pack", "raw", "-o", "packed", "shard_samples=10"]) == 0
+    capsys.readouterr()
+    return place / "packed"
+
+
+def verify(*arguments) -> int:
+    return cli.run(["data", "verify", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_is_whole_is_said_to_be(packed, capsys, processes):
+    assert verify("packed", "share=1", f"processes={processes}") == 0
+    said = capsys.readouterr().out
+    assert "3 shards, 30 samples" in said
+    assert "30 pictures decoded" in said
+    assert said.count("as it was indexed") == 3
+    assert "not known" not in said
+    assert "nothing is damaged, as far as was looked" in said
+
+
+def test_each_damaged_sample_is_found(packed, capsys):
+    path = packed / "shard-00001.tar"
+    data = bytearray(path.read_bytes())
+    for name in (b"000000012.jpg", b"000000017.txt"):
+        data[data.index(name) + 512 + 3] ^= 1
+    path.write_bytes(data)
+    assert verify("packed") == 1
+    said = capsys.readouterr().out
+    assert "shard-00001.tar         10" in said
+    assert "DAMAGED: 2 samples" in said
+    assert said.count("as it was indexed") == 2
+    assert "000000012" in said
+    assert "000000017" in said
+    assert "file that differs from its index" in said
+    assert "the data is damaged" in said
+
+
+def test_damage_between_samples_is_found_by_the_digest(packed, capsys):
+    path = packed / "shard-00002.tar"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert verify("packed", "share=0") == 1
+    assert "shard-00002.tar         10" in capsys.readouterr().out
+
+
+def test_a_shard_that_was_cut(packed, capsys):
+    path = packed / "shard-00000.tar"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    assert verify("packed") == 1
+    said = capsys.readouterr().out
+    assert f"({len(data):,} bytes, now {len(data) // 2:,})" in said
+    assert "DAMAGED" in said
+
+
+def test_a_shard_that_is_missing(packed, capsys):
+    (packed / "shard-00001.tar").unlink()
+    assert verify("packed") == 1
+    assert "shard that dataset.json lists, but that is not there" in capsys.readouterr().out
+    assert verify("packed/shard-00000.tar", "packed/shard-00002.tar") == 1
+    assert "shard-00001.tar" in capsys.readouterr().out
+
+
+def test_some_of_the_shards_may_be_asked_for(packed, capsys):
+    assert verify("packed/shard-00000.tar") == 0
+    assert "1 shard, 10 samples" in capsys.readouterr().out
+
+
+def test_a_packing_that_was_not_finished(packed, capsys):
+    path = packed / "dataset.json"
+    path.write_text(path.read_text().replace('"complete": true', '"complete": false'), encoding="utf-8")
+    assert verify("packed") == 1
+    assert "packing that was not finished" in capsys.readouterr().out
+
+
+def test_a_damaged_picture_that_was_packed_is_found_by_decoding(place, capsys):
+    whole = data_sets.jpeg(3)
+    data_sets.shard(place / "raw" / "a.tar", range(10), p3=whole[:-40])
+    assert cli.run(["data", "index", "raw"]) == 0
+    assert verify("raw", "share=0") == 0
+    capsys.readouterr()
+    assert verify("raw", "share=1") == 1
+    said = capsys.readouterr().out
+    assert "truncated image" in said
+    assert "00003" in said
+
+
+def test_without_an_index_it_says_what_cannot_be_known(place, capsys):
+    data_sets.shards(place / "raw", 2, 5)
+    assert verify("raw") == 0
+    said = capsys.readouterr().out
+    assert said.count("readable; nothing to compare it with") == 2
+    assert "not known, for 2 of 2 shards: whether their bytes are what they once were" in said
+    assert "daguerre data index" in said
+    assert verify("raw") == 0
+    assert "not known" not in capsys.readouterr().out
+
+
+def test_without_an_index_a_broken_tar_is_found(place, capsys):
+    raw = data_sets.shards(place / "raw", 2, 5)
+    data = (raw / "part-01.tar").read_bytes()
+    (raw / "part-01.tar").write_bytes(data[:9000] + bytes(1024) + data[10024:])
+    assert verify("raw") == 1
+    said = capsys.readouterr().out
+    assert "DAMAGED" in said
+    assert "how many samples were in these bytes is not known" in said
+
+
+def test_a_folder_of_pictures(place, capsys):
+    folder = data_sets.folder(place / "pictures", 8)
+    assert verify("pictures", "share=1") == 0
+    said = capsys.readouterr().out
+    assert "8 samples; 8 pictures decoded" in said
+    assert "not known: whether files are as they once were" in said
+    whole = (folder / "003.jpg").read_bytes()
+    (folder / "003.jpg").write_bytes(whole[:-40])
+    assert verify("pictures", "share=1") == 1
+    assert "truncated image: 003.jpg" in capsys.readouterr().out
+
+
+def test_a_recipe(packed, place, capsys):
+    text = "data:\n  source: mix\n  sources:\n    a: {source: webdataset, path: packed}\n"
+    text += "    b: {source: folder, path: pictures}\n"
+    (place / "mine.yaml").write_text(text, encoding="utf-8")
+    data_sets.folder(place / "pictures", 3)
+    assert verify("mine.yaml") == 0
+    said = capsys.readouterr().out
+    assert "3 shards, 30 samples" in said
+    assert "3 samples;" in said
+    assert verify("quickstart") == 2
+    assert "there is nothing to verify" in capsys.readouterr().err
+
+
+def test_many_shards_are_not_listed_one_by_one(place, capsys):
+    data_sets.shards(place / "raw", 25, 1)
+    assert cli.run(["data", "pack", "raw", "-o", "packed", "shard_samples=1"]) == 0
+    capsys.readouterr()
+    assert verify("packed") == 0
+    assert "shard-000" not in capsys.readouterr().out
+    shutil.copy(place / "packed" / "shard-00003.tar", place / "packed" / "shard-00004.tar")
+    assert verify("packed") == 1
+    said = capsys.readouterr().out
+    assert "24 more shards without faults" in said
+    assert "shard-00004.tar " in said
+
+
+def test_a_share_that_is_none(packed, capsys):
+    assert verify("packed", "share=2") == 2
+    assert "share" in capsys.readouterr().err
