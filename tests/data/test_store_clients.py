@@ -233,6 +233,31 @@ def test_one_connection_a_bucket_and_process(s3):  # noqa: F811
     assert store_clients.client(Place("s3://bucket/a")) is not first
 
 
+@pytest.mark.parametrize(
+    ("url", "connected", "name"),
+    [
+        ("https://host/a/b-1_2.tar", "https://host/", "a/b-1_2.tar"),
+        ("http://[::1]:80/a.tar", "http://[::1]:80/", "a.tar"),
+        ("https://host/a%20b.tar", "https://host/a%20b.tar", ""),
+        ("https://host/a/../b.tar", "https://host/a/../b.tar", ""),
+        ("https://host/a//b.tar", "https://host/a//b.tar", ""),
+        ("https://host/a.tar?x=1", "https://host/a.tar?x=1", ""),
+        ("https://u:p@host/a.tar", "https://u:p@host/a.tar", ""),
+        ("https://host/é~+.tar", "https://host/é~+.tar", ""),
+    ],
+)
+def test_one_connection_a_host_where_the_address_stays_as_it_is(url, connected, name):
+    place = Place(url)
+    assert (store_clients._parts(place)[0], store_clients.path_in(place)) == (connected, name)
+
+
+def test_addresses_are_asked_for_as_they_are_written(tmp_path, monkeypatch):
+    with web_server(tmp_path) as web, environment(monkeypatch):
+        for path in ("/a/b-1_2.tar", "/a.tar?x=1&y=%2F", "/a%20b%2Fc.tar", "/a+b~.tar"):
+            assert not stores.exists(Place(web.url + path))
+            assert web.seen[-1].path == path
+
+
 def test_the_region_is_asked_for_where_no_setting_says_it(s3, monkeypatch):  # noqa: F811
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     west = {"LocationConstraint": "us-west-2"}

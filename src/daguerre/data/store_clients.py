@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from base64 import b64encode
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -53,6 +54,7 @@ class Patience:
 
 
 PATIENCE = Patience()
+_PLAIN = re.compile(r"(https?://[A-Za-z0-9.:\[\]-]+/)((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)")
 _USUAL_REGION = "us-east-1"
 _MACHINE = Path("/sys/class/dmi/id/product_name")
 _METHODS = {
@@ -78,7 +80,21 @@ class Client:
 
 def client(place: Place) -> Client:
     """The connection that reaches a place. StoreError where the settings around it cannot be used."""
-    return _opened(place.url if place.scheme in WEB else f"{place.scheme}://{place.bucket}/")
+    return _opened(_parts(place)[0])
+
+
+def path_in(place: Place) -> str:
+    """The name of a place within its `client`."""
+    return _parts(place)[1]
+
+
+def _parts(place: Place) -> tuple[str, str]:
+    """What is connected to, and the name in it: a bucket and its keys; a host and plain paths; else a whole address,
+    because the library would write escapes and queries anew."""
+    if place.scheme not in WEB:
+        return f"{place.scheme}://{place.bucket}/", place.key
+    plain = _PLAIN.fullmatch(place.url)
+    return (plain[1], plain[2]) if plain else (place.url, "")
 
 
 def forget() -> None:

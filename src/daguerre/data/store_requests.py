@@ -41,7 +41,7 @@ def tried(place: Place, request: Callable[[Store, str], T]) -> T:
     while True:
         attempt += 1
         try:
-            answer = request(client.store, "" if place.scheme in WEB else place.key)
+            answer = request(client.store, store_clients.path_in(place))
             client.answered.set()
             return answer
         except StoreError:
