@@ -255,9 +255,7 @@ def _pax_records(said: bytes) -> dict[bytes, bytes] | None:
 
 def _pax_size(records: Mapping[bytes, bytes], size: int) -> int | None:
     """The size that pax gives instead of the header's; None where it is no number."""
-    said = records.get(b"size", b"")
-    if not said:
-        return size
+    said = records.get(b"size", b"%d" % size)
     return int(said) if said.isdigit() and len(said) < 20 else None
 
 
@@ -289,8 +287,9 @@ def _next_header(data: Bytes, start: int, stop: int) -> int | None:
 
 def _aligned_headers(data: Bytes, start: int, stop: int) -> Iterator[int]:
     """Headers at multiples of a block. Most blocks are told by their checksum field alone, many at once."""
-    for first in range(start, stop, _PIECE_BYTES):
-        piece = data[first : min(first + _PIECE_BYTES, stop)]
+    first, length = start, 16 * BLOCK  # what is looked for is mostly near
+    while first < stop:
+        piece = data[first : min(first + length, stop)]
         blocks = np.frombuffer(piece, np.uint8, len(piece) // BLOCK * BLOCK).reshape(-1, BLOCK)
         digits = blocks[:, 148:156]
         octal = ((digits & 0xF8) == ord("0")) | (digits == ord(" ")) | (digits == 0)
@@ -298,3 +297,4 @@ def _aligned_headers(data: Bytes, start: int, stop: int) -> Iterator[int]:
         for number in np.flatnonzero(likely).tolist():
             if _header(piece[number * BLOCK : (number + 1) * BLOCK]) is not None:
                 yield first + number * BLOCK
+        first, length = first + length, min(2 * length, _PIECE_BYTES)
