@@ -127,12 +127,12 @@ def test_a_listed_aspect_shows_as_much_as_any_shape_could(cells, rest, aspect):
 
 
 def test_numbers_and_fractions_mean_the_same():
-    assert buckets(settings(aspects=[0.75])) == buckets(settings(aspects=["3/4"])) == buckets(settings(aspects=["4:3"]))
+    assert buckets(settings(aspects=[0.75])) == buckets(settings(aspects=["3/4"]))
     assert buckets(settings(aspects=[1])) == (Bucket(1024, 1024),)
 
 
 @pytest.mark.parametrize(
-    "value", ["", "a", "1/", "/2", "0", "0/1", "1/0", "-1/2", "1/2/3", "1e3", "9/1", "1/9", 0.0, -1.0, 8.5]
+    "value", ["", "a", "1/", "/2", "0", "0/1", "1/0", "-1/2", "1/2/3", "1e3", "4:3", "9/1", "1/9", 0.0, -1.0, 8.5]
 )
 def test_what_is_no_aspect_is_refused(value):
     with pytest.raises(ValueError, match="aspect ratio"):

@@ -29,7 +29,7 @@ LEAST_SEEN = Fraction(3, 5)
 """Share of a picture of a listed aspect that its bucket must show; else the step is too coarse for that aspect."""
 TOO_SMALL = "smaller than its bucket (data.buckets.upscale is false)"
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
-_FRACTION = re.compile(rf"\s*({_NUMBER})\s*(?:[/:]\s*({_NUMBER})\s*)?")
+_FRACTION = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?")
 
 
 @dataclass(frozen=True, order=True)
