@@ -261,7 +261,7 @@ def test_a_picture_is_enlarged_exactly_where_it_does_not_fill_its_bucket():
 
 @pytest.mark.parametrize("given", [{"aspects": "auto"}, {"upscale": False}, {"resolutions": (256, 512)}])
 def test_a_size_that_is_not_known_is_an_error_where_it_decides(given):
-    with pytest.raises(UserError, match=r"data.buckets: the sizes of 1 of 2 pictures are not in the index.*data index"):
+    with pytest.raises(UserError, match=r"data.buckets: the sizes of 1 of 2 pictures are not in the index.*data pack"):
         assign(settings(512, **given), np.array([0, 600]), np.array([0, 600]))
 
 
