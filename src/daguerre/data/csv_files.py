@@ -75,7 +75,7 @@ class CsvTables:
             if other in cell and other != self.delimiter:
                 raise Unreadable(f"it has one column, with {name} in it ({cell[:60]!r}): set data.delimiter={other!r}")
 
-    def parts(self, file: Path, columns: Sequence[str], where: str) -> Iterator[Part | Damage]:
+    def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
         """All rows in order, and each that cannot be used."""
         names = self.schema(file).names
         chosen = [names.index(name) for name in columns]

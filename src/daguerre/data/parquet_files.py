@@ -46,7 +46,7 @@ class ParquetTables:
         with damage_as(Unreadable):
             return _parquet(file_now(file)).schema_arrow
 
-    def parts(self, file: Path, columns: Sequence[str], where: str) -> Iterator[Part | Damage]:
+    def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
         """Row group by row group; of a damaged one what comes before the damage."""
         with damage_as(Unreadable):
             opened = _parquet(file_now(file))
@@ -55,8 +55,10 @@ class ParquetTables:
             count, done = opened.metadata.row_group(group).num_rows, 0
             try:
                 with damage_as(Unreadable):
+                    begin = _begin(opened, group, picture)
                     for batch in _batches(opened, group, columns):
-                        yield Part(np.arange(start + done, start + done + batch.num_rows), batch)
+                        rows = np.arange(start + done, start + done + batch.num_rows)
+                        yield Part(rows, batch, pictures_from=None if done else begin)
                         done += batch.num_rows
             except Unreadable as error:
                 lost = f"{where} rows {start + done} to {start + count - 1}: {error}"
@@ -97,6 +99,14 @@ def _group_bytes(opened: pq.ParquetFile, group: int, columns: Sequence[str]) -> 
     wanted = set(columns)
     chunks = (about.column(i) for i in range(about.num_columns))
     return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
+
+
+def _begin(opened: pq.ParquetFile, group: int, picture: str) -> int:
+    """Where the column of pictures begins in a row group."""
+    about = opened.metadata.row_group(group)
+    chunks = [about.column(i) for i in range(about.num_columns)]
+    own = [chunk for chunk in chunks if chunk.path_in_schema in (picture, f"{picture}.bytes")]
+    return min((at for c in own for at in (c.data_page_offset, c.dictionary_page_offset) if at), default=0)
 
 
 def _batches(opened: pq.ParquetFile, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

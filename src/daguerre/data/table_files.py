@@ -27,6 +27,8 @@ class Part(NamedTuple):
     batch: pa.RecordBatch
     spans: np.ndarray | None = None
     """[n, 3] int64: first byte, length and first line of each, where a table is text."""
+    pictures_from: int | None = None
+    """Where the pictures of these and the following rows begin in the file, if they stand there as they are."""
 
 
 class Damage(NamedTuple):
@@ -46,14 +48,14 @@ class Tables(Protocol):
     def schema(self, file: Path) -> pa.Schema:
         """The columns. `Unreadable` where the file is none of this kind."""
 
-    def parts(self, file: Path, columns: Sequence[str], where: str) -> Iterator[Part | Damage]:
-        """All rows in order, a bounded number at a time."""
+    def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
+        """All rows in order, a bounded number at a time; `picture` is one of the columns."""
 
     def row(self, file: Path, at: Row, columns: Sequence[str]) -> dict[str, Any]:
         """One row. `Undecodable` where the file is not what was indexed; OSError for a fault of the disk."""
 
     def slow(self, file: Path, columns: Sequence[str]) -> str:
-        """Why reading rows in a drawn order is slow; "" where it is not."""
+        """Why reading these columns of rows in a drawn order is slow; "" where it is not."""
 
 
 class Row(NamedTuple):

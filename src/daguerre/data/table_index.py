@@ -6,7 +6,6 @@ Rows come from `table_files.py` and `csv_files.py`, pictures from `table_picture
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,21 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pyarrow import types
 
-from daguerre.data import column_types, skips, table_pictures
+from daguerre.data import column_types, skips, table_pictures, verbatim
 from daguerre.data.headers import Undecodable
+from daguerre.data.parquet_files import ParquetTables
 from daguerre.data.place import Place
 from daguerre.data.shard_cache import ShardCache
-from daguerre.data.shard_index import TEXT_LIMIT, About, ShardIndex, file_digest, sample_ids
+from daguerre.data.shard_index import About, ShardIndex, file_digest, sample_ids
 from daguerre.data.table_columns import ID, Columns, check
 from daguerre.data.table_files import Damage, Part, Tables, Unreadable, listed
+from daguerre.data.table_metadata import filterable, text_of
+from daguerre.data.verbatim import Finder
 from daguerre.errors import UserError
-
-NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-EMPTY = r"^(|nan|null|none|na|n/a)$"
-TRUTH = r"^(true|false)$"
-"""What cells of a table without types say, once white space is taken off."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +51,16 @@ class Builder:
         base = base_of(place)
         names = self.columns.read(schema)
         try:
-            for part in self.tables.parts(file, names, place.name):
-                if isinstance(part, Damage):
-                    _count(counts, part.reason, part.where, part.rows)
-                else:
-                    kept.take(part, self._rows(part, base, place.name, counts))
+            with verbatim.finder(file) as finder:
+                for part in self.tables.parts(file, names, self.columns.image, place.name):
+                    if isinstance(part, Damage):
+                        _count(counts, part.reason, part.where, part.rows)
+                    else:
+                        kept.take(part, self._rows(part, base, place.name, finder, counts))
         except Unreadable as error:
             raise unreadable(place, error) from error
-        if slow := self.tables.slow(file, names):
+        whole = all(kept.pieces) and any(kept.pieces)
+        if slow := self.tables.slow(file, [name for name in names if name != self.columns.image or not whole]):
             skips.add(counts, _SLOW, f"{place.name}: {slow}", kept=True)
         digest = file_digest(file)
         table, fields, not_kept = kept.table(digest, self.columns.metadata(schema), self.tables.typed)
@@ -72,8 +70,13 @@ class Builder:
         )
         return ShardIndex(table, about)
 
-    def _rows(self, part: Part, base: str, where: str, counts: skips.Counts) -> Iterator[tuple[int, int, int, int]]:
-        """(row of the part, height, width, digest) of each row that can be trained on."""
+    def _rows(
+        self, part: Part, base: str, where: str, finder: Finder, counts: skips.Counts
+    ) -> Iterator[tuple[tuple[int, int, int, int], bytes]]:
+        """(row of the part, height, width, digest) of each row that can be trained on; the pieces of its picture."""
+        looks = isinstance(self.tables, ParquetTables)
+        if part.pictures_from is not None:
+            finder.cursor = part.pictures_from
         wanted = [name for name in part.batch.schema.names if self._is_looked_at(name)]
         lists = [listed(part.batch.column(name)) for name in wanted]
         for i, cells in enumerate(zip(*lists, strict=True)):
@@ -87,7 +90,9 @@ class Builder:
                 continue
             if self.columns.size and not height:
                 height, width = (_pixels(row[name]) for name in self.columns.size)
-            yield i, height, width, digest_of(row[self.columns.image], texts)
+            held = row[self.columns.image]
+            pieces = finder.places(table_pictures.stored(held)) if looks and table_pictures.is_held(held) else b""
+            yield (i, height, width, digest_of(held, texts)), pieces
 
     def _is_looked_at(self, name: str) -> bool:
         columns = self.columns
@@ -172,10 +177,13 @@ class _Kept:
     looked: list[np.ndarray] = field(default_factory=list)
     """[n, 3] uint64: height, width, digest."""
     batches: list[pa.RecordBatch] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
 
-    def take(self, part: Part, rows: Iterator[tuple[int, int, int, int]]) -> None:
+    def take(self, part: Part, rows: Iterator[tuple[tuple[int, int, int, int], bytes]]) -> None:
         """Keeps some rows of a part."""
-        looked = np.array(list(rows), dtype=np.uint64).reshape(-1, 4)
+        taken = list(rows)
+        self.pieces.extend(pieces for _, pieces in taken)
+        looked = np.array([row for row, _ in taken], dtype=np.uint64).reshape(-1, 4)
         which = looked[:, 0].astype(np.int64)
         self.numbers.append(part.rows[which])
         self.looked.append(looked[:, 1:])
@@ -200,10 +208,12 @@ class _Kept:
         if self.spans:
             spans = np.concatenate(self.spans)
             columns |= {"offset": spans[:, 0], "length": spans[:, 1], "line": spans[:, 2]}
+        if any(self.pieces):
+            columns["pieces"] = pa.array(self.pieces, pa.binary())
         fields: list[str] = []
         not_kept: list[str] = []
         for name in metadata:
-            found = _filterable(self._column(name), typed)
+            found = filterable(self._column(name), typed)
             columns |= {f"{prefix}:{name}": array for prefix, array in found.items()}
             (fields if found else not_kept).append(name)
         return pa.table(columns), tuple(fields), tuple(not_kept)
@@ -213,7 +223,7 @@ class _Kept:
         ids = sample_ids(digest, numbers)
         if not self.batches or ID not in self.batches[0].schema.names:
             return ids
-        given = _text(self._column(ID).cast(pa.string()))
+        given = text_of(self._column(ID).cast(pa.string()))
         given = pc.if_else(pc.match_substring_regex(given, r"^\d{1,18}$"), given, None).cast(pa.int64())
         return np.where(given.is_valid().to_numpy(zero_copy_only=False), given.fill_null(0).to_numpy(), ids)
 
@@ -221,69 +231,3 @@ class _Kept:
         if not self.batches:
             return pa.nulls(0, pa.string())
         return pa.chunked_array([batch.column(name) for batch in self.batches]).combine_chunks()
-
-
-def _filterable(column: pa.Array, typed: bool) -> dict[str, pa.Array]:
-    """{"n": numbers, "s": texts} of a metadata column, as far as filters can use it; {} where they cannot."""
-    if not column_types.is_text(column.type):
-        return {"n": _numbers(column)}
-    text, found = _text(column), {}
-    if not typed:
-        text, number = _told_apart(text)
-        found = {"n": number} if number.null_count < len(number) else {}
-    longest = pc.max(pc.utf8_length(text)).as_py() or 0
-    if longest > TEXT_LIMIT:
-        return {}
-    return {**found, "s": text} if typed or text.null_count < len(text) or not found else found
-
-
-def _numbers(column: pa.Array) -> pa.Array:
-    """float64; null where it is not finite."""
-    if types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    number = column.cast(pa.float64(), safe=False)
-    return pc.if_else(pc.is_finite(number), number, pa.scalar(None, pa.float64()))
-
-
-def _told_apart(text: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The texts and the numbers of a column of a table without types."""
-    nothing = pa.scalar(None, pa.string())
-    trimmed = pc.utf8_trim_whitespace(text)
-    text = pc.if_else(pc.match_substring_regex(trimmed, EMPTY, ignore_case=True), nothing, text)
-    truth = pc.match_substring_regex(trimmed, TRUTH, ignore_case=True)
-    digits = pc.if_else(truth, pc.if_else(pc.starts_with(trimmed, "t", ignore_case=True), "1", "0"), trimmed)
-    is_number = pc.or_(truth, pc.match_substring_regex(trimmed, NUMBER))
-    number = _numbers(pc.if_else(is_number, digits, nothing).cast(pa.float64()))
-    return pc.if_else(is_number, nothing, text), number
-
-
-def metadata_of(value: Any, typed: bool) -> Any:
-    """A cell as a record's metadata holds it: in a table without types, what looks like a number is one."""
-    if typed or not isinstance(value, str):
-        return value
-    text = value.strip()
-    if re.search(EMPTY, text, re.IGNORECASE):
-        return None
-    if re.search(TRUTH, text, re.IGNORECASE):
-        return text.lower() == "true"
-    if re.search(NUMBER, text):
-        return int(text) if text.lstrip("+-").isdigit() else float(text)
-    return value
-
-
-def _text(column: pa.Array) -> pa.Array:
-    """A column of text as plain strings; null where it is no UTF-8."""
-    plain = (
-        column.cast(pa.binary()) if not types.is_dictionary(column.type) else column.cast(pa.string()).cast(pa.binary())
-    )
-    try:
-        return plain.cast(pa.string(), safe=True)
-    except pa.ArrowInvalid:
-        return pa.array([_decoded(value) for value in plain.to_pylist()], pa.string())
-
-
-def _decoded(value: bytes | None) -> str | None:
-    try:
-        return None if value is None else value.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

@@ -56,6 +56,11 @@ def stored(value: Any) -> bytes:
     return held if isinstance(held, bytes) else held.encode("utf-8", "surrogateescape")
 
 
+def is_held(value: Any) -> bool:
+    """Whether the table itself holds the picture."""
+    return isinstance(_held(value), bytes)
+
+
 def _held(value: Any) -> bytes | str:
     """Bytes, or the text of a path or address."""
     if isinstance(value, dict):

@@ -6,7 +6,7 @@ Which columns are read is `table_columns.py`, how files are read `table_files.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from daguerre.data import shard_index, skips, table_columns, table_pictures
+from daguerre.data import shard_index, skips, table_columns, table_pictures, verbatim
 from daguerre.data.headers import Undecodable
 from daguerre.data.index import Index
 from daguerre.data.place import Place
@@ -24,10 +24,11 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.shard_cache import ShardCache, default_folder
 from daguerre.data.shard_index import BadIndex
 from daguerre.data.skips import SkipReport
-from daguerre.data.store_errors import StoreError
+from daguerre.data.store_errors import Mismatch, StoreError
 from daguerre.data.table_columns import Columns, TableSettings
 from daguerre.data.table_files import CHANGED, Row, Tables, Unreadable
-from daguerre.data.table_index import Builder, base_of, digest_of, metadata_of, read_schema, texts_of
+from daguerre.data.table_index import Builder, base_of, digest_of, read_schema, texts_of
+from daguerre.data.table_metadata import metadata_of
 from daguerre.errors import UserError
 from daguerre.types import Record
 
@@ -72,7 +73,7 @@ class TableSource:
         """Which table a sample is in, and its row of the index."""
         table = int(np.searchsorted(self._starts, number, side="right")) - 1
         index = shard_index.load(self.index_paths[table]).table
-        names = [n for n in ("id", "digest", "row", "offset", "length", "line") if n in index.column_names]
+        names = [n for n in ("id", "digest", "row", "offset", "length", "line", "pieces") if n in index.column_names]
         return table, {name: index[name][number - int(self._starts[table])].as_py() for name in names}
 
     def sample_id(self, number: int) -> int:
@@ -89,20 +90,30 @@ class TableSource:
         table, at = self._at(number)
         place = self.places[table]
         file = place.local or self.cache.path(place, shard_index.load(self.index_paths[table]).about.shard_digest)
-        try:
-            row = self.tables.row(file, Row(at["row"], at.get("offset", 0), at.get("length", 0)), self.read)
-            held = row.get(self.columns.image)
-            texts = texts_of(row, self.columns)
-            same = digest_of(held, texts) == at["digest"]
-        except (Undecodable, Unreadable):
-            same = False
-        if not same:
-            raise Undecodable(CHANGED)
+        row, texts = self._row(file, at)
+        held = row[self.columns.image]
         image = table_pictures.read(held, base_of(place))
         captions = {column for name, column in self.columns.captions if name == table_columns.CAPTION}
         taken = {self.columns.image, table_columns.ID, *captions}
         metadata = {k: metadata_of(v, self.tables.typed) for k, v in row.items() if k not in taken}
         return Record(self.name(number), image, texts, metadata)
+
+    def _row(self, file: Path, at: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """The row and its captions, as they were indexed: the picture by its places in the file where they are known.
+
+        `Undecodable` where it is another row now.
+        """
+        where = Row(at["row"], at.get("offset", 0), at.get("length", 0))
+        for pieces in (at["pieces"], b"") if at.get("pieces") else (b"",):
+            with suppress(Undecodable, Unreadable, Mismatch):
+                wanted = [name for name in self.read if not (pieces and name == self.columns.image)]
+                row = self.tables.row(file, where, wanted)
+                if pieces:
+                    row[self.columns.image] = verbatim.read(file, pieces)
+                texts = texts_of(row, self.columns)
+                if digest_of(row.get(self.columns.image), texts) == at["digest"]:
+                    return row, texts
+        raise Undecodable(CHANGED)
 
     def report(self) -> SkipReport:
         """What could not be used, and which columns were chosen without a setting."""

@@ -272,7 +272,7 @@ def test_what_the_library_writes_is_read_back(tmp_path_factory, rows, end):
     writer.writerows([("a", "b", "c"), *rows])
     path = write(tmp_path_factory.mktemp("t"), file.getvalue())
     tables, found = CsvTables(",", '"'), []
-    for part in tables.parts(path, ["c", "a"], "t"):
+    for part in tables.parts(path, ["c", "a"], "a", "t"):
         assert not isinstance(part, Damage)
         for (offset, length, _), c, a in zip(part.spans.tolist(), *part.batch.columns, strict=True):
             assert tables.row(path, Row(0, offset, length), ["a", "c"]) == {"a": a.as_py(), "c": c.as_py()}
@@ -287,7 +287,7 @@ def test_no_line_is_lost_uncounted(tmp_path_factory, pieces):
     path = write(tmp_path_factory.mktemp("t"), "x,y\n" + "".join(pieces))
     tables = CsvTables(",", '"')
     covered, rows = set(), 0
-    for part in tables.parts(path, ["x", "y"], "t"):
+    for part in tables.parts(path, ["x", "y"], "x", "t"):
         if isinstance(part, Damage):
             assert part.rows == 1
             covered.add(int(part.where.rpartition(" ")[2]))

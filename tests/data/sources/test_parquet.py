@@ -14,7 +14,7 @@ from faulty_store import Faults, faulty_s3, s3, web_server  # noqa: F401 - fixtu
 from PIL import Image
 from pydantic import ValidationError
 
-from daguerre.data import parquet_files, stores
+from daguerre.data import parquet_files, stores, verbatim
 from daguerre.data.dataset import open_dataset
 from daguerre.data.headers import Undecodable
 from daguerre.data.sources import parquet
@@ -432,7 +432,8 @@ def test_other_columns_have_another_index(tmp_path):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """Forgets what was decoded, and makes row groups large."""
+    """Pictures that can only be decoded, and none decoded yet."""
+    monkeypatch.setattr(verbatim.Finder, "places", lambda self, data: b"")
     monkeypatch.setattr(parquet_files, "_GROUPS", parquet_files._RowGroups())
     return monkeypatch
 

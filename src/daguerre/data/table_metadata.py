@@ -1,0 +1,87 @@
+"""The other columns of a table as metadata: what filters can use of them, and what a record holds.
+
+In tables without types (CSV) what looks like a number is one, cell by cell.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from daguerre.data import column_types
+from daguerre.data.shard_index import TEXT_LIMIT
+
+NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+EMPTY = r"^(|nan|null|none|na|n/a)$"
+TRUTH = r"^(true|false)$"
+"""What cells of a table without types say, once white space is taken off."""
+
+
+def filterable(column: pa.Array, typed: bool) -> dict[str, pa.Array]:
+    """{"n": numbers, "s": texts} of a metadata column, as far as filters can use it; {} where they cannot."""
+    if not column_types.is_text(column.type):
+        return {"n": _numbers(column)}
+    text, found = text_of(column), {}
+    if not typed:
+        text, number = _told_apart(text)
+        found = {"n": number} if number.null_count < len(number) else {}
+    longest = pc.max(pc.utf8_length(text)).as_py() or 0
+    if longest > TEXT_LIMIT:
+        return {}
+    return {**found, "s": text} if typed or text.null_count < len(text) or not found else found
+
+
+def _numbers(column: pa.Array) -> pa.Array:
+    """float64; null where it is not finite."""
+    if types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    number = column.cast(pa.float64(), safe=False)
+    return pc.if_else(pc.is_finite(number), number, pa.scalar(None, pa.float64()))
+
+
+def _told_apart(text: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The texts and the numbers of a column of a table without types."""
+    nothing = pa.scalar(None, pa.string())
+    trimmed = pc.utf8_trim_whitespace(text)
+    text = pc.if_else(pc.match_substring_regex(trimmed, EMPTY, ignore_case=True), nothing, text)
+    truth = pc.match_substring_regex(trimmed, TRUTH, ignore_case=True)
+    digits = pc.if_else(truth, pc.if_else(pc.starts_with(trimmed, "t", ignore_case=True), "1", "0"), trimmed)
+    is_number = pc.or_(truth, pc.match_substring_regex(trimmed, NUMBER))
+    number = _numbers(pc.if_else(is_number, digits, nothing).cast(pa.float64()))
+    return pc.if_else(is_number, nothing, text), number
+
+
+def metadata_of(value: Any, typed: bool) -> Any:
+    """A cell as a record's metadata holds it: in a table without types, what looks like a number is one."""
+    if typed or not isinstance(value, str):
+        return value
+    text = value.strip()
+    if re.search(EMPTY, text, re.IGNORECASE):
+        return None
+    if re.search(TRUTH, text, re.IGNORECASE):
+        return text.lower() == "true"
+    if re.search(NUMBER, text):
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    return value
+
+
+def text_of(column: pa.Array) -> pa.Array:
+    """A column of text as plain strings; null where it is no UTF-8."""
+    plain = (
+        column.cast(pa.binary()) if not types.is_dictionary(column.type) else column.cast(pa.string()).cast(pa.binary())
+    )
+    try:
+        return plain.cast(pa.string(), safe=True)
+    except pa.ArrowInvalid:
+        return pa.array([_decoded(value) for value in plain.to_pylist()], pa.string())
+
+
+def _decoded(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
