@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 from pydantic import Field
@@ -123,8 +124,8 @@ def _is_there(place: Place, kind: str) -> bool:
         if beside.local is not None:
             about = shard_index.load(beside.local).about
         else:
-            data = stores.read(beside, 0, stores.size(beside).bytes)
-            about = shard_index.decoded(pa.py_buffer(data), beside.name).about
+            data = stores.read(beside, 0, stores.size(beside).bytes, twice=True)
+            about = shard_index.decoded(pa.py_buffer(data), Path(beside.name)).about
     except (FileNotFoundError, BadIndex):
         return False
     return about.kind == kind and about.shard_bytes == stores.size(place).bytes

@@ -87,7 +87,7 @@ def _read(folder: str) -> dict[str, Any] | None:
     """The dataset.json of a folder; None where there is none. UserError where it is none of ours."""
     place = Place(f"{folder}/{NAME}")
     try:
-        document = json.loads(stores.read(place, 0, stores.size(place).bytes))
+        document = json.loads(stores.read(place, 0, stores.size(place).bytes, twice=True))
     except FileNotFoundError:
         return None
     except ValueError:

@@ -18,13 +18,15 @@ from daguerre.data import decode, shard_index, skips, stores
 from daguerre.data.headers import Undecodable
 from daguerre.data.place import Place
 from daguerre.data.settings import SourceSettings
+from daguerre.data.shard_index import BadIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Source
 
 OTHER_BYTES = "file that differs from its index"
 MISSING = "file that is not there"
 OTHER_LISTED = "file that differs from dataset.json"
-OF_FILES = frozenset({OTHER_BYTES, MISSING, OTHER_LISTED, shard_index.DAMAGED})
+BAD_INDEX = "index that is damaged: `daguerre data index` makes it anew"
+OF_FILES = frozenset({OTHER_BYTES, MISSING, OTHER_LISTED, BAD_INDEX, shard_index.DAMAGED})
 """Reasons that tell of a file, and not of one of its samples."""
 _TELL_SAMPLES = 16
 _READ_BYTES = 1 << 25
@@ -89,19 +91,34 @@ class Verifier:
         assert unit.place is not None
         try:
             size_bytes, digest = file_digest(unit.place)
+            if unit.place.local is None and digest not in self._expected(unit):  # perhaps hurt on the way
+                size_bytes, digest = file_digest(unit.place, twice=True)
         except FileNotFoundError:
             skips.add(faults, MISSING, unit.name)
             return None
         if unit.index is not None:
-            about = shard_index.load(unit.index).about
-            found = shard_index.found_in(about)
-            faults |= {reason: dict(found[reason]) for reason in found if reason == shard_index.DAMAGED}
-            if (about.shard_bytes, about.shard_digest) != (size_bytes, digest):
-                what = "" if about.shard_bytes == size_bytes else f" ({about.shard_bytes:,} bytes, now {size_bytes:,})"
-                skips.add(faults, OTHER_BYTES, f"{unit.name}{what}")
+            self._compare(unit, unit.index, size_bytes, digest, faults)
         if unit.listed_digest not in (None, digest):
             skips.add(faults, OTHER_LISTED, unit.name)
         return size_bytes
+
+    def _expected(self, unit: Unit) -> set[str | None]:
+        own = shard_index.load(unit.index).about.shard_digest if unit.index is not None else None
+        return {own, unit.listed_digest}
+
+    def _compare(self, unit: Unit, path: Path, size_bytes: int, digest: str, faults: skips.Counts) -> None:
+        """The file with its index, and the index with itself."""
+        index = shard_index.load(path)
+        try:
+            index.whole()
+        except BadIndex as error:
+            skips.add(faults, BAD_INDEX, str(error))
+        found = shard_index.found_in(index.about)
+        faults |= {reason: dict(found[reason]) for reason in found if reason == shard_index.DAMAGED}
+        if (index.about.shard_bytes, index.about.shard_digest) != (size_bytes, digest):
+            before = index.about.shard_bytes
+            what = "" if before == size_bytes else f" ({before:,} bytes, now {size_bytes:,})"
+            skips.add(faults, OTHER_BYTES, f"{unit.name}{what}")
 
     def _looked_at(self, unit: Unit, faults: skips.Counts) -> list[int]:
         """All samples of a file that is not what it was, to see which of them are hurt; else those to be decoded."""
@@ -128,12 +145,12 @@ def chosen(ids: np.ndarray, share: float) -> np.ndarray:
     return picked
 
 
-def file_digest(place: Place) -> tuple[int, str]:
-    """Size and xxh3_128 of a file, near or far. OSError."""
+def file_digest(place: Place, twice: bool = False) -> tuple[int, str]:
+    """Size and xxh3_128 of a file, near or far; with `twice` a far one is read until two readings agree. OSError."""
     size_bytes = stores.size(place).bytes
     if place.local is not None:
         return size_bytes, shard_index.file_digest(place.local)
     digest = xxhash.xxh3_128()
     for start in range(0, size_bytes, _READ_BYTES):
-        digest.update(stores.read(place, start, min(_READ_BYTES, size_bytes - start)))
+        digest.update(stores.read(place, start, min(_READ_BYTES, size_bytes - start), twice=twice))
     return size_bytes, digest.hexdigest()

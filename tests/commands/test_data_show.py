@@ -1,0 +1,117 @@
+"""`daguerre data show`: the sheet holds what the network sees, and words that can be read."""
+
+from pathlib import Path
+
+import data_sets
+import numpy as np
+import pytest
+from PIL import Image, ImageFont
+
+from daguerre import cli
+from daguerre.commands import data_show
+from daguerre.commands.data_show import Cell
+from daguerre.data.sources import shapes
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def show(*arguments) -> int:
+    return cli.run(["data", "show", *map(str, arguments)])
+
+
+def cell(width, height, caption="a cat", colour=(200, 30, 90)) -> Cell:
+    return Cell(Image.new("RGB", (width, height), colour), caption, f"{width} x {height}")
+
+
+def test_it_writes_the_sheet_and_prints_its_path(place, capsys):
+    data_sets.folder(place / "pictures", 10)
+    assert show("pictures", "count=6", "data.resolution=32") == 0
+    assert capsys.readouterr().out.endswith("data-show.png\n")
+    with Image.open("data-show.png") as sheet:
+        assert sheet.width == 1600
+        assert len(sheet.convert("RGB").getcolors(1 << 24)) > 100
+
+
+def test_the_same_command_shows_the_same(place, capsys):
+    data_sets.shards(place / "raw", 2, 20)
+    arguments = ("raw", "count=5", "data.resolution=32", "data.crop=random", "data.random_flip=true")
+    sheets = []
+    for seed in (1, 1, 2):
+        assert show(*arguments, f"seed={seed}") == 0
+        sheets.append(Path("data-show.png").read_bytes())
+    assert sheets[0] == sheets[1] != sheets[2]
+
+
+def test_pixels_are_those_that_are_trained_on(place, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(data_show, "sheet", lambda cells: seen.extend(cells) or Image.new("RGB", (1, 1)))
+    assert show("quickstart", "count=3") == 0
+    source = shapes.open_source(shapes.Settings(), "train")
+    for number, one in enumerate(seen):
+        record = source.record(number)
+        assert np.array_equal(np.asarray(one.picture), record.image)
+        assert one.caption == record.texts["text"]
+        assert one.note == "64 x 64"
+
+
+def test_buckets_give_pictures_of_several_shapes(place, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(data_show, "sheet", lambda cells: seen.extend(cells) or Image.new("RGB", (1, 1)))
+    data_sets.folder(place / "pictures", 10)
+    assert show("pictures", "data.resolution=32", "data.buckets.aspects=[1/1, 2/1]", "data.buckets.step=8") == 0
+    shapes = {one.picture.size for one in seen}
+    assert len(shapes) > 1
+    assert any(" -> " in one.note for one in seen)
+
+
+def test_what_cannot_be_shown_is_named(place, capsys):
+    data_sets.shard(place / "raw" / "a.tar", range(6), p2=data_sets.jpeg(2)[:-40])
+    assert show("raw", "data.resolution=32") == 0
+    said = capsys.readouterr().out
+    assert "not shown:" in said
+    assert "truncated image" in said
+
+
+def test_rows_fill_the_sheet_and_pictures_keep_their_shape():
+    cells = [cell(w, h) for w, h in [(64, 64), (128, 64), (64, 128)] * 5]
+    for row, height in data_show._rows(cells)[:-1]:
+        used = sum(data_show._width(one, height) for one in row) + 16 * (len(row) + 1)
+        assert 1600 - len(row) - 16 < used <= 1600
+        assert height <= 240
+    sheet = data_show.sheet(cells)
+    assert sheet.getpixel((20, 20)) == (200, 30, 90)
+
+
+def test_a_single_small_picture_is_not_blown_up_to_the_whole_sheet():
+    sheet = data_show.sheet([cell(8, 8)])
+    assert sheet.height < 400
+
+
+@pytest.mark.parametrize("text", ["a cat", "word " * 200, "x" * 500, "", "a\nb\tc", "猫 " * 400])
+def test_captions_are_wrapped_within_their_picture(text):
+    font = ImageFont.load_default(15)
+    lines = data_show.wrapped(text, 150, font)
+    assert len(lines) <= 4
+    assert all(font.getlength(line) <= 160 for line in lines)
+    if len(text) < 20:
+        assert " ".join(lines) == " ".join(text.split())
+    else:
+        assert lines[-1].endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["pictures", "-o", "sheet.pdf"], "a name that ends in"),
+        (["pictures", "count=0"], "count"),
+        ([], "which data"),
+    ],
+)
+def test_what_is_refused(place, capsys, arguments, why):
+    data_sets.folder(place / "pictures", 2)
+    assert show(*arguments) == 2
+    assert why in capsys.readouterr().err

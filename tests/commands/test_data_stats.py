@@ -1,0 +1,119 @@
+"""`daguerre data stats`: the page holds the figures of the data, of filters and of buckets."""
+
+import html
+import re
+import webbrowser
+from pathlib import Path
+
+import data_sets
+import pytest
+
+from daguerre import cli
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stats(*arguments) -> int:
+    return cli.run(["data", "stats", *map(str, arguments)])
+
+
+def words(path) -> str:
+    """The text of a page."""
+    text = re.sub(r"<style>.*?</style>|<svg.*?</svg>", " ", Path(path).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", text)))
+
+
+def test_a_folder(place, capsys):
+    data_sets.folder(place / "pictures", 10)
+    assert stats("pictures", "data.resolution=32", "pictures=4") == 0
+    assert capsys.readouterr().out == ("pictures: read as a folder of pictures (data.source=folder)\ndata-stats.html\n")
+    text = words("data-stats.html")
+    assert "10 samples." in text
+    assert "Usable 10 100 %" in text
+    assert "Median caption 3 words" in text
+    assert "32 x 32" in text
+    assert Path("data-stats.html").read_text(encoding="utf-8").count("data:image/jpeg") == 4
+
+
+def test_what_filters_and_buckets_do(place, capsys):
+    data_sets.shards(place / "raw", 3, 10)
+    filters = 'data.filters=score < 2 and lang == "en"'
+    buckets = ("data.buckets.aspects=[1/1, 2/1]", "data.buckets.step=16", "data.resolution=48")
+    assert stats("raw", filters, *buckets, "data.buckets.upscale=false", "-o", "page.html") == 0
+    text = words("page.html")
+    assert "30 samples in 3 shards. The filters let 15 pass (50 %)." in text
+    assert "No bucket takes" in text
+    assert "score < 2 20 (67 %)" in text
+    assert "lang == 'en' 22 (73 %) 15 (50 %)" in text
+    assert "filter: score < 2 left out 10" in text
+    assert "smaller than its bucket" in text
+    assert "score 100 % 1.45 in the middle, 90 % from 0.145 to 2.755" in text
+    assert "lang 100 % 2 different, most often en, de" in text
+
+
+def test_broken_pictures_are_counted(place, capsys):
+    whole = data_sets.jpeg(2)
+    data_sets.shard(place / "raw" / "a.tar", range(6), p1=b"<html>", p2=whole[:-40])
+    assert stats("raw", "data.resolution=32") == 0
+    text = words("data-stats.html")
+    assert "5 samples." in text
+    assert "not an image" in text
+    assert "truncated image (of those that were read)" in text
+
+
+def test_a_source_that_draws(place, capsys):
+    assert stats("quickstart", "read=50", "pictures=3", "-o", "shapes.html") == 0
+    text = words("shapes.html")
+    assert "these are the first 50" in text
+    assert "Median size 64 x 64" in text
+
+
+def test_the_sources_of_a_mix(place, capsys):
+    data_sets.shards(place / "raw", 1, 5)
+    data_sets.folder(place / "pictures", 4)
+    text = "data:\n  source: mix\n  sources:\n    shards: {source: webdataset, path: raw}\n"
+    (place / "mine.yaml").write_text(text + "    loose: {source: folder, path: pictures}\n", encoding="utf-8")
+    assert stats("mine.yaml") == 0
+    found = words("data-stats.html")
+    assert found.index("shards 5 samples.") < found.index("loose 4 samples.")
+
+
+def test_few_samples_are_read_where_few_are_asked_for(place, capsys):
+    data_sets.shards(place / "raw", 2, 20)
+    assert stats("raw", "read=5", "seed=3") == 0
+    assert "5 captions that were read" in words("data-stats.html")
+    first = Path("data-stats.html").read_bytes()
+    assert stats("raw", "read=5", "seed=3") == 0
+    images = re.compile(rb"base64,[^\"]+")
+    assert images.findall(first) == images.findall(Path("data-stats.html").read_bytes())
+
+
+def test_it_opens_the_page_when_asked(place, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    data_sets.folder(place / "pictures", 2)
+    assert stats("pictures") == 0
+    assert opened == []
+    assert stats("pictures", "open=true") == 0
+    assert opened == [(place / "data-stats.html").as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "which data"),
+        (["raw", "data.filters=score > 99"], "none of the 4 samples passes"),
+        (["raw", "data.buckets.aspects=[17/1]"], "aspects"),
+        (["raw", "read=0"], "read"),
+        (["raw", "redd=3"], "did you mean read"),
+    ],
+)
+def test_what_is_refused(place, capsys, arguments, why):
+    data_sets.shards(place / "raw", 1, 4)
+    assert stats(*arguments) == 2
+    assert why in capsys.readouterr().err
+    assert not (place / "data-stats.html").exists()
