@@ -55,7 +55,8 @@ class Faults:
     share: float = 0.0
     kinds: tuple[str, ...] = ("error", "cut", "stall", "flip")
     """`error`: 500 or 503; `cut`: the connection ends in the middle of the body; `stall`: nothing comes for
-    `stall_seconds`, before the answer or in the middle of it; `flip`: one bit of the body is another."""
+    `stall_seconds`, before the answer or in the middle of it; `flip`: one bit of the body is another; `upload`: one bit
+    of what is written."""
     stall_seconds: float = 0.8
     methods: tuple[str, ...] = ("GET", "HEAD", "PUT", "POST")
 
@@ -100,12 +101,11 @@ class Proxy:
         self.server.shutdown()
         self.server.server_close()
 
-    def draw(self, method: str, has_body: bool) -> tuple[str, float]:
+    def draw(self, method: str) -> tuple[str, float]:
         """The fault of the next request, and a number in [0, 1) for where it strikes."""
         with self._lock:
             faulty = self._random.random() < self.faults.share and method in self.faults.methods
-            kind = self._random.choice(self.faults.kinds) if faulty else ""
-            return (kind if has_body or kind in ("", "stall") else "error"), self._random.random()
+            return self._random.choice(self.faults.kinds) if faulty else "", self._random.random()
 
     @property
     def body_bytes(self) -> int:
@@ -125,12 +125,16 @@ class _Passing(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        fault, where = self.proxy.draw(self.command)
+        if fault == "upload":
+            body = _flipped(body, where)
         upstream = http.client.HTTPConnection(*self.proxy.upstream, timeout=30)
         upstream.request(self.command, self.path, body, dict(self.headers))
         answer = upstream.getresponse()
         data = answer.read()
         upstream.close()
-        fault, where = self.proxy.draw(self.command, bool(data))
+        if fault in ("cut", "flip") and not data:
+            fault = "error"
         sent = 0 if fault == "error" else len(data)
         asked, signed = self.headers.get("Range", ""), self.headers.get("Authorization", "")
         self.proxy.seen.append(Seen(self.command, self.path, asked, fault, sent, signed))
@@ -145,8 +149,7 @@ class _Passing(BaseHTTPRequestHandler):
         if fault == "stall" and where < 0.5:
             self.proxy.closing.wait(self.proxy.faults.stall_seconds)
         if fault == "flip":
-            place = int(where * len(data))
-            data = data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
+            data = _flipped(data, where)
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("connection", "transfer-encoding", "content-length", "date", "server"):
@@ -168,6 +171,11 @@ class _Passing(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _flipped(data: bytes, where: float) -> bytes:
+    place = int(where * len(data))
+    return data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :] if data else data
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from hashlib import md5
 from pathlib import Path
@@ -12,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from faulty_store import SECRETS, SHORT, Faults, environment, faulty_s3, s3, web_server  # noqa: F401
+from faulty_store import SECRETS, SHORT, Faults, environment, s3, web_server  # noqa: F401
 
 from daguerre.data import fetching, store_clients, stores
 from daguerre.data.place import Place
 from daguerre.errors import UserError
 
+IMPATIENT = replace(SHORT, attempts=4)
 KINDS = ("error", "cut", "stall", "flip")
 
 
@@ -170,14 +172,17 @@ def test_a_line_that_hurts_everything_ends_in_an_error(s3, small_parts, tmp_path
         ("stall", "no answer in time, again and again"),
     ],
 )
-def test_a_fault_that_stays_is_bounded_and_clear(s3, small_parts, tmp_path, kind, said):  # noqa: F811
+def test_a_fault_that_stays_is_bounded_and_clear(s3, small_parts, tmp_path, monkeypatch, kind, said):  # noqa: F811
+    monkeypatch.setattr(store_clients, "PATIENCE", IMPATIENT)
     place = s3.put("set/x.tar", content())
     s3.proxy.faults = Faults(1.0, (kind,), methods=("GET",))
     for request in (lambda: stores.read(place, 0, 1_000), lambda: stores.fetch(place, tmp_path / "x")):
         began = time.monotonic()
         with pytest.raises(stores.StoreError, match=said) as refused:
             request()
-        assert time.monotonic() - began < 12
+        assert time.monotonic() - began < 6
+        assert len([one for one in s3.proxy.seen if one.range.startswith("bytes=0-")]) == IMPATIENT.attempts
+        s3.proxy.seen.clear()
         message = str(refused.value)
         for words in ("data.path: s3://bucket/set/x.tar ", f"endpoint {s3.proxy.url}", "region us-east-1"):
             assert words in message
@@ -238,10 +243,20 @@ def test_writing(s3, tmp_path):  # noqa: F811
         stores.write("https://user:pa55@host/x.tar?s1gn", data)
 
 
-def test_writing_with_faults_arrives_whole(faulty_s3):  # noqa: F811
-    for number in range(20):
+@pytest.mark.parametrize("kinds", [KINDS, ("upload",)])
+def test_writing_with_faults_arrives_whole(s3, kinds):  # noqa: F811
+    s3.proxy.faults = Faults(0.3, kinds)
+    for number in range(15):
         stores.write(f"s3://bucket/{number}", content(seed=number))
-        assert faulty_s3.get(str(number)) == content(seed=number)
+        assert s3.get(str(number)) == content(seed=number)
+
+
+def test_writing_in_parts_with_faults_arrives_whole(s3, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(stores, "_PUT_BYTES", 5 << 20)
+    s3.proxy.faults = Faults(0.3, ("upload", "error"), methods=("PUT", "POST"))
+    data = content(11 << 20)
+    stores.write("s3://bucket/x", data)
+    assert s3.get("x") == data
 
 
 def test_writing_in_parts_arrives_whole(s3, monkeypatch):  # noqa: F811
@@ -249,6 +264,7 @@ def test_writing_in_parts_arrives_whole(s3, monkeypatch):  # noqa: F811
     data = content(11 << 20)
     stores.write("s3://bucket/x", data)
     assert s3.get("x") == data
+    assert not [one for one in s3.proxy.seen if one.method == "GET"]  # the entity tag told that it arrived
 
 
 def test_writing_where_one_may_not(s3):  # noqa: F811
@@ -298,7 +314,8 @@ def test_a_web_file_that_is_replaced_while_it_is_fetched(web, tmp_path, monkeypa
         stores.fetch(place, tmp_path / "x.tar")
 
 
-def test_user_and_password_of_an_address_are_sent_and_never_shown(web):
+def test_user_and_password_of_an_address_are_sent_and_never_shown(web, monkeypatch):
+    monkeypatch.setattr(store_clients, "PATIENCE", IMPATIENT)
     place = Place(f"{web.url.replace('//', '//us%40er:pa55%2Fword@')}/x%20y.tar?X-Amz-Signature=s1gn")
     stores.size(place)
     assert web.seen[-1].authorization == "Basic dXNAZXI6cGE1NS93b3Jk"  # us@er:pa55/word

@@ -157,7 +157,7 @@ def _region(settings: botocore.session.Session, bucket: str, endpoint: str | Non
         return region
     if endpoint:
         return _USUAL_REGION
-    once = Config(signature_version=UNSIGNED, connect_timeout=3, read_timeout=3, retries={"total_max_attempts": 1})
+    once = Config(signature_version=UNSIGNED, connect_timeout=1, read_timeout=3, retries={"total_max_attempts": 1})
     try:
         answer = boto3.client("s3", region_name=_USUAL_REGION, config=once).head_bucket(Bucket=bucket)
     except ClientError as error:
