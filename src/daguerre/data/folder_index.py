@@ -47,7 +47,7 @@ def _newest(home: Path) -> tuple[Path, pa.Table] | None:
     """The state of the folder that was used last."""
     for path in _states(home):
         with suppress(FileNotFoundError, BadIndex):
-            return path, shard_index.load(path).table
+            return path, shard_index.load(path).whole()
     return None
 
 

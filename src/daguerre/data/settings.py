@@ -50,6 +50,12 @@ class CaptionSettings(Settings):
             raise ValueError("templates: each holds {} once, where the caption goes, such as 'a photo of a {}'")
         return self
 
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The fields of which a sample needs one: all but those of weight 0."""
+        weights = self.weights or (1.0,) * len(self.fields)
+        return tuple(name for name, weight in zip(self.fields, weights, strict=True) if weight > 0)
+
 
 class BucketSettings(Settings):
     """Pictures of several shapes: each goes to the bucket whose aspect ratio is nearest, and a global batch is of one

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from pyarrow import types
@@ -31,6 +31,7 @@ from daguerre.data.column_types import (
 )
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
+from daguerre.settings import Idle
 
 CAPTION = "text"
 """The caption field that `caption_column` is."""
@@ -58,6 +59,15 @@ PICTURE = "bytes, {bytes, path}, a path or an address"
 class TableSettings(SourceSettings):
     """What parquet, CSV and Hugging Face's tables share."""
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        *SourceSettings.idle,
+        Idle(
+            ("caption_column", "idx_to_prompt"),
+            lambda own: CAPTION not in own.captions.used,
+            "no effect, as captions.fields does not name 'text', the field that this is about",
+        ),
+    )
+
     image_column: str | None = None
     """Column with the pictures: the bytes of an image file, `{bytes, path}` as Hugging Face writes it, a path (from the
     table's folder) or an address (http, https, s3, gs). Default: the only column that can be one, by type or name."""
@@ -75,12 +85,6 @@ class TableSettings(SourceSettings):
 
     @model_validator(mode="after")
     def _columns_act(self) -> Self:
-        idle = [name for name in ("caption_column", "idx_to_prompt") if getattr(self, name) is not None]
-        if CAPTION not in self.captions.fields and idle:
-            raise ValueError(
-                f"{' and '.join(idle)}: no effect, as it is about the caption field 'text', which captions.fields does "
-                f"not name ({', '.join(self.captions.fields)}): remove one of the two"
-            )
         if (self.width_column is None) != (self.height_column is None):
             raise ValueError("width_column and height_column belong together: give both or none")
         if self.image_column is not None and self.image_column == self.caption_column:
@@ -141,7 +145,7 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
     ):
         raise _unfit(schema, image, "image_column", "bytes, {bytes, path}, a path or an address", where)
     captions: list[tuple[str, str]] = []
-    for name in settings.captions.fields:
+    for name in settings.captions.used:
         column = settings.caption_column if name == CAPTION else name
         if column is None:
             column = _caption(schema, features, settings, image, where)

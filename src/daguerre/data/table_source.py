@@ -35,6 +35,9 @@ from daguerre.types import Record
 BLOCKS = 1 << 16
 """Most shards that samples in files of their own are told to be in."""
 
+PLACES = ("id", "digest", "row", "offset", "length", "line", "pieces")
+"""Columns of an index that say where a row is."""
+
 
 @dataclass(frozen=True)
 class TableSource:
@@ -72,9 +75,9 @@ class TableSource:
     def _at(self, number: int) -> tuple[int, dict[str, Any]]:
         """Which table a sample is in, and its row of the index."""
         table = int(np.searchsorted(self._starts, number, side="right")) - 1
-        index = shard_index.load(self.index_paths[table]).table
-        names = [n for n in ("id", "digest", "row", "offset", "length", "line", "pieces") if n in index.column_names]
-        return table, {name: index[name][number - int(self._starts[table])].as_py() for name in names}
+        index, row = shard_index.load(self.index_paths[table]), number - int(self._starts[table])
+        names = [name for name in PLACES if name in index.table.column_names]
+        return table, {name: index.column(name)[row].as_py() for name in names}
 
     def sample_id(self, number: int) -> int:
         """By the table's contents and the row, or what its column `daguerre_id` says."""

@@ -378,9 +378,9 @@ def test_folder_names_that_are_not_the_classes(tmp_path, names):
 
 
 def test_settings_without_effect_are_refused(tmp_path):
-    with pytest.raises(ValidationError, match="idx_to_prompt has no effect without captions_from=folder_names"):
+    with pytest.raises(ValidationError, match="idx_to_prompt: no effect without captions_from=folder_names"):
         settings(tmp_path, idx_to_prompt=["a"])
-    with pytest.raises(ValidationError, match="captions_from=file_names has no effect"):
+    with pytest.raises(ValidationError, match="captions_from: no effect"):
         settings(tmp_path, captions_from="file_names", captions={"fields": ["alt"]})
 
 

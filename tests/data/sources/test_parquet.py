@@ -213,6 +213,10 @@ def test_columns_that_are_missing_or_unclear(tmp_path, columns, given, said):
     ("given", "said"),
     [
         ({"caption_column": "a", "captions": {"fields": ["b"]}}, "caption_column: no effect"),
+        (
+            {"caption_column": "a", "captions": {"fields": ["text", "b"], "weights": [0, 1]}},
+            "caption_column: no effect",
+        ),
         ({"idx_to_prompt": ["a"], "captions": {"fields": ["b"]}}, "idx_to_prompt: no effect"),
         ({"width_column": "w"}, "width_column and height_column belong together"),
         ({"image_column": "a", "caption_column": "a"}, "are both 'a'"),

@@ -10,26 +10,39 @@ import os
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal
 
-import numpy as np
-import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from daguerre.data import classes, folder_index, shard_index
 from daguerre.data.classes import Labels
 from daguerre.data.folder_captions import CAPTION, Rules, printable
 from daguerre.data.index import Index
 from daguerre.data.settings import SourceSettings
+from daguerre.data.shard_index import ShardIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Split
 from daguerre.data.table_source import cache_of, in_blocks
-from daguerre.settings import FREE
+from daguerre.settings import FREE, Idle
 from daguerre.types import Record
 
 
 class Settings(SourceSettings):
     """Captioned pictures in a folder: `cat.jpg` with `cat.txt`, a metadata.jsonl with `file_name` and `text` ..."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        *SourceSettings.idle,
+        Idle(
+            ("idx_to_prompt",),
+            lambda own: own.captions_from != "folder_names",
+            "no effect without captions_from=folder_names",
+        ),
+        Idle(
+            ("captions_from",),
+            lambda own: CAPTION not in own.captions.used and own.captions_from != "files",
+            "no effect, as captions.fields does not name 'text', the field that names give",
+        ),
+    )
 
     source: Literal["folder"] = "folder"
     """Name of this source."""
@@ -42,17 +55,6 @@ class Settings(SourceSettings):
     idx_to_prompt: Labels | None = None
     """What folder names mean, with captions_from=folder_names: a map from names, a JSON file with one, or, for as many
     folders as there are classes, a list in their sorted order (or `imagenet`)."""
-
-    @model_validator(mode="after")
-    def _names_act(self) -> Self:
-        if self.idx_to_prompt is not None and self.captions_from != "folder_names":
-            raise ValueError("idx_to_prompt has no effect without captions_from=folder_names: remove it, or set that")
-        if self.captions_from != "files" and CAPTION not in self.captions.fields:
-            raise ValueError(
-                f"captions_from={self.captions_from} has no effect: it gives the caption field 'text', which "
-                f"captions.fields does not name ({', '.join(self.captions.fields)})"
-            )
-        return self
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class FolderSource:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
-    def _table(self) -> pa.Table:
-        return shard_index.load(self.index_path).table
+    def _rows(self) -> ShardIndex:
+        return shard_index.load(self.index_path)
 
     @cached_property
     def index(self) -> Index:
@@ -78,40 +80,30 @@ class FolderSource:
 
     def sample_id(self, number: int) -> int:
         """63-bit hash of the path inside the folder: other files, or another place of the folder, do not change it."""
-        return self._table["id"][number].as_py()
+        return self._rows.column("id")[number].as_py()
 
     def name(self, number: int) -> str:
         """The path inside the folder, printable whatever bytes it holds."""
         return printable(self._path(number))
 
     def _path(self, number: int) -> str:
-        return os.fsdecode(self._table["path"][number].as_py())
+        return os.fsdecode(self._rows.column("path")[number].as_py())
 
     def record(self, number: int) -> Record:
         """The file's bytes, its captions and metadata. OSError if it cannot be read."""
         path = self._path(number)
-        texts, metadata = (json.loads(self._table[name][number].as_py()) for name in ("texts", "metadata"))
+        texts, metadata = (json.loads(self._rows.column(name)[number].as_py()) for name in ("texts", "metadata"))
         return Record(printable(path), (self.folder / path).read_bytes(), texts, metadata)
 
     def report(self) -> SkipReport:
         """What the scan left out and what it notes."""
         return self.found
 
-    def reading(self, shares: np.ndarray) -> Self:
-        """Files are near."""
-        return self
-
-    far: bool = False
-
-    def prefetch(self, shard: int) -> int:
-        """Nothing is far away."""
-        return 0
-
 
 def open_source(settings: Settings, split: Split) -> FolderSource:
     """Scans the folder. UserError if it is missing or holds nothing to train on."""
     folder = Path(settings.path).expanduser()
     named = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
-    rules = Rules(settings.formats, settings.captions_from, settings.captions.fields, named)
+    rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named)
     index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
     return FolderSource(folder, index_path, found)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,7 @@ from daguerre.data.source import Split as Part
 from daguerre.data.table_columns import TableSettings
 from daguerre.data.table_source import TableSource, open_tables
 from daguerre.errors import UserError
-from daguerre.settings import FREE
+from daguerre.settings import FREE, Idle
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SPLIT = re.compile(r"\w+(\.\w+)*")
@@ -29,6 +29,11 @@ _SPLIT = re.compile(r"\w+(\.\w+)*")
 
 class Settings(TableSettings):
     """A Hugging Face data set: a folder written by `save_to_disk`, or one by its name on the hub."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        *TableSettings.idle,
+        Idle(("config", "revision"), lambda own: own.path is not None, "no effect on a folder (data.path)"),
+    )
 
     source: Literal["huggingface"] = "huggingface"
     """Name of this source."""
@@ -49,9 +54,6 @@ class Settings(TableSettings):
     def _one_place(self) -> Self:
         if (self.path is None) == (self.name is None):
             raise ValueError("give either path (a folder that save_to_disk wrote) or name (a data set on the hub)")
-        idle = [field for field in ("config", "revision") if getattr(self, field) is not None and self.path is not None]
-        if idle:
-            raise ValueError(f"{', '.join(idle)}: no effect on a folder, only on a data set by name: remove it")
         return self
 
 
