@@ -11,7 +11,7 @@ from daguerre.data import selection, skips
 from daguerre.data.index import Index
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skips import SkipReport
-from daguerre.data.source import Source
+from daguerre.data.source import FarSource, Source
 from daguerre.data.sources import mix
 from daguerre.errors import UserError
 
@@ -39,11 +39,16 @@ class Opened:
 
     def reading(self, numbers: np.ndarray) -> Source:
         """The source, told that these samples are wanted of it."""
-        if self.index is None:
+        if self.index is None or not isinstance(self.source, FarSource):
             return self.source
         starts = self.index.shard_starts
         wanted = np.diff(np.searchsorted(np.sort(numbers), starts))
         return self.source.reading(wanted / np.maximum(np.diff(starts), 1))
+
+
+def is_far(source: Source) -> bool:
+    """Whether its samples come over a network."""
+    return isinstance(source, FarSource) and source.far
 
 
 def opened(settings: SourceSettings) -> Opened:

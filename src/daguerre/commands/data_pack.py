@@ -21,7 +21,7 @@ from daguerre import errors, keys
 from daguerre.commands import data_arguments
 from daguerre.commands.data_arguments import Request
 from daguerre.commands.data_listing import Listing, given
-from daguerre.commands.data_opened import opened
+from daguerre.commands.data_opened import is_far, opened
 from daguerre.commands.data_progress import Counter, size_text
 from daguerre.data import crew, packing, skips
 from daguerre.data.packing import Packer, Shard
@@ -116,7 +116,7 @@ def run(arguments: list[str]) -> int:
         shards = packing.shards(chosen.numbers, samples_per_shard)
         listing = Listing(to, _about(request, chosen, samples_per_shard), len(shards))
         listing.take_over()
-        little = mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not chosen.source.far
+        little = mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not is_far(chosen.source)
         kept = _pack(chosen, request, shards, listing, 1 if little else crew.usual_processes())
         listing.save(complete=True)
     _conclude(listing, kept, time.monotonic() - started)

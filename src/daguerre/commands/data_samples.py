@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daguerre.commands.data_opened import Opened
+from daguerre.commands.data_opened import Opened, is_far
 from daguerre.data import buckets as bucketing
 from daguerre.data import captions, decode, headers
 from daguerre.data.headers import Undecodable
@@ -55,7 +55,7 @@ def seen(data: Opened, numbers: np.ndarray, seed: int) -> Iterator[Seen | Lost]:
         except Undecodable:
             return Seen(record, None, key)
 
-    with ThreadPoolExecutor(_READERS if source.far else 1) as readers:
+    with ThreadPoolExecutor(_READERS if is_far(source) else 1) as readers:
         yield from readers.map(one, numbers.tolist())
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from daguerre import errors, plugins
 from daguerre.commands import data_arguments, data_listing
 from daguerre.commands.data_arguments import Request
-from daguerre.commands.data_opened import members
+from daguerre.commands.data_opened import is_far, members
 from daguerre.commands.data_progress import Counter, size_text
 from daguerre.data import crew, shard_index, skips
 from daguerre.data.places import expand
@@ -103,7 +103,7 @@ def _processes(subject: Subject, options: Options) -> int:
         return options.processes
     decoded = sum(len(unit.decoded) for unit in subject.units)
     sizes = [0 if unit.place is None or unit.place.local is None else _size(unit.place.local) for unit in subject.units]
-    little = sum(sizes) < _LITTLE_BYTES and decoded < _LITTLE_SAMPLES and not subject.source.far
+    little = sum(sizes) < _LITTLE_BYTES and decoded < _LITTLE_SAMPLES and not is_far(subject.source)
     return 1 if little else crew.usual_processes()
 
 
