@@ -41,7 +41,7 @@ class Batch:
     keys: np.ndarray
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
     pixels_BCHW: Tensor
-    """uint8, RGB."""
+    """uint8, RGB; as the loader makes it, the channels stand last in memory."""
     texts: list[str]
     """One caption a sample, after choice and dropout."""
     valid_B: Tensor

@@ -148,7 +148,7 @@ def test_nothing_to_train_on_is_an_error_that_says_what_is_expected(tmp_path, ca
     if content == "no pixels":
         whole = captioned(folder / "cat.png").read_bytes()
         (folder / "cat.png").write_bytes(whole[: len(whole) // 2])
-    assert train_on(folder, tmp_path / "runs") == errors.REFUSED
+    assert train_on(folder, tmp_path / "runs", "data.repeats=2") == errors.REFUSED
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said

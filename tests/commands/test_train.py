@@ -9,6 +9,7 @@ import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tiny_runs
 import torch
@@ -250,7 +251,7 @@ def test_what_is_measured_before_a_run_leaves_the_net_as_it_is():
         SimpleNamespace(loss=lambda net, x0, cond, draws: LossTerms(net(x0), torch.zeros(2))),
         net, torch.device("cpu"), nullcontext, "fp32", 0,
     )  # fmt: skip
-    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.ones(2), ["a", "b"])
+    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)))
     description.probe_seconds(parts, batch)
     description.training_flops_per_sample(parts, batch)
     assert net.calls == 0
@@ -259,7 +260,7 @@ def test_what_is_measured_before_a_run_leaves_the_net_as_it_is():
 
 def test_held_out_samples_that_cannot_be_decoded_are_said():
     said = []
-    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.tensor([1.0, 0.0]), ["good", "broken"])
+    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.tensor([1.0, 0.0]), ["good", "broken"], np.zeros((2, 6)))
     assert list(training_run.named(SimpleNamespace(say=said.extend), iter([batch]))) == [batch]
     assert len(said) == 1
     assert said[0].endswith(": broken")

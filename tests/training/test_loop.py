@@ -63,7 +63,7 @@ def test_the_loss_falls(toy):
 def test_non_finite_updates_are_counted_and_training_goes_on(toy):
     def batches():
         for index in range(20):
-            yield toy.batch(index, poison=index in (5, 6, 9))
+            yield [toy.batch(index, poison=index in (5, 6, 9))]
 
     state = toy.state()
     lines = run(toy, state, toy.plan(), batches())
@@ -75,7 +75,7 @@ def test_non_finite_updates_are_counted_and_training_goes_on(toy):
 def test_too_many_in_a_row_stop_the_run_and_name_the_samples(toy):
     def batches():
         for index in range(20):
-            yield toy.batch(index, poison=index >= 5)
+            yield [toy.batch(index, poison=index >= 5)]
 
     with pytest.raises(NonFiniteError, match=r"(?s)3 updates in a row.*step 6: sample 20, .*step 8: sample 28"):
         run(toy, toy.state(), toy.plan(), batches())
@@ -90,3 +90,20 @@ def test_a_row_of_non_finite_updates_goes_on_over_a_restart(toy):
     with pytest.raises(NonFiniteError):
         run(toy, restored, toy.plan(log_every=1), poisoned)
     assert restored.step == 3
+
+
+def test_updates_may_be_cut_into_any_number_of_micro_batches(toy):
+    """As where buckets of larger pictures are computed in smaller pieces."""
+
+    def cut():
+        for index in range(20):
+            size = (4, 2, 1)[index % 3]
+            yield [toy.batch(index * 4 // size + part, size) for part in range(4 // size)]
+
+    whole, pieces = toy.state(), toy.state()
+    expected = run(toy, whole, toy.plan(), toy.batches())
+    lines = run(toy, pieces, toy.plan(), cut())
+    assert [step for step, _ in lines] == [step for step, _ in expected]
+    assert pieces.slots == whole.slots
+    for ours, theirs in zip(pieces.net.parameters(), whole.net.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)

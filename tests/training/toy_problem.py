@@ -39,6 +39,7 @@ def batch(index: int, size: int = 4, *, valid: list[float] | None = None, poison
         texts=[""] * size,
         valid_B=torch.tensor(valid or [1.0] * size),
         names=[f"sample {i}" for i in ids],
+        sizes=np.zeros((size, 6), dtype=np.int32),
         draws={"scale": torch.full((size,), float("nan") if poison else 1.0)},
     )
 
@@ -56,16 +57,16 @@ def state(seed: int = 0, **optimizer) -> TrainState:
     return TrainState.start(Net(), Stateless(), settings, EMASettings(decay=0.9))
 
 
-def batches(start: int = 0, **given) -> Iterator[Batch]:
+def batches(start: int = 0, **given) -> Iterator[list[Batch]]:
+    """Updates of one micro-batch each."""
     while True:
-        yield batch(start, **given)
+        yield [batch(start, **given)]
         start += 1
 
 
 def plan(**changes) -> Plan:
     facts = {
         "total_steps": 20,
-        "accumulation": 1,
         "learning_rate": 0.01,
         "warmup_steps": 3,
         "lr_scheduler": LRSchedulerSettings(name="cosine"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,8 +12,6 @@ from torch import Tensor, nn
 from daguerre import plugins
 from daguerre.config import Config
 from daguerre.data.buckets import buckets
-from daguerre.data.dataset import Dataset, open_dataset
-from daguerre.data.source import Split
 from daguerre.errors import UserError
 from daguerre.families.family import Family
 from daguerre.objectives.algebra import Diffusion
@@ -62,13 +61,15 @@ def build(config: Config) -> Parts:
     return Parts(family, objective, net, device, autocast, precision, config.seed)
 
 
-def open_data(config: Config, split: Split) -> Dataset:
-    """What the recipe trains on, or holds out."""
-    return open_dataset(config.data, split)
-
-
-def refuse_cut_batches(objective: Objective, sizes: BatchSizes) -> None:
+def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:
     """UserError where a loss that couples the samples of a batch would see only a part of the global batch."""
+    area_px = max(bucket.height_px * bucket.width_px for bucket in buckets(config.data))
+    if objective.couples_samples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
+        raise UserError(
+            f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
+            f"cannot be cut, and it has {sizes.whole * area_px:,} pixels: remove loader.max_pixels, or choose a "
+            "smaller global_batch_size"
+        )
     if objective.couples_samples and sizes.accumulation > 1:
         raise UserError(
             f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from daguerre.checkpoint.run_folder import RunFolder, State
 from daguerre.checkpoint.store import Store
 from daguerre.commands import description, resuming
-from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, open_data, refuse_cut_batches
+from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.data import loader
-from daguerre.data.dataset import Dataset
+from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.skips import Skips
 from daguerre.families.family import TextToImage
 from daguerre.settings import Duration
@@ -91,8 +91,8 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     beginning = resuming.begin(config, folder)
     parts = build(config)
     sizes = batch_sizes(config, beginning.global_batch_size)
-    refuse_cut_batches(parts.objective, sizes)
-    dataset, held_out = open_data(config, "train"), open_data(config, "held_out")
+    refuse_cut_batches(config, parts.objective, sizes)
+    dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     every = intervals(config, sizes, dataset.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
     said = [*notices, *beginning.notices, *resuming.restore(state, beginning, config)]

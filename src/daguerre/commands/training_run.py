@@ -21,10 +21,11 @@ from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands import description, pictures
-from daguerre.commands.parts import batch_sizes, build, open_data
+from daguerre.commands.parts import batch_sizes, build
 from daguerre.commands.run import Run, intervals, loop_plan, start
 from daguerre.config import Config
 from daguerre.data import loader
+from daguerre.data.dataset import open_dataset
 from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
 from daguerre.report import page
@@ -236,7 +237,7 @@ class FailureOnRecord:
 def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
     parts = build(config)
-    dataset = open_data(config, "train")
+    dataset = open_dataset(config.data, "train")
     sizes = batch_sizes(config)
     print(description.dry_run(config, parts, sizes, intervals(config, sizes, dataset.count).total, dataset, notices))
     return 0

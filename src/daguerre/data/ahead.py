@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from daguerre.data.dataset import Dataset
 from daguerre.data.plan import Plan
-from daguerre.data.source import Source
+from daguerre.data.source import FarSource
 
 SHARE_OF_CACHE = 0.5
 """How much of the cache may hold what is not needed yet; the rest is for what is being read."""
@@ -23,7 +23,7 @@ def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int
     What it gives is to be called with the number of the batch that is in use, and lets it go on. A fault is left for
     the read that needs the shard, which says so.
     """
-    if not any(member.source.far for member in dataset.members):
+    if not any(isinstance(member.source, FarSource) and member.source.far for member in dataset.members):
         yield lambda number: None
         return
     settings = dataset.settings
@@ -39,10 +39,10 @@ def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int
         walk.stop()
 
 
-def _needs(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> Iterator[tuple[int, Source, int]]:
+def _needs(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> Iterator[tuple[int, FarSource, int]]:
     """(batch, source, shard): what is needed when, without end."""
     for planned in plan.batches(number):
-        for source, shard in dataset.shards_of(planned.part(rank, ranks)):
+        for source, shard in dataset.far_shards_of(planned.part(rank, ranks)):
             yield number, source, shard
         number += 1
 
@@ -68,7 +68,7 @@ class _Walk:
             self._stopped = True
             self._moved.notify()
 
-    def run(self, needs: Iterator[tuple[int, Source, int]]) -> None:
+    def run(self, needs: Iterator[tuple[int, FarSource, int]]) -> None:
         """Fetches one need after the other until it is stopped."""
         for number, source, shard in needs:
             with self._moved:

@@ -26,11 +26,11 @@ def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray)
     """
     rules = settings.captions
     caption = _from_fields(record, rules, seed, key)
+    if rules.shuffle_tags:
+        caption = _shuffled(caption, rules, seed, key)
     if rules.templates:
         (drawn,) = _uniforms(seed, "caption template", key)
         caption = rules.templates[int(drawn * len(rules.templates))].replace("{}", caption)
-    if rules.shuffle_tags:
-        caption = _shuffled(caption, rules, seed, key)
     (drawn,) = _uniforms(seed, "caption dropout", key)
     return "" if drawn < settings.caption_dropout else rules.prefix + caption
 

@@ -3,7 +3,7 @@ batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -21,8 +21,9 @@ from daguerre.data.plan import Plan, Slots
 from daguerre.data.selection import Selection
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skips import SkipReport
-from daguerre.data.source import Source, Split
+from daguerre.data.source import FarSource, Source, Split
 from daguerre.data.sources import mix
+from daguerre.data.store_errors import StoreError
 from daguerre.errors import UserError
 from daguerre.types import Record
 
@@ -107,10 +108,10 @@ class Dataset:
                 ids[where] = [member.source.sample_id(int(number)) for number in numbers[where]]
         return Reads(slots.members, numbers, np.stack([ids, slots.epochs, slots.repeats], axis=1))
 
-    def shards_of(self, slots: Slots) -> Iterator[tuple[Source, int]]:
-        """The shards that slots are read from, each once, in the order of their first use."""
+    def far_shards_of(self, slots: Slots) -> Iterator[tuple[FarSource, int]]:
+        """The far shards that slots are read from, each once, in the order of their first use."""
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
-            if chosen is not None:
+            if chosen is not None and isinstance(member.source, FarSource) and member.source.far:
                 places = slots.places[slots.members == i]
                 shards = np.searchsorted(chosen.shard_starts, places, side="right") - 1
                 for shard in dict.fromkeys(shards.tolist()):
@@ -158,14 +159,34 @@ class Dataset:
 
 
 def open_dataset(settings: SourceSettings, split: Split) -> Dataset:
-    """Opens the sources and chooses their samples. UserError where there is nothing to train on."""
+    """Opens the sources and chooses the samples of a split. UserError where there is nothing to train on."""
+    return open_datasets(settings, [split])[0]
+
+
+def open_datasets(settings: SourceSettings, splits: Sequence[Split]) -> list[Dataset]:
+    """The data sets of several splits; a source that has an index is opened once for all of them."""
     named: Mapping[str, SourceSettings] = settings.members() if isinstance(settings, mix.Settings) else {"": settings}
-    weights = settings.shares() if isinstance(settings, mix.Settings) else [Fraction(1)]
-    members, selections = [], []
-    for name, own in named.items():
-        source: Source = plugins.find("sources", own.source).open_source(own, split)
+    weights = tuple(settings.shares()) if isinstance(settings, mix.Settings) else (Fraction(1),)
+    opened = [_opened(name, own, splits) for name, own in named.items()]
+    buckets = bucketing.buckets(settings)
+    return [
+        Dataset(settings, tuple(m[i] for m, _ in opened), tuple(s[i] for _, s in opened), weights, buckets)
+        for i in range(len(splits))
+    ]
+
+
+def _opened(
+    name: str, settings: SourceSettings, splits: Sequence[Split]
+) -> tuple[list[Member], list[Selection | None]]:
+    """A source for each of the splits, and what is chosen of it."""
+    open_source = plugins.find("sources", settings.source).open_source
+    try:
+        source: Source = open_source(settings, splits[0])
         index = source.index
-        chosen = None if index is None else selection.select(index, own, split, name)
-        members.append(Member(own, source if chosen is None else source.reading(chosen.shares)))
-        selections.append(chosen)
-    return Dataset(settings, tuple(members), tuple(selections), tuple(weights), bucketing.buckets(settings))
+        if index is None:
+            return [Member(settings, open_source(settings, split)) for split in splits], [None for _ in splits]
+    except StoreError as error:
+        raise UserError(str(error)) from error
+    chosen = selection.select(index, settings, splits, name)
+    told = [source.reading(part.shares) if isinstance(source, FarSource) else source for part in chosen]
+    return [Member(settings, own) for own in told], list(chosen)

@@ -52,8 +52,11 @@ class Selection:
         )
 
 
-def select(index: Index, settings: SourceSettings, split: Split, name: str) -> Selection:
-    """What a source's settings choose. UserError where filters or buckets leave nothing; `held_out` may be empty."""
+def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name: str = "") -> list[Selection]:
+    """What the settings of a source (called `name` in a mix) choose for each of the splits.
+
+    UserError where filters or buckets leave nothing. `held_out` may be empty.
+    """
     refuse_unknown_fields(index, settings, name)
     verdict = settings.filters.evaluate(index)
     counts: skips.Counts = {}
@@ -70,20 +73,22 @@ def select(index: Index, settings: SourceSettings, split: Split, name: str) -> S
     if enlarged := int(assigned.enlarged.sum()):
         reason = "kept, but enlarged: smaller than its bucket"
         counts[reason] = {"count": enlarged, "examples": [], "kept": True}
-    usable, buckets = usable[assigned.numbers >= 0], assigned.numbers[assigned.numbers >= 0]
+    fits = assigned.numbers >= 0
+    usable, buckets = usable[fits], assigned.numbers[fits]
     if index.count and not len(usable):
         raise UserError(
             f"data{name and '.sources.' + name}: every one of the {index.count:,} samples is left out:\n"
             f"{skips.table(counts)}\nLoosen the filters, or the rules of the buckets (data.buckets)"
         )
     held_out = _held_out(index.ids[usable], settings.held_out_fraction)
-    mine = held_out == (split == "held_out")
+    return [_part(index, usable, buckets, held_out == (split == "held_out"), counts) for split in splits]
+
+
+def _part(index: Index, usable: np.ndarray, buckets: np.ndarray, mine: np.ndarray, counts: skips.Counts) -> Selection:
     numbers = usable[mine]
     starts = np.searchsorted(numbers, index.shard_starts)
-    sizes = np.maximum(np.diff(index.shard_starts), 1)
-    return Selection(
-        numbers, index.ids[numbers], starts, np.diff(starts) / sizes, buckets[mine].astype(np.int16), counts
-    )
+    shares = np.diff(starts) / np.maximum(np.diff(index.shard_starts), 1)
+    return Selection(numbers, index.ids[numbers], starts, shares, buckets[mine].astype(np.int16), counts)
 
 
 def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = "") -> None:
@@ -103,7 +108,9 @@ def _captioned(index: Index, settings: SourceSettings) -> np.ndarray:
     """[N] bool: whether any of the caption fields in use holds text; True where that is not known."""
     if not index.captioned:
         return np.ones(index.count, dtype=bool)
-    columns = [index.captioned[field] for field in settings.captions.fields if field in index.captioned]
+    rules = settings.captions
+    drawn = dict(zip(rules.fields, rules.weights or (1.0,) * len(rules.fields), strict=True))
+    columns = [index.captioned[field] for field, weight in drawn.items() if weight and field in index.captioned]
     none = np.zeros(index.count, dtype=bool)
     return np.logical_or.reduce([none, *(column.to_numpy(zero_copy_only=False).astype(bool) for column in columns)])
 

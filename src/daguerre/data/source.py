@@ -9,7 +9,7 @@ here.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -50,14 +50,19 @@ class Source(Protocol):
     def report(self) -> SkipReport:
         """What the source left out when it was opened, by reason."""
 
-    def reading(self, shares: np.ndarray) -> Self:
-        """The same source, told which share [S] float64 of each shard's samples will be read: where samples are far
-        away, it decides by that between fetching a shard whole and reading ranges of it."""
+
+@runtime_checkable
+class FarSource(Source, Protocol):
+    """A source whose samples may come over a network; others need none of this."""
 
     @property
     def far(self) -> bool:
-        """Whether samples come over a network, so that `prefetch` may have something to do."""
+        """Whether they do."""
+
+    def reading(self, shares: np.ndarray) -> Self:
+        """The same source, told which share [S] float64 of each shard's samples will be read: by that it decides
+        between fetching a shard whole and reading ranges of it."""
 
     def prefetch(self, shard: int) -> int:
-        """Brings shard number `shard` near if it is far away and read whole; its size in bytes, 0 where there is
-        nothing to do. OSError for a fault: the read that needs the shard will meet it again, and say so."""
+        """Brings shard number `shard` near if it is read whole; its size in bytes, 0 where there is nothing to do.
+        OSError for a fault: the read that needs the shard will meet it again, and say so."""

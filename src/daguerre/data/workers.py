@@ -109,8 +109,9 @@ def _send(pipe: Connection, answer: Made | UserError) -> None:
         return
     batch, failures = answer
     # Pixels go as they are; everything else is small.
-    pipe.send((batch.keys, batch.texts, batch.names, batch.sizes, failures, batch.pixels_BCHW.shape))
-    pipe.send_bytes(batch.pixels_BCHW.numpy().data.cast("B"))
+    pixels_BHWC = batch.pixels_BCHW.permute(0, 2, 3, 1)
+    pipe.send((batch.keys, batch.texts, batch.names, batch.sizes, failures, pixels_BHWC.shape))
+    pipe.send_bytes(pixels_BHWC.numpy().data.cast("B"))
 
 
 def _ask(worker: Worker, task: Task) -> None:
@@ -126,11 +127,11 @@ def _received(worker: Worker) -> Made:
         if isinstance(answer, UserError):
             raise answer
         keys, texts, names, sizes, failures, shape = answer
-        pixels_BCHW = torch.empty(shape, dtype=torch.uint8)
-        worker.pipe.recv_bytes_into(pixels_BCHW.numpy().data.cast("B"))
+        pixels_BHWC = torch.empty(shape, dtype=torch.uint8)
+        worker.pipe.recv_bytes_into(pixels_BHWC.numpy().data.cast("B"))
     except (EOFError, ConnectionError) as error:
         raise RuntimeError(_ended(worker)) from error
-    return Batch(keys, pixels_BCHW, texts, valid_B(len(names), failures), names, sizes), failures
+    return Batch(keys, pixels_BHWC.permute(0, 3, 1, 2), texts, valid_B(len(names), failures), names, sizes), failures
 
 
 def _ended(worker: Worker) -> str:

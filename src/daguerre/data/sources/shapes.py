@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -99,7 +99,6 @@ class ShapesSource:
     split: Split
     index: None = None
     metric: str | None = "shapes"
-    far: bool = False
 
     def sample_id(self, number: int) -> int:
         """Stable 63-bit id of record `number`; ids of the two splits never meet."""
@@ -132,14 +131,6 @@ class ShapesSource:
     def report(self) -> SkipReport:
         """Nothing is ever left out."""
         return {}
-
-    def reading(self, shares: np.ndarray) -> Self:
-        """There are no shards."""
-        return self
-
-    def prefetch(self, shard: int) -> int:
-        """There are no shards."""
-        return 0
 
 
 def open_source(settings: Settings, split: Split) -> ShapesSource:

@@ -1,0 +1,102 @@
+"""Sources opened together: mixes and their settings, the splits, and data sets that cannot be trained on."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import shards
+from pydantic import ValidationError
+
+from daguerre import config
+from daguerre.data.dataset import open_dataset, open_datasets
+from daguerre.data.loader import fixed_batches
+from daguerre.data.sources import folder, mix
+from daguerre.errors import UserError
+from daguerre.problems import ConfigError
+
+
+@pytest.fixture
+def settings(pictures, tmp_path):
+    shards.build(tmp_path / "shards", 2, 20)
+
+    def made(**given):
+        photos = {"source": "folder", "path": str(pictures), "repeats": 2}
+        art = {"source": "webdataset", "path": str(tmp_path / "shards"), "filters": "score < 8"}
+        usual = {"resolution": 16, "cache_dir": str(tmp_path / "cache"), "sources": {"photos": photos, "art": art}}
+        return mix.Settings(**{**usual, **given})
+
+    return made
+
+
+def test_a_mix_draws_by_weight_and_each_source_keeps_its_own_rules(settings):
+    dataset = open_dataset(settings(weights={"art": 3}), "train")
+    assert (dataset.count, dataset.size, dataset.metric) == (None, 11 + 30, None)
+    slots = [batch.slots for batch in islice(dataset.plan(1, 8).batches(0), 128)]
+    members = np.concatenate([s.members for s in slots])
+    assert np.bincount(members).tolist() == [256, 768]
+    assert set(np.concatenate([s.repeats for s in slots])[members == 0].tolist()) == {0, 1}
+    assert set(np.concatenate([s.repeats for s in slots])[members == 1].tolist()) == {0}
+    assert dataset.report()["filter: score < 8"]["count"] == 8
+
+
+def test_both_splits_of_a_mix_come_from_one_opening_and_share_no_sample(settings):
+    train, held_out = open_datasets(settings(), ["train", "held_out"])
+    ids = [{i for s in d.selections for i in s.ids.tolist()} for d in (train, held_out)]
+    assert not ids[0] & ids[1]
+    assert len(ids[0]) + len(ids[1]) == 12 + 32
+    assert sum(len(b.names) for b in fixed_batches(held_out, 100, 4)) == len(ids[1])
+
+
+def test_an_endless_source_can_be_part_of_a_mix(pictures, tmp_path):
+    sources = {"real": {"source": "folder", "path": str(pictures)}, "drawn": {"source": "shapes"}}
+    made = mix.Settings(resolution=64, crop="random", sources=sources, cache_dir=str(tmp_path))
+    train, held_out = open_datasets(made, ["train", "held_out"])
+    assert (train.size, train.count) == (None, None)
+    members = np.concatenate([b.slots.members for b in islice(train.plan(0, 8).batches(0), 4)])
+    assert set(members.tolist()) == {0, 1}
+    assert {name.partition("/")[0] for b in fixed_batches(held_out, 6, 6) for name in b.names} >= {"shapes"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"repeats": 2}, "repeats: each of the sources has its own"),
+        ({"weights": {"art": 1, "paintings": 1}}, "there is no source paintings; there are photos, art"),
+        ({"weights": {"art": 0}}, "greater than 0"),
+        ({"sources": {"a": {"source": "shapes"}}, "resolution": 128}, "less than or equal to 64"),
+        ({"sources": {"a": {"source": "shapes", "resolution": 64}}}, "a: resolution is the same for all sources"),
+        (
+            {"sources": {"a": {"source": "mix", "sources": {"b": {"source": "folder", "path": "x"}}}}},
+            "a is a mix itself",
+        ),
+        ({"sources": {}}, "at least 1 item"),
+    ],
+)
+def test_settings_of_a_mix_that_mean_nothing_are_refused(settings, given, told):
+    with pytest.raises(ValidationError, match=told):
+        settings(**given)
+
+
+def test_a_mix_is_written_by_overrides_and_read_back(tmp_path):
+    given = ["data.source=mix", "data.resolution=64", "data.sources.a.source=shapes", "data.sources.b.source=folder"]
+    given += ["data.sources.b.path=DIR", "data.sources.b.filters=score > 1", "data.weights.a=2.5"]
+    made = config.load("quickstart", given).config
+    (tmp_path / "again.yaml").write_text(config.dump(made))
+    assert config.load(str(tmp_path / "again.yaml")).config == made
+    with pytest.raises(ConfigError, match=r"data\.sources\.b\.pth"):
+        config.load("quickstart", [*given, "data.sources.b.pth=x"])
+
+
+def test_a_data_set_smaller_than_a_batch_is_refused_unless_it_is_repeated(pictures):
+    def dataset(**given):
+        return open_dataset(folder.Settings(path=str(pictures), resolution=16, held_out_fraction=0, **given), "train")
+
+    with pytest.raises(UserError, match=r"a batch of 20 samples is more than the data set has in an epoch \(12 to"):
+        dataset().plan(0, 20)
+    assert len(next(dataset(repeats=2).plan(0, 20).batches(0)).slots.places) == 20
+
+
+def test_the_first_batch_after_a_million_samples_is_planned_at_once(settings):
+    dataset = open_dataset(settings(), "train")
+    planned = next(dataset.plan(0, 8).batches(1_000_000 // 8))
+    assert len(planned.slots.places) == 8
