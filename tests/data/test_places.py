@@ -115,6 +115,9 @@ def test_other_suffixes(shards):
         ("set/x*.tar", ["nothing matches 'set/x*.tar'", "/set'"]),
         ("set/**/x*.tar", ["nothing matches"]),
         ("nowhere", ["there is no 'nowhere'"]),
+        ("set/part-000.tar::", ["one of the names is empty"]),
+        (["set/part-000.tar", " "], ["one of the names is empty"]),
+        ("a\0b.tar", ["there is no"]),
         ("set/part-{000..", ["a brace is not closed"]),
         (["set/part-000.tar", "set/part-*.tar"], ["part-000.tar is named twice", "repeats"]),
         ("file://host/x.tar", ["another machine"]),
@@ -158,6 +161,12 @@ def test_a_folder_without_shards_says_what_is_in_it(shards):
         expand("set/more")
 
 
+def test_a_folder_that_may_not_be_read(shards, monkeypatch):
+    monkeypatch.setattr(places.os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=r"'set/more' may not be read"):
+        expand("set/more")
+
+
 def test_a_link_that_leads_nowhere(shards):
     (shards / "dead.tar").symlink_to("gone")
     with pytest.raises(UserError, match="a link that leads nowhere"):
@@ -179,6 +188,7 @@ def test_web_addresses_stay_as_they_are():
         f"https://user:pa55@host:8443/a%20b/part-00{i}.tar?X-Amz-Signature=s1gn#top" for i in (0, 1)
     ]
     assert [place.name for place in expanded] == [f"https://host:8443/a%20b/part-00{i}.tar" for i in (0, 1)]
+    assert expand("http://[::1]:80/x.tar") == [Place("http://[::1]:80/x.tar")]
     assert expand("HTTPS://host/x.tar") == [Place("https://host/x.tar")]
 
 

@@ -60,8 +60,8 @@ def expand(
 
 
 def _split(text: str) -> list[str]:
-    """`a::b` is two, as in webdataset."""
-    return [text] if _exists(text) else [part.strip() for part in text.split("::")]
+    """`a::b` is two, as in webdataset; but not the address [::1]."""
+    return [text] if _exists(text) else [part.strip() for part in re.split(r"::(?![^\[]*\])", text)]
 
 
 def _exists(text: str) -> bool:
@@ -77,6 +77,8 @@ class _Reading:
 
     def places(self, text: str) -> list[Place]:
         """What one text of the setting means."""
+        if not text:
+            raise self._error("one of the names is empty: remove it")
         if text.startswith("pipe:"):
             text = address_in(text, self.setting)
         text = self._without_file(text)
@@ -137,6 +139,8 @@ class _Reading:
         if os.path.isfile(path):
             return [Place(path)]
         if os.path.isdir(path):
+            if not os.access(path, os.R_OK | os.X_OK):
+                raise self._error(f"{shown(name)!r} may not be read")
             files = sorted(os.path.join(path, entry) for entry in os.listdir(path))
             found = [file for file in files if self._fits(file) and os.path.isfile(file)]
             return [Place(file) for file in found] or self._nothing_in(path, files)
