@@ -6,7 +6,7 @@ Rows come from `table_files.py` and `csv_files.py`, pictures from `table_picture
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Builder:
         schema = read_schema(self.tables, file, place)
         check(schema, self.columns, self.first, place.name)
         counts: skips.Counts = {}
-        stat, kept = file.stat(), _Kept()
+        stat, kept = file.stat(), _Kept(tuple(self.columns.metadata(schema)))
         base = base_of(place)
         names = self.columns.read(schema)
         try:
@@ -63,7 +63,7 @@ class Builder:
         if slow := self.tables.slow(file, [name for name in names if name != self.columns.image or not whole]):
             skips.add(counts, _SLOW, f"{place.name}: {slow}", kept=True)
         digest = file_digest(file)
-        table, fields, not_kept = kept.table(digest, self.columns.metadata(schema), self.tables.typed)
+        table, fields, not_kept = kept.table(digest, self.tables.typed)
         loose = {"loose": True} if column_types.is_text(schema.field(self.columns.image).type) else {}
         about = About(
             self.kind, place.name, stat.st_size, digest, version(place, file), counts, (), fields, not_kept, loose
@@ -172,6 +172,8 @@ def _count(counts: skips.Counts, reason: str, where: str, number: int) -> None:
 class _Kept:
     """The rows that are kept, part by part."""
 
+    metadata: tuple[str, ...]
+    """Columns that filters may use."""
     numbers: list[np.ndarray] = field(default_factory=list)
     spans: list[np.ndarray] = field(default_factory=list)
     looked: list[np.ndarray] = field(default_factory=list)
@@ -189,12 +191,10 @@ class _Kept:
         self.looked.append(looked[:, 1:])
         if part.spans is not None:
             self.spans.append(part.spans[which])
-        scalar = [f.name for f in part.batch.schema if column_types.is_scalar(f.type)]
-        self.batches.append(part.batch.select(scalar).take(pa.array(which)))
+        names = [name for name in part.batch.schema.names if name in self.metadata or name == ID]
+        self.batches.append(part.batch.select(names).take(pa.array(which)))
 
-    def table(
-        self, digest: str, metadata: Sequence[str], typed: bool
-    ) -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
+    def table(self, digest: str, typed: bool) -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
         """The index's columns; which metadata is kept, and which cannot be."""
         numbers = np.concatenate([*self.numbers, np.zeros(0, np.int64)]).astype(np.int64)
         looked = np.concatenate([*self.looked, np.zeros((0, 3), np.uint64)])
@@ -212,7 +212,7 @@ class _Kept:
             columns["pieces"] = pa.array(self.pieces, pa.binary())
         fields: list[str] = []
         not_kept: list[str] = []
-        for name in metadata:
+        for name in self.metadata:
             found = filterable(self._column(name), typed)
             columns |= {f"{prefix}:{name}": array for prefix, array in found.items()}
             (fields if found else not_kept).append(name)
