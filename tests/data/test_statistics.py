@@ -118,5 +118,14 @@ def test_fields_of_the_metadata():
     score, lang = reversed(statistics.columns(one))
     assert (score.name, score.there, score.values[1]) == ("score", 4, 2.5)
     assert (lang.name, lang.there, lang.distinct, lang.common) == ("lang", 4, 2, ("en", "de"))
+    assert not lang.sampled
     unlike = statistics.columns(index([(9, 9)] * 3, lang=["a", "b", "c"]))[0]
     assert (unlike.distinct, unlike.common) == (3, ())
+
+
+def test_of_very_many_texts_some_are_counted(monkeypatch):
+    monkeypatch.setattr(statistics, "TEXTS_COUNTED", 100)
+    (column,) = statistics.columns(index([(9, 9)] * 1000, lang=["en", "de"] * 500))
+    assert (column.there, column.distinct, column.sampled) == (1000, 2, True)
+    (column,) = statistics.columns(index([(9, 9)] * 1000, lang=[str(i) for i in range(1000)]))
+    assert (column.common, column.sampled) == ((), True)

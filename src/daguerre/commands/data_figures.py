@@ -146,8 +146,9 @@ def _field(column: Column, count: int) -> tuple[str, str, str]:
         low, middle, high = (number_text(value) for value in column.values)
         said = f"{middle} in the middle, 90 % from {low} to {high}" if low != high else f"always {middle}"
     elif column.common:
-        many = f"{column.distinct:,} different, most often {', '.join(column.common)}"
+        number = f"{'at least ' * column.sampled}{column.distinct:,}"
+        many = f"{number} different, most often {', '.join(column.common)}"
         said = many if column.distinct > 1 else f"always {column.common[0]}"
     else:
-        said = "text, no value twice"
+        said = "text, hardly any value twice" if column.sampled else "text, no value twice"
     return column.name, percent(column.there, count), said

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from daguerre import errors
 from daguerre.commands import data_arguments
-from daguerre.commands.data_progress import Counter, size_text
+from daguerre.commands.data_progress import Counter, size_text, spoken
 from daguerre.data import crew, shard_index, skips, stores
 from daguerre.data.place import WEB, Place
 from daguerre.data.places import expand
@@ -153,5 +153,5 @@ def _conclude(made: list[Made], number: int, seconds: float) -> int:
         print(f"all {number:,} shards have an index; again=true makes them anew")
     report = skips.merged(*(one.left_out for one in made))
     if report:
-        print(f"found in them:\n{skips.table(report)}")
+        print(spoken(report))
     return errors.FAILED if any(one.damaged for one in made) else errors.DONE

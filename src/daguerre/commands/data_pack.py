@@ -22,8 +22,8 @@ from daguerre.commands import data_arguments
 from daguerre.commands.data_arguments import Request
 from daguerre.commands.data_listing import Listing, given
 from daguerre.commands.data_opened import is_far, opened
-from daguerre.commands.data_progress import Counter, size_text
-from daguerre.data import crew, packing, skips
+from daguerre.commands.data_progress import Counter, size_text, spoken
+from daguerre.data import crew, packing
 from daguerre.data.packing import Packer, Shard
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Source
@@ -214,5 +214,5 @@ def _conclude(listing: Listing, kept: int, seconds: float) -> None:
             f"({size_text(document['bytes'])}) in {duration_text(seconds)}{there}"
         )
     if left_out:
-        print(f"left out, or noted:\n{skips.table(left_out)}")
+        print(spoken(left_out))
     print(f"train on them with: data.source=webdataset data.path={listing.to}")

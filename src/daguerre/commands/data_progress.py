@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TextIO
 
+from daguerre.data import skips
+from daguerre.data.skips import SkipReport
 from daguerre.training.progress import duration_text
 
 _REDRAW_SECONDS = 0.2
 _PLAIN_SECONDS = 15.0
+_SPEED_SECONDS = 1.0
+"""How long is watched before a speed is said."""
 _CLEAR = "\r\x1b[2K"
 
 
@@ -35,6 +39,7 @@ class Counter:
     _started: float = 0.0
     _drawn_at: float = -math.inf
     _shown: bool = False
+    _first: tuple[float, int] | None = None
 
     def __enter__(self) -> Counter:
         self._started = self.clock()
@@ -51,6 +56,8 @@ class Counter:
         """`number` more are done."""
         self.done += number
         now = self.clock()
+        if self._first is None:  # before that processes start, files are opened
+            self._first = now, self.done
         if now - self._drawn_at < (_REDRAW_SECONDS if self._moving else _PLAIN_SECONDS):
             return
         self._drawn_at = now
@@ -69,9 +76,9 @@ class Counter:
 
     def _line(self, now: float) -> str:
         parts = [f"{self.what}: {self.done:,} of {self.total:,} {self.unit}"]
-        seconds = now - self._started
-        if self.done and seconds > 0.5:
-            speed = self.done / seconds
+        since, before = self._first or (now, self.done)
+        if now - since > _SPEED_SECONDS and self.done > before:
+            speed = (self.done - before) / (now - since)
             parts.append(f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s")
             parts.append(f"{duration_text(max(0, self.total - self.done) / speed)} left")
         return "  ".join(parts)
@@ -94,3 +101,13 @@ def size_text(size_bytes: float) -> str:
         if size_bytes >= scale:
             return f"{size_bytes / scale:.3g} {unit}"
     return f"{size_bytes:.0f} bytes"
+
+
+def spoken(report: SkipReport) -> str:
+    """What was left out, then what is only worth a note; empty if there is neither."""
+    parts = []
+    for title, kept in (("left out:", False), ("noted:", True)):
+        chosen = {reason: entry for reason, entry in report.items() if bool(entry.get("kept")) is kept}
+        if chosen:
+            parts.append(f"{title}\n{skips.table(chosen)}")
+    return "\n".join(parts)

@@ -161,7 +161,7 @@ def _tell(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
         if subject.files
         else f"{samples:,} samples"
     )
-    print(f"{extent}; {decoded:,} pictures decoded, in {duration_text(seconds)}")
+    print(f"{extent}; {decoded:,} picture{'s' * (decoded != 1)} decoded, in {duration_text(seconds)}")
     for title, report in (("found when the data was opened:", before), ("damaged:", faults)):
         if report:
             print(f"{title}\n{skips.table(report)}")
@@ -208,7 +208,7 @@ def _state(one: Found) -> str:
     if MISSING in one.faults:
         return "not there"
     hurt = sum(entry["count"] for reason, entry in one.faults.items() if reason not in OF_FILES)
-    return f"DAMAGED: {hurt:,} samples" if hurt else "DAMAGED"
+    return f"DAMAGED: {hurt:,} sample{'s' * (hurt != 1)}" if hurt else "DAMAGED"
 
 
 def _unknown(subject: Subject, found: Sequence[Found]) -> str:

@@ -21,6 +21,8 @@ from daguerre.data.settings import SourceSettings
 BINS = 36
 ASPECT_LIMIT = 4.0
 """Pictures that are longer than this are counted in the outermost bars."""
+TEXTS_COUNTED = 200_000
+"""Texts of a field that are counted: of more, so many, evenly spread."""
 _COMMON = 3
 
 
@@ -88,7 +90,9 @@ class Column:
     distinct: int = 0
     """Different values of a text."""
     common: tuple[str, ...] = ()
-    """Its most frequent values."""
+    """Its most frequent values; empty if none comes twice."""
+    sampled: bool = False
+    """Whether only some of the texts were counted."""
 
 
 def shorter_sides(index: Index, passes: np.ndarray) -> Bars | None:
@@ -207,6 +211,11 @@ def _number(name: str, column: pa.Array) -> Column:
 
 def _text(name: str, column: pa.Array) -> Column:
     there = column.drop_null()
-    counted = sorted(pc.value_counts(there).to_pylist(), key=lambda entry: -entry["counts"])
-    common = tuple(entry["values"] for entry in counted[:_COMMON]) if len(counted) < len(there) else ()
-    return Column(name, len(there), distinct=len(counted), common=common)
+    some = there
+    if len(there) > TEXTS_COUNTED:
+        some = there.take(pa.array(np.linspace(0, len(there) - 1, TEXTS_COUNTED).astype(np.int64)))
+    counted = pc.value_counts(some)
+    values, counts = counted.field("values"), counted.field("counts").to_numpy()
+    most = np.argsort(-counts, kind="stable")[:_COMMON]
+    common = tuple(values[i].as_py() for i in most.tolist()) if len(counts) < len(some) else ()
+    return Column(name, len(there), distinct=len(counts), common=common, sampled=len(some) < len(there))

@@ -1,0 +1,83 @@
+"""The `data` verbs on an object store: packed to it, indexed in it, verified there, and no secret in any message."""
+
+import json
+from pathlib import Path
+
+import pytest
+from faulty_store import SECRETS, Faults, s3  # noqa: F401
+from shards import build
+
+from daguerre import cli
+from daguerre.data import stores
+from daguerre.data.place import Place
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def data(*arguments) -> int:
+    return cli.run(["data", *arguments])
+
+
+def whole(url) -> bytes:
+    return stores.read(Place(url), 0, stores.size(Place(url)).bytes)
+
+
+def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811
+    build(place / "raw", 2, 6)
+    assert data("pack", "raw", "-o", "s3://bucket/set", "shard_samples=5") == 0
+    assert json.loads(whole("s3://bucket/set/dataset.json"))["samples"] == 12
+    assert data("pack", "raw", "-o", "s3://bucket/set/", "shard_samples=5") == 0
+    assert "all 3 shards were there and are whole" in capsys.readouterr().out
+    assert data("verify", "s3://bucket/set/", "share=1", "processes=1") == 0
+    said = capsys.readouterr().out
+    assert "3 shards, 12 samples" in said
+    assert said.count("as it was indexed") == 3
+    assert data("stats", "s3://bucket/set/", "data.resolution=32", "read=4") == 0
+    assert data("show", "s3://bucket/set/", "data.resolution=32", "count=4") == 0
+    shard = bytearray(whole("s3://bucket/set/shard-00001.tar"))
+    shard[shard.index(b"000000006.txt") + 512] ^= 1
+    stores.write("s3://bucket/set/shard-00001.tar", bytes(shard))
+    capsys.readouterr()
+    assert data("verify", "s3://bucket/set/", "processes=1") == 1
+    said = capsys.readouterr().out
+    assert "DAMAGED: 1 sample\n" in said
+    assert said.count("as it was indexed") == 2
+
+
+def test_index_in_the_store_serves_another_machine(place, s3, capsys, monkeypatch):  # noqa: F811
+    build(place / "raw", 2, 6)
+    for path in (place / "raw").iterdir():
+        s3.put(f"raw/{path.name}", path.read_bytes())
+    assert data("index", "s3://bucket/raw/") == 0
+    assert "indexed 2 shards: 12 samples" in capsys.readouterr().out
+    assert data("index", "s3://bucket/raw/") == 0
+    assert "all 2 shards have an index" in capsys.readouterr().out
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "elsewhere"))
+    before = s3.proxy.body_bytes
+    assert data("stats", "s3://bucket/raw/", "data.resolution=32", "read=1", "pictures=0") == 0
+    assert s3.proxy.body_bytes - before < sum(path.stat().st_size for path in (place / "raw").iterdir())
+
+
+def test_faults_change_nothing(place, s3, capsys):  # noqa: F811
+    build(place / "raw", 2, 6)
+    s3.proxy.faults = Faults(0.3)
+    assert data("pack", "raw", "-o", "s3://bucket/set", "shard_samples=5", "processes=2") == 0
+    assert data("verify", "s3://bucket/set/", "share=1") == 0
+
+
+def test_a_store_out_of_reach_is_an_error_without_secrets(place, s3, capsys):  # noqa: F811
+    build(place / "raw", 1, 3)
+    assert data("pack", "raw", "-o", "s3://bucket/set") == 0
+    s3.proxy.faults = Faults(1.0, kinds=("error",))
+    capsys.readouterr()
+    for verb in (["verify", "s3://bucket/set/"], ["index", "s3://bucket/set/"], ["pack", "raw", "-o", "s3://bucket/b"]):
+        assert data(*verb) in (1, 2)
+        said = capsys.readouterr().err
+        assert "s3://bucket/" in said
+        assert "Traceback" not in said
+        assert not any(secret in said for secret in SECRETS)
