@@ -260,7 +260,8 @@ def test_what_is_measured_before_a_run_leaves_the_net_as_it_is():
 
 def test_held_out_samples_that_cannot_be_decoded_are_said():
     said = []
-    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.tensor([1.0, 0.0]), ["good", "broken"], np.zeros((2, 6)))
+    valid_B = torch.tensor([1.0, 0.0])
+    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], valid_B, ["good", "broken"], np.zeros((2, 6)))
     assert list(training_run.named(SimpleNamespace(say=said.extend), iter([batch]))) == [batch]
     assert len(said) == 1
     assert said[0].endswith(": broken")

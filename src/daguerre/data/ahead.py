@@ -23,7 +23,7 @@ def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int
     What it gives is to be called with the number of the batch that is in use, and lets it go on. A fault is left for
     the read that needs the shard, which says so.
     """
-    if not any(isinstance(member.source, FarSource) and member.source.far for member in dataset.members):
+    if not any(member.far for member in dataset.members):
         yield lambda number: None
         return
     settings = dataset.settings

@@ -33,6 +33,8 @@ class Member(NamedTuple):
 
     settings: SourceSettings
     source: Source
+    far: FarSource | None = None
+    """The source again, where its samples come over a network."""
 
 
 class Reads(NamedTuple):
@@ -111,11 +113,11 @@ class Dataset:
     def far_shards_of(self, slots: Slots) -> Iterator[tuple[FarSource, int]]:
         """The far shards that slots are read from, each once, in the order of their first use."""
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
-            if chosen is not None and isinstance(member.source, FarSource) and member.source.far:
+            if chosen is not None and member.far is not None:
                 places = slots.places[slots.members == i]
                 shards = np.searchsorted(chosen.shard_starts, places, side="right") - 1
                 for shard in dict.fromkeys(shards.tolist()):
-                    yield member.source, shard
+                    yield member.far, shard
 
     def first(self, number: int) -> list[tuple[int, Reads]]:
         """About `number` samples, alike many of each source in its own order; those of one bucket together: (bucket,
@@ -188,5 +190,7 @@ def _opened(
     except StoreError as error:
         raise UserError(str(error)) from error
     chosen = selection.select(index, settings, splits, name)
-    told = [source.reading(part.shares) if isinstance(source, FarSource) else source for part in chosen]
-    return [Member(settings, own) for own in told], list(chosen)
+    if not isinstance(source, FarSource):
+        return [Member(settings, source) for _ in splits], list(chosen)
+    told = [source.reading(part.shares) for part in chosen]
+    return [Member(settings, own, own if own.far else None) for own in told], list(chosen)

@@ -56,7 +56,7 @@ class Rows:
         sizes = np.zeros((size, 6), dtype=np.int32)
         texts, names, failures = [""] * size, [], []
         for row in range(size):
-            settings, source = self.members[reads.members[row]]
+            settings, source, _ = self.members[reads.members[row]]
             number, key = int(reads.numbers[row]), reads.keys[row]
             names.append(source.name(number))
             try:
