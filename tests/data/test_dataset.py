@@ -100,3 +100,13 @@ def test_the_first_batch_after_a_million_samples_is_planned_at_once(settings):
     dataset = open_dataset(settings(), "train")
     planned = next(dataset.plan(0, 8).batches(1_000_000 // 8))
     assert len(planned.slots.places) == 8
+
+
+def test_a_set_of_which_too_much_cannot_be_used_is_refused_before_training(pictures):
+    for i in range(10):
+        (pictures / f"x{i}.png").write_bytes(b"not a picture")
+        (pictures / f"x{i}.txt").write_text("a caption")
+    usual = {"path": str(pictures), "resolution": 16}
+    with pytest.raises(UserError, match=r"(?s)10 of 22 samples cannot be used.*data\.max_skipped=0\.01.*not an image"):
+        open_dataset(folder.Settings(**usual), "train")
+    assert open_dataset(folder.Settings(**usual, max_skipped=0.5), "train").size == 11

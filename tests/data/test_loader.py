@@ -229,7 +229,7 @@ def test_a_rate_of_damaged_samples_above_the_limit_stops_the_run(build_pictures,
     for path in sorted(pictures.glob("*.png"))[:11]:
         path.write_bytes(path.read_bytes()[:3000])
     run = loaded(loading(pictures).dataset, 5, skips=Skips(0.2))
-    with pytest.raises(UserError, match=r"(?s)10 of the first \d\d samples are damaged.*truncated image.*max_skipped"):
+    with pytest.raises(UserError, match=r"(?s)10 of \d\d samples cannot be used.*truncated image.*max_skipped"):
         take(run, 0, 8)
     take(loaded(loading(pictures).dataset, 5, skips=Skips(0.3)), 0, 8)
 

@@ -189,6 +189,8 @@ def _opened(
             return [Member(settings, open_source(settings, split)) for split in splits], [None for _ in splits]
     except StoreError as error:
         raise UserError(str(error)) from error
+    found = source.report()
+    skips.refuse_above(settings.max_skipped, found, index.count + skips.unusable(found))
     chosen = selection.select(index, settings, splits, name)
     if not isinstance(source, FarSource):
         return [Member(settings, source) for _ in splits], list(chosen)

@@ -120,9 +120,9 @@ class SourceSettings(Settings):
     `lane_samples` places; more mix better, and need more room in the cache where shards are far away."""
     lane_samples: int = Field(4096, ge=1)
     """Samples of a lane that are shuffled together with those of the other lanes."""
-    max_skipped: float = Field(0.01, ge=0, le=1)
-    """Share of damaged samples above which a run stops (once 10 were found): a sign that the data, not a picture, is
-    broken."""
+    max_skipped: float = Field(0.01, ge=0, le=1, json_schema_extra=FREE)
+    """Share of samples that cannot be used above which a run is refused, or stops (once 10 were found): a sign that the
+    data, not a picture, is broken."""
     cache_dir: str | None = Field(None, json_schema_extra=FREE)
     """Folder for indexes and for shards of object stores. Default: the user's cache folder."""
     cache_gb: float = Field(50.0, gt=0, json_schema_extra=FREE)

@@ -62,6 +62,23 @@ def table(report: SkipReport) -> str:
     )
 
 
+def unusable(report: SkipReport) -> int:
+    """How many were left out."""
+    return sum(entry["count"] for entry in report.values() if not entry.get("kept"))
+
+
+def refuse_above(limit: float, report: SkipReport, looked: int) -> None:
+    """UserError where more than `limit` of `looked` samples were left out, and `FEWEST` at least."""
+    count = unusable(report)
+    if count >= FEWEST and count > limit * looked:
+        raise UserError(
+            f"{count:,} of {looked:,} samples cannot be used, more than data.max_skipped={limit:g} allows:\n"
+            f"{table(report)}\n"
+            "Mend the data (`daguerre data verify` finds all of them), or set data.max_skipped higher to train without "
+            "them"
+        )
+
+
 def _nobody(line: str) -> None:
     pass
 
@@ -98,17 +115,8 @@ class Skips:
         self._list(keys, new)
         self.looked += int(fresh.sum())
         self.counted_slots = max(self.counted_slots, position + len(keys))
-        damaged = self._damaged()
-        if new and damaged >= FEWEST and damaged > self.limit * self.looked:
-            raise UserError(
-                f"{damaged:,} of the first {self.looked:,} samples are damaged, more than "
-                f"data.max_skipped={self.limit:g} allows:\n{table(self.reasons)}\n"
-                "Mend the data (`daguerre data verify` finds all of them), or set data.max_skipped higher to train "
-                "without them"
-            )
-
-    def _damaged(self) -> int:
-        return sum(entry["count"] for entry in self.reasons.values() if not entry.get("kept"))
+        if new:
+            refuse_above(self.limit, self.reasons, self.looked)
 
     def _say(self, failure: Failure, count: int) -> None:
         if count <= SAID:
