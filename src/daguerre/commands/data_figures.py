@@ -64,7 +64,7 @@ def _summary(data: Opened, index: Index, plan: BucketPlan) -> str:
     if passed < index.count:
         first += f" The filters let {passed:,} pass ({percent(passed, index.count)})."
     if plan.samples < passed:
-        first += f" No bucket takes {passed - plan.samples:,} of them."
+        first += f" No bucket takes {f'{passed - plan.samples:,}' if plan.samples else 'any'} of them."
     return first
 
 
@@ -85,9 +85,11 @@ def _facts(index: Index, plan: BucketPlan, captions: Sequence[str], without: int
         megapixels = index.heights_px[known].astype(np.float64) * index.widths_px[known] / 1e6
         width, height = (int(np.median(side[known])) for side in (index.widths_px, index.heights_px))
         facts.append(Fact("Median size", f"{width} x {height}", f"{float(np.median(megapixels)):.2g} megapixels"))
+    if known.any() and plan.samples:
         facts.append(Fact("Cropped", f"{100 * plan.cropped:.1f} %", "of a picture's pixels, on average"))
-        enlarged = percent(plan.enlarged, plan.samples)
-        facts.append(Fact("Enlarged", f"{plan.enlarged:,}", f"{enlarged}: smaller than their bucket"))
+        share = percent(plan.enlarged, plan.samples)
+        said = f"{share} are smaller than their bucket" if plan.enlarged else "none is smaller than its bucket"
+        facts.append(Fact("Enlarged", f"{plan.enlarged:,}", said))
     facts.append(Fact("Buckets", f"{len(plan.used):,}", f"of {len(plan.used) + len(plan.unused):,} have pictures"))
     if captions:
         words = int(np.median([len(caption.split()) for caption in captions]))
@@ -111,7 +113,8 @@ def _histograms(index: Index, passes: np.ndarray, settings: SourceSettings, capt
         aspect = _bars("Aspect ratio", "width : height", aspects, marks=marks, ticks=_ASPECT_TICKS + _WIDE_TICKS)
         found.append(replace(aspect, note="The thin lines are the buckets."))
         cropped = statistics.cropped_shares(index, passes, settings)
-        found.append(_bars("Cropped", "per cent of a picture's pixels", cropped, log=False))
+        if cropped.kept.any():
+            found.append(_bars("Cropped", "per cent of a picture's pixels", cropped, log=False))
     if captions:
         lengths = statistics.lengths([len(caption.split()) for caption in captions])
         note = f"{len(captions):,} captions that were read; the last bar holds all that are longer."

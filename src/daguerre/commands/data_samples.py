@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +37,14 @@ class Lost:
 
     name: str
     reason: str
+
+
+def usable(data: Opened) -> Opened:
+    """The same without the samples that no bucket takes."""
+    if data.index is None:
+        return data
+    numbers = bucketing.assign(data.settings, data.index.heights_px, data.index.widths_px).numbers
+    return replace(data, passes=data.passes & (numbers >= 0))
 
 
 def seen(data: Opened, numbers: np.ndarray, seed: int) -> Iterator[Seen | Lost]:

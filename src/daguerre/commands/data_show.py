@@ -79,7 +79,10 @@ def run(arguments: list[str]) -> int:
     if lost:
         print(f"not shown:\n{skips.table(lost)}")
     if not cells:
-        raise UserError("no sample that was drawn can be shown; `daguerre data verify` looks at all of them")
+        raise UserError(
+            "no sample can be shown: none that was drawn can be used, or no bucket takes any. `daguerre data stats` "
+            "says what is left out and why"
+        )
     sheet(cells).save(path)
     print(path)
     return errors.DONE
@@ -92,7 +95,7 @@ def _cells(request: Request[Options], lost: skips.Counts) -> list[Cell]:
     for i, settings in enumerate(named.values()):
         share = request.options.count * (i + 1) // len(named) - request.options.count * i // len(named)
         data = opened(settings)
-        numbers = data.drawn(share, request.seed, "show")
+        numbers = data_samples.usable(data).drawn(share, request.seed, "show")
         for found in data_samples.seen(data, numbers, request.seed):
             if isinstance(found, Lost):
                 skips.add(lost, found.reason, found.name)

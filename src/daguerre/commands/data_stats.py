@@ -118,7 +118,7 @@ def _measured(data: Opened, looked: Looked) -> Opened:
 def _looked(data: Opened, request: Request[Options]) -> Looked:
     """Reads some samples, and decodes some of these."""
     looked = Looked()
-    numbers = data.drawn(request.options.read, request.seed, "stats")
+    numbers = data_samples.usable(data).drawn(request.options.read, request.seed, "stats")
     shown = set(_spread(len(numbers), request.options.pictures))
     with Counter("reading", len(numbers)) as counter:
         for place, sample in enumerate(data_samples.seen(data, numbers, request.seed)):

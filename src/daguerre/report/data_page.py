@@ -86,7 +86,7 @@ def render(title: str, what: str, parts: Sequence[Part], settings: str) -> str:
     header = join(
         element("p", "Daguerre · data set", class_="kicker"),
         element("h1", title),
-        element("p", what, class_="note"),
+        element("p", what, class_="note") if what != title else None,
     )
     several = len(parts) > 1
     body = join(*(_part(part, several) for part in parts), _details(settings))
