@@ -96,10 +96,10 @@ class CsvTables:
         if rows:
             yield _part(rows, columns, chosen)
 
-    def row(self, file: Path, at: Row, columns: Sequence[str]) -> dict[str, Any]:
+    def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
         """From its bytes."""
-        names = _names(self, file_now(file))
-        with file.open("rb") as opened:
+        names = _names(self, file)
+        with open(file.path, "rb") as opened:
             opened.seek(at.offset)
             raw = opened.read(at.num_bytes)
         record = next(self.records(io.BytesIO(raw)), None) if len(raw) == at.num_bytes else None

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from daguerre.data.far_file import FarFile
 from daguerre.data.headers import Undecodable
 from daguerre.data.table_files import (
     CHANGED,
@@ -65,14 +66,14 @@ class ParquetTables:
                 yield Damage("damaged row group: these rows cannot be read", count - done, lost)
             start += count
 
-    def row(self, file: Path, at: Row, columns: Sequence[str]) -> dict[str, Any]:
+    def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
         """Through the row group that holds it."""
         with damage_as(Changed):
-            starts = _starts(file_now(file))
+            starts = _starts(file)
             if at.number >= starts[-1]:
                 raise Undecodable(CHANGED)
             group = int(np.searchsorted(starts, at.number, side="right")) - 1
-            return _GROUPS.row(file_now(file), group, at.number - int(starts[group]), tuple(columns))
+            return _GROUPS.row(file, group, at.number - int(starts[group]), tuple(columns))
 
     def slow(self, file: Path, columns: Sequence[str]) -> str:
         """Where a row group is larger than what is decoded at once."""
@@ -83,7 +84,9 @@ class ParquetTables:
 
 @lru_cache(maxsize=32)
 def _parquet(file: File) -> pq.ParquetFile:
-    return pq.ParquetFile(file.path, memory_map=False, pre_buffer=False, buffer_size=1 << 16)
+    far = file.place.local is None
+    source = pa.PythonFile(FarFile(file.place, file.size_bytes), "r") if far else file.path
+    return pq.ParquetFile(source, memory_map=False, pre_buffer=far, buffer_size=0 if far else 1 << 16)
 
 
 @lru_cache(maxsize=256)

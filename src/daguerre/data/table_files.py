@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from daguerre.data.headers import Undecodable
+from daguerre.data.place import Place
+from daguerre.data.store_errors import StoreError
 
 CHANGED = "bytes differ from the index"
 """Reason of a sample that is not what it was when it was indexed."""
@@ -51,7 +53,7 @@ class Tables(Protocol):
     def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
         """All rows in order, a bounded number at a time; `picture` is one of the columns."""
 
-    def row(self, file: Path, at: Row, columns: Sequence[str]) -> dict[str, Any]:
+    def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
         """One row. `Undecodable` where the file is not what was indexed; OSError for a fault of the disk."""
 
     def slow(self, file: Path, columns: Sequence[str]) -> str:
@@ -74,6 +76,16 @@ class File(NamedTuple):
     mtime_ns: int
     size_bytes: int
 
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.path)
+
+
+def far_file(place: Place, size_bytes: int) -> File:
+    """A file in a store that is read by ranges."""
+    return File(place.url, 0, 0, size_bytes)
+
 
 def file_now(path: Path) -> File:
     """OSError where there is none."""
@@ -91,7 +103,7 @@ def damage_as(error_kind: type[Unreadable | Changed]) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and (error.errno is not None or isinstance(error, StoreError)):
             raise
         raise error_kind(_first_line(error)) from error
 

@@ -25,8 +25,9 @@ from daguerre.data.shard_cache import ShardCache, default_folder
 from daguerre.data.shard_index import BadIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.store_errors import Mismatch, StoreError
+from daguerre.data.store_requests import READINGS
 from daguerre.data.table_columns import Columns, TableSettings
-from daguerre.data.table_files import CHANGED, Row, Tables, Unreadable
+from daguerre.data.table_files import CHANGED, File, Row, Tables, Unreadable, far_file, file_now
 from daguerre.data.table_index import Builder, base_of, digest_of, read_schema, texts_of
 from daguerre.data.table_metadata import metadata_of
 from daguerre.errors import UserError
@@ -35,6 +36,8 @@ from daguerre.types import Record
 BLOCKS = 1 << 16
 """Most shards that samples in files of their own are told to be in."""
 
+WHOLE_SHARE = 0.25
+"""Share of a far table's rows from which on it is fetched whole."""
 PLACES = ("id", "digest", "row", "offset", "length", "line", "pieces")
 """Columns of an index that say where a row is."""
 
@@ -51,6 +54,8 @@ class TableSource:
     """Every column that is read."""
     cache: ShardCache
     found: SkipReport
+    whole: tuple[bool, ...] = ()
+    """Which far tables are fetched whole; nothing: all."""
     metric: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,8 +97,7 @@ class TableSource:
         """Reads the row, and the picture where that is a file of its own."""
         table, at = self._at(number)
         place = self.places[table]
-        file = place.local or self.cache.path(place, shard_index.load(self.index_paths[table]).about.shard_digest)
-        row, texts = self._row(file, at)
+        row, texts = self._row(self._file(table, bool(at.get("pieces"))), at)
         held = row[self.columns.image]
         image = table_pictures.read(held, base_of(place))
         captions = {column for name, column in self.columns.captions if name == table_columns.CAPTION}
@@ -101,18 +105,26 @@ class TableSource:
         metadata = {k: metadata_of(v, self.tables.typed) for k, v in row.items() if k not in taken}
         return Record(self.name(number), image, texts, metadata)
 
-    def _row(self, file: Path, at: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    def _file(self, table: int, found: bool) -> File:
+        """The table here; or far away, where its pictures are `found` by their places and few of them are wanted."""
+        place, about = self.places[table], shard_index.load(self.index_paths[table]).about
+        if found and self.whole and not self.whole[table] and not self.cache.holds(place):
+            return far_file(place, about.shard_bytes)
+        return file_now(self.cache.path(place, about.shard_digest))
+
+    def _row(self, file: File, at: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """The row and its captions, as they were indexed: the picture by its places in the file where they are known.
 
         `Undecodable` where it is another row now.
         """
         where = Row(at["row"], at.get("offset", 0), at.get("length", 0))
-        for pieces in (at["pieces"], b"") if at.get("pieces") else (b"",):
+        near, pieces = file.place.local is not None, at.get("pieces")
+        for way in (pieces, b"") if near and pieces else (pieces,) * (1 if near else READINGS):
             with suppress(Undecodable, Unreadable, Mismatch):
-                wanted = [name for name in self.read if not (pieces and name == self.columns.image)]
+                wanted = [name for name in self.read if not (way and name == self.columns.image)]
                 row = self.tables.row(file, where, wanted)
-                if pieces:
-                    row[self.columns.image] = verbatim.read(file, pieces)
+                if way:
+                    row[self.columns.image] = verbatim.read(file.place, way)
                 texts = texts_of(row, self.columns)
                 if digest_of(row.get(self.columns.image), texts) == at["digest"]:
                     return row, texts
@@ -123,8 +135,13 @@ class TableSource:
         return self.found
 
     def reading(self, shares: np.ndarray) -> Self:
-        """Far tables are fetched whole: rows lie too close to each other for anything else."""
-        return self
+        """Far tables of which little is wanted are read by ranges, where that can be; the others are fetched whole."""
+        if not self.far or self._loose:
+            return self
+        told = replace(self, whole=tuple((shares >= WHOLE_SHARE).tolist()))
+        if "index" in self.__dict__:
+            told.__dict__["index"] = self.index
+        return told
 
     @property
     def far(self) -> bool:
@@ -135,7 +152,7 @@ class TableSource:
         """Fetches the table that holds a shard."""
         table, _ = self._at(int(self.index.shard_starts[shard]))
         place, about = self.places[table], shard_index.load(self.index_paths[table]).about
-        if place.local is not None or self.cache.holds(place):
+        if self.cache.holds(place) or (self.whole and not self.whole[table]):
             return 0
         self.cache.path(place, about.shard_digest)
         return about.shard_bytes

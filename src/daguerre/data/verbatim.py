@@ -120,7 +120,7 @@ def finder(path: Path) -> Iterator[Finder]:
         yield Finder(mapped)
 
 
-def read(path: Path, places: bytes) -> bytes:
+def read(file: Place, places: bytes) -> bytes:
     """The picture whose pieces are there; whether they are still what they were is for a digest to say.
 
     `stores.Mismatch` where the file ends before.
@@ -128,6 +128,6 @@ def read(path: Path, places: bytes) -> bytes:
     pieces = np.frombuffer(places, dtype="<u8").reshape(-1, 2).tolist()
     first, end = min(at for at, _ in pieces), max(at + length for at, length in pieces)
     if end - first <= sum(length for _, length in pieces) + GAP_BYTES:
-        data = stores.read(Place(str(path)), first, end - first)
+        data = stores.read(file, first, end - first)
         return b"".join(data[at - first : at - first + length] for at, length in pieces)
-    return b"".join(stores.read(Place(str(path)), at, length) for at, length in pieces)
+    return b"".join(stores.read(file, at, length) for at, length in pieces)

@@ -527,6 +527,51 @@ def test_far_tables_through_faults(tmp_path, faulty_s3):  # noqa: F811
         assert source.index.ids.tolist() == near.index.ids.tolist()
 
 
+def far_and_few(tmp_path, store, pictures):
+    """A far set of which few samples are wanted, with nothing in the cache."""
+    path = write(tmp_path / "few" / "a.parquet", {"jpg": pictures, "text": list(map(str, range(len(pictures))))})
+    store.put("few/a.parquet", path.read_bytes())
+    source = opened("s3://bucket/few/", cache_dir=str(tmp_path / "cache")).reading(np.array([0.05]))
+    for kept in (tmp_path / "cache" / "shards").glob("??/*"):
+        kept.unlink()
+    return source
+
+
+def test_few_samples_of_a_far_table_are_read_by_range(tmp_path, s3):  # noqa: F811
+    pictures = [png(i, 80, 90) for i in range(100)]
+    source = far_and_few(tmp_path, s3, pictures)
+    before = s3.proxy.body_bytes
+    for i in (7, 3, 99, 50, 51):
+        assert source.record(i).image == pictures[i]
+        assert source.record(i).texts == {"text": str(i)}
+    assert source.prefetch(0) == 0
+    assert s3.proxy.body_bytes - before < 0.4 * sum(map(len, pictures))
+    assert not list((tmp_path / "cache" / "shards").glob("??/*"))
+    much = source.reading(np.array([0.5]))
+    assert much.record(5).image == pictures[5]
+    assert list((tmp_path / "cache" / "shards").glob("??/*"))
+
+
+def test_ranges_of_a_far_table_through_faults(tmp_path, s3):  # noqa: F811
+    pictures = [png(i, 80, 90) for i in range(20)]
+    source = far_and_few(tmp_path, s3, pictures)
+    s3.proxy.faults = Faults(share=0.3)
+    for i in np.random.default_rng(0).integers(0, 20, 40):
+        assert source.record(int(i)).image == pictures[i]
+    parquet_files._parquet.cache_clear()
+    s3.proxy.faults = Faults(share=1.0, kinds=("error",))
+    with pytest.raises(stores.StoreError, match="again and again"):
+        source.record(1)
+
+
+def test_a_far_table_that_was_replaced(tmp_path, s3):  # noqa: F811
+    source = far_and_few(tmp_path, s3, [png(i, 80, 90) for i in range(20)])
+    other = write(tmp_path / "other.parquet", {"jpg": [png(99)], "text": ["x"]})
+    s3.put("few/a.parquet", other.read_bytes())
+    with pytest.raises(Undecodable, match="bytes differ from the index"):
+        source.record(3)
+
+
 def test_a_far_table_that_is_not_there(s3):  # noqa: F811
     with pytest.raises(UserError, match=r"data\.path: s3://bucket/no\.parquet does not exist"):
         opened("s3://bucket/no.parquet")
