@@ -140,6 +140,9 @@ def test_killed_and_started_again(place):
     assert pack("raw", "-o", "whole", "shard_samples=5", "processes=1") == 0
     command = [sys.executable, "-m", "daguerre", "data", "pack", "raw", "-o", "out", "shard_samples=5", "processes=2"]
     kills = 0
+    (place / "out").mkdir()
+    for name in (".shard-00001.tar.tmp", "shard-00001.tar.index.77.part"):
+        (place / "out" / name).write_bytes(b"left by a kill")
     for seconds in (0.0, 0.2):
         process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
         there = len(list((place / "out").glob("*.tar"))) if (place / "out").exists() else 0
@@ -176,6 +179,7 @@ def test_ctrl_c_ends_at_once_without_a_traceback(place):
     [
         (["raw"], "where to"),
         (["quickstart", "-o", "out"], "draws without end"),
+        (["quickstart", "-o", "out", "count=3", "order=shuffled"], "no order to change"),
         (["raw", "-o", "out", "shard_mb=1", "shard_samples=3"], "give one of them"),
         (["raw", "-o", "out", "data.filters=score > 99"], "none of the 30 samples"),
         (["raw", "-o", "out", "data.filters=scoer > 99"], "no sample has a field scoer"),

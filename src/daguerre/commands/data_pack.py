@@ -93,10 +93,13 @@ class Chosen:
     """What is to be packed."""
 
     source: Source
+    """Told what is wanted of it."""
     numbers: np.ndarray
     """[M] int64: records in the order in which they are packed."""
     ids: np.ndarray
     """[M] int64."""
+    mean_bytes: float
+    """What a sample takes in a shard, about."""
     looked_at: int
     left_out: SkipReport
     """By the source when it was opened, and by the filters."""
@@ -111,14 +114,14 @@ def run(arguments: list[str]) -> int:
     chosen = choose(request)
     with _alone(to):
         started = time.monotonic()
-        mean_bytes = packing.mean_bytes(chosen.source, chosen.numbers, request.settings.formats)
-        samples_per_shard = _samples_per_shard(request.options, mean_bytes)
+        samples_per_shard = _samples_per_shard(request.options, chosen.mean_bytes)
         shards = packing.shards(chosen.numbers, samples_per_shard)
         listing = Listing(to, _about(request, chosen, samples_per_shard), len(shards))
         listing.take_over()
-        little = mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not is_far(chosen.source)
+        little = chosen.mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not is_far(chosen.source)
         kept = _pack(chosen, request, shards, listing, 1 if little else crew.usual_processes())
         listing.save(complete=True)
+        _tidy(to)
     _conclude(listing, kept, time.monotonic() - started)
     return errors.DONE
 
@@ -132,14 +135,20 @@ def choose(request: Request[Options]) -> Chosen:
     if data.index is None:
         if options.count is None:
             raise UserError(f"count: {settings.source} draws without end; say how many to pack, such as count=10000")
+        if options.order == "shuffled":
+            raise UserError(f"order: {settings.source} draws without end, so there is no order to change: remove it")
         numbers = np.arange(options.count, dtype=np.int64)
         ids = np.array([data.source.sample_id(number) for number in numbers.tolist()], dtype=np.int64)
-        return Chosen(data.source, numbers, ids, len(numbers), {})
+        mean_bytes = packing.mean_bytes(data.source, numbers, settings.formats)
+        return Chosen(data.source, numbers, ids, mean_bytes, len(numbers), {})
     numbers = np.flatnonzero(data.passes)
     if options.order == "shuffled":
         numbers = numbers[keys.permutation(request.seed, "pack", 0, len(numbers))]
     numbers = numbers[: options.count]
-    return Chosen(data.reading(numbers), numbers, data.index.ids[numbers], data.index.count, data.left_out)
+    # By the source that was told nothing: it reads ranges, where shards are far away, and fetches none of them.
+    mean_bytes = packing.mean_bytes(data.source, np.sort(numbers), settings.formats)
+    ids = data.index.ids[numbers]
+    return Chosen(data.reading(numbers), numbers, ids, mean_bytes, data.index.count, data.left_out)
 
 
 def _samples_per_shard(options: Options, mean_bytes: float) -> int:
@@ -200,6 +209,13 @@ def _alone(to: str) -> Iterator[None]:
         raise Held(f"another process packs into {to}: wait for it, or choose another folder") from error
     finally:
         os.close(descriptor)
+
+
+def _tidy(to: str) -> None:
+    """Removes what a kill left half written."""
+    for pattern in (".shard-*.tar.tmp", "shard-*.tar.index.*.part"):
+        for path in Path(to).glob(pattern) if "://" not in to else ():
+            path.unlink()
 
 
 def _conclude(listing: Listing, kept: int, seconds: float) -> None:

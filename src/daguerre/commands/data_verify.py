@@ -40,7 +40,7 @@ anything is damaged or missing.
 
   share=S          share of the pictures that are decoded, from 0 to 1 (0.01); 1 finds every broken picture
   processes=N      how many work beside each other (as many as cores)
-  data.KEY=VALUE   settings of the source, such as data.formats
+  data.KEY=VALUE   settings of the source, such as data.formats; filters leave nothing out here
 """
 
 _LISTED_SHARDS = 20
