@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from daguerre import aliases, layout, overrides
+from daguerre import aliases, config, layout, overrides
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.settings import Duration
@@ -146,7 +146,23 @@ def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
 @pytest.mark.parametrize("table", [aliases.CONVERTED], ids=["CONVERTED"])
 def test_a_value_that_means_nothing_is_an_error(table):
     counted = {"max_train_steps", "updates", "warmup_updates", "num_examples_to_see", "checkpoint_every", "save_every"}
+    any_text = {"webdataset_path"}
     for key, convert in table.items():
-        if key.rpartition(".")[2] not in counted:
+        if key.rpartition(".")[2] not in counted | any_text:
             with pytest.raises(UserError, match="got 'nonsense'"):
                 convert("nonsense")
+
+
+def test_stable_cascades_data_section_means_the_same_here():
+    given = [
+        "webdataset_path=[s3://path/to/your/first/dataset/on/s3, file:/path/to/your/local/dataset.tar]",
+        "dataset_filters=[[aesthetic_score, 'lambda s: s > 4.5'], [nsfw_probability, 'lambda s: s < 0.01']]",
+        "multi_aspect_ratio=[1/1, 1/2, 1/3, 2/3, 3/4, 1/5, 2/5, 3/5, 4/5, 1/6, 5/6, 9/16]",
+        "image_size=1024",
+    ]
+    data = config.load("quickstart", given).config.data
+    assert data.source == "webdataset"
+    assert data.path == ("s3://path/to/your/first/dataset/on/s3", "file:/path/to/your/local/dataset.tar")
+    assert str(data.filters) == "aesthetic_score > 4.5 and nsfw_probability < 0.01"
+    assert data.buckets.aspects[-1] == "9/16"
+    assert data.resolution == 1024

@@ -76,8 +76,8 @@ def done(place):
 
 
 def test_the_commands_run_and_leave_what_readme_says(done):
-    assert {"train", "generate", "report", "recipes", "doctor"} == {words[1] for words in commands()}
-    assert {path.name for path in (done / "runs").iterdir()} == {"quickstart", "mine", "flow"}
+    assert {"train", "generate", "report", "recipes", "doctor", "data"} == {words[1] for words in commands()}
+    assert {path.name for path in (done / "runs").iterdir()} == {"quickstart", "mine", "shards", "flow"}
     for run in (done / "runs").iterdir():
         for name in ("config.yaml", "metrics/metrics.jsonl", "report.html", "pipeline/model_index.json", "checkpoints"):
             assert (run / name).exists(), f"{run.name}/{name}"

@@ -102,6 +102,8 @@ SAME = {
     "lr": "optimizer.learning_rate",
     "grad_accum_steps": "training.gradient_accumulation_steps",
     "image_size": "data.resolution",
+    "multi_aspect_ratio": "data.buckets.aspects",
+    "dataset_filters": "data.filters",
 }
 """Another name for one of our settings."""
 
@@ -117,6 +119,8 @@ CONVERTED: dict[str, Callable[[str], Pairs]] = {
     "experiment.save_every": _counted("checkpoint.every", "steps"),
     "save_every": _counted("checkpoint.every", "steps"),
     "warmup_updates": _counted("lr_scheduler.warmup", "steps"),
+    # data
+    "webdataset_path": lambda text: [("data.source", "webdataset"), ("data.path", text)],
     # weighting and clipping
     "snr_gamma": _min_snr,
     "clip_grad": _choose("clip_grad", {"True": [], "False": [("training.max_grad_norm", "null")]}),
@@ -194,6 +198,5 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "experiment.eval_caption_file": ("pictures from a file of captions", _OFF),
     "experiment.num_eval_images": ("pictures from a file of captions", _OFF),
     "wandb.*": ("tracking by Weights & Biases", ()),
-    "multi_aspect_ratio": ("pictures of several aspect ratios", _OFF),
 }
 """A name (or pattern) whose part is still to be written: what that is, and the values that ask for nothing."""
