@@ -100,7 +100,7 @@ class CsvTables:
         """From its bytes."""
         names = _names(self, file)
         with open(file.path, "rb") as opened:
-            opened.seek(at.offset)
+            opened.seek(at.number)
             raw = opened.read(at.num_bytes)
         record = next(self.records(io.BytesIO(raw)), None) if len(raw) == at.num_bytes else None
         if record is None or record.cells is None or len(record.cells) != len(names):

@@ -64,7 +64,7 @@ class Row(NamedTuple):
     """Where a row is."""
 
     number: int
-    offset: int = 0
+    """Its number, or, in a text, its first byte."""
     num_bytes: int = 0
 
 

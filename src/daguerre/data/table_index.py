@@ -24,7 +24,7 @@ from daguerre.data.shard_cache import ShardCache
 from daguerre.data.shard_index import About, ShardIndex, file_digest, sample_ids
 from daguerre.data.table_columns import ID, Columns, check
 from daguerre.data.table_files import Damage, Part, Tables, Unreadable, listed
-from daguerre.data.table_metadata import filterable, text_of
+from daguerre.data.table_metadata import Gathered, text_of
 from daguerre.data.verbatim import Finder
 from daguerre.errors import UserError
 
@@ -47,7 +47,7 @@ class Builder:
         schema = read_schema(self.tables, file, place)
         check(schema, self.columns, self.first, place.name)
         counts: skips.Counts = {}
-        stat, kept = file.stat(), _Kept(tuple(self.columns.metadata(schema)))
+        stat, kept = file.stat(), _Kept(Gathered(tuple(self.columns.metadata(schema)), self.tables.typed))
         base = base_of(place)
         names = self.columns.read(schema)
         try:
@@ -63,7 +63,9 @@ class Builder:
         if slow := self.tables.slow(file, [name for name in names if name != self.columns.image or not whole]):
             skips.add(counts, _SLOW, f"{place.name}: {slow}", kept=True)
         digest = file_digest(file)
-        table, fields, not_kept = kept.table(digest, self.tables.typed)
+        table = kept.table(digest)
+        not_kept = tuple(name for name in kept.metadata.names if name in kept.metadata.not_kept)
+        fields = tuple(name for name in kept.metadata.names if name not in not_kept)
         loose = {"loose": True} if column_types.is_text(schema.field(self.columns.image).type) else {}
         about = About(
             self.kind, place.name, stat.st_size, digest, version(place, file), counts, (), fields, not_kept, loose
@@ -172,13 +174,13 @@ def _count(counts: skips.Counts, reason: str, where: str, number: int) -> None:
 class _Kept:
     """The rows that are kept, part by part."""
 
-    metadata: tuple[str, ...]
-    """Columns that filters may use."""
+    metadata: Gathered
     numbers: list[np.ndarray] = field(default_factory=list)
     spans: list[np.ndarray] = field(default_factory=list)
     looked: list[np.ndarray] = field(default_factory=list)
     """[n, 3] uint64: height, width, digest."""
-    batches: list[pa.RecordBatch] = field(default_factory=list)
+    ids: list[np.ndarray] = field(default_factory=list)
+    """[n] int64: what the column of ids says; -1: nothing."""
     pieces: list[bytes] = field(default_factory=list)
 
     def take(self, part: Part, rows: Iterator[tuple[tuple[int, int, int, int], bytes]]) -> None:
@@ -191,11 +193,14 @@ class _Kept:
         self.looked.append(looked[:, 1:])
         if part.spans is not None:
             self.spans.append(part.spans[which])
-        names = [name for name in part.batch.schema.names if name in self.metadata or name == ID]
-        self.batches.append(part.batch.select(names).take(pa.array(which)))
+        batch = part.batch.select([n for n in part.batch.schema.names if n in self.metadata.names or n == ID])
+        batch = batch.take(pa.array(which))
+        self.metadata.take(batch)
+        if ID in batch.schema.names:
+            self.ids.append(_given(batch.column(ID)))
 
-    def table(self, digest: str, typed: bool) -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
-        """The index's columns; which metadata is kept, and which cannot be."""
+    def table(self, digest: str) -> pa.Table:
+        """The index's columns."""
         numbers = np.concatenate([*self.numbers, np.zeros(0, np.int64)]).astype(np.int64)
         looked = np.concatenate([*self.looked, np.zeros((0, 3), np.uint64)])
         columns: dict[str, Any] = {
@@ -207,27 +212,20 @@ class _Kept:
         }
         if self.spans:
             spans = np.concatenate(self.spans)
-            columns |= {"offset": spans[:, 0], "length": spans[:, 1], "line": spans[:, 2]}
+            columns |= {"length": spans[:, 1].astype(np.int32), "line": spans[:, 2]}
         if any(self.pieces):
             columns["pieces"] = pa.array(self.pieces, pa.binary())
-        fields: list[str] = []
-        not_kept: list[str] = []
-        for name in self.metadata:
-            found = filterable(self._column(name), typed)
-            columns |= {f"{prefix}:{name}": array for prefix, array in found.items()}
-            (fields if found else not_kept).append(name)
-        return pa.table(columns), tuple(fields), tuple(not_kept)
+        return pa.table({**columns, **self.metadata.columns()})
 
     def _ids(self, digest: str, numbers: np.ndarray) -> np.ndarray:
         """What the column of ids says, where there is one, else by the table's digest and the row."""
         ids = sample_ids(digest, numbers)
-        if not self.batches or ID not in self.batches[0].schema.names:
-            return ids
-        given = text_of(self._column(ID).cast(pa.string()))
-        given = pc.if_else(pc.match_substring_regex(given, r"^\d{1,18}$"), given, None).cast(pa.int64())
-        return np.where(given.is_valid().to_numpy(zero_copy_only=False), given.fill_null(0).to_numpy(), ids)
+        given = np.concatenate(self.ids) if self.ids else np.full(len(ids), -1)
+        return np.where(given >= 0, given, ids)
 
-    def _column(self, name: str) -> pa.Array:
-        if not self.batches:
-            return pa.nulls(0, pa.string())
-        return pa.chunked_array([batch.column(name) for batch in self.batches]).combine_chunks()
+
+def _given(column: pa.Array) -> np.ndarray:
+    """Ids [n] int64 of a column; -1 where it holds none."""
+    text = text_of(column.cast(pa.string()))
+    whole = pc.if_else(pc.match_substring_regex(text, r"^\d{1,18}$"), text, None).cast(pa.int64())
+    return whole.fill_null(-1).to_numpy()

@@ -6,6 +6,7 @@ In tables without types (CSV) what looks like a number is one, cell by cell.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,49 @@ NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 EMPTY = r"^(|nan|null|none|na|n/a)$"
 TRUTH = r"^(true|false)$"
 """What cells of a table without types say, once white space is taken off."""
+
+
+@dataclass
+class Gathered:
+    """Metadata of the rows that are kept, part by part."""
+
+    names: tuple[str, ...]
+    typed: bool
+    sizes: list[int] = field(default_factory=list)
+    """Rows of each part."""
+    found: dict[tuple[str, str], dict[int, pa.Array]] = field(default_factory=dict)
+    """{("n" or "s", name): {part: column}}."""
+    not_kept: set[str] = field(default_factory=set)
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Adds a part; a name with a long text in it is dropped from all."""
+        for name in set(self.names) & set(batch.schema.names) - self.not_kept:
+            arrays = filterable(batch.column(name), self.typed)
+            for kind, array in arrays.items():
+                self.found.setdefault((kind, name), {})[len(self.sizes)] = array
+            if not arrays:
+                self.not_kept.add(name)
+                for kind in "ns":
+                    self.found.pop((kind, name), None)
+        self.sizes.append(batch.num_rows)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """`n:NAME` and `s:NAME`, as index files hold them."""
+        whole: dict[str, pa.Array] = {}
+        for name in self.names:
+            number, text = self._whole("n", name), self._whole("s", name)
+            if number is not None:
+                whole[f"n:{name}"] = number
+            if text is not None and (number is None or text.null_count < len(text)):
+                whole[f"s:{name}"] = text
+        return whole
+
+    def _whole(self, kind: str, name: str) -> pa.Array | None:
+        parts = self.found.pop((kind, name), None)
+        if parts is None:
+            return None
+        of = pa.float64() if kind == "n" else pa.string()
+        return pa.concat_arrays([parts.get(i, pa.nulls(size, of)) for i, size in enumerate(self.sizes)])
 
 
 def filterable(column: pa.Array, typed: bool) -> dict[str, pa.Array]:

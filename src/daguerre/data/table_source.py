@@ -38,7 +38,7 @@ BLOCKS = 1 << 16
 
 WHOLE_SHARE = 0.25
 """Share of a far table's rows from which on it is fetched whole."""
-PLACES = ("id", "digest", "row", "offset", "length", "line", "pieces")
+PLACES = ("id", "digest", "row", "length", "line", "pieces")
 """Columns of an index that say where a row is."""
 
 
@@ -117,7 +117,7 @@ class TableSource:
 
         `Undecodable` where it is another row now.
         """
-        where = Row(at["row"], at.get("offset", 0), at.get("length", 0))
+        where = Row(at["row"], at.get("length", 0))
         near, pieces = file.place.local is not None, at.get("pieces")
         for way in (pieces, b"") if near and pieces else (pieces,) * (1 if near else READINGS):
             with suppress(Undecodable, Unreadable, Mismatch):

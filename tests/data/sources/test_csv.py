@@ -275,7 +275,7 @@ def test_what_the_library_writes_is_read_back(tmp_path_factory, rows, end):
     for part in tables.parts(path, ["c", "a"], "a", "t"):
         assert not isinstance(part, Damage)
         for (offset, length, _), c, a in zip(part.spans.tolist(), *part.batch.columns, strict=True):
-            assert tables.row(file_now(path), Row(0, offset, length), ["a", "c"]) == {"a": a.as_py(), "c": c.as_py()}
+            assert tables.row(file_now(path), Row(offset, length), ["a", "c"]) == {"a": a.as_py(), "c": c.as_py()}
             found.append((a.as_py(), c.as_py()))
     assert found == [(a, c) for a, _, c in rows]
 
