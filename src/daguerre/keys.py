@@ -52,12 +52,9 @@ def batch_normals(seed: int, purpose: str, keys: np.ndarray, shape: tuple[int, .
     return np.ascontiguousarray(drawn).reshape(len(keys), *shape)
 
 
-def permutation(seed: int, purpose: str, epoch: int, count: int, part: int = 0) -> np.ndarray:
-    """A permutation [count] int64 of range(count): the order that sorting by one word each gives.
-
-    `part` tells the parts of an epoch apart that are permuted each for itself.
-    """
-    return np.argsort(words(seed, purpose, part, epoch, count=count), kind="stable").astype(np.int64)
+def permutation(seed: int, purpose: str, epoch: int, count: int) -> np.ndarray:
+    """A permutation [count] int64 of range(count): the order that sorting by one word each gives."""
+    return np.argsort(words(seed, purpose, 0, epoch, count=count), kind="stable").astype(np.int64)
 
 
 def hashed_uniforms(purpose: str, sample_ids: np.ndarray) -> np.ndarray:

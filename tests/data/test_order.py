@@ -87,12 +87,20 @@ def test_a_small_set_is_shuffled_through_and_through():
 @pytest.mark.parametrize(("lanes", "lane_samples"), [(16, 4096), (4, 1000)])
 def test_neighbours_of_a_shard_end_up_far_apart(lanes, lane_samples):
     """The distance of two neighbours is that of two random slots of a segment: a third of it, as in a shuffle
-    buffer."""
+    buffer of that size."""
     order = passes([10_000] * 100, lanes=lanes, lane_samples=lane_samples)
     where = np.argsort(order.slots(0, order.count).places)
     apart = np.abs(np.diff(where))
     assert np.mean(apart) == pytest.approx(lanes * lane_samples / 3, rel=0.1)
     assert np.mean(apart < 256) < 3 * 256 / (lanes * lane_samples)
+
+
+def test_lanes_take_turns_in_an_order_of_chance():
+    order = passes([1000] * 50, lanes=5, lane_samples=500)
+    lanes = order.slots(0, 50_000).lanes.reshape(-1, 5)
+    assert (np.sort(lanes, axis=1) == np.arange(5)).all(), "of five slots in a row each lane has one"
+    first = np.bincount(lanes[:, 0], minlength=5)
+    assert ((first - 2000) ** 2 / 2000).sum() < 4 + 5 * np.sqrt(8), "no lane is first more often"
 
 
 def test_a_segment_reads_from_few_shards():

@@ -2,8 +2,9 @@
 
 A pass visits each place once. Its order is drawn so that reading stays local: the shards are put into another order and
 laid out in a row, the row is cut into `lanes` equal stretches that are walked side by side, and each step of
-`lane_samples` on every lane (a *segment*) is shuffled as a whole. A set of up to lanes x lane_samples places is one
-segment: shuffled through and through. Nothing here knows of files, batches or ranks.
+`lane_samples` on every lane is a *segment*. A set of one segment is shuffled through and through. In larger sets each
+lane is shuffled within the segment, and the lanes take turns: of any `lanes` slots in a row each lane has one, so that
+ranks that take equal shares of a batch can keep to lanes of their own. Nothing here knows of files, batches or ranks.
 """
 
 from __future__ import annotations
@@ -167,9 +168,20 @@ def _segment(order: Passes, number: int, segment: int) -> Stretch:
     offsets = np.arange(len(lanes), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     row = begins[lanes] + offsets
     if order.shuffle:
-        shuffled = keys.permutation(order.seed, "shuffle", number, len(row), part=segment)
+        words = keys.words(order.seed, "shuffle", segment, number, count=len(row))
+        whole = len(order.segment_starts) == 2
+        shuffled = np.argsort(words, kind="stable") if whole else _in_turns(lanes, sizes, words)
         row, lanes = row[shuffled], lanes[shuffled]
     which = np.searchsorted(layout.starts, row, side="right") - 1
     places = row - layout.starts[which] + order.shard_starts[layout.shards[which]]
     epoch, repeat = divmod(number, order.repeats)
     return Stretch(places, np.full_like(places, epoch), np.full_like(places, repeat), lanes)
+
+
+def _in_turns(lanes: np.ndarray, sizes: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """An order [n] of places that stand lane by lane (`sizes` of each): each lane by its own words; in turn r the r-th
+    place of every lane, and these by the lower halves of their words, which the order in the lanes knows nothing of."""
+    by_lane = np.lexsort((words, lanes))
+    turns = np.empty(len(lanes), dtype=np.int64)
+    turns[by_lane] = np.arange(len(lanes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.lexsort((words << np.uint64(32), turns))
