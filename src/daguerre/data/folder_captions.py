@@ -40,9 +40,11 @@ class Rules:
 class NoCaption(Exception):
     """Why a picture has no usable caption, and the file at fault if it is another one."""
 
-    def __init__(self, reason: str, file: str = "") -> None:
+    def __init__(self, reason: str, file: str = "", damage: bool = False) -> None:
         super().__init__(reason)
         self.file = file
+        self.damage = damage
+        """Whether something is broken."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Words:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise NoCaption("JSON file beside a picture that holds no object", path)
+            raise NoCaption("JSON file beside a picture that holds no object", path, damage=True)
         return found
 
 
@@ -150,7 +152,7 @@ def _text(folder: Path, path: str) -> str:
     try:
         text = (folder / path).read_bytes().decode("utf-8-sig").strip()
     except UnicodeDecodeError:
-        raise NoCaption("caption file that is not UTF-8", path) from None
+        raise NoCaption("caption file that is not UTF-8", path, damage=True) from None
     if not text:
         raise NoCaption("caption file without text", path)
     return text
@@ -191,7 +193,7 @@ def _metadata(folder: Path, rules: Rules, images: set[str], counts: skips.Counts
                 counts, "picture named in metadata.jsonl that is not in the folder", f"{where}: {line['file_name']}"
             )
         elif path in listed:
-            skips.add(counts, "duplicate: picture named twice in metadata.jsonl", f"{where}: {path}")
+            skips.add(counts, "duplicate: picture named twice in metadata.jsonl", f"{where}: {path}", damage=False)
         else:
             listed[path] = line
     return listed

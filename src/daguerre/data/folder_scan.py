@@ -99,7 +99,7 @@ def _files(folder: Path, suffixes: tuple[str, ...], counts: skips.Counts) -> Ite
         inside = pending.pop()
         real = os.path.realpath(folder / inside)
         if real in seen:
-            skips.add(counts, "folder reached a second time by a link", printable(inside))
+            skips.add(counts, "folder reached a second time by a link", printable(inside), damage=False)
             continue
         seen.add(real)
         try:
@@ -128,7 +128,7 @@ def _unseen(
             continue
         target = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
         if target in seen and path.lower().endswith(suffixes):
-            skips.add(counts, "duplicate: a link to a picture that is already there", printable(path))
+            skips.add(counts, "duplicate: a link to a picture that is already there", printable(path), damage=False)
             continue
         seen.add(target)
         yield path
@@ -158,7 +158,7 @@ def _sample(
     except Undecodable as error:
         skips.add(counts, str(error), printable(path))
     except NoCaption as error:
-        skips.add(counts, str(error), printable(error.file or path))
+        skips.add(counts, str(error), printable(error.file or path), damage=error.damage)
     except PermissionError as error:
         skips.add(counts, "file that may not be read", printable(os.path.relpath(error.filename, folder)))
     else:
@@ -174,9 +174,9 @@ def _count_unused(
         stem, extension = os.path.splitext(path)
         if extension.lower() in OTHER_IMAGES and extension.lower() not in suffixes:
             reason = f"picture in a format that is not read ({_spoken(rules.formats, 'and')} are)"
-            skips.add(counts, reason, printable(path))
+            skips.add(counts, reason, printable(path), damage=False)
         elif extension == ".txt" and stem not in stems:
-            skips.add(counts, "text file without a picture of that name", printable(path))
+            skips.add(counts, "text file without a picture of that name", printable(path), damage=False)
         elif extension == ".txt" and rules.captions_from != "files":
             reason = f"kept, but its text file is not read (data.captions_from={rules.captions_from})"
             skips.add(counts, reason, printable(path), kept=True)

@@ -14,7 +14,8 @@ import numpy as np
 from daguerre.errors import UserError
 
 SkipReport = Mapping[str, Mapping[str, Any]]
-"""{reason: {"count": n, "examples": [a few names], "kept": whether they are trained on all the same}}."""
+"""{reason: {"count": n, "examples": [a few names], "kept": whether they are trained on all the same}}; also
+"damage": False where nothing is broken: there is no picture or no caption to begin with."""
 Counts = dict[str, dict[str, Any]]
 """A SkipReport in the making."""
 EXAMPLES = 5
@@ -34,9 +35,11 @@ class Failure(NamedTuple):
     """Whether it is trained on all the same."""
 
 
-def add(counts: Counts, reason: str, name: str, kept: bool = False) -> None:
+def add(counts: Counts, reason: str, name: str, kept: bool = False, damage: bool = True) -> None:
     """Counts one more `name` under `reason`, left out or (`kept`) only worth a note; the first few names stay."""
-    entry = counts.setdefault(reason, {"count": 0, "examples": [], "kept": kept})
+    entry = counts.setdefault(
+        reason, {"count": 0, "examples": [], "kept": kept} | ({} if damage else {"damage": False})
+    )
     entry["count"] += 1
     if len(entry["examples"]) < EXAMPLES:
         entry["examples"].append(name)
@@ -63,8 +66,8 @@ def table(report: SkipReport) -> str:
 
 
 def unusable(report: SkipReport) -> int:
-    """How many were left out."""
-    return sum(entry["count"] for entry in report.values() if not entry.get("kept"))
+    """How many were left out because something is broken."""
+    return sum(entry["count"] for entry in report.values() if not entry.get("kept") and entry.get("damage", True))
 
 
 def refuse_above(limit: float, report: SkipReport, looked: int) -> None:

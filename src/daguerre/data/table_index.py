@@ -25,6 +25,7 @@ from daguerre.data.shard_index import About, ShardIndex, file_digest, sample_ids
 from daguerre.data.table_columns import ID, Columns, check
 from daguerre.data.table_files import Damage, Part, Tables, Unreadable, listed
 from daguerre.data.table_metadata import Gathered, text_of
+from daguerre.data.table_pictures import Lacking
 from daguerre.data.verbatim import Finder
 from daguerre.errors import UserError
 
@@ -88,7 +89,7 @@ class Builder:
                 texts = texts_of(row, self.columns)
             except Undecodable as error:
                 place = f"row {part.rows[i]}" if part.spans is None else f"line {part.spans[i, 2]}"
-                skips.add(counts, str(error), f"{where} {place}")
+                skips.add(counts, str(error), f"{where} {place}", damage=not isinstance(error, Lacking))
                 continue
             if self.columns.size and not height:
                 height, width = (_pixels(row[name]) for name in self.columns.size)
@@ -131,7 +132,7 @@ def base_of(place: Place) -> str:
 
 
 def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
-    """{caption field: text} of those that have text. `Undecodable` where none has."""
+    """{caption field: text} of those that have text. `Lacking` where none has."""
     texts, unknown = {}, False
     for name, column in columns.captions:
         value = row.get(column)
@@ -144,7 +145,7 @@ def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
             texts[name] = value.strip()
     if not texts:
         listed = ", ".join(repr(column) for _, column in columns.captions)
-        raise Undecodable(f"{'class label without a name' if unknown else 'no caption'} (column {listed})")
+        raise Lacking(f"{'class label without a name' if unknown else 'no caption'} (column {listed})")
     return texts
 
 

@@ -19,6 +19,10 @@ NONE = "no picture: the cell is empty"
 SCHEMES = ("http", "https", "s3", "gs")
 
 
+class Lacking(Undecodable):
+    """A row that has no picture or no caption to begin with; nothing is broken."""
+
+
 def size(value: Any, base: str, formats: Sequence[str]) -> tuple[int, int]:
     """Height and width of a picture that is here, upright; (0, 0) at an address, where nothing is fetched.
 
@@ -68,7 +72,7 @@ def _held(value: Any) -> bytes | str:
     if isinstance(value, str):
         value = value.strip()
     if not value:
-        raise Undecodable(NONE)
+        raise Lacking(NONE)
     assert isinstance(value, bytes | str), type(value)
     return value
 

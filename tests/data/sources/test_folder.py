@@ -144,6 +144,20 @@ def test_everything_left_out_has_a_reason_and_a_name(tmp_path):
     }
 
 
+def test_what_has_no_caption_is_no_damage(tmp_path):
+    """It is left out and counted, and stops no run."""
+    for i in range(40):
+        (captioned if i % 2 else picture)(tmp_path / f"{i}.png")
+        (tmp_path / f"orphan{i}.txt").write_text("x")
+    (tmp_path / "1.txt").write_text(" ")
+    data = open_dataset(settings(tmp_path), "train")
+    assert data.report()["picture without a caption"]["count"] == 20
+    for i in range(1, 40, 2):
+        (tmp_path / f"{i}.png").write_bytes(b"<html>" if i % 4 == 1 else (tmp_path / f"{i}.png").read_bytes())
+    with pytest.raises(UserError, match=r"10 of 20 samples cannot be used(.|\n)*not an image"):
+        open_dataset(settings(tmp_path), "train")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_what_may_not_be_read_is_counted(tmp_path):
     captioned(tmp_path / "good.png")

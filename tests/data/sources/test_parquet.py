@@ -242,6 +242,18 @@ def test_dirty_cells_are_counted(tmp_path):
     }
 
 
+def test_rows_that_failed_to_download_stop_no_run(tmp_path):
+    """Nor do those without a caption; pages of HTML do."""
+    columns = usual(60)
+    columns["jpg"][:20] = [None] * 20
+    columns["caption"][20:30] = [None] * 10
+    path = write(tmp_path / "a.parquet", columns)
+    assert open_dataset(settings(path, held_out_fraction=0), "train").size == 30
+    columns["jpg"][30:40] = [b"<html>"] * 10
+    with pytest.raises(UserError, match=r"10 of 30 samples cannot be used(.|\n)*not an image"):
+        open_dataset(settings(write(path, columns)), "train")
+
+
 def test_paths_that_lead_nowhere_are_counted(tmp_path):
     (tmp_path / "good.png").write_bytes(png(0))
     (tmp_path / "page.png").write_text("<html>")
