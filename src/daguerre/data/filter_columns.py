@@ -6,8 +6,8 @@ and neither where it cannot be said.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -45,12 +45,21 @@ def verdict(condition: Condition | None, index: Index) -> Verdict:
     rejected: dict[str, int] = {}
     if condition is None:
         return Verdict(passes, rejected)
+    index = _with_columns(index, {use.name for use in tree.uses(condition)})
     asked = frozenset(use.name for use in tree.uses(condition) if use.kind == "missing")
     for start in range(0, index.count, CHUNK_SAMPLES):
         rows = _Rows(index, start, min(CHUNK_SAMPLES, index.count - start))
         with np.errstate(all="ignore"):
             passes[start : start + rows.count] = _passes(condition, rows, asked, rejected)
     return Verdict(passes, rejected)
+
+
+def _with_columns(index: Index, names: Set[str]) -> Index:
+    """The index with these columns alone, put together once."""
+    numbers, texts = (
+        {name: columns[name] for name in names if name in columns} for columns in (index.numbers, index.texts)
+    )
+    return replace(index, numbers=numbers, texts=texts)
 
 
 def _passes(condition: Condition, rows: _Rows, asked: frozenset[str], rejected: dict[str, int]) -> np.ndarray:
