@@ -178,6 +178,11 @@ def test_a_secret_is_refused_and_not_shown(base):
         (["per_device_batch_size=4", "gradient_accumulation_steps=2"], "training.global_batch_size", "is not"),
         (["global_batch_size=null"], "training.global_batch_size", "must be given"),
         (["lr_scheduler.warmup=21 steps"], "lr_scheduler.warmup", "longer"),
+        (
+            ["lr_scheduler.name=warmup_stable_decay", "lr_scheduler.warmup=11 steps", "lr_scheduler.decay=10 steps"],
+            "lr_scheduler.decay",
+            "after its warm-up of '11 steps'",
+        ),
         (["run_name=a/b"], "run_name", "folder"),
         (["run_name="], "run_name", "folder"),
         (["seed=-1"], "seed", "from 0"),

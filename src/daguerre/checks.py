@@ -65,10 +65,15 @@ def _batches(training: TrainingSettings) -> list[Problem]:
 
 
 def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> list[Problem]:
-    warmup, duration = lr_scheduler.warmup, training.duration
+    """Warm-up and decay fit into the run, as far as durations of the same unit can be compared."""
+    warmup, decay, duration = lr_scheduler.warmup, lr_scheduler.decay, training.duration
     if warmup.unit == duration.unit and warmup.number > duration.number:
         text = f"is longer than the run: training.duration is {str(duration)!r}"
         return [Problem("lr_scheduler.warmup", text, str(warmup))]
+    risen = warmup.number if decay and warmup.unit == decay.unit else 0
+    if decay and decay.unit == duration.unit and risen + decay.number > duration.number:
+        text = "is longer than the run" + (f" after its warm-up of {str(warmup)!r}" if risen else "")
+        return [Problem("lr_scheduler.decay", f"{text}: training.duration is {str(duration)!r}", str(decay))]
     return []
 
 

@@ -28,6 +28,7 @@ class Intervals:
 
     total: int
     warmup: int
+    decay: int
     log: int
     checkpoint: int | None
     validation: int | None
@@ -39,9 +40,11 @@ def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) 
     def steps(duration: Duration) -> int:
         return duration.steps(sizes.whole, samples_per_epoch)
 
+    total, decay = steps(config.training.duration), config.lr_scheduler.decay
     return Intervals(
-        total=steps(config.training.duration),
+        total=total,
         warmup=steps(config.lr_scheduler.warmup),
+        decay=-(-total // 10) if decay is None else steps(decay),
         log=max(1, steps(config.logging.every)),
         checkpoint=None if config.checkpoint.every is None else max(1, steps(config.checkpoint.every)),
         validation=None if config.validation.every is None else max(1, steps(config.validation.every)),
@@ -134,4 +137,5 @@ def loop_plan(run: Run) -> loop.Plan:
         max_grad_norm=run.config.training.max_grad_norm,
         max_nonfinite_steps=run.config.training.max_nonfinite_steps,
         log_every=run.every.log,
+        decay_steps=run.every.decay,
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from daguerre.settings import Settings
+from daguerre.settings import Choice, Settings
 
 
 class ObjectiveSettings(Settings):
@@ -17,40 +17,6 @@ class ObjectiveSettings(Settings):
 
     name: str
     """Name of the objective: a file in objectives."""
-
-
-class Choice(Settings):
-    """A section whose `name` decides which of its other fields act.
-
-    A field that does not act may not be set, not even to its default, and is not dumped.
-    """
-
-    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """The names with which a field acts; a field that is missing here always acts."""
-    instead: ClassVar[dict[str, str]] = {}
-    """What to do instead, by field, where there is more to say than to remove it."""
-
-    name: str
-
-    def acts(self, field: str) -> bool:
-        """Whether `field` has an effect under this section's name."""
-        return self.name in self.acts_with.get(field, (self.name,))
-
-    @model_validator(mode="after")
-    def _refuse_what_does_not_act(self) -> Self:
-        idle = [field for field in type(self).model_fields if field in self.model_fields_set and not self.acts(field)]
-        problems = []
-        for field in idle:
-            owners = " or ".join(self.acts_with[field])
-            way_out = self.instead.get(field, f"remove {field}, or set name to {owners}")
-            problems.append(f"{field} has no effect with {self.name!r} (it belongs to {owners}): {way_out}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-    @model_serializer(mode="wrap")
-    def _dump_what_acts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {field: value for field, value in handler(self).items() if self.acts(field)}
 
 
 class ScheduleSettings(Choice):

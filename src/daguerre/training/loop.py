@@ -28,10 +28,12 @@ class Plan:
     max_nonfinite_steps: int
     log_every: int
     """Updates between readings of the device."""
+    decay_steps: int = 0
+    """Updates of the fall of warmup_stable_decay."""
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update `step`, from 0."""
-        share = schedules.factor(self.lr_scheduler, step, self.warmup_steps, self.total_steps)
+        share = schedules.factor(self.lr_scheduler, step, self.warmup_steps, self.total_steps, self.decay_steps)
         return self.learning_rate * share
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from daguerre.settings import ELASTIC, FREE, Duration, Settings
+from daguerre.settings import ELASTIC, FREE, Choice, Duration, Settings
 
 
 class TrainingSettings(Settings):
@@ -47,13 +47,29 @@ class OptimizerSettings(Settings):
     """Decoupled weight decay, applied to matrices and convolution kernels, not to biases and norms."""
 
 
-class LRSchedulerSettings(Settings):
+class LRSchedulerSettings(Choice):
     """Learning rate over the run, counted in updates."""
 
-    name: Literal["constant", "linear", "cosine"] = "constant"
-    """After warm-up: stay at the peak, or fall to zero at the run's end along a line or half a cosine."""
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        "final": ("linear", "cosine", "polynomial", "warmup_stable_decay"),
+        "power": ("polynomial",),
+        "decay": ("warmup_stable_decay",),
+        "decay_shape": ("warmup_stable_decay",),
+    }
+
+    name: Literal["constant", "linear", "cosine", "polynomial", "warmup_stable_decay"] = "constant"
+    """After warm-up: stay at the peak, or fall until the run's end along a line, half a cosine or a power of the time
+    left; warmup_stable_decay stays at the peak and falls in the last updates only."""
     warmup: Duration = Duration("0 steps")
     """Linear rise from zero to the peak learning rate."""
+    final: float = Field(0.0, ge=0, le=1)
+    """Share of the peak learning rate that is left at the run's end."""
+    power: float = Field(1.0, gt=0)
+    """polynomial: exponent of the share of the fall that is still to come."""
+    decay: Duration | None = None
+    """warmup_stable_decay: length of the fall; by default the last tenth of the run."""
+    decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    """warmup_stable_decay: a line, half a cosine, or 1 - sqrt(share of the fall), which falls fast at first."""
 
 
 class EMASettings(Settings):
