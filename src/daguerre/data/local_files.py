@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from itertools import count
 from pathlib import Path
 from threading import Lock
 
-OPEN_FILES = 32
-"""Most descriptors that are kept. A file that was deleted meanwhile takes room on its disk until it is closed, which
-happens when the next file is opened."""
+OPEN_FILES = 256
+"""Most descriptors that are kept: a strict filter reads from more than a hundred shards beside each other."""
+SWEEP = 16
+"""Files that are opened between two looks for deleted ones: such a file takes room on its disk until it is closed."""
 
 
 class _Descriptor:
@@ -30,6 +32,7 @@ class _Descriptor:
 
 _OPEN: OrderedDict[str, _Descriptor] = OrderedDict()
 _LOCK = Lock()
+_opened = count()
 
 
 def read(path: Path, start: int, length: int) -> bytes:
@@ -49,8 +52,9 @@ def _descriptor(path: str) -> _Descriptor:
     with _LOCK:
         found = _OPEN.get(path)
         if found is None or found.deleted:
-            for name in [name for name, one in _OPEN.items() if one.deleted]:
-                del _OPEN[name]
+            if next(_opened) % SWEEP == 0:
+                for name in [name for name, one in _OPEN.items() if one.deleted]:
+                    del _OPEN[name]
             found = _OPEN[path] = _Descriptor(path)
         _OPEN.move_to_end(path)
         while len(_OPEN) > OPEN_FILES:
