@@ -12,6 +12,7 @@ from daguerre.types import LossTerms
 
 KEYS = np.array([[5, 0, 0], [6, 1, 0], [2**62, 0, 3], [5, 1, 0]], dtype=np.int64)
 SHAPE = (4, 3, 5)
+WEIGHTINGS = ["none", "min_snr", "soft_min_snr", "debiased", "p2"]
 LEVELS = [0.0, 1e-6, 0.25, 0.5, 0.75, 1 - 2**-53]
 
 
@@ -81,7 +82,7 @@ def test_levels_are_drawn_evenly_over_the_law(objective: Diffusion):
 
 
 @pytest.mark.parametrize("quantile", LEVELS)
-@pytest.mark.parametrize("weighting", ["none", "min_snr", "p2"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_loss_and_gradient_are_finite_at_every_level(plugin, weighting: str, quantile: float):
     objective = plugin.build(plugin.Settings(weighting={"name": weighting}))
     scale = torch.tensor(0.5, requires_grad=True)
@@ -145,6 +146,43 @@ def test_offset_noise_is_in_path_and_target(plugin):
     assert added.flatten(1).std() > 0.1
 
 
+def test_input_perturbation_is_in_the_path_alone(plugin):
+    """x_t = a x0 + s (eps + gamma xi), and the target has eps; as diffusers' --input_perturbation."""
+    objective = plugin.build(plugin.Settings(noise={"input_perturbation": 0.5, "offset": 0.1}))
+    plain = plugin.build(plugin.Settings(noise={"offset": 0.1})).draws(7, KEYS, SHAPE)
+    draws, seen = objective.draws(7, KEYS, SHAPE), []
+    assert all(torch.equal(draws[name], plain[name]) for name in plain)
+    a, s, p, q, c_in = (draws[name].reshape(-1, 1, 1, 1) for name in ("a", "s", "p", "q", "c_in"))
+    eps, xi = draws["noise"], draws["perturbation"] / 0.5
+    assert abs(np.corrcoef(eps.flatten(), xi.flatten())[0, 1]) < 0.2
+    terms = objective.loss(lambda x, c_noise, cond: seen.append(x) or torch.zeros_like(x), clean(), {}, draws)
+    torch.testing.assert_close(seen[0], c_in * (a * clean() + s * (eps + 0.5 * xi)))
+    expected = draws["weight"] * (p * clean() + q * eps).square().mean((1, 2, 3))
+    torch.testing.assert_close(terms.loss_B, expected)
+
+
+def test_validation_is_free_of_bias_and_perturbation(plugin):
+    values = {"timestep_bias": {"name": "later", "multiplier": 5}, "noise": {"input_perturbation": 0.1}}
+    changed = plugin.build(plugin.Settings.model_validate(values)).draws(7, KEYS, SHAPE, quantile=0.3)
+    plain = plugin.build(plugin.Settings()).draws(7, KEYS, SHAPE, quantile=0.3)
+    assert changed.keys() == plain.keys()
+    assert all(torch.equal(changed[name], plain[name]) for name in plain)
+
+
+def test_a_bias_moves_levels_and_leaves_noise_and_weight(plugin):
+    """Each sample's quantile is that of its own key, moved; the loss is not weighted."""
+    values = {"timestep_bias": {"name": "range", "multiplier": 3, "begin": 200, "end": 500}}
+    objective, plain = plugin.build(plugin.Settings.model_validate(values)), plugin.build(plugin.Settings())
+    keys = np.array([[i, 0, 0] for i in range(2000)], dtype=np.int64)
+    moved, draws = (o.draws(7, keys, (1, 1, 1)) for o in (objective, plain))
+    assert torch.equal(moved["noise"], draws["noise"])
+    assert torch.equal(moved["weight"], draws["weight"])
+    order = draws["quantile"].argsort()
+    assert (moved["quantile"][order].diff() >= 0).all()
+    inside = ((moved["quantile"] >= 0.2) & (moved["quantile"] < 0.5)).double().mean().item()
+    assert inside == pytest.approx(0.9 / 1.6, abs=0.035)
+
+
 def test_loss_never_waits_for_the_device(objective: Diffusion):
     """Nothing may read a value back: on the meta device there are none."""
     draws = {name: value.to("meta") for name, value in objective.draws(7, KEYS, SHAPE).items()}
@@ -158,7 +196,7 @@ def test_it_has_no_state_and_refuses_one(objective: Diffusion):
         objective.load_state({"level": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("weighting", ["none", "min_snr", "p2"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_levels_do_not_depend_on_the_place_in_the_batch_to_the_last_bit(plugin, weighting: str):
     """float64, where vector and scalar code of one library differ."""
     values = {"weighting": {"name": weighting, "p2_gamma": 0.7} if weighting == "p2" else {"name": weighting}}

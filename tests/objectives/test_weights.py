@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from diffusers import DDPMScheduler
+from diffusers.training_utils import compute_snr
 
 from daguerre import plugins
 from daguerre.objectives.schedules import from_sigma
@@ -38,6 +40,29 @@ def test_min_snr_table(name: str, expected: list[float]):
     np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("gamma", [1.0, 5.0])
+@pytest.mark.parametrize("name", ["eps", "v", "x0"])
+def test_min_snr_is_diffusers_at_every_timestep(name: str, gamma: float):
+    """As diffusers' training scripts have it, from `compute_snr`."""
+    scheduler = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
+    snr = compute_snr(scheduler, torch.arange(1000)).double()
+    clipped = snr.clamp(max=gamma)
+    expected = {"eps": clipped / snr, "v": clipped / (snr + 1), "x0": clipped}[name]
+    made = built(name, {"name": "min_snr", "snr_gamma": gamma})
+    weight = made.weight(*made.path(torch.arange(1000, dtype=torch.float64)))
+    np.testing.assert_allclose(weight, expected, rtol=2e-4)
+
+
+def test_min_snr_of_edm_and_flow():
+    """F weighs the x0 error by 1/c_out^2 = (s^2 + d^2)/(s d)^2; the speed at t = s/(1 + s) by 1/t^2."""
+    clipped = SNR.clamp(max=5)
+    edm, flow = (built(name, {"name": "min_snr"}).weight(*paths(name)) for name in ("edm", "flow"))
+    np.testing.assert_allclose(edm, clipped * (SIGMA * 0.5) ** 2 / (SIGMA**2 + 0.25), rtol=1e-12)
+    np.testing.assert_allclose(flow, clipped * (SIGMA / (1 + SIGMA)) ** 2, rtol=1e-12)
+    np.testing.assert_allclose(edm, [0.048077, 0.555556, 0.5, 0.2, 0.058824], rtol=1e-5)
+    np.testing.assert_allclose(flow, [0.041322, 0.477458, 0.444444, 0.25, 0.111111], rtol=1e-5)
+
+
 def test_min_snr_of_v_at_the_noisy_end_is_not_mindones():
     weight = built("v", {"name": "min_snr"}).weight(*from_sigma(torch.tensor(14.61464123, dtype=torch.float64)))
     x0_weight = weight.item() * (14.61464123**2 + 1) / 14.61464123**2
@@ -51,23 +76,36 @@ def test_p2_of_eps_and_x0():
     np.testing.assert_allclose(built("x0", p2).weight(a, s), SNR * (0.5 + SNR) ** -1.5, rtol=1e-13)
 
 
+W = {
+    "min_snr": lambda gamma: SNR.clamp(max=gamma),
+    "soft_min_snr": lambda gamma: SNR * gamma / (SNR + gamma),
+    "debiased": lambda gamma: SNR.sqrt(),
+    "p2": lambda gamma: SNR / (1 + SNR) ** gamma,
+}
+"""Weights of the x0 error."""
+
+
 @pytest.mark.parametrize("gamma", [1.0, 5.0])
-@pytest.mark.parametrize("kind", ["min_snr", "p2"])
+@pytest.mark.parametrize("kind", W)
 def test_every_objective_weighs_the_x0_error_alike(plugin, kind: str, gamma: float):
     name = plugin.Settings().name
-    weighting = {"name": kind, "snr_gamma": gamma} if kind == "min_snr" else {"name": kind, "p2_gamma": gamma}
+    option = {"p2": {"p2_gamma": gamma}, "debiased": {}}.get(kind, {"snr_gamma": gamma})
+    weighting = {"name": kind} | option
     a, s = paths(name)
     made = built(name, weighting)
     p, q = made.target(a, s)
-    w = SNR.clamp(max=gamma) if kind == "min_snr" else SNR / (1 + SNR) ** gamma
-    np.testing.assert_allclose(made.weight(a, s), w * (s / (a * q - s * p)) ** 2, rtol=1e-13)
+    np.testing.assert_allclose(made.weight(a, s), W[kind](gamma) * (s / (a * q - s * p)) ** 2, rtol=1e-13)
 
 
 def test_none_is_one_in_prediction_space(plugin):
     assert (built(plugin.Settings().name, {"name": "none"}).weight(*paths(plugin.Settings().name)) == 1).all()
 
 
-@pytest.mark.parametrize("weighting", [{"name": "min_snr"}, {"name": "p2"}, {"name": "p2", "p2_gamma": 0.5}])
+def test_debiased_is_one_over_the_root_of_snr_for_eps():
+    np.testing.assert_allclose(built("eps", {"name": "debiased"}).weight(*from_sigma(SIGMA)), SIGMA, rtol=1e-13)
+
+
+@pytest.mark.parametrize("weighting", [*({"name": name} for name in W), {"name": "p2", "p2_gamma": 0.5}])
 def test_weights_are_finite_at_every_level_that_training_draws(plugin, weighting: dict):
     made = built(plugin.Settings().name, weighting)
     weight = made.weight(*made.path(made.times(torch.tensor([*ENDS, *np.linspace(0, 0.999, 1000)]).double())))
@@ -82,8 +120,8 @@ def test_v_has_weight_zero_at_zero_terminal_snr():
 
 def test_limits_at_the_clean_end_of_the_flow():
     clean = torch.tensor(0.0, dtype=torch.float64)
-    for weighting in ({"name": "min_snr"}, {"name": "p2"}):
-        made = built("flow", weighting)
+    for name in W:
+        made = built("flow", {"name": name})
         assert made.weight(*made.path(clean)) == 0
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from daguerre import keys as keyed
 from daguerre.objectives import schedules, times, weights
-from daguerre.objectives.noise import noise
+from daguerre.objectives.noise import noise, perturbation
 from daguerre.objectives.objective import Net, Objective
 from daguerre.objectives.settings import DiffusionSettings
 from daguerre.types import Cond, Grid, LossTerms
@@ -60,9 +60,16 @@ class Diffusion(Objective):
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
     ) -> dict[str, Tensor]:
-        """`noise` [B, C, h, w], `quantile` [B], and what follows from it, [B] each: all that `loss` needs, float32."""
+        """`noise` [B, C, h, w], `quantile` [B], and what follows from it, [B] each: all that `loss` needs, float32.
+
+        With input perturbation also `perturbation` [B, C, h, w]. A fixed `quantile` is free of it and of timestep bias.
+        """
+        drawn = {"noise": noise(self.settings.noise, seed, keys, shape)}
         if quantile is None:
-            quantile_B = torch.from_numpy(keyed.batch_uniforms(seed, "time", keys))
+            uniform_B = torch.from_numpy(keyed.batch_uniforms(seed, "time", keys))
+            quantile_B = times.biased(self.settings.timestep_bias, self.settings.schedule.num_steps, uniform_B)
+            if self.settings.noise.input_perturbation:
+                drawn["perturbation"] = perturbation(self.settings.noise, seed, keys, shape)
         else:
             assert 0 <= quantile < 1, quantile
             quantile_B = torch.full((len(keys),), quantile, dtype=torch.float64)
@@ -79,14 +86,14 @@ class Diffusion(Objective):
             "q": q_B,
             "weight": self.weight(a_B, s_B),
         }
-        drawn = {name: value_B.float() for name, value_B in level.items()}
-        return {"noise": noise(self.settings.noise, seed, keys, shape), **drawn}
+        return drawn | {name: value_B.float() for name, value_B in level.items()}
 
     def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
         """Weighted mean squared error of the prediction of y."""
         x0_BCHW, eps_BCHW = x0_BCHW.float(), draws["noise"]
         a, s, p, q, c_in = (per_sample(draws[name], x0_BCHW) for name in ("a", "s", "p", "q", "c_in"))
-        x_BCHW = a * x0_BCHW + s * eps_BCHW
+        seen_BCHW = eps_BCHW + draws["perturbation"] if "perturbation" in draws else eps_BCHW
+        x_BCHW = a * x0_BCHW + s * seen_BCHW
         y_BCHW = net(c_in * x_BCHW, draws["c_noise"], cond)
         error_BCHW = y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
         loss_B = draws["weight"] * error_BCHW.square().flatten(1).mean(1)

@@ -9,7 +9,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from daguerre.settings import Choice, Settings
+from daguerre.settings import Choice, Idle, Settings
+
+CONTINUOUS_STEPS = 1000
+"""Steps in which the timestep bias of a schedule without timesteps counts."""
 
 
 class ObjectiveSettings(Settings):
@@ -63,6 +66,11 @@ class ScheduleSettings(Choice):
                 raise ValueError(f"got {got}: {low} must be the smaller one")
         return self
 
+    @property
+    def num_steps(self) -> int:
+        """Steps in which a timestep bias counts: the timesteps of a discrete schedule, 1000 of a continuous one."""
+        return self.num_train_timesteps if self.acts("num_train_timesteps") else CONTINUOUS_STEPS
+
 
 class TimesSettings(Choice):
     """The law from which training times are drawn."""
@@ -80,15 +88,62 @@ class TimesSettings(Choice):
     """Standard deviation of the normal law (EDM: 1.2)."""
 
 
+class TimestepBiasSettings(Choice):
+    """Noise levels that are drawn more often (or less often) than the time law has it. The loss is not weighted.
+
+    Counted in steps from the clean end: of N steps, each holds 1/N of the time law's draws. With the uniform law on a
+    discrete schedule they are its timesteps; a continuous schedule has 1000.
+    """
+
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        "multiplier": ("earlier", "later", "range"),
+        "portion": ("earlier", "later"),
+        "begin": ("range",),
+        "end": ("range",),
+    }
+
+    name: Literal["none", "earlier", "later", "range"] = "none"
+    """none; earlier: the cleanest `portion` of the steps; later: the noisiest; range: steps `begin` to `end`."""
+    multiplier: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """How many times as often a step of the slice is drawn as one outside; below 1 less often."""
+    portion: float = Field(0.25, gt=0, le=1)
+    """earlier, later: share of the steps in the slice; whole steps, rounded down."""
+    begin: int = Field(0, ge=0)
+    """range: first step of the slice."""
+    end: int | None = Field(None, ge=1)
+    """range: first step after the slice; null: up to the noisy end."""
+
+    def slice(self, num_steps: int) -> tuple[int, int]:
+        """(first step, first step after) of the slice among `num_steps`; ValueError where it does not lie in them."""
+        if self.name == "none":
+            return 0, num_steps
+        count = int(self.portion * num_steps)
+        if self.name != "range":
+            if count == 0:
+                raise ValueError(f"portion is {self.portion}: of {num_steps} steps that is not one: raise it")
+            return (0, count) if self.name == "earlier" else (num_steps - count, num_steps)
+        end = num_steps if self.end is None else self.end
+        if end > num_steps:
+            raise ValueError(f"end is {end}: there are {num_steps} steps, so it is at most {num_steps}")
+        if self.begin >= end:
+            raise ValueError(f"begin is {self.begin} and end is {end}: begin must be below end, which is not included")
+        return self.begin, end
+
+
 class WeightingSettings(Choice):
     """Weight of each noise level in the loss."""
 
-    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {"snr_gamma": ("min_snr",), "p2_k": ("p2",), "p2_gamma": ("p2",)}
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        "snr_gamma": ("min_snr", "soft_min_snr"),
+        "p2_k": ("p2",),
+        "p2_gamma": ("p2",),
+    }
 
-    name: Literal["none", "min_snr", "p2"] = "none"
-    """none: 1 in prediction space; min_snr: arXiv 2303.09556; p2: arXiv 2204.00227."""
+    name: Literal["none", "min_snr", "soft_min_snr", "debiased", "p2"] = "none"
+    """none: 1 in prediction space; min_snr: arXiv 2303.09556; soft_min_snr: arXiv 2401.11605; debiased: arXiv
+    2310.08442; p2: arXiv 2204.00227."""
     snr_gamma: float = Field(5.0, gt=0)
-    """min_snr: SNR above this counts as this."""
+    """min_snr: SNR above this counts as this; soft_min_snr: the weight of x0 bends to this instead."""
     p2_k: float = Field(1.0, gt=0)
     """p2: k of the weight 1 / (k + SNR)^gamma of the noise error."""
     p2_gamma: float = Field(1.0, gt=0)
@@ -96,10 +151,25 @@ class WeightingSettings(Choice):
 
 
 class NoiseSettings(Settings):
-    """What the noise is made of."""
+    """What the noise is made of. All of it is drawn by the samples' keys."""
 
-    offset: float = Field(0.0, ge=0)
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("offset_per",), lambda noise: noise.offset == 0, "no effect while offset is 0"),
+        Idle(("pyramid_size",), lambda noise: noise.pyramid == 0, "no effect while pyramid is 0"),
+    )
+
+    offset: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Offset noise: this times one more normal number a sample and channel is added to noise and target."""
+    offset_per: Literal["channel", "sample"] = "channel"
+    """channel: each channel of a sample has its own offset; sample: one offset for all channels of a sample."""
+    pyramid: float = Field(0.0, ge=0, le=1)
+    """Pyramid noise: normal numbers on grids of half the size, a quarter and so on are added, each with this times the
+    amplitude of the finer one (Stable Cascade's Stage B: 0.75). The sum is scaled back to unit variance."""
+    pyramid_size: int = Field(16, ge=1)
+    """Grids of the pyramid whose shorter side is longer than this are left out."""
+    input_perturbation: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Training only: this times more noise is added to the noise of the network's input, not of the target (arXiv
+    2301.11706, which finds 0.1 best)."""
 
 
 class DiffusionSettings(ObjectiveSettings):
@@ -116,6 +186,8 @@ class DiffusionSettings(ObjectiveSettings):
     """How much signal and noise there is at each time."""
     times: TimesSettings = TimesSettings()
     """The law from which training times are drawn."""
+    timestep_bias: TimestepBiasSettings = TimestepBiasSettings()
+    """Noise levels that are drawn more often, or less often."""
     weighting: WeightingSettings = WeightingSettings()
     """Weight of each noise level in the loss."""
     noise: NoiseSettings = NoiseSettings()
@@ -149,4 +221,8 @@ class DiffusionSettings(ObjectiveSettings):
                 f"times.name: {times!r} draws {drawn}, which is no time of schedule {schedule!r}: "
                 f"set times.name to {allowed}"
             )
+        try:
+            self.timestep_bias.slice(self.schedule.num_steps)
+        except ValueError as error:
+            raise ValueError(f"timestep_bias.{error}") from None
         return self

@@ -25,16 +25,37 @@ def weight(settings: WeightingSettings, a: Tensor, s: Tensor, d: Tensor) -> Tens
         return torch.ones_like(a)
     power = a**2 + s**2
     signal, noise = a**2 / power, s**2 / power
-    if settings.name == "min_snr":
-        v_weight = min_snr(signal, noise, settings.snr_gamma)
-    else:
-        v_weight = p2(signal, noise, settings.p2_k, settings.p2_gamma)
+    match settings.name:
+        case "min_snr":
+            v_weight = min_snr(signal, noise, settings.snr_gamma)
+        case "soft_min_snr":
+            v_weight = soft_min_snr(signal, noise, settings.snr_gamma)
+        case "debiased":
+            v_weight = debiased(signal, noise)
+        case "p2":
+            v_weight = p2(signal, noise, settings.p2_k, settings.p2_gamma)
     return v_weight * power / d**2
 
 
 def min_snr(signal: Tensor, noise: Tensor, gamma: float) -> Tensor:
     """w(SNR) = min(SNR, gamma) (Hang et al. 2023, arXiv 2303.09556, section 3.4), times the share of noise."""
     return torch.minimum(signal, gamma * noise)
+
+
+def soft_min_snr(signal: Tensor, noise: Tensor, gamma: float) -> Tensor:
+    """w(SNR) = SNR gamma / (SNR + gamma) (Crowson et al. 2024, arXiv 2401.11605), times the share of noise.
+
+    min(SNR, gamma) without its corner; the paper has gamma = 4.
+    """
+    return gamma * signal * noise / (signal + gamma * noise)
+
+
+def debiased(signal: Tensor, noise: Tensor) -> Tensor:
+    """w(SNR) = sqrt(SNR) (Yu et al. 2023, arXiv 2310.08442), times the share of noise.
+
+    The paper's weight 1 / sqrt(SNR) stands before the error of eps, hence the power here.
+    """
+    return (signal * noise).sqrt()
 
 
 def p2(signal: Tensor, noise: Tensor, k: float, gamma: float) -> Tensor:
