@@ -45,7 +45,7 @@ def test_a_record_is_a_function_of_its_index_alone(split: shapes.Split) -> None:
 
 def test_ids_of_the_splits_never_meet() -> None:
     train, held_out = (shapes.open_source(shapes.Settings(), split) for split in ("train", "held_out"))
-    assert train.count is None
+    assert train.index is None
     assert train.sample_id(2**61) < held_out.sample_id(0)
     assert 0 <= held_out.sample_id(2**61) < 2**63
 
@@ -99,5 +99,5 @@ def test_a_shape_outside_the_picture_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [{"crop": "random"}, {"shuffle": False}, {"interpolation": "area"}])
 def test_a_setting_that_would_have_no_effect_is_refused(given):
-    with pytest.raises(ValueError, match="has no effect on shapes"):
+    with pytest.raises(ValueError, match="no effect on pictures that are drawn"):
         shapes.Settings(**given)

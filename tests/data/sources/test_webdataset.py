@@ -152,7 +152,7 @@ def test_img2datasets_shards(tmp_path, opened):
     assert {"sha256", "error_message"}.isdisjoint(source.index.texts)
     assert source.record(1).texts["text"] == "picture 1"
     assert source.record(1).metadata["sha256"] == "0" * 64
-    chosen = selection.select(source.index, Settings(path="x", held_out_fraction=0, resolution=8), "train", "")
+    chosen = selection.select(source.index, Settings(path="x", held_out_fraction=0, resolution=8), ["train"])[0]
     assert len(chosen.numbers) == 4
     assert sum(entry["count"] for entry in chosen.left_out.values() if not entry["kept"]) == 1
 
