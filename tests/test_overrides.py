@@ -133,10 +133,10 @@ def test_names_without_counterpart_are_one_notice(key):
 
 
 def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
-    for key in ("jax_cache_dir", "ici_fsdp_parallelism", "attention", "cache_latent", "timestep_bias_strategy"):
+    for key in ("jax_cache_dir", "ici_fsdp_parallelism", "attention", "cache_latent"):
         with pytest.raises(UserError, match="not there yet"):
             aliases.translate(key, "8")
-    for key, text in (("ici_fsdp_parallelism", "1"), ("timestep_bias_strategy", "none"), ("is_parallel", "False")):
+    for key, text in (("ici_fsdp_parallelism", "1"), ("is_parallel", "False")):
         assert "anyway" in aliases.translate(key, text).notices[0]
     for key, text in (("ms_amp_level", "O3"), ("weights_dtype", "bfloat16"), ("param_fp16", "True")):
         with pytest.raises(UserError, match="not there yet"):
@@ -151,6 +151,36 @@ def test_a_value_that_means_nothing_is_an_error(table):
         if key.rpartition(".")[2] not in counted | any_text:
             with pytest.raises(UserError, match="got 'nonsense'"):
                 convert("nonsense")
+
+
+BIAS = ["--timestep_bias_multiplier", "2", "--timestep_bias_strategy", "range"]
+BIAS += ["--timestep_bias_begin", "200", "--timestep_bias_end", "500"]
+
+
+def test_mindones_timestep_bias_means_the_same_here():
+    loaded = config.load("quickstart", overrides.split([*BIAS, "--snr_gamma", "5.0"]).overrides)
+    objective = loaded.config.objective
+    assert objective.timestep_bias.model_dump() == {"name": "range", "multiplier": 2, "begin": 200, "end": 500}
+    assert (objective.weighting.name, objective.weighting.snr_gamma) == ("min_snr", 5.0)
+    assert loaded.notices == ()
+
+
+@pytest.mark.parametrize("mark", ["_", "."])
+def test_portion_beside_range_is_one_notice(mark):
+    portion = [f"--timestep_bias{mark}portion", "0.25"]
+    loaded = config.load("quickstart", overrides.split([*portion, *BIAS]).overrides)
+    assert loaded.config.objective.timestep_bias.name == "range"
+    assert len(loaded.notices) == 1
+    assert f"timestep_bias{mark}portion has no effect with objective.timestep_bias.name=range" in loaded.notices[0]
+    with pytest.raises(config.ConfigError, match="portion has no effect with 'range'"):
+        config.load("quickstart", [*overrides.split(BIAS).overrides, "objective.timestep_bias.portion=0.25"])
+
+
+def test_maxdiffusions_timestep_bias_means_the_same_here():
+    given = ["timestep_bias.strategy=later", "timestep_bias.multiplier=2", "timestep_bias.portion=0.1"]
+    bias = config.load("quickstart", given).config.objective.timestep_bias
+    assert (bias.name, bias.multiplier, bias.portion) == ("later", 2, 0.1)
+    assert config.load("quickstart", ["timestep_bias.strategy=none"]).config.objective.timestep_bias.name == "none"
 
 
 def test_stable_cascades_data_section_means_the_same_here():

@@ -46,6 +46,12 @@ def translate(key: str, text: str) -> Meaning:
     raise UserError(f"{what} is not there yet" + (f"; {key}={idle[0]} is accepted" if idle else ""))
 
 
+def idle_beside(key: str, given: Pairs) -> str | None:
+    """What to say of a name that has no effect beside these settings; None where it has one."""
+    path, value, instead = IDLE_BESIDE.get(key, ("", "", ""))
+    return f"{key} has no effect with {path}={value}: {instead}" if (path, value) in given else None
+
+
 def _choose(key: str, options: Mapping[str, Pairs], later: Mapping[str, str] | None = None) -> Callable[[str], Pairs]:
     """A converter that looks the value up, whatever its case; `later` holds the values that are not there yet."""
 
@@ -89,6 +95,11 @@ SAME = {
     "per_batch_size": "training.per_device_batch_size",
     "use_ema": "ema.enabled",
     "offset_noise_level": "objective.noise.offset",
+    **{
+        f"timestep_bias{mark}{name}": f"objective.timestep_bias.{'name' if name == 'strategy' else name}"
+        for mark in "._"  # MaxDiffusion, MindOne
+        for name in ("strategy", "multiplier", "begin", "end", "portion")
+    },
     # open-diffusion
     "model.pretrained": "model.pretrained_model_name_or_path",
     "model.use_ema": "ema.enabled",
@@ -158,6 +169,12 @@ NOTICES = {
 }
 """A name that is accepted with one printed line, which says what serves instead."""
 
+IDLE_BESIDE: dict[str, tuple[str, str, str]] = {
+    "timestep_bias_portion": ("objective.timestep_bias.name", "range", "begin and end say which steps"),
+    "timestep_bias.portion": ("objective.timestep_bias.name", "range", "begin and end say which steps"),
+}
+"""A name that is accepted with one printed line where a setting has this value; what serves instead."""
+
 _OFF = ("false", "none", "null")
 
 LATER: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -179,7 +196,6 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "use_fsdp": ("training on several devices", _OFF),
     "is_parallel": ("training on several devices", _OFF),
     "distributed.*": ("training on several devices", ()),
-    "timestep_bias*": ("a bias of the training times", _OFF),
     "max_device_memory": ("a cap of the device's memory", ()),
     "scale_lr": ("scaling the learning rate with the batch", _OFF),
     "disable_first_stage_amp": ("the choice of the autoencoder's precision", ()),

@@ -35,12 +35,25 @@ def from_overrides(
             continue
         notices += meaning.notices
         pairs += [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
+    pairs = _without_idle_names(pairs, notices)
     names = [f"{section}.{plugin.key}" for section, plugin in layout.plugin_sections(root).items()]
     names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
     values: Tree = {}
     for key, path, text in sorted(pairs, key=lambda item: item[1] not in names):
         problems += _set(root, values, tree, (key, path, text), notices)
     return values, problems
+
+
+def _without_idle_names(pairs: list[tuple[str, str, str]], notices: list[str]) -> list[tuple[str, str, str]]:
+    """The overrides without names of other trainers that have no effect beside the rest; each is one notice."""
+    kept, given = [], [(path, value) for _, path, value in pairs]
+    for key, path, value in pairs:
+        said = aliases.idle_beside(key.partition(" ")[0], given)
+        if said is None:
+            kept.append((key, path, value))
+        else:
+            notices.append(said)
+    return kept
 
 
 def _set(
@@ -94,10 +107,10 @@ def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: 
         old, new = base.get(section), over.get(section)
         if not (isinstance(old, dict) and isinstance(new, dict)):
             continue
-        before, after = old.get(plugin.key), new.get(plugin.key)
+        before, after = old.get(plugin.key, plugin.default), new.get(plugin.key)
         if before == after or not all(name in plugins.names(plugin.kind) for name in (before, after)):
             continue
-        kept = _shared(plugin, old, str(after))
+        kept = _shared(plugin, old, str(before), str(after))
         dropped = [name for name in old if name not in kept and name != plugin.key]
         base = {**base, section: kept}
         if dropped:
@@ -106,10 +119,17 @@ def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: 
     return base
 
 
-def _shared(plugin: Plugin, old: Tree, after: str) -> Tree:
-    """The values that mean the same to both plug-ins: settings of every plug-in of the kind, or equal in both."""
-    first, second = plugin.settings_class(old[plugin.key]), plugin.settings_class(after)
-    every = set(plugin.base.model_fields) - {plugin.key}
+def _shared(plugin: Plugin, old: Tree, before: str, after: str) -> Tree:
+    """The values that mean the same to both plug-ins: settings of every plug-in of the kind, or equal in both.
+
+    A field that the base leaves without a default and a plug-in gives one is the plug-in's own.
+    """
+    first, second = plugin.settings_class(before), plugin.settings_class(after)
+    every = {
+        name
+        for name, field in plugin.base.model_fields.items()
+        if name != plugin.key and field.is_required() == first.model_fields[name].is_required()
+    }
     return {name: value for name, value in old.items() if name in every or _same(first, second, name)}
 
 
