@@ -26,7 +26,7 @@ from daguerre.errors import UserError
 from daguerre.families import clip_text, pipeline, pretrained, scheduler, vae
 from daguerre.families.clip_text import TextReader
 from daguerre.families.family import TextToImage
-from daguerre.families.settings import FamilySettings
+from daguerre.families.settings import LatentSettings
 from daguerre.families.vae import VAE
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
@@ -34,7 +34,7 @@ from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch, Cond
 
 
-class Settings(FamilySettings):
+class Settings(LatentSettings):
     """Stable Diffusion 1.x or 2.x."""
 
     family: Literal["sd"] = "sd"
@@ -46,8 +46,6 @@ class Settings(FamilySettings):
     """Numbers of a UNet2DConditionModel, which then starts from random weights drawn from the run's seed. Channels,
     cross_attention_dim and sample_size follow from the other networks; what else is not given takes diffusers'
     defaults. null: the pretrained UNet of the same place."""
-    sample_posterior: bool = True
-    """Draw a latent from the autoencoder's posterior for each sample and epoch; off: take the posterior's mean."""
 
 
 class UNet(nn.Module):
@@ -107,6 +105,8 @@ class StableDiffusion(TextToImage):
         plan = scheduler.choose(objective, sampling)
         with replaced(folder) as fresh:
             networks: dict[str, Any] = self.parts()
+            if self.vae.has_statistics:  # StableDiffusionPipeline applies the scaling factor alone
+                networks["vae"] = vae.folded(self.vae.net)
             for name, network in networks.items():
                 network.save_pretrained(fresh / name, safe_serialization=True)
             for path, content in self.files().items():
@@ -141,7 +141,7 @@ def load(settings: Settings, seed: int) -> StableDiffusion:
     """The family of these settings; UserError says what is missing or does not fit together."""
     needed = _FROZEN if settings.unet is not None else _FROZEN | _UNET
     folder = pretrained.locate(settings.pretrained_model_name_or_path, needed)
-    autoencoder = vae.load(folder / "vae", settings.sample_posterior)
+    autoencoder = vae.load(folder / "vae", settings)
     text = clip_text.load(folder / "text_encoder", folder / "tokenizer")
     if settings.unet is None:
         unet = pretrained.load(UNet2DConditionModel, folder / "unet")
@@ -178,7 +178,12 @@ def _random_unet(numbers: Mapping[str, Any], autoencoder: VAE, text: TextReader,
 
 
 def _check_fit(unet: Any, autoencoder: VAE, text: TextReader) -> None:
-    """ValueError where the networks' widths do not match or the UNet wants inputs that this family does not have."""
+    """UserError where widths do not match, the UNet wants inputs that there are not, or no export could be made."""
+    if autoencoder.has_statistics and not vae.can_fold(autoencoder.net):
+        raise UserError(
+            "StableDiffusionPipeline applies no latents_mean and latents_std, and this autoencoder lacks quant_conv or "
+            "post_quant_conv, whose weights could hold them in an export: use another autoencoder"
+        )
     fits = {
         "in_channels": (unet.config.in_channels, autoencoder.channels, "latent channels of the autoencoder"),
         "out_channels": (unet.config.out_channels, autoencoder.channels, "latent channels of the autoencoder"),

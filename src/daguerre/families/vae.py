@@ -1,11 +1,13 @@
 """A frozen KL autoencoder in use: pictures to latents and back, for every latent family with diffusers' AutoencoderKL.
 
-Holds the scaling, the posterior and the range of pixels, as diffusers' pipelines have them; nothing is trained here.
+Holds the scaling, the statistics of channels, the posterior and the range of pixels, as diffusers' pipelines have them;
+nothing is trained here. All of it stands in the network's config, so that an export says it too.
 Shape letters: B samples, C channels, H and W height and width.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +21,28 @@ from torch import Tensor
 from daguerre import keys as keyed
 from daguerre.errors import UserError
 from daguerre.families import pretrained
+from daguerre.families.settings import LatentSettings
 
 FILES = ["config.json", "diffusion_pytorch_model.safetensors"]
 
 
 @dataclass(frozen=True, eq=False)
 class VAE:
-    """An AutoencoderKL; latents are scaling_factor times what it makes (Rombach et al. 2022, arXiv 2112.10752)."""
+    """An AutoencoderKL; latents are scaling_factor times what it makes (Rombach et al. 2022, arXiv 2112.10752).
+
+    With statistics, z = (x - latents_mean) scaling_factor / latents_std, channel by channel, as in SDXL's pipeline.
+    """
 
     net: Any
-    """AutoencoderKL, frozen, channels last: 1.4 times as fast on a CPU."""
+    """AutoencoderKL, frozen, channels last: 1.4 times as fast on a CPU. Its buffers `channel_mean` and `channel_std`
+    [C, 1, 1], where it has statistics, are not saved with it: its config is."""
     sample_posterior: bool
     """Draw each latent from its posterior; else take the posterior's mean."""
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether channels are centred and scaled each by itself."""
+        return self.net.config.latents_mean is not None
 
     @property
     def channels(self) -> int:
@@ -60,27 +72,74 @@ class VAE:
         return {"posterior": torch.from_numpy(noise)}
 
     def encode(self, pixels_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """Latents [B, C, h, w] float32 of uint8 pixels: scaling_factor (mean + std noise)."""
+        """Latents [B, C, h, w] float32 of uint8 pixels: scaling_factor (mean + std noise), after the statistics."""
         x_BCHW = pixels_BCHW.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
         posterior = self.net.encode(x_BCHW).latent_dist
         z_BCHW = posterior.mean
         if self.sample_posterior:
             z_BCHW = z_BCHW + posterior.std * draws["posterior"]
+        if self.has_statistics:
+            z_BCHW = (z_BCHW - self.net.channel_mean) / self.net.channel_std
         return (self.net.config.scaling_factor * z_BCHW).contiguous()
 
     def decode(self, x0_BCHW: Tensor) -> np.ndarray:
         """Pictures [B, H, W, 3] uint8 of latents, rounded as diffusers' VaeImageProcessor does."""
-        z_BCHW = (x0_BCHW.float() / self.net.config.scaling_factor).to(memory_format=torch.channels_last)
-        pixels_BCHW = self.net.decode(z_BCHW, return_dict=False)[0]
+        z_BCHW = x0_BCHW.float() / self.net.config.scaling_factor
+        if self.has_statistics:
+            z_BCHW = z_BCHW * self.net.channel_std + self.net.channel_mean
+        pixels_BCHW = self.net.decode(z_BCHW.to(memory_format=torch.channels_last), return_dict=False)[0]
         levels_BCHW = ((pixels_BCHW / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
         return levels_BCHW.permute(0, 2, 3, 1).contiguous().cpu().numpy()
 
 
-def load(folder: Path, sample_posterior: bool) -> VAE:
-    """The autoencoder in `folder`."""
+def load(folder: Path, settings: LatentSettings) -> VAE:
+    """The autoencoder in `folder`, with the scaling that `settings` give in place of its own."""
     net = pretrained.load_frozen(AutoencoderKL, folder).to(memory_format=torch.channels_last)
     if net.config.shift_factor is not None:
         raise UserError(
             f"{folder} has a shift_factor, which Stable Diffusion's pipelines do not apply: use another one"
         )
-    return VAE(net, sample_posterior)
+    given = {name: getattr(settings, name) for name in ("scaling_factor", "latents_mean", "latents_std")}
+    net.register_to_config(**{name: value for name, value in given.items() if value is not None})
+    _take_statistics(net, folder)
+    return VAE(net, settings.sample_posterior)
+
+
+def _take_statistics(net: Any, folder: Path) -> None:
+    """Put the statistics of the config into buffers, which move with the network. UserError if they do not fit."""
+    lists = {name: net.config[f"latents_{name}"] for name in ("mean", "std")}
+    if all(numbers is None for numbers in lists.values()):
+        return
+    for name, numbers in lists.items():
+        if numbers is None or len(numbers) != net.config.latent_channels:
+            got = "none" if numbers is None else len(numbers)
+            raise UserError(
+                f"latents_{name} must have one number for each of the {net.config.latent_channels} latent channels of "
+                f"{folder}, got {got}: set model.latents_mean and model.latents_std"
+            )
+        net.register_buffer(f"channel_{name}", torch.tensor(numbers).reshape(-1, 1, 1), persistent=False)
+
+
+def can_fold(net: Any) -> bool:
+    """Whether the network has the two 1x1 convolutions that can hold statistics."""
+    return bool(net.config.use_quant_conv and net.config.use_post_quant_conv)
+
+
+@torch.no_grad()
+def folded(net: Any) -> Any:
+    """A copy whose latents are centred and scaled by its own weights, for pipelines that apply no statistics.
+
+    Behind the encoder: mean' = (mean - m)/s, logvar' = logvar - 2 ln s. Before the decoder: W (s z + m) + b.
+    """
+    assert can_fold(net), "checked where the family is loaded"
+    made = copy.deepcopy(net)
+    m_C, s_C = made.channel_mean.flatten(), made.channel_std.flatten()
+    before, after = made.post_quant_conv, made.quant_conv
+    before.bias += before.weight[:, :, 0, 0] @ m_C
+    before.weight *= s_C.reshape(1, -1, 1, 1)
+    mean, logvar = slice(None, len(m_C)), slice(len(m_C), None)
+    after.weight[mean] /= s_C.reshape(-1, 1, 1, 1)
+    after.bias[mean] = (after.bias[mean] - m_C) / s_C
+    after.bias[logvar] -= 2.0 * s_C.log()
+    made.register_to_config(latents_mean=None, latents_std=None)
+    return made
