@@ -48,6 +48,9 @@ LATE_IMPORTS = {
     "commands/train.py": {"daguerre.commands"},
     "data/sources/huggingface.py": {"datasets"},
     "training/sinks.py": {"torch.utils.tensorboard"},
+    "training/optimizers/adamw_8bit.py": {"bitsandbytes"},
+    "training/optimizers/prodigy.py": {"prodigyopt"},
+    "training/optimizers/schedule_free.py": {"schedulefree"},
 }
 
 

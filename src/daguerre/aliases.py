@@ -197,7 +197,6 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "is_parallel": ("training on several devices", _OFF),
     "distributed.*": ("training on several devices", ()),
     "max_device_memory": ("a cap of the device's memory", ()),
-    "scale_lr": ("scaling the learning rate with the batch", _OFF),
     "disable_first_stage_amp": ("the choice of the autoencoder's precision", ()),
     "use_recompute": ("recomputing activations (gradient checkpointing)", _OFF),
     "gradient_checkpointing": ("recomputing activations (gradient checkpointing)", _OFF),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from daguerre.problems import Problem
-from daguerre.training.settings import LRSchedulerSettings, TrainingSettings
+from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
 
 IDLE: dict[str, tuple[str, Any]] = {
     "ema.decay": ("ema.enabled", False),
@@ -77,8 +77,26 @@ def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> li
     return []
 
 
+def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSchedulerSettings) -> list[Problem]:
+    """An optimizer that averages by itself needs no other averages, and weighs updates by their learning rates."""
+    if not optimizer.averages_weights:
+        return []
+    found = []
+    if ema.enabled:
+        text = (
+            f"optimizer {optimizer.name!r} evaluates at averages of its own, and an average of the weights at which "
+            "it takes gradients means nothing: set ema.enabled=false (its averages are used as an EMA would be)"
+        )
+        found.append(Problem("ema.enabled", text, True))
+    if schedule.name != "constant":
+        text = f"the averages of optimizer {optimizer.name!r} take the place of a falling rate: set it to constant"
+        found.append(Problem("lr_scheduler.name", text, schedule.name))
+    return found
+
+
 CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
+    ("optimizer", "ema", "lr_scheduler"): _own_averages,
 }
 """The sections that a check needs, and the check."""

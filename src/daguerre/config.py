@@ -68,7 +68,9 @@ class Config(Settings):
     """How batches are made ahead of the loop."""
     training: TrainingSettings
     """Length, batches, precision and guards."""
-    optimizer: OptimizerSettings = OptimizerSettings()
+    optimizer: Annotated[
+        SerializeAsAny[OptimizerSettings], Plugin("optimizers", "name", OptimizerSettings, default="adamw")
+    ] = Field({"name": "adamw"})  # type: ignore[assignment]  # a mapping, as above
     """The optimizer."""
     lr_scheduler: LRSchedulerSettings = LRSchedulerSettings()
     """Learning rate over the run."""

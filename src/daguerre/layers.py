@@ -107,10 +107,10 @@ def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: 
         old, new = base.get(section), over.get(section)
         if not (isinstance(old, dict) and isinstance(new, dict)):
             continue
-        before, after = old.get(plugin.key), new.get(plugin.key)
+        before, after = old.get(plugin.key, plugin.default), new.get(plugin.key)
         if before == after or not all(name in plugins.names(plugin.kind) for name in (before, after)):
             continue
-        kept = _shared(plugin, old, str(after))
+        kept = _shared(plugin, old, str(before), str(after))
         dropped = [name for name in old if name not in kept and name != plugin.key]
         base = {**base, section: kept}
         if dropped:
@@ -119,10 +119,17 @@ def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: 
     return base
 
 
-def _shared(plugin: Plugin, old: Tree, after: str) -> Tree:
-    """The values that mean the same to both plug-ins: settings of every plug-in of the kind, or equal in both."""
-    first, second = plugin.settings_class(old[plugin.key]), plugin.settings_class(after)
-    every = set(plugin.base.model_fields) - {plugin.key}
+def _shared(plugin: Plugin, old: Tree, before: str, after: str) -> Tree:
+    """The values that mean the same to both plug-ins: settings of every plug-in of the kind, or equal in both.
+
+    A field that the base leaves without a default and a plug-in gives one is the plug-in's own.
+    """
+    first, second = plugin.settings_class(before), plugin.settings_class(after)
+    every = {
+        name
+        for name, field in plugin.base.model_fields.items()
+        if name != plugin.key and field.is_required() == first.model_fields[name].is_required()
+    }
     return {name: value for name, value in old.items() if name in every or _same(first, second, name)}
 
 

@@ -71,7 +71,7 @@ def section_class(field: FieldInfo, given: Any = None) -> type[Settings] | None:
     plugin = plugin_of(field)
     if plugin:
         values = given if isinstance(given, Mapping) else _plain(field)
-        name = values.get(plugin.key)
+        name = values.get(plugin.key, plugin.default)
         return plugin.settings_class(name) if name in plugins.names(plugin.kind) else plugin.base
     return next((a for a in alternatives(field.annotation) if _is_settings(a)), None)
 

@@ -19,9 +19,10 @@ FOLDERS = {
     "sources": "data/sources",
     "samplers": "samplers",
     "metrics": "evaluation",
+    "optimizers": "training/optimizers",
 }
 """Plug-in kinds and their folders in the package. A module is a plug-in when it defines `Settings`
-(families, objectives, adapters, sources), `sample` (samplers) or `evaluate` (metrics)."""
+(families, objectives, adapters, sources, optimizers), `sample` (samplers) or `evaluate` (metrics)."""
 
 _MARKS = {"samplers": "def sample(", "metrics": "def evaluate("}
 

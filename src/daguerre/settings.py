@@ -160,6 +160,8 @@ class Plugin:
     key: str
     base: type[Settings]
     """What the `Settings` of all plug-ins of the kind start from."""
+    default: str | None = None
+    """The plug-in where a recipe names none."""
 
     def settings_class(self, name: Any) -> type[Settings]:
         """The `Settings` of the plug-in `name`; ValueError lists what exists."""
@@ -169,6 +171,8 @@ class Plugin:
         """A section's values to its plug-in's settings; errors keep their places for `problems.translate`."""
         if not isinstance(value, dict):
             return value
+        if self.key not in value and self.default is not None:
+            value = {self.key: self.default, **value}
         if self.key not in value:
             inner = [{"type": "missing", "loc": (self.key,), "msg": "", "input": value}]
             raise PydanticCustomError("plugin", "invalid section", {"errors": inner})

@@ -48,11 +48,12 @@ def test_averages_are_applied_and_taken_back_without_a_copy(toy):
 
 
 def test_no_ema_is_the_weights_themselves(toy):
-    ema = EMA.of(EMASettings(enabled=False), toy.Net())
-    before = copy.deepcopy(dict(ema.parameters))
-    ema.update(5)
-    with ema.applied():
-        assert all(torch.equal(before[n], p) for n, p in ema.parameters.items())
+    state_ = toy.state(ema=EMASettings(enabled=False))
+    before = copy.deepcopy(dict(state_.ema.parameters))
+    state_.ema.update(5)
+    with state.evaluating(state_):
+        assert all(torch.equal(before[n], p) for n, p in state_.ema.parameters.items())
+    assert "ema" not in state_.tensors()
 
 
 def test_meter_means_over_samples_and_by_quartile():
@@ -102,7 +103,7 @@ def test_init_from_takes_the_averages_as_weights_and_nothing_else(toy):
     assert all((p == 0.5).all() for p in fresh.net.parameters())
     assert all((a == 0.5).all() for a in fresh.ema.averages.values())
     assert fresh.step == 0
-    assert not fresh.optimizer.state
+    assert not fresh.optimizer.tensors()
 
 
 def test_precision_and_device():

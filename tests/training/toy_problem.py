@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from daguerre import plugins
 from daguerre.training.loop import Plan
-from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings
+from daguerre.training.settings import EMASettings, LRSchedulerSettings
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
@@ -51,10 +52,11 @@ def loss_fn(net: nn.Module, batch: Batch) -> LossTerms:
     return LossTerms(loss_B, torch.linspace(0, 0.99, len(loss_B)))
 
 
-def state(seed: int = 0, **optimizer) -> TrainState:
+def state(seed: int = 0, name: str = "adamw", ema: EMASettings | None = None, **optimizer) -> TrainState:
     torch.manual_seed(seed)
-    settings = OptimizerSettings(learning_rate=0.01, **optimizer)
-    return TrainState.start(Net(), Stateless(), settings, EMASettings(decay=0.9))
+    chosen = plugins.find("optimizers", name).Settings
+    own = EMASettings(enabled=False) if chosen.averages_weights else EMASettings(decay=0.9)
+    return TrainState.start(Net(), Stateless(), chosen(**{"learning_rate": 0.01, **optimizer}), ema or own)
 
 
 def batches(start: int = 0, **given) -> Iterator[list[Batch]]:

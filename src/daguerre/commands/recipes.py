@@ -25,7 +25,7 @@ usage: daguerre recipes [NAME | --schema | --template [section=plug-in ...]]
 docs/config.md says how recipes and overrides work.
 """
 
-PREFERRED = {"families": "sd", "objectives": "v", "adapters": "full", "sources": "folder"}
+PREFERRED = {"families": "sd", "objectives": "v", "adapters": "full", "sources": "folder", "optimizers": "adamw"}
 """The plug-ins of the template, where they exist and nothing else was asked for."""
 
 

@@ -99,6 +99,11 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     every = intervals(config, sizes, dataset.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
     said = [*notices, *beginning.notices, *resuming.restore(state, beginning, config)]
+    if config.optimizer.scale_lr:
+        rate = config.optimizer.learning_rate
+        said.append(
+            f"learning rate {rate:g} x {sizes.whole} samples = {peak_learning_rate(config, sizes):g} (scale_lr)"
+        )
     said += description.about_data(
         dataset, held_out, sizes.whole, every.validation is not None, isinstance(parts.family, TextToImage)
     )
@@ -127,11 +132,16 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     return run
 
 
+def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
+    """The recipe's, times the global batch where it says `scale_lr`."""
+    return config.optimizer.learning_rate * (sizes.whole if config.optimizer.scale_lr else 1)
+
+
 def loop_plan(run: Run) -> loop.Plan:
     """What the loop needs of the recipe."""
     return loop.Plan(
         total_steps=run.every.total,
-        learning_rate=run.config.optimizer.learning_rate,
+        learning_rate=peak_learning_rate(run.config, run.sizes),
         warmup_steps=run.every.warmup,
         lr_scheduler=run.config.lr_scheduler,
         max_grad_norm=run.config.training.max_grad_norm,

@@ -30,6 +30,7 @@ from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
 from daguerre.report import page
 from daguerre.training import device, loop, validation
+from daguerre.training.optimizers import optimizer
 from daguerre.training.sinks import read_metrics
 from daguerre.training.state import evaluating
 from daguerre.types import Batch, LossTerms
@@ -237,6 +238,7 @@ class FailureOnRecord:
 def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
     parts = build(config)
+    optimizer.build(config.optimizer, parts.net)  # for what it refuses: patterns, libraries, devices
     dataset = open_dataset(config.data, "train")
     sizes = batch_sizes(config)
     print(description.dry_run(config, parts, sizes, intervals(config, sizes, dataset.count).total, dataset, notices))

@@ -43,22 +43,6 @@ class EMA:
         weight = 1.0 - decay_at(step, self.settings.decay)
         torch._foreach_lerp_(list(self.averages.values()), list(self.parameters.values()), weight)
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Within the context the net computes with the averages; nothing is copied. Off: the weights themselves."""
-        if not self.settings.enabled:
-            yield
-            return
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.data, self.averages[name].data = self.averages[name].data, parameter.data
-
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts back saved averages; names and shapes must be those of the trained parameters."""
         if tensors.keys() != self.averages.keys():
@@ -66,3 +50,18 @@ class EMA:
             raise ValueError(f"the saved averages do not fit the trained parameters; they differ in {odd[:5]}")
         for name, average in self.averages.items():
             average.copy_(tensors[name])
+
+
+@contextmanager
+def swapped(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within the context these parameters are `values`; nothing is copied, and what they were comes back to the bit."""
+    _swap(parameters, values)
+    try:
+        yield
+    finally:
+        _swap(parameters, values)
+
+
+def _swap(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        parameters[name].data, value.data = value.data, parameters[name].data

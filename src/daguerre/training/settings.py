@@ -1,4 +1,4 @@
-"""Settings of the loop: how long, in which batches, with which optimizer, schedule and averages. No torch here."""
+"""Settings of the loop: how long, in which batches, with which schedule and averages. No torch here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from daguerre.settings import ELASTIC, FREE, Choice, Duration, Settings
+from daguerre.settings import ELASTIC, FREE, Choice, Duration, Idle, Settings
 
 
 class TrainingSettings(Settings):
@@ -31,20 +31,25 @@ class TrainingSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """The optimizer of the trained parameters."""
+    """What every optimizer's `Settings` starts from. An optimizer's file narrows `name` and adds its own fields."""
 
-    name: Literal["adamw"] = "adamw"
-    """AdamW (Loshchilov and Hutter 2019)."""
-    learning_rate: float = Field(1e-4, gt=0)
+    averages_weights: ClassVar[bool] = False
+    """Whether it evaluates at averaged weights of its own, which an EMA and a falling learning rate would spoil."""
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("weight_decay_exclude",), lambda own: own.weight_decay == 0, "no effect while weight_decay is 0"),
+    )
+
+    name: str
+    """Name of the optimizer: a file in training/optimizers."""
+    learning_rate: float = Field(gt=0)
     """Peak learning rate."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of the second moment."""
-    epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
+    scale_lr: bool = False
+    """Multiply the learning rate with the global batch size."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay, applied to matrices and convolution kernels, not to biases and norms."""
+    weight_decay_exclude: list[str] | None = None
+    """Parameters without weight decay, by patterns of their names such as `*norm*` or `*.bias`; null for all of fewer
+    than two dims (biases and norms)."""
 
 
 class LRSchedulerSettings(Choice):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from daguerre.training import optimizers
-from daguerre.training.ema import EMA
+from daguerre.training.ema import EMA, swapped
 from daguerre.training.guard import Guard
 from daguerre.training.meters import Meter
+from daguerre.training.optimizers.optimizer import Optimizer, build
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.types import Stateful
 
@@ -28,7 +28,7 @@ class TrainState:
     net: nn.Module
     parameters: list[nn.Parameter]
     """What of the net is trained, in its own order."""
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     ema: EMA
     objective: Stateful
     meter: Meter
@@ -47,18 +47,25 @@ class TrainState:
         """The state before the first update, around the weights that `net` has now."""
         meter = Meter(next(net.parameters()).device)
         parameters = [p for p in net.parameters() if p.requires_grad]
-        return cls(net, parameters, optimizers.build(optimizer, parameters), EMA.of(ema, net), objective, meter)
+        return cls(net, parameters, build(optimizer, net), EMA.of(ema, net), objective, meter)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Tensors by file and name, as a checkpoint stores them."""
         files: dict[str, dict[str, Tensor]] = {
             "model": dict(self.net.state_dict()),
-            "optimizer": optimizers.state_tensors(self.optimizer),
+            "optimizer": self.optimizer.tensors(),
         }
         if self.ema.settings.enabled:
             files["ema"] = dict(self.ema.averages)
+        else:
+            files["ema"] = self.optimizer_averages()
         files |= {"objective": self.objective.state(), "meter": self.meter.state()}
         return {name: tensors for name, tensors in files.items() if tensors}
+
+    def optimizer_averages(self) -> dict[str, Tensor]:
+        """Averaged weights that the optimizer keeps by itself, copies by name; nothing for most."""
+        averages = self.optimizer.averages()
+        return {name: averages[p] for name, p in self.net.named_parameters() if p in averages}
 
     def document(self) -> dict[str, Any]:
         """The counts, as JSON."""
@@ -74,7 +81,7 @@ class TrainState:
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], document: Mapping[str, Any]) -> None:
         """Takes over a checkpoint; raises ValueError where its tensors do not fit this run's networks."""
         load_weights(self.net, tensors["model"])
-        optimizers.load_state_tensors(self.optimizer, dict(tensors["optimizer"]))
+        self.optimizer.load(tensors.get("optimizer", {}))
         if self.ema.settings.enabled:
             self.ema.load(tensors["ema"])
         self.objective.load_state(dict(tensors.get("objective", {})))
@@ -87,7 +94,8 @@ class TrainState:
 def evaluating(state: TrainState) -> Iterator[None]:
     """Within the context the net is in evaluation mode and computes with its averaged weights."""
     state.net.eval()
-    with state.ema.applied():
+    averages = state.ema.averages if state.ema.settings.enabled else state.optimizer_averages()
+    with swapped(state.ema.parameters, averages):
         yield
     state.net.train()
 

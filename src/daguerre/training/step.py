@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from daguerre.training.meters import Meter
-from daguerre.training.optimizers import set_learning_rate
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
@@ -39,11 +38,9 @@ def update(
     valid = sum(int(batch.valid_B.sum()) for batch in micro_batches)
     loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.meter)
     finite = torch.isfinite(loss) & clip(state.parameters, max_grad_norm, state.meter)
-    set_learning_rate(state.optimizer, learning_rate)
     skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
-    state.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
+    state.optimizer.step(learning_rate, skip)
+    state.optimizer.zero_grad()
     state.step += 1
     state.samples += valid
     state.slots += sum(len(batch.names) for batch in micro_batches)

@@ -1,0 +1,50 @@
+"""AdamW with moments of 8 bits (Dettmers et al. 2022, arXiv 2110.02861), by bitsandbytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from daguerre.errors import UserError
+from daguerre.training.optimizers.groups import Parameters, decay_groups
+from daguerre.training.optimizers.optimizer import Part
+from daguerre.training.settings import OptimizerSettings
+
+
+class Settings(OptimizerSettings):
+    """AdamW with moments of 8 bits, a quarter of the memory; tensors of under 4096 numbers keep 32 bits."""
+
+    name: Literal["adamw_8bit"] = "adamw_8bit"
+    """Name of the optimizer."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+
+
+def build(settings: Settings, trained: Parameters) -> list[Part]:
+    """One part. UserError on a CPU, and without bitsandbytes."""
+    if any(p.device.type == "cpu" for p in trained.values()):
+        raise UserError(
+            "optimizer.name=adamw_8bit spares the memory of a GPU and is slow without one: "
+            "use optimizer.name=adamw on a CPU, which gives the moments all their bits"
+        )
+    return [part(settings, trained)]
+
+
+def part(settings: Settings, trained: Parameters) -> Part:
+    """bitsandbytes' optimizer on any device; weights and moments are copied around each update."""
+    try:
+        import bitsandbytes
+    except ImportError:
+        raise UserError("optimizer.name=adamw_8bit needs bitsandbytes: pip install 'daguerre[8bit]'") from None
+    betas = (settings.beta1, settings.beta2)
+    optimizer = bitsandbytes.optim.AdamW8bit(
+        decay_groups(settings, trained), lr=settings.learning_rate, betas=betas, eps=settings.epsilon
+    )
+    return Part(optimizer, "restored", constants=("qmap1", "qmap2"))

@@ -1,0 +1,65 @@
+"""Muon (Jordan et al. 2024) for matrices, torch's code at AdamW's learning rate; AdamW for everything else."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from daguerre.errors import UserError
+from daguerre.training.optimizers import adamw
+from daguerre.training.optimizers.groups import Parameters, check, decay_groups
+from daguerre.training.optimizers.optimizer import Part
+from daguerre.training.settings import OptimizerSettings
+
+
+class Settings(OptimizerSettings):
+    """Muon for matrices, whose steps are made orthogonal; AdamW for convolutions, biases, norms and what is named.
+
+    Steps are scaled to the size of AdamW's (arXiv 2502.16982), so one learning rate and weight decay serve both.
+    """
+
+    name: Literal["muon"] = "muon"
+    """Name of the optimizer."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Muon: decay of the momentum."""
+    nesterov: bool = True
+    """Muon: look ahead along the momentum."""
+    ns_steps: int = Field(5, ge=1, le=20)
+    """Muon: Newton-Schulz iterations that make a step orthogonal."""
+    adamw_for: list[str] = Field([])
+    """Matrices that AdamW moves as well, by patterns of their names, such as embeddings."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW: decay of the first moment."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """AdamW: decay of the second moment."""
+    epsilon: float = Field(1e-8, gt=0)
+    """AdamW: added to the root of the second moment."""
+
+
+def build(settings: Settings, trained: Parameters) -> list[Part]:
+    """Muon's part, then AdamW's. UserError if no matrix is trained."""
+    check(settings.adamw_for, trained, "optimizer.adamw_for")
+    matrices = {
+        name: p
+        for name, p in trained.items()
+        if p.ndim == 2 and not any(fnmatchcase(name, pattern) for pattern in settings.adamw_for)
+    }
+    if not matrices:
+        raise UserError("optimizer.name=muon: no matrix is left to it among what is trained; use optimizer.name=adamw")
+    others = {name: p for name, p in trained.items() if name not in matrices}
+    muon = torch.optim.Muon(
+        decay_groups(settings, matrices),
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        ns_steps=settings.ns_steps,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    rate, betas = settings.learning_rate, (settings.beta1, settings.beta2)
+    rest = [adamw.part(decay_groups(settings, others), rate, betas, settings.epsilon)] if others else []
+    return [Part(muon, "restored"), *rest]

@@ -1,0 +1,175 @@
+"""What the loop moves weights with: one or more torch optimizers that leave out non-finite updates, and their state.
+
+Each optimizer is a file beside this one, found by its name, which says of what `Part`s it consists. No schedule here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from daguerre import plugins
+from daguerre.training.optimizers import groups
+from daguerre.training.settings import OptimizerSettings
+
+_NUMBER = ".number"
+"""Ends the name of a saved tensor that is a Python number while training."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A torch optimizer of some of the trained parameters, and how it leaves out an update that is not finite."""
+
+    optimizer: torch.optim.Optimizer
+    skip: Literal["itself", "restored", "asked"]
+    """itself: it reads `found_inf` on the device. restored: weights and moments are copied before each update and put
+    back on the device; its counts of updates go on. asked: the host waits for the answer, for an optimizer that makes
+    the host wait in every update anyway."""
+    counters: tuple[str, ...] = ()
+    """Numbers in its groups that change while training."""
+    constants: tuple[str, ...] = ()
+    """Entries of its state that are never saved: they follow from the parameter."""
+    averaged: Callable[[Tensor, Mapping[str, Any]], Tensor] | None = None
+    """The averaged value that belongs to a parameter and its state, for an optimizer that averages by itself."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters, in the order in which their state is numbered."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def step(self, skip: Tensor) -> None:
+        """One update with the gradients that are there, unless `skip` (0-dim bool on the device)."""
+        if self.skip == "itself":
+            self.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+            return
+        self.begin()
+        if self.skip == "restored":
+            before = {key: tensor.clone() for key, tensor in self._tensors()}
+            self.optimizer.step()
+            for key, tensor in self._tensors():
+                tensor.copy_(torch.where(skip, before[key], tensor))
+        elif not skip.item():
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Makes the state that torch optimizers make in their first update, so that a first one can be left out.
+
+        An update with gradients and a learning rate of zero does it; weights and counts are put back.
+        """
+        if self.skip == "itself" or any(self.optimizer.state.values()):
+            return
+        parameters = self.parameters
+        held = [(p.grad, p.detach().clone()) for p in parameters]
+        counts = [dict(group) for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        for p in parameters:
+            p.grad = torch.zeros_like(p)
+        self.optimizer.step()
+        for p, (gradient, value) in zip(parameters, held, strict=True):
+            p.grad = gradient
+            p.copy_(value)
+        for group, count in zip(self.optimizer.param_groups, counts, strict=True):
+            group.update(count)
+        for entry in self.optimizer.state.values():
+            entry |= {name: type(value)(0) for name, value in entry.items() if isinstance(value, (int, float))}
+
+    def _tensors(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
+        """Weights and moments, by the parameter's number and their name."""
+        for number, p in enumerate(self.parameters):
+            yield (number, ""), p.data
+            for name, value in self.optimizer.state.get(p, {}).items():
+                if isinstance(value, Tensor) and name not in self.constants:
+                    yield (number, name), value
+
+    def averages(self) -> dict[nn.Parameter, Tensor]:
+        """The averaged weights, copies; none for an optimizer that keeps none."""
+        if self.averaged is None:
+            return {}
+        return {p: self.averaged(p.detach(), self.optimizer.state.get(p, {})) for p in self.parameters}
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """All parts, in the order in which their state is numbered."""
+
+    parts: tuple[Part, ...]
+
+    def step(self, learning_rate: float, skip: Tensor) -> None:
+        """One update of all parameters, unless `skip` (0-dim bool on the device), which leaves weights and moments."""
+        for part in self.parts:
+            for group in part.optimizer.param_groups:
+                group["lr"] = learning_rate
+            with torch.no_grad():
+                part.step(skip)
+
+    def zero_grad(self) -> None:
+        """Drops all gradients."""
+        for part in self.parts:
+            part.optimizer.zero_grad(set_to_none=True)
+
+    def averages(self) -> dict[nn.Parameter, Tensor]:
+        """The weights to evaluate with, where the optimizer averages by itself; else nothing."""
+        return {p: average for part in self.parts for p, average in part.averages().items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state by `index.name`, in the order of the parameters, and by `group.index.name` what groups count."""
+        found: dict[str, Tensor] = {}
+        for prefix, entry, part in self._entries():
+            for name, value in entry.items():
+                if name in part.constants or (prefix.startswith("group") and name not in part.counters):
+                    continue
+                if isinstance(value, Tensor):
+                    found[f"{prefix}.{name}"] = value
+                else:
+                    kind = torch.int64 if isinstance(value, int) else torch.float64
+                    found[f"{prefix}.{name}{_NUMBER}"] = torch.tensor(value, dtype=kind)
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `tensors` gave; ValueError if it belongs to another set of parameters."""
+        indexes = {key.partition(".")[0] for key in tensors} - {"group"}
+        count = sum(len(part.parameters) for part in self.parts)
+        if indexes and indexes != set(map(str, range(count))):
+            raise ValueError(f"the optimizer state has {len(indexes)} parameters, this run trains {count}")
+        if not indexes:
+            return
+        for part in self.parts:
+            part.begin()
+            part.optimizer.state |= {p: part.optimizer.state.get(p) or {} for p in part.parameters}
+        given: dict[str, dict[str, Any]] = {}
+        for key, value in tensors.items():
+            prefix, _, name = key.removesuffix(_NUMBER).rpartition(".")
+            given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
+        device = self.parts[0].parameters[0].device
+        for prefix, entry, _ in self._entries():
+            new = given.get(prefix, {})
+            entry |= {name: v.to(device) if isinstance(v, Tensor) else v for name, v in new.items()}
+
+    def _entries(self) -> Iterator[tuple[str, dict[str, Any], Part]]:
+        """Each parameter's state under its number, then each group under its own."""
+        parameters = [(p, part) for part in self.parts for p in part.parameters]
+        for index, (p, part) in enumerate(parameters):
+            entry = part.optimizer.state.get(p)
+            yield str(index), {} if entry is None else entry, part
+        all_groups = [(group, part) for part in self.parts for group in part.optimizer.param_groups]
+        for index, (group, part) in enumerate(all_groups):
+            yield f"group.{index}", group, part
+
+
+def build(settings: OptimizerSettings, net: nn.Module) -> Optimizer:
+    """The optimizer that the settings name, of all parameters of `net` that require gradients.
+
+    UserError for a pattern that matches none of them, for a library that is not installed, for a device that it
+    cannot work on.
+    """
+    trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    groups.check(settings.weight_decay_exclude or (), trained, "optimizer.weight_decay_exclude")
+    parts: list[Part] = plugins.find("optimizers", settings.name).build(settings, trained)
+    return Optimizer(tuple(parts))

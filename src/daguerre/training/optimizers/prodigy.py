@@ -1,0 +1,60 @@
+"""Prodigy (Mishchenko and Defazio 2023, arXiv 2306.06101), by prodigyopt: it estimates the learning rate itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from daguerre.errors import UserError
+from daguerre.training.optimizers.groups import Parameters, decay_groups
+from daguerre.training.optimizers.optimizer import Part
+from daguerre.training.settings import OptimizerSettings
+
+
+class Settings(OptimizerSettings):
+    """Prodigy (Mishchenko and Defazio 2023): AdamW whose learning rate follows from how far the weights have come."""
+
+    name: Literal["prodigy"] = "prodigy"
+    """Name of the optimizer."""
+    learning_rate: float = Field(1.0, gt=0)
+    """Factor of the learning rate that it estimates; leave it at 1."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    beta3: float | None = Field(None, ge=0, lt=1)
+    """Decay of what the estimate is made of; null for the root of beta2."""
+    epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    d0: float = Field(1e-6, gt=0)
+    """First estimate."""
+    d_coef: float = Field(1.0, gt=0)
+    """Factor of the estimate: .5 or 2 are the way to tune it."""
+    growth_rate: float | None = Field(None, gt=1)
+    """Largest factor by which the estimate grows in an update; null for any."""
+    use_bias_correction: bool = False
+    """Correct the moments' bias as Adam does."""
+    safeguard_warmup: bool = False
+    """Leave the learning rate out of the estimate's divisor; use it with a warm-up."""
+
+
+def build(settings: Settings, trained: Parameters) -> list[Part]:
+    """One part, which reads numbers from the device in every update. UserError without prodigyopt."""
+    try:
+        import prodigyopt
+    except ImportError:
+        raise UserError("optimizer.name=prodigy needs prodigyopt: pip install 'daguerre[prodigy]'") from None
+    optimizer = prodigyopt.Prodigy(
+        decay_groups(settings, trained),
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        beta3=settings.beta3,
+        eps=settings.epsilon,
+        d0=settings.d0,
+        d_coef=settings.d_coef,
+        growth_rate=settings.growth_rate or float("inf"),
+        use_bias_correction=settings.use_bias_correction,
+        safeguard_warmup=settings.safeguard_warmup,
+    )
+    return [Part(optimizer, "asked", counters=("k", "d", "d_max", "d_numerator", "d_denom", "d_hat"))]

@@ -1,0 +1,234 @@
+"""Each optimizer against the library it is from, or the paper's formula; patterns, and what is refused."""
+
+import sys
+from contextlib import nullcontext
+
+import prodigyopt
+import pytest
+import schedulefree
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from transformers.optimization import Adafactor
+
+from daguerre import config as configs
+from daguerre import plugins
+from daguerre.commands.parts import batch_sizes
+from daguerre.commands.run import peak_learning_rate
+from daguerre.errors import UserError
+from daguerre.problems import ConfigError
+from daguerre.training import step
+from daguerre.training.optimizers import adamw_8bit
+from daguerre.training.optimizers.optimizer import Optimizer, build
+from daguerre.training.settings import EMASettings
+from daguerre.training.state import evaluating
+
+
+def update(toy, state, batch, rate=0.01):
+    return step.update(state, [batch], toy.loss_fn, learning_rate=rate, max_grad_norm=0.05, autocast=nullcontext)
+
+
+def alone(toy, optimizers, net, updates=10):
+    """The same updates by a bare loop with other optimizers."""
+    for number in range(updates):
+        toy.loss_fn(net, toy.batch(number)).loss_B.mean().backward()
+        clip_grad_norm_(net.parameters(), 0.05)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def groups(net, decay):
+    matrices, others = ([p for p in net.parameters() if (p.ndim > 1) is wide] for wide in (True, False))
+    return [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def ours(toy, name, rate=0.01, **changes):
+    state = toy.state(0, name, weight_decay=0.1, **changes)
+    for number in range(10):
+        update(toy, state, toy.batch(number), rate)
+    return state
+
+
+def assert_equal(ours, theirs):
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_adafactor_is_transformers(toy):
+    net = toy.state().net
+    fixed = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
+    alone(toy, [Adafactor(groups(net, 0.1), lr=0.01, beta1=0.8, decay_rate=-0.7, **fixed)], net)
+    assert_equal(ours(toy, "adafactor", beta1=0.8, decay_rate=0.7).net, net)
+
+
+def test_prodigy_is_prodigyopt(toy):
+    net = toy.state().net
+    optimizer = prodigyopt.Prodigy(groups(net, 0.1), lr=1.0, d_coef=2.0, safeguard_warmup=True)
+    alone(toy, [optimizer], net)
+    state = ours(toy, "prodigy", rate=1.0, d_coef=2.0, safeguard_warmup=True)
+    assert_equal(state.net, net)
+    assert state.optimizer.parts[0].optimizer.param_groups[0]["d"] == optimizer.param_groups[0]["d"] > 1e-6
+
+
+def test_schedule_free_is_schedulefree_at_its_averages_too(toy):
+    net = toy.state().net
+    optimizer = schedulefree.AdamWScheduleFree(groups(net, 0.1), lr=0.01, betas=(0.95, 0.99))
+    optimizer.train()
+    alone(toy, [optimizer], net)
+    state = ours(toy, "schedule_free", beta1=0.95, beta2=0.99)
+    assert_equal(state.net, net)
+    optimizer.eval()
+    with evaluating(state):
+        assert_equal(state.net, net)
+    for name, average in state.tensors()["ema"].items():
+        torch.testing.assert_close(average, net.state_dict()[name], rtol=1e-5, atol=1e-7)
+
+
+def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest(toy):
+    net = toy.state().net
+    matrices, others = groups(net, 0.1)
+    muon = torch.optim.Muon([matrices], lr=0.01, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    alone(toy, [muon, torch.optim.AdamW([others], lr=0.01)], net)
+    assert_equal(ours(toy, "muon", momentum=0.9).net, net)
+
+
+def test_muon_leaves_named_matrices_to_adamw(toy):
+    state = toy.state(0, "muon", adamw_for=["out.*"])
+    muon, adamw = (part.parameters for part in state.optimizer.parts)
+    assert [p is state.net.inner.weight for p in muon] == [True]
+    assert {id(p) for p in adamw} == {id(p) for n, p in state.net.named_parameters() if n != "inner.weight"}
+    with pytest.raises(UserError, match="no matrix is left"):
+        toy.state(0, "muon", adamw_for=["*"])
+    with pytest.raises(UserError, match=r"optimizer.adamw_for: '\*embed\*' matches no trained parameter"):
+        toy.state(0, "muon", adamw_for=["*embed*"])
+
+
+def test_lion_is_algorithm_2_of_its_paper(toy):
+    net = toy.state().net
+    momenta = [torch.zeros_like(p) for p in net.parameters()]
+    for number in range(10):
+        toy.loss_fn(net, toy.batch(number)).loss_B.mean().backward()
+        clip_grad_norm_(net.parameters(), 0.05)
+        with torch.no_grad():
+            for p, m in zip(net.parameters(), momenta, strict=True):
+                direction = torch.sign(0.9 * m + 0.1 * p.grad)
+                p -= 0.01 * (direction + (0.1 if p.ndim > 1 else 0.0) * p)
+                m.copy_(0.99 * m + 0.01 * p.grad)
+                p.grad = None
+    assert_equal(ours(toy, "lion").net, net)
+
+
+class Wide(nn.Module):
+    """Large enough for moments of 8 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(3, 2000), nn.Linear(2000, 3)
+
+    def forward(self, x_BD):
+        return self.out(torch.tanh(self.inner(x_BD)))
+
+
+def test_adamw_8bit_keeps_the_contract_with_the_kernels_for_cpus(toy):
+    pytest.importorskip("bitsandbytes", reason="an extra: pip install 'daguerre[8bit]'")
+
+    def make():
+        torch.manual_seed(0)
+        state = toy.state(ema=EMASettings(enabled=False))
+        state.net = net = Wide()
+        trained = dict(net.named_parameters())
+        state.parameters = list(trained.values())
+        settings = plugins.find("optimizers", "adamw_8bit").Settings()
+        state.optimizer = Optimizer((adamw_8bit.part(settings, trained),))
+        return state
+
+    def snapshot(state):
+        return {k: t.clone() for f in ("model", "optimizer") for k, t in state.tensors().get(f, {}).items()}
+
+    whole, first = make(), make()
+    for number in range(12):
+        update(toy, whole, toy.batch(number, poison=number in (0, 4)), 1e-3)
+    for number in range(6):
+        before = snapshot(first)
+        update(toy, first, toy.batch(number, poison=number in (0, 4)), 1e-3)
+        after = snapshot(first)
+        if number == 4:
+            assert all(torch.equal(before[k], after[k]) for k in before if not k.endswith(".number"))
+    assert {t.dtype for t in first.optimizer.tensors().values()} >= {torch.uint8}
+    assert not any("qmap" in key for key in first.optimizer.tensors())
+    second = make()
+    second.net.load_state_dict(first.net.state_dict())
+    second.optimizer.load({k: t.clone() for k, t in first.optimizer.tensors().items()})
+    for number in range(6, 12):
+        update(toy, second, toy.batch(number), 1e-3)
+    expected, found = snapshot(whole), snapshot(second)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_adamw_8bit_is_refused_on_a_cpu_with_the_reason(toy):
+    with pytest.raises(UserError, match=r"memory of a GPU.*use optimizer.name=adamw"):
+        toy.state(0, "adamw_8bit")
+
+
+@pytest.mark.parametrize(("name", "extra"), [("prodigy", "prodigy"), ("schedule_free", "schedulefree")])
+def test_a_library_that_is_missing_is_named_with_its_extra(toy, monkeypatch, name, extra):
+    monkeypatch.setitem(sys.modules, {"prodigy": "prodigyopt"}.get(name, "schedulefree"), None)
+    with pytest.raises(UserError, match=rf"pip install 'daguerre\[{extra}\]'"):
+        toy.state(0, name)
+
+
+def test_a_missing_bitsandbytes_is_named_with_its_extra(toy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    settings = plugins.find("optimizers", "adamw_8bit").Settings()
+    with pytest.raises(UserError, match=r"pip install 'daguerre\[8bit\]'"):
+        adamw_8bit.part(settings, dict(toy.Net().named_parameters()))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"), [("*bais", "inner.bias"), ("iner.*", "inner.weight"), ("*norm*", "inner.weight")]
+)
+def test_a_pattern_that_matches_nothing_lists_near_names(toy, pattern, near):
+    with pytest.raises(UserError, match=r"weight_decay_exclude.*matches no trained parameter") as caught:
+        toy.state(weight_decay_exclude=["*.bias", pattern])
+    assert near in str(caught.value)
+
+
+def test_patterns_are_of_what_is_trained(toy):
+    net = toy.Net()
+    net.out.requires_grad_(False)
+    settings = plugins.find("optimizers", "adamw").Settings(weight_decay_exclude=["out.*"])
+    with pytest.raises(UserError, match="matches no trained parameter"):
+        build(settings, net)
+
+
+def test_patterns_without_decay_have_no_effect():
+    settings = plugins.find("optimizers", "adamw").Settings
+    with pytest.raises(ValidationError, match="no effect while weight_decay is 0"):
+        settings(weight_decay=0.0, weight_decay_exclude=["*"])
+
+
+def test_what_averages_by_itself_is_not_averaged_again_and_needs_no_schedule():
+    with pytest.raises(ConfigError) as caught:
+        configs.load("quickstart", ["optimizer.name=schedule_free"])
+    assert {problem.path for problem in caught.value.problems} == {"ema.enabled", "lr_scheduler.name"}
+    fits = ["optimizer.name=schedule_free", "ema.enabled=false", "lr_scheduler.name=constant"]
+    assert configs.load("quickstart", fits).config.optimizer.learning_rate == 2.5e-4
+
+
+def test_another_optimizer_starts_from_its_own_learning_rate():
+    loaded = configs.load("quickstart", ["optimizer.name=prodigy"])
+    assert loaded.config.optimizer.learning_rate == 1.0
+    assert any("optimizer.learning_rate" in notice for notice in loaded.notices)
+    kept = configs.load("quickstart", ["optimizer.name=prodigy", "optimizer.learning_rate=0.5"])
+    assert kept.config.optimizer.learning_rate == 0.5
+    assert configs.load("quickstart").config.optimizer.name == "adamw"
+
+
+def test_scale_lr_multiplies_with_the_global_batch():
+    fixed = ["training.global_batch_size=16", "learning_rate=1e-4"]
+    for given, rate in ((["--scale_lr", "True"], 1.6e-3), (["scale_lr=False"], 1e-4), ([], 1e-4)):
+        config = configs.load("quickstart", [*fixed, "=".join(given).removeprefix("--")] if given else fixed).config
+        assert peak_learning_rate(config, batch_sizes(config)) == pytest.approx(rate)
