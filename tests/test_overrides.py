@@ -183,6 +183,14 @@ def test_maxdiffusions_timestep_bias_means_the_same_here():
     assert config.load("quickstart", ["timestep_bias.strategy=none"]).config.objective.timestep_bias.name == "none"
 
 
+@pytest.mark.parametrize("override", ["timestep_bias_strategy=later", "snr_gamma=5", "objective.times.std=2"])
+def test_a_noise_level_of_an_objective_that_has_none_says_which_have(override):
+    with pytest.raises(config.ConfigError, match=r"there is such a setting with objective\.name=edm or .*v.* only"):
+        config.load("quickstart_text", [override])
+    with pytest.raises(config.ConfigError, match=r"no such setting\. Did you mean objective\.times\.std"):
+        config.load("quickstart", ["objective.times.sdt=2"])
+
+
 def test_stable_cascades_data_section_means_the_same_here():
     given = [
         "webdataset_path=[s3://path/to/your/first/dataset/on/s3, file:/path/to/your/local/dataset.tar]",

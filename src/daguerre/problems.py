@@ -77,11 +77,12 @@ def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequenc
     if is_secret(path, given):
         text = "secrets never belong in a recipe or on the command line: set the service's environment variable"
         return Problem(path, text)
-    section, _, name = path.rpartition(".")
+    meant = path.partition(" (")[2].removesuffix(")") or path  # another trainer's name has ours behind it
+    section, _, name = meant.rpartition(".")
     elsewhere = _other_plugins(section, name, leaves)
     if elsewhere:
         return Problem(path, elsewhere, given)
-    near = nearest(path, [*leaves, *sections])
+    near = nearest(meant, [*leaves, *sections])
     siblings = [known.rpartition(".")[2] for known in [*leaves, *sections] if known.rpartition(".")[0] == section]
     if near:
         hint = f" Did you mean {' or '.join(near)}?"
@@ -94,9 +95,12 @@ def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
     """Says so where a key (of a section, or without one) belongs to other plug-ins than those that were chosen."""
     owners = []
     for path, leaf in leaves.items():
-        if leaf.plugin and section in ("", path.rpartition(".")[0]):
+        plugged = path.rpartition(".")[0]
+        field = section[len(plugged) + 1 :].partition(".")[0] or name
+        inside = section in ("", plugged) or section.startswith(f"{plugged}.")
+        if leaf.plugin and inside and not any(known.startswith(f"{plugged}.{field}.") for known in leaves):
             every = plugins.names(leaf.plugin.kind)
-            owners += [f"{path}={n}" for n in every if name in leaf.plugin.settings_class(n).model_fields]
+            owners += [f"{path}={n}" for n in every if field in leaf.plugin.settings_class(n).model_fields]
     return f"there is such a setting with {' or '.join(owners)} only" if owners else ""
 
 

@@ -178,12 +178,7 @@ def _random_unet(numbers: Mapping[str, Any], autoencoder: VAE, text: TextReader,
 
 
 def _check_fit(unet: Any, autoencoder: VAE, text: TextReader) -> None:
-    """UserError where widths do not match, the UNet wants inputs that there are not, or no export could be made."""
-    if autoencoder.has_statistics and not vae.can_fold(autoencoder.net):
-        raise UserError(
-            "StableDiffusionPipeline applies no latents_mean and latents_std, and this autoencoder lacks quant_conv or "
-            "post_quant_conv, whose weights could hold them in an export: use another autoencoder"
-        )
+    """UserError where the networks' widths do not match or the UNet wants inputs that this family does not have."""
     fits = {
         "in_channels": (unet.config.in_channels, autoencoder.channels, "latent channels of the autoencoder"),
         "out_channels": (unet.config.out_channels, autoencoder.channels, "latent channels of the autoencoder"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
-from torch import Tensor
+from torch import Tensor, nn
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
@@ -120,19 +120,16 @@ def _take_statistics(net: Any, folder: Path) -> None:
         net.register_buffer(f"channel_{name}", torch.tensor(numbers).reshape(-1, 1, 1), persistent=False)
 
 
-def can_fold(net: Any) -> bool:
-    """Whether the network has the two 1x1 convolutions that can hold statistics."""
-    return bool(net.config.use_quant_conv and net.config.use_post_quant_conv)
-
-
 @torch.no_grad()
 def folded(net: Any) -> Any:
     """A copy whose latents are centred and scaled by its own weights, for pipelines that apply no statistics.
 
-    Behind the encoder: mean' = (mean - m)/s, logvar' = logvar - 2 ln s. Before the decoder: W (s z + m) + b.
+    Behind the encoder: mean' = (mean - m)/s, logvar' = logvar - 2 ln s. Before the decoder: W (s z + m) + b. Where the
+    network has no 1x1 convolutions there, it gets them.
     """
-    assert can_fold(net), "checked where the family is loaded"
     made = copy.deepcopy(net)
+    made.quant_conv = made.quant_conv or _identity(2 * net.config.latent_channels)
+    made.post_quant_conv = made.post_quant_conv or _identity(net.config.latent_channels)
     m_C, s_C = made.channel_mean.flatten(), made.channel_std.flatten()
     before, after = made.post_quant_conv, made.quant_conv
     before.bias += before.weight[:, :, 0, 0] @ m_C
@@ -141,5 +138,13 @@ def folded(net: Any) -> Any:
     after.weight[mean] /= s_C.reshape(-1, 1, 1, 1)
     after.bias[mean] = (after.bias[mean] - m_C) / s_C
     after.bias[logvar] -= 2.0 * s_C.log()
-    made.register_to_config(latents_mean=None, latents_std=None)
+    made.register_to_config(latents_mean=None, latents_std=None, use_quant_conv=True, use_post_quant_conv=True)
     return made
+
+
+def _identity(channels: int) -> nn.Module:
+    """A 1x1 convolution that changes nothing."""
+    conv = nn.utils.skip_init(nn.Conv2d, channels, channels, 1)
+    nn.init.dirac_(conv.weight)
+    nn.init.zeros_(conv.bias)
+    return conv
