@@ -228,3 +228,16 @@ def test_a_full_disk_is_explained_and_the_same_command_goes_on(on_shapes, tmp_pa
         ballast.unlink()
         assert train(disk) == errors.DONE
         assert_equal(disk / "tiny", outcome(on_shapes))
+
+
+def test_a_batch_larger_than_the_data_leaves_nothing_behind_and_dry_run_finds_it(tmp_path, capsys):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        captioned(folder / name)
+    too_many = "training.global_batch_size=64"
+    assert train_on(folder, tmp_path, too_many, "training.per_device_batch_size=null", "--dry-run") == errors.REFUSED
+    assert train_on(folder, tmp_path, too_many, "training.per_device_batch_size=null") == errors.REFUSED
+    assert "a batch of 64 samples is more than the data set has" in capsys.readouterr().err
+    assert not (tmp_path / "tiny" / "config.yaml").exists()
+    assert train_on(folder, tmp_path, "training.duration=1 step", "lr_scheduler.warmup=0 steps") == errors.DONE

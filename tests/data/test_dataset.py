@@ -7,12 +7,13 @@ import pytest
 import shards
 from pydantic import ValidationError
 
-from daguerre import config
+from daguerre import cli, config
 from daguerre.data.dataset import open_dataset, open_datasets
 from daguerre.data.loader import fixed_batches
-from daguerre.data.sources import folder, mix
+from daguerre.data.sources import folder, mix, webdataset
 from daguerre.errors import UserError
 from daguerre.problems import ConfigError
+from daguerre.settings import Duration
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_both_splits_of_a_mix_come_from_one_opening_and_share_no_sample(settings
     ids = [{i for s in d.selections for i in s.ids.tolist()} for d in (train, held_out)]
     assert not ids[0] & ids[1]
     assert len(ids[0]) + len(ids[1]) == 12 + 32
-    assert sum(len(b.names) for b in fixed_batches(held_out, 100, 4)) == len(ids[1])
+    assert sum(len(b.names) for b in fixed_batches(held_out, 100, lambda bucket: 4)) == len(ids[1])
 
 
 def test_an_endless_source_can_be_part_of_a_mix(pictures, tmp_path):
@@ -54,7 +55,23 @@ def test_an_endless_source_can_be_part_of_a_mix(pictures, tmp_path):
     assert (train.size, train.count) == (None, None)
     members = np.concatenate([b.slots.members for b in islice(train.plan(0, 8).batches(0), 4)])
     assert set(members.tolist()) == {0, 1}
-    assert {name.partition("/")[0] for b in fixed_batches(held_out, 6, 6) for name in b.names} >= {"shapes"}
+    assert {name.partition("/")[0] for b in fixed_batches(held_out, 6, lambda bucket: 6) for name in b.names} >= {
+        "shapes"
+    }
+
+
+def test_an_endless_source_does_not_go_into_several_buckets(pictures, tmp_path):
+    sources = {"real": {"source": "folder", "path": str(pictures)}, "drawn": {"source": "shapes"}}
+    for buckets, count in (({"aspects": "auto", "step": 8}, r"\d+"), ({"resolutions": [64, 32]}, "2")):
+        made = mix.Settings(resolution=64, sources=sources, cache_dir=str(tmp_path), buckets=buckets)
+        with pytest.raises(UserError, match=rf"data\.sources\.drawn: shapes is endless.* the {count} buckets"):
+            open_dataset(made, "train")
+
+
+def test_a_mix_has_no_epochs(settings):
+    dataset = open_dataset(settings(), "train")
+    with pytest.raises(ValueError, match="'2 epochs': there are no epochs of an endless source, nor of a mix"):
+        Duration("2 epochs").steps(4, dataset.count)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +80,7 @@ def test_an_endless_source_can_be_part_of_a_mix(pictures, tmp_path):
         ({"repeats": 2}, "repeats: each of the sources has its own"),
         ({"weights": {"art": 1, "paintings": 1}}, "there is no source paintings; there are photos, art"),
         ({"weights": {"art": 0}}, "greater than 0"),
+        ({"weights": {"art": float("inf")}}, "finite number"),
         ({"sources": {"a": {"source": "shapes"}}, "resolution": 128}, "less than or equal to 64"),
         ({"sources": {"a": {"source": "shapes", "resolution": 64}}}, "a: resolution is the same for all sources"),
         (
@@ -110,3 +128,26 @@ def test_a_set_of_which_too_much_cannot_be_used_is_refused_before_training(pictu
     with pytest.raises(UserError, match=r"(?s)10 of 22 samples cannot be used.*data\.max_skipped=0\.01.*not an image"):
         open_dataset(folder.Settings(**usual), "train")
     assert open_dataset(folder.Settings(**usual, max_skipped=0.5), "train").size == 11
+    sources = {"photos": {"source": "folder", "path": str(pictures)}}
+    with pytest.raises(UserError, match=r"^data\.sources\.photos: 10 of 22 samples cannot be used"):
+        open_dataset(mix.Settings(resolution=16, sources=sources), "train")
+
+
+def test_sources_of_equal_size_go_in_orders_of_their_own(pictures, tmp_path):
+    sources = {name: {"source": "folder", "path": str(pictures), "held_out_fraction": 0} for name in ("one", "other")}
+    dataset = open_dataset(mix.Settings(resolution=16, sources=sources, cache_dir=str(tmp_path)), "train")
+    slots = dataset.plan(0, 8).slots(0, 2048)
+    first, second = (slots.places[slots.members == member][:240] for member in (0, 1))
+    assert np.mean(first == second) < 0.3, "1 in 12 by chance"
+
+
+def test_the_same_samples_in_other_shards_are_another_order(pictures, tmp_path):
+    def fingerprint(samples):
+        out = str(tmp_path / f"of-{samples}")
+        assert cli.run(["data", "pack", str(pictures), "-o", out, f"shard_samples={samples}"]) == 0
+        settings = webdataset.Settings(path=out, resolution=16, held_out_fraction=0, cache_dir=str(tmp_path))
+        return open_dataset(settings, "train").fingerprint, open_dataset(settings, "train").selections[0].ids.tolist()
+
+    (few, ids), (many, same_ids) = fingerprint(4), fingerprint(6)
+    assert ids == same_ids
+    assert few != many

@@ -192,7 +192,7 @@ def test_the_first_batch_is_made_at_once_and_not_counted(damaged):
 def test_fixed_batches_leave_nothing_to_chance(pictures):
     data = folder.Settings(path=str(pictures), **CHANCE)
     dataset = open_dataset(data, "train")
-    batches = list(loader.fixed_batches(dataset, 7, 3))
+    batches = list(loader.fixed_batches(dataset, 7, lambda bucket: 3))
     assert [len(b.names) for b in batches] == [3, 3, 1]
     source, numbers = dataset.members[0].source, dataset.selections[0].numbers[:7].tolist()
     assert texts(batches) == [source.record(i).texts["text"] for i in numbers]
@@ -200,7 +200,7 @@ def test_fixed_batches_leave_nothing_to_chance(pictures):
     key = np.zeros(3, np.int64)
     want = [decode.picture(source.record(i).image, plain, Bucket(16, 16), 0, key).pixels_CHW for i in numbers]
     assert torch.equal(torch.cat([b.pixels_BCHW for b in batches]), torch.stack(want))
-    assert sum(len(b.names) for b in loader.fixed_batches(dataset, 10_000, 64)) == dataset.count
+    assert sum(len(b.names) for b in loader.fixed_batches(dataset, 10_000, lambda bucket: 64)) == dataset.count
 
 
 def test_skipped_samples_are_listed_and_said_once(damaged, tmp_path):
@@ -229,7 +229,7 @@ def test_a_rate_of_damaged_samples_above_the_limit_stops_the_run(build_pictures,
     for path in sorted(pictures.glob("*.png"))[:11]:
         path.write_bytes(path.read_bytes()[:3000])
     run = loaded(loading(pictures).dataset, 5, skips=Skips(0.2))
-    with pytest.raises(UserError, match=r"(?s)10 of \d\d samples cannot be used.*truncated image.*max_skipped"):
+    with pytest.raises(UserError, match=r"(?s)11 of 40 samples cannot be used.*truncated image.*max_skipped"):
         take(run, 0, 8)
     take(loaded(loading(pictures).dataset, 5, skips=Skips(0.3)), 0, 8)
 
@@ -279,6 +279,40 @@ def test_a_lasting_fault_stops_the_run(monkeypatch):
         take(flaky(Flaky(faults=10**6)), 0, 1)
 
 
+def test_a_fault_while_a_sample_is_named_is_one_as_any_other(monkeypatch):
+    monkeypatch.setattr(rows, "FIRST_PAUSE_SECONDS", 0.001)
+    source, calls = Flaky(0), []
+
+    def name(number):
+        calls.append(number)
+        if len(calls) < 3:
+            raise OSError("the disk is away")
+        return f"sample {number}"
+
+    source.name = name
+    assert take(flaky(source), 0, 1)[0].valid_B.tolist() == [1] * 4
+
+
+def test_a_micro_batch_without_room_for_one_picture_is_refused(pictures):
+    run = loader.Loading(loading(pictures).dataset, LoaderSettings(max_pixels=255), 11, 5, 5, drawn, cut)
+    with pytest.raises(UserError, match=r"max_pixels=255 has no room for one picture of 16x16 \(256 pixels\)"):
+        run.first(0)
+    bounded = loader.Loading(run.dataset, LoaderSettings(max_pixels=600), 11, 5, 5, drawn, cut)
+    assert [len(b.names) for b in loader.fixed_batches(run.dataset, 5, bounded.micro_size)] == [2, 2, 1]
+
+
+def test_a_batch_that_ranks_cannot_share_alike_is_refused(pictures):
+    with pytest.raises(UserError, match="5 samples cannot be shared by 2 ranks alike"):
+        loaded(loading(pictures).dataset, 5, ranks=2).first(0)
+
+
+def test_captions_of_fixed_samples_are_those_of_their_batches(damaged):
+    dataset = loading(damaged).dataset
+    batches = loader.fixed_batches(dataset, 12, lambda bucket: 5)
+    assert loader.fixed_captions(dataset, 4) == [f"picture {i}" for i in range(4)]
+    assert texts(batches) == loader.fixed_captions(dataset, 12)
+
+
 def test_an_unexpected_error_names_its_sample():
     with pytest.raises(ZeroDivisionError) as caught:
         take(flaky(Flaky(faults=1, error=ZeroDivisionError("a bug"))), 0, 1)
@@ -304,3 +338,26 @@ def test_captions_that_are_cut_are_counted_once_and_kept_over_a_restart(pictures
     found = again.report()["skipped"]["caption cut to 20 bytes"]
     assert (found["count"], found["kept"]) == (2, True)
     assert sorted(found["examples"]) == ["001.png", "004.png"]
+
+
+def test_a_sample_without_a_picture_has_no_cut_caption(damaged):
+    for path in damaged.glob("*.txt"):
+        path.write_text("a caption of more than twenty bytes")
+    run = loading(damaged, caption_dropout=0)
+    take(run, 0, 9)
+    assert {reason: entry["count"] for reason, entry in run.skips.reasons.items()} == {
+        "truncated image": 2,
+        "caption cut to 20 bytes": 10,
+    }
+
+
+def test_damage_after_the_first_pass_is_counted(pictures):
+    run = loading(pictures, size=12)
+    with run.updates(0) as updates:
+        next(updates)
+        for name in ("001.png", "004.png"):
+            (pictures / name).write_bytes((pictures / name).read_bytes()[:3000])
+        for _ in range(5):
+            next(updates)
+    (entry,) = run.skips.reasons.values()
+    assert (entry["count"], sorted(entry["examples"])) == (2, ["001.png", "004.png"])

@@ -100,8 +100,7 @@ def test_rules_that_leave_nothing_are_refused_with_the_table(given, told):
 
 
 def test_buckets_that_do_not_fill_a_batch_in_an_epoch_are_noted():
-    of = np.array([0] * 20 + [1] * 3 + [3] * 8)
-    report = unfilled(of, [Bucket(8, 8), Bucket(8, 16), Bucket(16, 8), Bucket(8, 24)], 8)
+    report = unfilled(np.array([20, 3, 0, 8]), [Bucket(8, 8), Bucket(8, 16), Bucket(16, 8), Bucket(8, 24)], 8)
     assert report == {
         "kept: a bucket with fewer pictures than a global batch, which wait for the next epoch": {
             "count": 3,
@@ -109,3 +108,10 @@ def test_buckets_that_do_not_fill_a_batch_in_an_epoch_are_noted():
             "kept": True,
         }
     }
+
+
+def test_a_caption_field_that_no_sample_has_lists_those_there_are():
+    captioned = {"text": pa.array([True] * 100), "alt": pa.array([True] * 100), "none": pa.array([False] * 100)}
+    told = r"(?s)100  no caption in title.*in data\.captions\.fields; there are: alt, text$"
+    with pytest.raises(UserError, match=told):
+        select(index(captioned=captioned, texts={}), settings(captions={"fields": ["title"]}), ["train"])

@@ -121,3 +121,13 @@ def test_the_error_of_a_worker_is_the_trainers(pictures):
     (pictures / "001.png").unlink()
     with workers(rows, 1) as crew, pytest.raises(UserError, match=r"cannot be read, after 4 attempts.*001\.png"):
         next(made_by(crew, tasks, 1))
+
+
+def test_many_tasks_beside_large_answers_do_not_block_each_other(pictures):
+    """More bytes of tasks than a socket holds, while the worker sends pictures: once both ends waited for ever."""
+    settings = folder.Settings(path=str(pictures), resolution=64, held_out_fraction=0, repeats=100)
+    loading = Loading(open_dataset(settings, "train"), LoaderSettings(), 0, 512, 512, None, None)
+    tasks = (task for task, _ in loading.tasks(0))
+    with workers(Rows(loading.dataset.members, 0), 1) as crew:
+        made = made_by(crew, tasks, 24)
+        assert [len(next(made)[0].names) for _ in range(3)] == [512] * 3

@@ -62,8 +62,14 @@ def build(config: Config) -> Parts:
 
 
 def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:
-    """UserError where a loss that couples the samples of a batch would see only a part of the global batch."""
-    area_px = max(bucket.height_px * bucket.width_px for bucket in buckets(config.data))
+    """UserError where not one picture has room in a micro-batch, or where a loss that couples the samples of a batch
+    would see only a part of the global batch."""
+    area_px = max(bucket.area_px for bucket in buckets(config.data))
+    if area_px > (config.loader.max_pixels or math.inf):
+        raise UserError(
+            f"loader.max_pixels={config.loader.max_pixels} has no room for one picture of the largest bucket "
+            f"({area_px} pixels): raise it, or train on smaller pictures (data.resolution)"
+        )
     if objective.couples_samples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
             f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "

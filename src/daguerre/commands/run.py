@@ -96,6 +96,7 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     sizes = batch_sizes(config, beginning.global_batch_size)
     refuse_cut_batches(config, parts.objective, sizes)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
+    dataset.plan(config.seed, sizes.whole)  # refused before anything is written: too few samples for a batch
     every = intervals(config, sizes, dataset.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
     said = [*notices, *beginning.notices, *resuming.restore(state, beginning, config)]
@@ -115,6 +116,8 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     )  # fmt: skip
     if beginning.checkpoint is not None:
         loading.restore(beginning.checkpoint.documents["loading"])
+    else:
+        loading.skips.begin()
     sinks: list[Sink] = [MetricsFile(folder.metrics)]
     sinks += [TensorBoard(folder.tensorboard, beginning.step)] if config.logging.tensorboard else []
     for sink in sinks:
@@ -126,7 +129,7 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
         sinks, flops,
     )  # fmt: skip
     left = max(0, every.total - state.step)
-    seconds = description.probe_seconds(parts, probe) * sizes.accumulation * left if left else 0.0
+    seconds = description.probe_seconds(parts, probe) / len(probe.names) * sizes.whole * left if left else 0.0
     length = f"about {duration_text(seconds)} of training" if left else "all done"
     run.say([*description.headline(config, parts, sizes, left, length), *said, f"run folder: {folder.path}"])
     return run

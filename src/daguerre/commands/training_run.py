@@ -103,7 +103,7 @@ def validate(run: Run) -> None:
 
     settings = run.config.validation
     with run.terminal.busy("validating"), evaluating(run.state):
-        made = loader.fixed_batches(run.held_out, settings.num_samples, run.sizes.micro)
+        made = loader.fixed_batches(run.held_out, settings.num_samples, run.loading.micro_size)
         values = validation.validation_losses(
             device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels
         )
@@ -168,9 +168,7 @@ def draw_samples(run: Run) -> None:
 def captions(run: Run, count: int) -> list[str]:
     """Captions of the first held-out samples; of trained ones where none are held out."""
     dataset = run.held_out if run.held_out.size != 0 else run.dataset
-    made = loader.fixed_batches(dataset, count, count)
-    pairs = [pair for batch in made for pair in zip(batch.texts, batch.valid_B.tolist(), strict=True)]
-    return [text for text, valid in pairs if valid][:count]
+    return loader.fixed_captions(dataset, count)
 
 
 def stopped(run: Run, stop: StopSignals) -> int:
@@ -241,5 +239,6 @@ def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     optimizer.build(config.optimizer, parts.net)  # for what it refuses: patterns, libraries, devices
     dataset = open_dataset(config.data, "train")
     sizes = batch_sizes(config)
+    dataset.plan(config.seed, sizes.whole)
     print(description.dry_run(config, parts, sizes, intervals(config, sizes, dataset.count).total, dataset, notices))
     return 0

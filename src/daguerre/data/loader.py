@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from daguerre.data import skips
+from daguerre.data import captions, skips
 from daguerre.data.ahead import prefetching
-from daguerre.data.dataset import Dataset
+from daguerre.data.buckets import Bucket
+from daguerre.data.dataset import Dataset, Member
+from daguerre.data.headers import Undecodable
 from daguerre.data.plan import Plan
-from daguerre.data.rows import Made, Rows, Task
+from daguerre.data.rows import Made, Rows, Task, retrying
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.skips import Failure, Skips
 from daguerre.data.workers import made_by, workers
@@ -79,7 +81,12 @@ class Loading:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the run's batches."""
+        """The plan of the run's batches. UserError for a batch that cannot be cut into equal shares of the ranks."""
+        if self.batch_size % self.ranks:
+            raise UserError(
+                f"training.global_batch_size: {self.batch_size} samples cannot be shared by {self.ranks} ranks alike: "
+                "choose a multiple"
+            )
         return self.dataset.plan(self.seed, self.batch_size)
 
     def tasks(self, position: int) -> Iterator[tuple[Task, Place]]:
@@ -87,13 +94,22 @@ class Loading:
         for number, planned in enumerate(self.plan.batches(position // self.batch_size), position // self.batch_size):
             bucket = self.dataset.buckets[planned.bucket]
             reads = self.dataset.reads(planned.part(self.rank, self.ranks))
-            size = self.micro_batch_size
-            if self.loader.max_pixels is not None:
-                size = max(1, min(size, self.loader.max_pixels // (bucket.height_px * bucket.width_px)))
+            size = self.micro_size(bucket)
             count = len(reads.numbers)
             first = number * self.batch_size + self.rank * self.batch_size // self.ranks
             for start in range(0, count, size):
                 yield Task(reads.part(start, start + size), bucket), Place(first + start, start + size >= count)
+
+    def micro_size(self, bucket: Bucket) -> int:
+        """Most samples of a micro-batch of a bucket. UserError where not one has room in `loader.max_pixels`."""
+        if self.loader.max_pixels is None:
+            return self.micro_batch_size
+        if self.loader.max_pixels < bucket.area_px:
+            raise UserError(
+                f"loader.max_pixels={self.loader.max_pixels} has no room for one picture of {bucket} "
+                f"({bucket.area_px} pixels): raise it, or train on smaller pictures (data.resolution)"
+            )
+        return min(self.micro_batch_size, self.loader.max_pixels // bucket.area_px)
 
     def _noted(self, position: int, places: deque[Place]) -> Iterator[Task]:
         for task, place in self.tasks(position):
@@ -117,8 +133,12 @@ class Loading:
         update: list[Batch] = []
         for batch, failures in ready:
             place = places.popleft()
-            cut = [Failure(i, batch.names[i], f"caption {how}", kept=True) for i, how in self.cut(batch.texts).items()]
-            self.skips.look(place.position, batch.keys, failures + cut)
+            cut = [
+                Failure(i, batch.names[i], f"caption {how}", kept=True)
+                for i, how in self.cut(batch.texts).items()
+                if batch.valid_B[i]
+            ]
+            self.skips.look(place.position, batch.keys, failures + cut, self.dataset.size)
             empty = 0 if batch.valid_B.any() else empty + len(batch.names)
             if empty >= limit:
                 raise UserError(
@@ -155,14 +175,32 @@ class Loading:
         self.skips.restore(document["skips"])
 
 
-def fixed_batches(dataset: Dataset, num_samples: int, batch_size: int) -> Iterator[Batch]:
-    """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation."""
+def fixed_batches(dataset: Dataset, num_samples: int, size_of: Callable[[Bucket], int]) -> Iterator[Batch]:
+    """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation.
+
+    `size_of` gives the most samples of a batch of a bucket.
+    """
+    rows = Rows(_without_chance(dataset), 0)
+    for number, reads in dataset.first(num_samples):
+        bucket = dataset.buckets[number]
+        for start in range(0, len(reads.numbers), size_of(bucket)):
+            yield rows.made(Task(reads.part(start, start + size_of(bucket)), bucket))[0]
+
+
+def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
+    """The captions of the same samples; no picture is decoded."""
+    members, found = _without_chance(dataset), []
+    for _, reads in dataset.first(num_samples):
+        for member, number, key in zip(reads.members.tolist(), reads.numbers.tolist(), reads.keys, strict=True):
+            settings, source, _ = members[member]
+            with suppress(Undecodable):
+                found.append(captions.choose(retrying(source.record, number), settings, 0, key))
+    return found[:num_samples]
+
+
+def _without_chance(dataset: Dataset) -> tuple[Member, ...]:
     plain = {"caption_dropout": 0.0, "random_flip": False, "crop": "center"}
-    members = tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
-    rows = Rows(members, 0)
-    for bucket, reads in dataset.first(num_samples):
-        for start in range(0, len(reads.numbers), batch_size):
-            yield rows.made(Task(reads.part(start, start + batch_size), dataset.buckets[bucket]))[0]
+    return tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
 
 
 @contextmanager

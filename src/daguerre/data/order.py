@@ -9,8 +9,9 @@ ranks that take equal shares of a batch can keep to lanes of their own. Nothing 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -42,6 +43,10 @@ class Order(Protocol):
     def bucket_counts(self, position: int) -> np.ndarray:
         """[number of buckets] int64: how many of the slots before `position` are of each bucket."""
 
+    def may_hold(self, position: int, n: int) -> np.ndarray:
+        """[number of buckets] bool: False where none of the `n` slots from `position` on is of the bucket. Quick, and
+        True too often rather than too rarely."""
+
 
 @dataclass(frozen=True)
 class Endless:
@@ -57,6 +62,10 @@ class Endless:
     def bucket_counts(self, position: int) -> np.ndarray:
         """All slots are of the first bucket."""
         return np.array([position, *[0] * (self.num_buckets - 1)], dtype=np.int64)
+
+    def may_hold(self, position: int, n: int) -> np.ndarray:
+        """All slots are of the first bucket."""
+        return np.arange(self.num_buckets) < min(n, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +93,9 @@ class Passes:
         found, wanted = [], n
         while wanted:
             number, start = divmod(position, self.count)
-            segment = int(np.searchsorted(self.segment_starts, start, side="right")) - 1
+            segment = self._segment_of(start)
             first, stop = self.segment_starts[segment : segment + 2].tolist()
-            part = _segment(self, number, segment).part(start - first, min(stop, start + wanted) - first)
+            part = self._segment(number, segment).part(start - first, min(stop, start + wanted) - first)
             found.append(part)
             position, wanted = position + len(part.places), wanted - len(part.places)
         if not found:
@@ -96,13 +105,37 @@ class Passes:
     def bucket_counts(self, position: int) -> np.ndarray:
         """[number of buckets] int64: how many of the slots before `position` are of each bucket."""
         number, start = divmod(position, self.count)
-        segment = int(np.searchsorted(self.segment_starts, start, side="right")) - 1
-        counts = number * self._totals + _layout(self, number).counts[segment]
+        segment = self._segment_of(start)
+        counts = number * self._totals + self._layout(number).counts[segment]
         left = start - int(self.segment_starts[segment])
         if left:
-            places = _segment(self, number, segment).places[:left]
+            places = self._segment(number, segment).places[:left]
             counts = counts + np.bincount(self.buckets[places], minlength=self.num_buckets)
         return counts
+
+    def may_hold(self, position: int, n: int) -> np.ndarray:
+        """[number of buckets] bool: which of the segments that the slots touch have; nothing is shuffled for it."""
+        found = np.zeros(self.num_buckets, dtype=bool)
+        while n > 0:
+            number, start = divmod(position, self.count)
+            stop = min(start + n, self.count)
+            counts = self._layout(number).counts
+            found |= counts[self._segment_of(stop - 1) + 1] > counts[self._segment_of(start)]
+            position, n = position + stop - start, n - (stop - start)
+        return found
+
+    def _segment_of(self, start: int) -> int:
+        return int(np.searchsorted(self.segment_starts, start, side="right")) - 1
+
+    @cached_property
+    def _layout(self) -> Callable[[int], _Layout]:
+        """The row of shards of a pass; the last few are kept."""
+        return lru_cache(maxsize=4)(partial(_layout, self))
+
+    @cached_property
+    def _segment(self) -> Callable[[int, int], Stretch]:
+        """The slots of a segment of a pass; the last few are kept."""
+        return lru_cache(maxsize=4)(partial(_segment, self))
 
     @cached_property
     def lane_starts(self) -> np.ndarray:
@@ -134,7 +167,6 @@ class _Layout(NamedTuple):
     """[K + 1, number of buckets] int64: slots of each bucket before each segment."""
 
 
-@lru_cache(maxsize=8)
 def _layout(order: Passes, number: int) -> _Layout:
     lengths = np.diff(order.shard_starts)
     shards = np.arange(len(lengths), dtype=np.int64)
@@ -157,10 +189,9 @@ def _counts(order: Passes, shards: np.ndarray) -> np.ndarray:
     return np.cumsum(counts, axis=0)
 
 
-@lru_cache(maxsize=16)
 def _segment(order: Passes, number: int, segment: int) -> Stretch:
     """The slots of one segment of pass `number`."""
-    layout = _layout(order, number)
+    layout = order._layout(number)
     begins = order.lane_starts[:-1] + segment * order.lane_samples
     ends = np.minimum(begins + order.lane_samples, order.lane_starts[1:])
     sizes = (ends - begins).clip(0)

@@ -118,8 +118,7 @@ class Plan:
         found: list[list[Slots]] = [[] for _ in range(self.num_buckets)]
         while missing.any():
             chunk -= 1
-            there = self._counts((chunk + 1) * self._chunk) - self._counts(chunk * self._chunk)
-            if not (there.astype(bool) & (missing > 0)).any():
+            if not (self._may_hold(chunk) & (missing > 0)).any():
                 continue
             slots = self.slots(chunk * self._chunk, self._chunk)
             of = self._buckets_of(slots)
@@ -128,6 +127,12 @@ class Plan:
                 found[bucket].insert(0, slots.at(where))
                 missing[bucket] -= len(where)
         return [_joined([*parts, _none()]) for parts in found]
+
+    def _may_hold(self, chunk: int) -> np.ndarray:
+        """[number of buckets] bool: False where no slot of a chunk is of the bucket."""
+        start, stop = self._positions(chunk * self._chunk), self._positions((chunk + 1) * self._chunk)
+        parts = [o.may_hold(a, z - a) for o, a, z in zip(self.orders, start, stop, strict=True)]
+        return np.logical_or.reduce(parts)
 
     def slots(self, position: int, n: int) -> Slots:
         """The `n` slots of the mixed stream from `position` on."""

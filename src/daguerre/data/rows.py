@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ from daguerre.data.dataset import Member, Reads
 from daguerre.data.headers import Undecodable
 from daguerre.data.skips import Failure
 from daguerre.errors import UserError
-from daguerre.types import Batch, Record
+from daguerre.types import Batch
 
+Read = TypeVar("Read")
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.2
 
@@ -58,7 +59,8 @@ class Rows:
         for row in range(size):
             settings, source, _ = self.members[reads.members[row]]
             number, key = int(reads.numbers[row]), reads.keys[row]
-            names.append(source.name(number))
+            with _Named(f"number {number} of {settings.source}"):
+                names.append(retrying(source.name, number))
             try:
                 with _Named(names[row]):
                     record = retrying(source.record, number)
@@ -80,7 +82,7 @@ def valid_B(size: int, failures: list[Failure]) -> Tensor:
     return valid
 
 
-def retrying(read: Callable[[int], Record], number: int) -> Record:
+def retrying(read: Callable[[int], Read], number: int) -> Read:
     """`read(number)`, tried again with a growing pause while it raises OSError; then UserError. Never a skip."""
     for attempt in range(ATTEMPTS):
         try:

@@ -11,11 +11,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 
 import torch
 
@@ -74,7 +76,10 @@ def serve(descriptor: int) -> None:
     """The life of a worker: tasks in, micro-batches out, until the other end closes."""
     torch.set_num_threads(1)
     pipe = Connection(descriptor)
-    for rows, task in _incoming(pipe):
+    tasks: SimpleQueue[tuple[Rows, Task] | None] = SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, tasks), daemon=True).start()
+    while (asked := tasks.get()) is not None:
+        rows, task = asked
         try:
             answer: Made | UserError = rows.made(task)
         except UserError as error:
@@ -96,11 +101,14 @@ def _started() -> Worker:
     return Worker(process, Connection(ours.detach()))
 
 
-def _incoming(pipe: Connection) -> Iterator[tuple[Rows, Task]]:
-    with suppress(EOFError, ConnectionError):
+def _listen(pipe: Connection, tasks: SimpleQueue[tuple[Rows, Task] | None]) -> None:
+    """Takes tasks in as they come, also while an answer is on its way: else both ends could wait for each other, each
+    with its socket full."""
+    with suppress(EOFError, OSError):
         rows: Rows = pipe.recv()
         while True:
-            yield rows, pipe.recv()
+            tasks.put((rows, pipe.recv()))
+    tasks.put(None)
 
 
 def _send(pipe: Connection, answer: Made | UserError) -> None:
