@@ -115,3 +115,9 @@ def test_a_caption_field_that_no_sample_has_lists_those_there_are():
     told = r"(?s)100  no caption in title.*in data\.captions\.fields; there are: alt, text$"
     with pytest.raises(UserError, match=told):
         select(index(captioned=captioned, texts={}), settings(captions={"fields": ["title"]}), ["train"])
+
+
+def test_listed_buckets_that_no_picture_goes_to_are_noted():
+    report = unfilled(np.array([20, 0]), [Bucket(8, 8), Bucket(8, 16)], 8, listed=True)
+    assert report["bucket of data.buckets.aspects that no picture goes to"]["examples"] == ["16x8"]
+    assert unfilled(np.array([20, 0]), [Bucket(8, 8), Bucket(8, 16)], 8) == {}

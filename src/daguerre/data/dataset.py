@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daguerre import plugins
+from daguerre import keys, plugins
 from daguerre.data import buckets as bucketing
 from daguerre.data import selection, skips
 from daguerre.data.buckets import Bucket
@@ -93,8 +93,10 @@ class Dataset:
                 "epoch with data.repeats"
             )
         orders: list[Order] = []
-        for member, chosen in zip(self.members, self.selections, strict=True):
-            of = None if chosen is None else chosen.order(member.settings, seed, len(self.buckets))
+        for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
+            # Sources of equal size go in orders of their own; a single one by the seed itself.
+            own = seed if not i else int(keys.words(seed, "source", i, count=1)[0])
+            of = None if chosen is None else chosen.order(member.settings, own, len(self.buckets))
             orders.append(of or Endless(len(self.buckets)))
         chosen_buckets = [None if chosen is None else chosen.buckets for chosen in self.selections]
         return Plan(seed, orders, chosen_buckets, self.weights, len(self.buckets), batch_size)
@@ -146,17 +148,23 @@ class Dataset:
 
     def notes(self, batch_size: int) -> SkipReport:
         """What is worth a note about the plan: buckets that wait for the next epoch."""
-        chosen = [part.buckets for part in self.selections if part is not None]
-        return selection.unfilled(np.concatenate(chosen), self.buckets, batch_size) if chosen else {}
+        counts = np.zeros(len(self.buckets), dtype=np.int64)
+        for member, chosen in zip(self.members, self.selections, strict=True):
+            if chosen is not None:
+                counts += member.settings.repeats * np.bincount(chosen.buckets, minlength=len(self.buckets))
+        listed = isinstance(self.settings.buckets.aspects, tuple)
+        return selection.unfilled(counts, self.buckets, batch_size, listed)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the sample ids in their order: what must be equal for a run to go on as if nothing had
-        happened."""
+        """A digest of the samples in their shards: what must be equal for a run to go on as if nothing had happened."""
         digest = blake2b(digest_size=16)
         for chosen in self.selections:
-            digest.update(b"endless" if chosen is None else chosen.ids.astype("<i8").tobytes())
-            digest.update(b"" if chosen is None else chosen.buckets.astype("<i2").tobytes())
+            if chosen is None:
+                digest.update(b"endless")
+                continue
+            for array, kind in ((chosen.ids, "<i8"), (chosen.shard_starts, "<i8"), (chosen.buckets, "<i2")):
+                digest.update(len(array).to_bytes(8, "little") + array.astype(kind).tobytes())
         return digest.hexdigest()
 
 
@@ -186,13 +194,28 @@ def _opened(
         source: Source = open_source(settings, splits[0])
         index = source.index
         if index is None:
+            _refuse_shapes(name, settings)
             return [Member(settings, open_source(settings, split)) for split in splits], [None for _ in splits]
     except StoreError as error:
         raise UserError(str(error)) from error
     found = source.report()
-    skips.refuse_above(settings.max_skipped, found, index.count + skips.unusable(found))
+    try:
+        skips.refuse_above(settings.max_skipped, found, index.count + skips.unusable(found))
+    except UserError as error:
+        raise UserError(f"data.sources.{name}: {error}" if name else str(error)) from None
     chosen = selection.select(index, settings, splits, name)
     if not isinstance(source, FarSource):
         return [Member(settings, source) for _ in splits], list(chosen)
     told = [source.reading(part.shares) for part in chosen]
     return [Member(settings, own, own if own.far else None) for own in told], list(chosen)
+
+
+def _refuse_shapes(name: str, settings: SourceSettings) -> None:
+    """UserError where an endless source, of whose samples no size is known beforehand, meets several buckets."""
+    count = len(bucketing.buckets(settings))
+    if count > 1:
+        raise UserError(
+            f"data.sources.{name}: {settings.source} is endless, so that nobody knows the sizes of its pictures "
+            f"beforehand: they cannot be sorted into the {count} buckets of data.buckets. Leave this source out, or "
+            "train on one shape (data.buckets.aspects=square, data.buckets.resolutions=null)"
+        )

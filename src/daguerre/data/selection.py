@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow.compute as pc
 
 from daguerre import keys
 from daguerre.data import buckets as bucketing
@@ -78,10 +79,18 @@ def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name
     if index.count and not len(usable):
         raise UserError(
             f"data{name and '.sources.' + name}: every one of the {index.count:,} samples is left out:\n"
-            f"{skips.table(counts)}\nLoosen the filters, or the rules of the buckets (data.buckets)"
+            f"{skips.table(counts)}\n{_way_out(index, settings, without)}"
         )
     held_out = _held_out(index.ids[usable], settings.held_out_fraction)
     return [_part(index, usable, buckets, held_out == (split == "held_out"), counts) for split in splits]
+
+
+def _way_out(index: Index, settings: SourceSettings, without: int) -> str:
+    if not without:
+        return "Loosen the filters, or the rules of the buckets (data.buckets)"
+    held = [field for field, column in index.captioned.items() if pc.any(column).as_py()]
+    others = sorted({*held, *index.texts} - {*settings.captions.fields})
+    return f"Name fields that hold text in data.captions.fields; there are: {', '.join(others) or 'none'}"
 
 
 def _part(index: Index, usable: np.ndarray, buckets: np.ndarray, mine: np.ndarray, counts: skips.Counts) -> Selection:
@@ -132,11 +141,13 @@ def _held_out(ids: np.ndarray, fraction: float) -> np.ndarray:
     return chosen
 
 
-def unfilled(chosen: np.ndarray, buckets: Sequence[Bucket], batch_size: int) -> SkipReport:
-    """Notes on buckets [M] of a whole data set whose pictures do not fill a global batch in one epoch."""
-    counts = np.bincount(chosen, minlength=len(buckets))
+def unfilled(counts: np.ndarray, buckets: Sequence[Bucket], batch_size: int, listed: bool = False) -> SkipReport:
+    """Notes on buckets whose pictures (`counts` an epoch, of each bucket) do not fill a global batch, and on those that
+    a recipe listed for nothing."""
     report: skips.Counts = {}
     for bucket, count in zip(buckets, counts.tolist(), strict=True):
+        if listed and not count:
+            skips.add(report, "bucket of data.buckets.aspects that no picture goes to", str(bucket), kept=True)
         if 0 < count < batch_size:
             reason = "kept: a bucket with fewer pictures than a global batch, which wait for the next epoch"
             entry = report.setdefault(reason, {"count": 0, "examples": [], "kept": True})
