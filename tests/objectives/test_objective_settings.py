@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from daguerre import plugins
@@ -107,3 +111,12 @@ def test_what_cannot_be_is_refused_with_the_reason(name: str, values: dict, says
 def test_what_can_be_is_accepted_and_reads_its_own_dump(name: str, values: dict):
     made = settings(name, **values)
     assert type(made).model_validate(made.model_dump()) == made
+
+
+def test_the_sections_in_the_documentation_are_accepted():
+    page = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
+    made = [settings(block["objective"].pop("name"), **block["objective"]) for block in blocks]
+    assert [one.name for one in made] == ["v", "edm"]
+    model = plugins.find("families", blocks[1]["model"]["family"]).Settings
+    model.model_validate(blocks[1]["model"] | {"pretrained_model_name_or_path": "quickstart"})

@@ -128,9 +128,9 @@ def folded(net: Any) -> Any:
     network has no 1x1 convolutions there, it gets them.
     """
     made = copy.deepcopy(net)
-    made.quant_conv = made.quant_conv or _identity(2 * net.config.latent_channels)
-    made.post_quant_conv = made.post_quant_conv or _identity(net.config.latent_channels)
     m_C, s_C = made.channel_mean.flatten(), made.channel_std.flatten()
+    made.quant_conv = made.quant_conv or _identity(2 * len(m_C)).to(m_C.device)
+    made.post_quant_conv = made.post_quant_conv or _identity(len(m_C)).to(m_C.device)
     before, after = made.post_quant_conv, made.quant_conv
     before.bias += before.weight[:, :, 0, 0] @ m_C
     before.weight *= s_C.reshape(1, -1, 1, 1)
