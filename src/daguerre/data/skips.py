@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import math
+import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +27,11 @@ SAID = 3
 """Samples a reason that are said at the terminal; after that every tenfold count is."""
 FEWEST = 10
 """Damaged samples below which no rate stops a run."""
+RECENT = 10_000
+"""Slots that the recent rate is of, where a pass over the data is not shorter."""
+DOUBT, RECENT_DOUBT = 3, 5
+"""Standard deviations of a count by which it must be above the limit at any moment: so often looked at, a rate below it
+would be above it some time by chance. More for the recent rate, which is looked at as long as a run lasts."""
 
 
 class Failure(NamedTuple):
@@ -73,13 +82,19 @@ def unusable(report: SkipReport) -> int:
 def refuse_above(limit: float, report: SkipReport, looked: int) -> None:
     """UserError where more than `limit` of `looked` samples were left out, and `FEWEST` at least."""
     count = unusable(report)
-    if count >= FEWEST and count > limit * looked:
-        raise UserError(
-            f"{count:,} of {looked:,} samples cannot be used, more than data.max_skipped={limit:g} allows:\n"
-            f"{table(report)}\n"
-            "Mend the data (`daguerre data verify` finds all of them), or set data.max_skipped higher to train without "
-            "them"
-        )
+    if count >= FEWEST and _above(limit, count, looked):
+        raise _too_many(limit, f"{count:,} of {looked:,}", report)
+
+
+def _above(limit: float, count: int, looked: int, doubt: int = 0) -> bool:
+    return count - doubt * math.sqrt(count) > limit * looked
+
+
+def _too_many(limit: float, share: str, report: SkipReport) -> UserError:
+    return UserError(
+        f"{share} samples cannot be used, more than data.max_skipped={limit:g} allows:\n{table(report)}\n"
+        "Mend the data (`daguerre data verify` finds all of them), or set data.max_skipped higher to train without them"
+    )
 
 
 def _nobody(line: str) -> None:
@@ -88,7 +103,7 @@ def _nobody(line: str) -> None:
 
 @dataclass
 class Skips:
-    """Samples that could not be used as they are; each is counted once, in the first pass over it that met it."""
+    """Samples that could not be used as they are; each is counted once for a reason, when it is first found."""
 
     limit: float = 1.0
     """Share of damaged samples above which the run stops."""
@@ -98,28 +113,61 @@ class Skips:
     """Gets lines for the person at the terminal, few however many there are."""
     reasons: Counts = field(default_factory=dict)
     """{reason: {"count": n, "examples": [names]}}: as data.json and checkpoints hold it."""
+    found: dict[str, set[int]] = field(default_factory=dict)
+    """{reason: ids of the samples that are counted under it}."""
     counted_slots: int = 0
-    """Slots of the plan that were looked at: what is seen again after a restart is not counted again."""
+    """Slots of the plan up to which was looked: what is seen again after a restart is not counted again."""
+    slots: int = 0
+    """How many of them were looked at here."""
     looked: int = 0
     """Different samples that were looked at."""
+    recent: deque[int] = field(default_factory=deque)
+    """Which of the last `slots` were left empty, ascending."""
 
-    def look(self, position: int, keys: np.ndarray, failures: Sequence[Failure]) -> None:
-        """Counts what was found in the slots from `position` on, whose keys are [n, 3].
+    def look(
+        self, position: int, keys: np.ndarray, failures: Sequence[Failure], pass_samples: int | None = None
+    ) -> None:
+        """Counts what was found in the slots from `position` on, whose keys are [n, 3]; `pass_samples` slots are a pass
+        over the data (None: it has no end).
 
-        UserError where damaged samples are more than `limit` of all.
+        UserError where damaged samples are more than `limit`: of all after a pass, of all or of the recent slots beyond
+        doubt at any time.
         """
-        fresh = np.arange(position, position + len(keys)) >= self.counted_slots
-        fresh &= (keys[:, 1] == 0) & (keys[:, 2] == 0)
-        new = [failure for failure in failures if fresh[failure.row]]
+        ids = keys[:, 0].tolist()
+        new = [failure for failure in failures if self._remember(ids[failure.row], failure.reason)]
         for failure in new:
-            skips_before = self.reasons.get(failure.reason, {"count": 0})["count"]
             add(self.reasons, failure.reason, failure.name, failure.kept)
-            self._say(failure, skips_before + 1)
-        self._list(keys, new)
-        self.looked += int(fresh.sum())
+            self._say(failure, self.reasons[failure.reason]["count"])
+        self._list(ids, new)
+        before, recent_slots = self.counted_slots, min(RECENT, pass_samples or RECENT)
+        self._move(position, keys, {failure.row for failure in failures if not failure.kept}, recent_slots)
+        whole = pass_samples is not None and before // pass_samples < self.counted_slots // pass_samples
+        if failures or whole:
+            self._refuse(recent_slots, 0 if whole else DOUBT)
+
+    def _remember(self, sample_id: int, reason: str) -> bool:
+        """Whether this was not known."""
+        known = self.found.setdefault(reason, set())
+        before = len(known)
+        known.add(sample_id)
+        return len(known) > before
+
+    def _move(self, position: int, keys: np.ndarray, empty: set[int], recent_slots: int) -> None:
+        """Takes in the slots that were not looked at before; the rows `empty` have no sample."""
+        first = min(max(self.counted_slots - position, 0), len(keys))
+        self.looked += int(((keys[first:, 1] == 0) & (keys[first:, 2] == 0)).sum())
+        self.recent.extend(self.slots + row - first for row in range(first, len(keys)) if row in empty)
+        self.slots += len(keys) - first
+        while self.recent and self.recent[0] < self.slots - recent_slots:
+            self.recent.popleft()
         self.counted_slots = max(self.counted_slots, position + len(keys))
-        if new:
-            refuse_above(self.limit, self.reasons, self.looked)
+
+    def _refuse(self, recent_slots: int, doubt: int) -> None:
+        count, slots = unusable(self.reasons), min(self.slots, recent_slots)
+        if count >= FEWEST and _above(self.limit, count, self.looked, doubt):
+            raise _too_many(self.limit, f"{count:,} of {self.looked:,}", self.reasons)
+        if count >= FEWEST and _above(self.limit, len(self.recent), slots, RECENT_DOUBT):
+            raise _too_many(self.limit, f"{len(self.recent):,} of the last {slots:,}", self.reasons)
 
     def _say(self, failure: Failure, count: int) -> None:
         if count <= SAID:
@@ -127,22 +175,57 @@ class Skips:
         elif str(count).strip("0") == "1":
             self.say(f"{'noted' if failure.kept else 'left out'} so far: {count:,} x {failure.reason}")
 
-    def _list(self, keys: np.ndarray, failures: Sequence[Failure]) -> None:
+    def _list(self, ids: Sequence[int], failures: Sequence[Failure]) -> None:
         if self.file is None or not failures:
             return
-        with self.file.open("a", encoding="utf-8") as file:
+        # Half a character (of a name that is no UTF-8) becomes its JSON escape.
+        with self.file.open("a", encoding="utf-8", errors="backslashreplace") as file:
             for row, name, reason, kept in failures:
-                line = {"name": name, "reason": reason, "kept": kept, "sample_id": int(keys[row, 0])}
+                line = {"name": name, "reason": reason, "kept": kept, "sample_id": ids[row]}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def document(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
-        return {"reasons": copy.deepcopy(self.reasons), "counted_slots": self.counted_slots, "looked": self.looked}
+        """What a checkpoint holds; 11 bytes for each sample that was found."""
+        return {
+            "reasons": copy.deepcopy(self.reasons),
+            "found": {reason: _packed(ids) for reason, ids in self.found.items()},
+            "counted_slots": self.counted_slots,
+            "slots": self.slots,
+            "looked": self.looked,
+            "recent": list(self.recent),
+        }
 
     def restore(self, document: Mapping[str, Any]) -> None:
         """Takes over what `document` gave, and cuts lines of the list that are newer."""
         self.reasons = copy.deepcopy(dict(document["reasons"]))
-        self.counted_slots, self.looked = document["counted_slots"], document["looked"]
-        if self.file is not None and self.file.exists():
-            lines = self.file.read_bytes().splitlines(keepends=True)
-            self.file.write_bytes(b"".join(lines[: sum(entry["count"] for entry in self.reasons.values())]))
+        self.found = {reason: _unpacked(text) for reason, text in document["found"].items()}
+        self.counted_slots, self.slots = document["counted_slots"], document["slots"]
+        self.looked, self.recent = document["looked"], deque(document["recent"])
+        self._cut_list(sum(entry["count"] for entry in self.reasons.values()))
+
+    def begin(self) -> None:
+        """For a run without a checkpoint: what a start that was killed has listed is found again."""
+        self._cut_list(0)
+
+    def _cut_list(self, number: int) -> None:
+        """Keeps the first lines of the list: a kill leaves the old file or the new one."""
+        if self.file is None or not self.file.exists():
+            return
+        lines = self.file.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines[:number] if line.endswith(b"\n")]
+        if len(kept) == len(lines):
+            return
+        temporary = self.file.with_name(f".{self.file.name}.tmp")
+        with temporary.open("wb") as file:
+            file.write(b"".join(kept))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.file)
+
+
+def _packed(ids: set[int]) -> str:
+    return base64.b64encode(np.sort(np.array(list(ids), dtype="<i8")).tobytes()).decode("ascii")
+
+
+def _unpacked(text: str) -> set[int]:
+    return set(np.frombuffer(base64.b64decode(text), dtype="<i8").tolist())
