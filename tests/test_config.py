@@ -102,6 +102,50 @@ def test_a_switch_drops_what_it_leaves_idle_only_from_below(base):
     assert "no effect" in problems(base, "validation.every=null", "validation.num_levels=3")["validation.num_levels"]
 
 
+FOLDER = "data: {source: folder, path: x, crop: random, buckets: {aspects: auto, step: 8}, resolution: 64}"
+TAGS = "captions: {shuffle_tags: true, tag_separator: ;}"
+
+
+@pytest.mark.parametrize(
+    ("data", "override", "dropped"),
+    [
+        (FOLDER, "data.buckets.aspects=square", ["data.buckets.step"]),
+        (FOLDER, "data.source=shapes", ["data.path", "data.crop", "data.buckets"]),
+        (
+            f"data: {{source: folder, path: x, {TAGS}}}",
+            "data.captions.shuffle_tags=false",
+            ["data.captions.tag_separator"],
+        ),
+        (
+            f"data: {{source: mix, sources: {{a: {{source: folder, path: x, {TAGS}}}}}}}",
+            "data.sources.a.captions.shuffle_tags=false",
+            ["data.sources.a.captions.tag_separator"],
+        ),
+        (
+            "data: {source: folder, path: x, captions_from: folder_names, idx_to_prompt: [a, b]}",
+            "data.captions.fields=[other]",
+            ["data.captions_from", "data.idx_to_prompt"],
+        ),
+    ],
+)
+def test_settings_that_others_leave_without_effect_drop_out_only_from_below(base, data, override, dropped):
+    recipe_file = beside(base, f"extends: base.yaml\n{data}")
+    told = {word.strip(":,") for notice in configs.load(recipe_file, [override]).notices for word in notice.split()}
+    assert {path for path in dropped if path not in told} == set()
+    (base.parent / "config.yaml").write_text(configs.dump(load(recipe_file)), encoding="utf-8")
+    assert load(base.parent, override) == load(recipe_file, override)
+    given = {"step": "8", "buckets": "{step: 8}", "tag_separator": ";", "idx_to_prompt": "[a, b]"}
+    again = f"{dropped[-1]}={given[dropped[-1].rpartition('.')[2]]}"
+    assert "no effect" in "".join(problems(base.parent, override, again).values())
+
+
+def test_what_had_no_effect_where_it_was_given_is_refused_there(base):
+    idle = beside(base, "extends: base.yaml\ndata: {source: folder, path: x, buckets: {step: 8}}")
+    assert "step: no effect" in problems(idle)["data.buckets"]
+    assert "step: no effect" in problems(idle, "data.buckets.upscale=false")["data.buckets"]
+    assert load(idle, "data.buckets.aspects=auto").data.buckets.step == 8
+
+
 def test_all_problems_come_in_one_message(base):
     more = beside(
         base,
@@ -308,6 +352,19 @@ def test_diff_says_what_changed_and_whether_a_resume_may(base):
         "model.unet.groups": (None, 8, "identity"),
         "loader.num_workers": (0, 2, "elastic"),
         "training.duration": ("20 steps", "9 epochs", "free"),
+    }
+
+
+def test_diff_knows_what_may_change_of_a_source_in_a_mix(base):
+    sources = "a: {source: folder, path: x}, b: {source: csv, path: [y, z]}"
+    mix = beside(base, f"extends: base.yaml\ndata: {{source: mix, sources: {{{sources}}}, weights: {{a: 1}}}}")
+    given = ["data.sources.a.path=elsewhere", "data.sources.b.path=[w]", "data.sources.b.repeats=2"]
+    changes = configs.diff(load(mix), load(mix, *given, "data.weights.a=3"))
+    assert {change.path: change.resume for change in changes} == {
+        "data.sources.a.path": "free",
+        "data.sources.b.path": "free",
+        "data.sources.b.repeats": "identity",
+        "data.weights.a": "identity",
     }
 
 

@@ -245,12 +245,15 @@ class Change:
 def diff(old: Config, new: Config) -> list[Change]:
     """What differs, in the order of the settings."""
     trees = [dict(recipe.paths(config.model_dump(mode="json"))) for config in (old, new)]
-    known = {path: leaf for config in (old, new) for path, leaf in layout.leaves(Config, config.model_dump()).items()}
+    known: dict[str, Leaf] = {}
+    for tree in (config.model_dump() for config in (old, new)):
+        known |= layout.leaves(Config, tree)
+        known |= {found.path: found for found in layout.members(Config, tree) if isinstance(found, Leaf)}
     changes = []
     for path in dict.fromkeys([*trees[0], *trees[1]]):
         before, after = (tree.get(path) for tree in trees)
         if before != after:
-            owner = next((known[p] for p in _ancestors(path) if p in known), None)
+            owner = next((known[p] for p in _ancestors(path) if p in known), None)  # the innermost
             changes.append(Change(path, before, after, owner.resume if owner else "identity"))
     return changes
 

@@ -6,7 +6,8 @@ noise schedule) is dropped here with a notice. Within one layer such a pair is a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from daguerre import aliases, checks, layout, overrides, plugins, recipe
@@ -97,8 +98,10 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
     for section in layout.sections(root, recipe.merge(base, over)):
         if recipe.get(over, section) is None:  # all of its keys are comments
             over = recipe.without(over, section)
+    idle_before = dict(_without_effect(root, base))
     base = _without_old_plugins(root, base, over, notices)
     base = _without_idle(root, base, over, notices)
+    base = _without_newly_idle(root, base, over, idle_before, notices)
     return recipe.merge(base, over)
 
 
@@ -158,3 +161,44 @@ def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:
             if isinstance(name, str) and name not in names:
                 found.append((f"{section}.{field}", f"{section}.name", name))
     return found
+
+
+def _without_newly_idle(
+    root: type[Settings], base: Tree, over: Tree, idle_before: Mapping[str, str], notices: list[str]
+) -> Tree:
+    """`base` without what had an effect in it and has none under `over` (`Settings.idle`)."""
+    dropped: dict[str, list[str]] = {}
+    while True:  # a setting that drops out can leave others without effect
+        found = [
+            (path, why)
+            for path, why in _without_effect(root, recipe.merge(base, over))
+            if path not in idle_before and recipe.get(over, path) is recipe.ABSENT
+        ]
+        if not found:
+            break
+        for path, why in found:
+            if recipe.get(base, path) is not recipe.ABSENT:  # not inside one that dropped out
+                base = recipe.without(base, path)
+                dropped.setdefault(why, []).append(path)
+    notices += [f"the recipe's {', '.join(paths)} dropped out: {why}" for why, paths in dropped.items()]
+    return base
+
+
+def _without_effect(root: type[Settings], tree: Tree) -> Iterator[tuple[str, str]]:
+    """(setting, why) for what a tree gives although its `Settings.idle` says that it has no effect."""
+    inside = {found.path: found.cls for found in layout.members(root, tree) if isinstance(found, layout.Section)}
+    for section, cls in (layout.sections(root, tree) | inside).items():
+        given = recipe.get(tree, section)
+        for fields, when, why in cls.idle if isinstance(given, dict) else ():
+            with suppress(AttributeError, TypeError, ValueError):  # values of a wrong kind: the check says so
+                if when(_unchecked(cls, given)):
+                    yield from ((f"{section}.{name}", why) for name in given if name in fields)
+
+
+def _unchecked(cls: type[Settings], given: Tree) -> Settings:
+    """The settings object of values that nobody has checked yet, for `Idle.when` to look at."""
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        inner = layout.section_class(cls.model_fields[name], value) if name in cls.model_fields else None
+        values[name] = _unchecked(inner, value) if inner and isinstance(value, dict) else value
+    return cls.model_construct(**values)

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from daguerre import plugins
+from daguerre import plugins, recipe
 from daguerre.data.filters import Filters
 from daguerre.settings import Duration, Plugin, Settings
 
@@ -111,6 +111,25 @@ def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:
 def sections(cls: type[Settings], tree: Any = None) -> dict[str, type[Settings]]:
     """Every group of settings by its path."""
     return {found.path: found.cls for found in walk(cls, tree) if isinstance(found, Section)}
+
+
+def members(cls: type[Settings], tree: recipe.Tree) -> Iterator[Leaf | Section]:
+    """What lies inside the settings that map names to sections of plug-ins (the sources of a mix), as `tree` has it."""
+    for leaf in leaves(cls, tree).values():
+        plugin, given = _plugin_inside(leaf.field.annotation), recipe.get(tree, leaf.path)
+        if plugin is None or not isinstance(given, Mapping):
+            continue
+        for name, values in given.items():
+            if isinstance(values, Mapping) and values.get(plugin.key) in plugins.names(plugin.kind):
+                inner = plugin.settings_class(values[plugin.key])
+                yield Section(f"{leaf.path}.{name}", inner, leaf.doc)
+                yield from walk(inner, values, f"{leaf.path}.{name}.", leaf.resume)
+
+
+def _plugin_inside(annotation: Any) -> Plugin | None:
+    """The mark of a mapping's values, if they are sections of plug-ins."""
+    mappings = [a for a in alternatives(annotation) if get_origin(a) is dict]
+    return next((mark for a in mappings for mark in get_args(get_args(a)[1]) if isinstance(mark, Plugin)), None)
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:

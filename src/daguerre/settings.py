@@ -139,7 +139,10 @@ class Duration(str):
         if self.unit == "steps":
             return self.number
         if self.unit == "epochs" and samples_per_epoch is None:
-            raise ValueError(f"{str(self)!r}: this source is endless and has no epochs; give steps or samples")
+            raise ValueError(
+                f"{str(self)!r}: there are no epochs of an endless source, nor of a mix, whose sources have each their "
+                "own; give steps or samples"
+            )
         samples = self.number * (samples_per_epoch or 0) if self.unit == "epochs" else self.number
         return -(-samples // global_batch_size)
 

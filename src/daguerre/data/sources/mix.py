@@ -53,7 +53,7 @@ class Settings(SourceSettings):
         min_length=1
     )
     """The sources by a name of your own, each with the settings of its kind."""
-    weights: dict[str, Annotated[float, Field(gt=0)]] = Field({})
+    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field({})
     """How often each source is drawn, in any scale, by its name; 1 for those that are not named. Within a source every
     sample comes equally often."""
 
