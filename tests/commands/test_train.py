@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_runs
 import torch
+from shards import build
 from tiny_runs import assert_equal, lines, outcome, train
 
 from daguerre import cli, errors
@@ -295,6 +296,14 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(tmp_path, capsys):
         "8 updates of 2 samples = 16 samples",
     ):
         assert part in said
+
+
+def test_dry_run_refuses_a_data_set_smaller_than_a_batch(tmp_path, capsys):
+    build(tmp_path / "raw", 1, 3)
+    path = f"data.path={tmp_path / 'raw'}"
+    code = cli.run(["train", "quickstart", "--dry-run", "data.source=webdataset", path, "training.global_batch_size=4"])
+    assert code == errors.REFUSED
+    assert "a batch of 4 samples is more than the data set has in an epoch (2 to train on)" in capsys.readouterr().err
 
 
 def test_a_run_that_diverges_is_stopped_and_names_the_samples(tmp_path, capsys):

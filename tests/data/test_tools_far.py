@@ -30,6 +30,8 @@ def whole(url) -> bytes:
 def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811
     build(place / "raw", 2, 6)
     assert data("pack", "raw", "-o", "s3://bucket/set", "shard_samples=5") == 0
+    said = capsys.readouterr().out
+    assert "train on them with: data.source=webdataset data.path=s3://bucket/set/\n" in said
     assert json.loads(whole("s3://bucket/set/dataset.json"))["samples"] == 12
     assert data("pack", "raw", "-o", "s3://bucket/set/", "shard_samples=5") == 0
     assert "all 3 shards were there and are whole" in capsys.readouterr().out
@@ -81,3 +83,18 @@ def test_a_store_out_of_reach_is_an_error_without_secrets(place, s3, capsys):  #
         assert "s3://bucket/" in said
         assert "Traceback" not in said
         assert not any(secret in said for secret in SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("other/x.tar", "There is nothing: is it spelled so"),
+        ("set/a.jpg", "a folder of pictures, which is read on this"),
+    ],
+)
+def test_a_prefix_without_shards_is_no_folder_here(place, s3, capsys, key, told):  # noqa: F811
+    s3.put(key, b"1")
+    assert data("stats", "s3://bucket/set/") == 2
+    said = capsys.readouterr().err
+    assert "data.path: 's3://bucket/set/' holds no shards or tables" in said
+    assert told in said

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -231,4 +232,5 @@ def _conclude(listing: Listing, kept: int, seconds: float) -> None:
         )
     if left_out:
         print(spoken(left_out))
-    print(f"train on them with: data.source=webdataset data.path={listing.to}")
+    place = f"{listing.to.rstrip('/')}/" if "://" in listing.to else listing.to
+    print(f"train on them with: data.source=webdataset data.path={shlex.quote(place)}")

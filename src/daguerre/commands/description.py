@@ -105,7 +105,9 @@ def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
 def dry_run(
     config: Config, parts: Parts, sizes: BatchSizes, total_steps: int, dataset: Dataset, notices: Sequence[str]
 ) -> str:
-    """The resolved recipe, the networks with parameter counts, the data and the plan."""
+    """The resolved recipe, the networks with parameter counts, the data and the plan. UserError where an epoch is too
+    short for a batch."""
+    dataset.plan(config.seed, sizes.whole)
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
     rows = []
     for name, part in parts.family.parts().items():

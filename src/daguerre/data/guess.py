@@ -43,7 +43,7 @@ def _kind(path: str) -> str:
     if path.startswith("pipe:"):
         return "webdataset"
     if far:
-        return _in_folder([place.name for place in stores.listing(path)], path)
+        return _under_prefix([place.name for place in stores.listing(path)], path)
     local = Path(path.removeprefix("file://").removeprefix("file:")).expanduser()
     if local.is_dir():
         return _in_folder(sorted(entry.name for entry in os.scandir(local)), path)
@@ -61,6 +61,18 @@ def _of_name(name: str) -> str | None:
     for zipped in _ZIPPED:
         lower = lower.removesuffix(zipped)
     return next((of for suffix, of in _SUFFIXES.items() if lower.rstrip("}").endswith(suffix)), None)
+
+
+def _under_prefix(names: Sequence[str], path: str) -> str:
+    """The kind of what a store lists. UserError for what is read on this machine only."""
+    of = _in_folder(names, path)
+    if of in ("webdataset", "parquet", "csv"):
+        return of
+    found = f"{KINDS[of]}, which is read on this machine only: copy it here" if names else "nothing: is it spelled so?"
+    raise UserError(
+        f"data.path: {path!r} holds no shards or tables ({', '.join(_SUFFIXES)}). There is {found}. For files in "
+        f"folders inside it write {path}**/*.tar"
+    )
 
 
 def _in_folder(names: Iterable[str], path: str) -> str:
