@@ -133,6 +133,13 @@ def test_a_set_of_which_too_much_cannot_be_used_is_refused_before_training(pictu
         open_dataset(mix.Settings(resolution=16, sources=sources), "train")
 
 
+def test_auto_buckets_that_are_the_square_alone_are_refused(pictures, tmp_path):
+    usual = {"path": str(pictures), "resolution": 64, "cache_dir": str(tmp_path)}
+    with pytest.raises(UserError, match=r"gives no shape but 64x64: lower data\.buckets\.step \(64 px\)"):
+        open_dataset(folder.Settings(**usual, buckets={"aspects": "auto"}), "train")
+    assert len(open_dataset(folder.Settings(**usual, buckets={"aspects": "auto", "step": 16}), "train").buckets) > 1
+
+
 def test_sources_of_equal_size_go_in_orders_of_their_own(pictures, tmp_path):
     sources = {name: {"source": "folder", "path": str(pictures), "held_out_fraction": 0} for name in ("one", "other")}
     dataset = open_dataset(mix.Settings(resolution=16, sources=sources, cache_dir=str(tmp_path)), "train")

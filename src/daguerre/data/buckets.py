@@ -96,6 +96,16 @@ def buckets(settings: SourceSettings) -> tuple[Bucket, ...]:
     return tuple(sorted(found))
 
 
+def refuse_idle(settings: SourceSettings) -> None:
+    """UserError where `auto` gives no shape beside the square, so that it would have no effect."""
+    if settings.buckets.aspects == "auto" and max(map(len, _levels(settings))) == 1:
+        raise UserError(
+            f"data.buckets.aspects=auto gives no shape but {' and '.join(map(str, buckets(settings)))}: lower "
+            f"data.buckets.step ({settings.buckets.step} px), raise data.buckets.max_aspect "
+            f"({settings.buckets.max_aspect:g}) or the resolution, or choose aspects=square"
+        )
+
+
 def assign(settings: SourceSettings, heights_px: np.ndarray, widths_px: np.ndarray) -> Assigned:
     """The bucket of each picture of these upright sizes [N], 0 where unknown.
 

@@ -20,6 +20,8 @@ from daguerre.data.classes import Classes, plain
 from daguerre.errors import UserError
 
 METADATA = "metadata.jsonl"
+TEXT_FILES = (".txt", ".caption")
+"""Endings of files with a caption; of two the first counts."""
 CAPTION = "text"
 """The usual caption field."""
 _COPY = re.compile(r"(^|[\s_-]+)(\(\d+\)|\d+)$")
@@ -72,7 +74,7 @@ class Words:
         digest = xxhash.xxh3_64(_stamp(self.folder / path))
         if path in self.listed:
             digest.update(json.dumps(self.listed[path], sort_keys=True).encode())
-        for suffix in (".txt", ".json"):
+        for suffix in (*TEXT_FILES, ".json"):
             if (beside := os.path.splitext(path)[0] + suffix) in self.others:
                 digest.update(suffix.encode() + _stamp(self.folder / beside))
         digest.update(self.classes.get(parent(path), "").encode("utf-8", "surrogateescape"))
@@ -86,7 +88,7 @@ class Words:
         about.pop("file_name", None)
         texts = {name: _whole(value) for name, value in about.items() if _is_text(value)}
         if self.rules.captions_from == "files":
-            texts = self._from_files(texts, stem + ".txt", line is not None)
+            texts = self._from_files(texts, self._text_file(stem), line is not None)
         else:
             texts[CAPTION] = self._from_name(path)
         if not any(name in texts for name in self.rules.fields):
@@ -102,6 +104,9 @@ class Words:
         if CAPTION not in texts and "caption" in texts:
             return texts | {CAPTION: texts["caption"]}
         return texts
+
+    def _text_file(self, stem: str) -> str:
+        return next((path for suffix in TEXT_FILES if (path := stem + suffix) in self.others), stem + TEXT_FILES[0])
 
     def _from_name(self, path: str) -> str:
         if self.rules.captions_from == "file_names":

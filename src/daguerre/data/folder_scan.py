@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from daguerre.data import headers, skips
-from daguerre.data.folder_captions import NoCaption, Rules, Words, printable
+from daguerre.data.folder_captions import TEXT_FILES, NoCaption, Rules, Words, printable
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
 
@@ -175,9 +175,9 @@ def _count_unused(
         if extension.lower() in OTHER_IMAGES and extension.lower() not in suffixes:
             reason = f"picture in a format that is not read ({_spoken(rules.formats, 'and')} are)"
             skips.add(counts, reason, printable(path), damage=False)
-        elif extension == ".txt" and stem not in stems:
+        elif extension in TEXT_FILES and stem not in stems:
             skips.add(counts, "text file without a picture of that name", printable(path), damage=False)
-        elif extension == ".txt" and rules.captions_from != "files":
+        elif extension in TEXT_FILES and rules.captions_from != "files":
             reason = f"kept, but its text file is not read (data.captions_from={rules.captions_from})"
             skips.add(counts, reason, printable(path), kept=True)
 

@@ -62,6 +62,16 @@ def test_captions_beside(pictures):
     assert source.report() == {}
 
 
+def test_caption_files_of_kohya(tmp_path):
+    for name in ("a.png", "b.png"):
+        picture(tmp_path / name).with_suffix(".caption").write_text(f"tags of {name}")
+    (tmp_path / "b.txt").write_text("the text counts")
+    source = opened(tmp_path)
+    assert [record.texts["text"] for record in records(source)] == ["tags of a.png", "the text counts"]
+    (tmp_path / "a.caption").write_text("other tags")
+    assert records(opened(tmp_path))[0].texts["text"] == "other tags"
+
+
 def test_folders_inside_upper_case_and_hidden_files(tmp_path):
     for name in ("b/c.png", "b/a.JPG", "A.jpeg", "z.webp", ".hidden/x.png", "b/._a.png"):
         captioned(tmp_path / name)
