@@ -94,6 +94,9 @@ EXAMPLES = {
     "ms_amp_level": ("O2", {"training.mixed_precision": "bf16"}),
     "param_fp16": ("False", {}),
     "use_ema": ("True", {"ema.enabled": "True"}),
+    "ema_start_iters": ("5000", {"ema.name": "stable_cascade", "ema.start_steps": "5000"}),
+    "ema_iters": ("100", {"ema.name": "stable_cascade", "ema.every_steps": "100"}),
+    "ema_beta": ("0.9", {"ema.name": "stable_cascade", "ema.decay": "0.9"}),
     "learning_rate": ("1", {"learning_rate": "1"}),
 }
 

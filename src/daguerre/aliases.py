@@ -77,6 +77,19 @@ def _counted(path: str, unit: str) -> Callable[[str], Pairs]:
     return convert
 
 
+def _cascade_ema(path: str) -> Callable[[str], Pairs]:
+    """A converter of a number of Stable Cascade's averages, which chooses their form as well."""
+
+    def convert(text: str) -> Pairs:
+        try:
+            float(text)
+        except ValueError:
+            raise UserError(f"{path.partition('.')[2]} is a number, got {text!r}") from None
+        return [("ema.name", "stable_cascade"), (path, text)]
+
+    return convert
+
+
 def _min_snr(text: str) -> Pairs:
     try:
         gamma = float(text)
@@ -135,6 +148,10 @@ CONVERTED: dict[str, Callable[[str], Pairs]] = {
     # weighting and clipping
     "snr_gamma": _min_snr,
     "clip_grad": _choose("clip_grad", {"True": [], "False": [("training.max_grad_norm", "null")]}),
+    # averages
+    "ema_start_iters": _cascade_ema("ema.start_steps"),
+    "ema_iters": _cascade_ema("ema.every_steps"),
+    "ema_beta": _cascade_ema("ema.decay"),
     # precision
     "weights_dtype": _choose(
         "weights_dtype",
@@ -205,9 +222,6 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "cache_*": ("the cache verb", _OFF),
     "lpw": ("prompts longer than one text window", _OFF),
     "ema.path": ("starting the averages from other weights", _OFF),
-    "ema_start_iters": ("Stable Cascade's form of the averages", ()),
-    "ema_iters": ("Stable Cascade's form of the averages", ()),
-    "ema_beta": ("Stable Cascade's form of the averages", ()),
     "requeue": ("refusing a run that exists already", ("true",)),
     "experiment.requeue": ("refusing a run that exists already", ("true",)),
     "experiment.eval_caption_file": ("pictures from a file of captions", _OFF),

@@ -13,7 +13,7 @@ from daguerre.problems import Problem
 from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
 
 IDLE: dict[str, tuple[str, Any]] = {
-    "ema.decay": ("ema.enabled", False),
+    **{f"ema.{name}": ("ema.enabled", False) for name in ("name", "decay", "ramp_steps", "every_steps", "start_steps")},
     "validation.num_samples": ("validation.every", None),
     "validation.num_levels": ("validation.every", None),
 }
@@ -88,6 +88,9 @@ def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSc
             "it takes gradients means nothing: set ema.enabled=false (its averages are used as an EMA would be)"
         )
         found.append(Problem("ema.enabled", text, True))
+    if ema.post_hoc:
+        text = f"averages of the weights at which optimizer {optimizer.name!r} takes gradients mean nothing: remove it"
+        found.append(Problem("ema.post_hoc", text, list(ema.post_hoc)))
     if schedule.name != "constant":
         text = f"the averages of optimizer {optimizer.name!r} take the place of a falling rate: set it to constant"
         found.append(Problem("lr_scheduler.name", text, schedule.name))

@@ -196,7 +196,7 @@ def dump(config: Config) -> str:
     for path, (switch, off) in checks.IDLE.items():
         section, name = path.split(".")
         if tree[section][switch.split(".")[1]] == off:
-            del tree[section][name]
+            tree[section].pop(name, None)
     return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
 
 

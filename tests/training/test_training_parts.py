@@ -1,38 +1,16 @@
-"""EMA, meters, validation, state, precision: against closed forms and diffusers."""
+"""Meters, validation, state, precision: against closed forms and diffusers."""
 
 import copy
 
 import pytest
 import torch
-from diffusers.training_utils import EMAModel
 
 from daguerre.training import state
 from daguerre.training.device import choose_autocast, choose_device
-from daguerre.training.ema import EMA, decay_at
 from daguerre.training.meters import Meter
 from daguerre.training.settings import EMASettings, TrainingSettings
 from daguerre.training.validation import validation_losses
 from daguerre.types import LossTerms
-
-
-@pytest.mark.parametrize("decay", [0.5, 0.9999])
-def test_ema_equals_diffusers(toy, decay):
-    net = toy.Net()
-    theirs = EMAModel(net.parameters(), decay=decay)
-    ours = EMA.of(EMASettings(decay=decay), net)
-    for step in range(1, 40):
-        with torch.no_grad():
-            for p in net.parameters():
-                p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(step)) * 0.1)
-        theirs.step(net.parameters())
-        ours.update(step)
-    for a, b in zip(ours.averages.values(), theirs.shadow_params, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_ema_decay_closed_form():
-    assert [decay_at(n, 0.9999) for n in (1, 2, 11)] == [0.0, 2 / 11, 11 / 20]
-    assert decay_at(10**6, 0.9999) == 0.9999
 
 
 def test_averages_are_applied_and_taken_back_without_a_copy(toy):

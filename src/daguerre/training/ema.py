@@ -1,7 +1,8 @@
-"""Exponential moving average of trained weights, in diffusers' warm-up form, counted in updates."""
+"""Moving averages of trained weights, counted in updates: one to evaluate with, and profiles to rebuild others from."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,16 +10,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from daguerre.training import post_hoc
 from daguerre.training.settings import EMASettings
 
 
-def decay_at(step: int, largest: float) -> float:
-    """Decay of update `step` (from 1): min(largest, (1 + n) / (10 + n)) with n = step - 1, and 0 at first.
+def decay_at(settings: EMASettings, step: int) -> float:
+    """Decay of update `step` (from 1), in the form that the settings name; 1 where the average stands still.
 
-    This is `diffusers.training_utils.EMAModel` with its default settings.
+    diffusers: min(decay, (1 + n) / (10 + n)) with n = step - 1, and 0 at first (`training_utils.EMAModel`).
+    mindone: decay * (1 - exp(-step / ramp_steps)). stable_cascade: in every `every_steps`th update, `decay`, and 0 (a
+    copy of the weights) up to update `start_steps`.
     """
+    if settings.name == "mindone":
+        return settings.decay * -math.expm1(-step / settings.ramp_steps)
+    if settings.name == "stable_cascade":
+        moves = step % settings.every_steps == 0
+        return (settings.decay if step > settings.start_steps else 0.0) if moves else 1.0
     n = step - 1
-    return 0.0 if n <= 0 else min(largest, (1 + n) / (10 + n))
+    return 0.0 if n <= 0 else min(settings.decay, (1 + n) / (10 + n))
+
+
+def profile_file(width: float) -> str:
+    """The name under which a checkpoint holds the profile of a width: `post_hoc_0_05` for .05."""
+    return f"post_hoc_{width}".replace(".", "_")
 
 
 @dataclass(frozen=True)
@@ -28,28 +42,55 @@ class EMA:
     settings: EMASettings
     parameters: Mapping[str, nn.Parameter]
     averages: Mapping[str, Tensor]
+    """What is evaluated with; empty if the average is switched off."""
+    profiles: Mapping[float, Mapping[str, Tensor]]
+    """Power-function averages by their width."""
 
     @classmethod
     def of(cls, settings: EMASettings, net: nn.Module) -> EMA:
         """Starts from the trained parameters as they are."""
         parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
-        return cls(settings, parameters, {n: p.detach().clone().float() for n, p in parameters.items()})
 
-    @torch.no_grad()
+        def copy() -> dict[str, Tensor]:
+            return {name: p.detach().clone().float() for name, p in parameters.items()}
+
+        return cls(settings, parameters, copy() if settings.enabled else {}, {w: copy() for w in settings.post_hoc})
+
     def update(self, step: int) -> None:
         """Moves the averages after update `step` (from 1)."""
-        if not self.settings.enabled:
-            return
-        weight = 1.0 - decay_at(step, self.settings.decay)
-        torch._foreach_lerp_(list(self.averages.values()), list(self.parameters.values()), weight)
+        decay = decay_at(self.settings, step)
+        if self.settings.enabled and decay < 1:
+            self._move(self.averages, 1.0 - decay)
+        for width, profile in self.profiles.items():
+            self._move(profile, 1.0 - post_hoc.decay_at(step, post_hoc.exponent(width)))
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back saved averages; names and shapes must be those of the trained parameters."""
-        if tensors.keys() != self.averages.keys():
-            odd = sorted(tensors.keys() ^ self.averages.keys())
-            raise ValueError(f"the saved averages do not fit the trained parameters; they differ in {odd[:5]}")
-        for name, average in self.averages.items():
-            average.copy_(tensors[name])
+    @torch.no_grad()
+    def _move(self, averages: Mapping[str, Tensor], weight: float) -> None:
+        torch._foreach_lerp_(list(averages.values()), list(self.parameters.values()), weight)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Makes every average equal to the weights."""
+        for averages in self._every().values():
+            for name, average in averages.items():
+                average.copy_(self.parameters[name])
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """All averages by file and name: `ema`, and one file a profile."""
+        return {file: dict(averages) for file, averages in self._every().items() if averages}
+
+    def load(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Puts back what `tensors` gave; names and shapes must be those of the trained parameters."""
+        for file, averages in self._every().items():
+            saved = files.get(file, {}) if averages else {}
+            if saved.keys() != averages.keys():
+                odd = sorted(saved.keys() ^ averages.keys())
+                raise ValueError(f"the saved averages do not fit the trained parameters; they differ in {odd[:5]}")
+            for name, average in averages.items():
+                average.copy_(saved[name])
+
+    def _every(self) -> dict[str, Mapping[str, Tensor]]:
+        return {"ema": self.averages, **{profile_file(w): p for w, p in self.profiles.items()}}
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from daguerre.settings import ELASTIC, FREE, Choice, Duration, Idle, Settings
 
@@ -77,13 +77,38 @@ class LRSchedulerSettings(Choice):
     """warmup_stable_decay: a line, half a cosine, or 1 - sqrt(share of the fall), which falls fast at first."""
 
 
-class EMASettings(Settings):
+class EMASettings(Choice):
     """Exponential moving average of the trained weights, counted in updates."""
+
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        "ramp_steps": ("mindone",),
+        "every_steps": ("stable_cascade",),
+        "start_steps": ("stable_cascade",),
+    }
 
     enabled: bool = True
     """Keep averaged weights; pictures, validation and exports use them."""
+    name: Literal["diffusers", "mindone", "stable_cascade"] = "diffusers"
+    """How the decay of update n comes about: diffusers: min(decay, n / (9 + n)); mindone: decay x (1 - exp(-n /
+    ramp_steps)); stable_cascade: decay in every so manieth update, a copy of the weights before a start."""
     decay: float = Field(0.9999, ge=0, lt=1)
-    """Largest decay; after n updates it is min(decay, (1 + n) / (10 + n)), as in diffusers."""
+    """Largest decay."""
+    ramp_steps: int = Field(2000, ge=1)
+    """mindone: updates after which the decay is at 63 % of its largest value."""
+    every_steps: int = Field(100, ge=1)
+    """stable_cascade: updates between two moves of the average."""
+    start_steps: int = Field(5000, ge=0)
+    """stable_cascade: updates up to which the average is a copy of the weights."""
+    post_hoc: list[float] = Field([])
+    """Widths of power-function averages that checkpoints keep besides, [0.05, 0.1] for instance, each as large as the
+    weights; averages of other widths are rebuilt from them later."""
+
+    @field_validator("post_hoc")
+    @classmethod
+    def _widths(cls, widths: list[float]) -> list[float]:
+        if any(not 0.01 <= width <= 0.28 for width in widths) or len(set(widths)) < len(widths):
+            raise ValueError(f"widths are from 0.01 to 0.28, each once, such as [0.05, 0.1]; got {widths}")
+        return widths
 
 
 class LoggingSettings(Settings):

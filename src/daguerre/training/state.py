@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from daguerre.training.ema import EMA, swapped
@@ -55,10 +54,7 @@ class TrainState:
             "model": dict(self.net.state_dict()),
             "optimizer": self.optimizer.tensors(),
         }
-        if self.ema.settings.enabled:
-            files["ema"] = dict(self.ema.averages)
-        else:
-            files["ema"] = self.optimizer_averages()
+        files |= {"ema": self.optimizer_averages(), **self.ema.tensors()}
         files |= {"objective": self.objective.state(), "meter": self.meter.state()}
         return {name: tensors for name, tensors in files.items() if tensors}
 
@@ -82,8 +78,7 @@ class TrainState:
         """Takes over a checkpoint; raises ValueError where its tensors do not fit this run's networks."""
         load_weights(self.net, tensors["model"])
         self.optimizer.load(tensors.get("optimizer", {}))
-        if self.ema.settings.enabled:
-            self.ema.load(tensors["ema"])
+        self.ema.load(tensors)
         self.objective.load_state(dict(tensors.get("objective", {})))
         self.meter.load(tensors.get("meter", {}))
         self.step, self.slots, self.samples = document["step"], document["slots"], document["samples"]
@@ -94,8 +89,7 @@ class TrainState:
 def evaluating(state: TrainState) -> Iterator[None]:
     """Within the context the net is in evaluation mode and computes with its averaged weights."""
     state.net.eval()
-    averages = state.ema.averages if state.ema.settings.enabled else state.optimizer_averages()
-    with swapped(state.ema.parameters, averages):
+    with swapped(state.ema.parameters, state.ema.averages or state.optimizer_averages()):
         yield
     state.net.train()
 
@@ -121,6 +115,4 @@ def start_from(state: TrainState, tensors: Mapping[str, Mapping[str, Tensor]]) -
     weights = dict(tensors["model"])
     weights |= {name: value for name, value in tensors.get("ema", {}).items() if name in weights}
     load_weights(state.net, weights)
-    with torch.no_grad():
-        for name, average in state.ema.averages.items():
-            average.copy_(state.ema.parameters[name])
+    state.ema.restart()

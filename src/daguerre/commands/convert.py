@@ -1,0 +1,24 @@
+"""`daguerre convert`: makes one form of a model from another. Each verb is a file convert_VERB.py."""
+
+from __future__ import annotations
+
+from daguerre.errors import UserError
+
+SUMMARY = "make one form of a model from another"
+HELP = """\
+usage: daguerre convert VERB ...
+
+  ema      a pipeline with averaged weights of another width than the run was exported with
+
+  daguerre convert ema runs/my-run width=0.15
+
+`daguerre convert VERB --help` says more about a verb.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Called where no verb of `convert` was named: prints the help, or says which verbs there are."""
+    if not arguments:
+        print(HELP.strip("\n"))
+        return 0
+    raise UserError(f"there is no verb `convert {arguments[0]}`; there is: ema (daguerre convert ema RUN width=0.15)")
