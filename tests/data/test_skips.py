@@ -77,11 +77,19 @@ def test_samples_that_were_counted_long_ago_still_stop_a_run_that_meets_only_the
     before = counts(skips)
     only = (
         skips.look(size + n, np.array([[i, 1, 0]]), [Failure(0, "s", DAMAGE)], size)
-        for n, i in enumerate(sorted(broken)[:500])
+        for n, i in enumerate(sorted(broken) * 4)
     )
     with pytest.raises(UserError, match=r"\d+ of the last 10,000 samples cannot be used"):
         list(only)
     assert counts(skips) == before
+
+
+def test_one_bad_shard_among_sixteen_lanes_stops_no_run():
+    skips, size = Skips(0.01), 1_000_000
+    bad = {600_000 + 16 * i for i in range(5_000)}
+    for position in range(0, size, 10_000):
+        look(skips, position, 10_000, bad, size=size)
+    assert counts(skips) == {DAMAGE: 5_000}
 
 
 def test_a_few_damaged_samples_stop_no_run_however_often_they_come():

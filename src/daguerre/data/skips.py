@@ -29,6 +29,8 @@ FEWEST = 10
 """Damaged samples below which no rate stops a run."""
 RECENT = 10_000
 """Slots that the recent rate is of, where a pass over the data is not shorter."""
+RECENT_LIMIT = 0.25
+"""Least share of the recent slots that stops a run: something has broken down. One bad shard among many lanes has less."""
 DOUBT, RECENT_DOUBT = 3, 5
 """Standard deviations of a count by which it must be above the limit at any moment: so often looked at, a rate below it
 would be above it some time by chance. More for the recent rate, which is looked at as long as a run lasts."""
@@ -166,7 +168,7 @@ class Skips:
         count, slots = unusable(self.reasons), min(self.slots, recent_slots)
         if count >= FEWEST and _above(self.limit, count, self.looked, doubt):
             raise _too_many(self.limit, f"{count:,} of {self.looked:,}", self.reasons)
-        if count >= FEWEST and _above(self.limit, len(self.recent), slots, RECENT_DOUBT):
+        if count >= FEWEST and _above(max(self.limit, RECENT_LIMIT), len(self.recent), slots, RECENT_DOUBT):
             raise _too_many(self.limit, f"{len(self.recent):,} of the last {slots:,}", self.reasons)
 
     def _say(self, failure: Failure, count: int) -> None:
