@@ -214,3 +214,8 @@ def test_a_file_system_without_locks(files, tmp_path, monkeypatch):
     paths = shard_index.indexes(files((1,)), "lines", Lines(), tmp_path / "cache", said.append)
     assert paths[0].exists()
     assert "knows no locks (No locks available)" in said[0]
+
+
+def test_a_name_that_is_not_utf_8_has_a_home(tmp_path):
+    homes = {shard_index.home(Place(f"/data/\udc80{name}.tar"), "lines", tmp_path) for name in "ab"}
+    assert len(homes) == 2

@@ -132,7 +132,7 @@ class _Rows:
         return _OF_PICTURE[name](*sizes)
 
     def texts(self, name: str) -> pa.Array:
-        """string [count], null where the field is missing or no text."""
+        """string or large_string [count], null where the field is missing or no text."""
         column = self.index.texts.get(name)
         return pa.nulls(self.count, pa.string()) if column is None else self._slice(column)
 

@@ -17,7 +17,7 @@ class Index:
     """N samples in S shards, in the source's own order; the samples of a shard stand together."""
 
     ids: np.ndarray
-    """[N] int64: a stable 63-bit id a sample, each once."""
+    """[N] int64: a stable 63-bit id a sample, each once; of a billion, two may share one by chance."""
     shard_starts: np.ndarray
     """[S + 1] int64: the first sample of each shard, and N."""
     heights_px: np.ndarray
@@ -27,7 +27,7 @@ class Index:
     numbers: Mapping[str, pa.Array] = field(default_factory=dict)
     """Metadata that filters can use: float64 [N] by name, null where missing; true is 1, false 0."""
     texts: Mapping[str, pa.Array] = field(default_factory=dict)
-    """The same for metadata that is text: string [N] by name. A field may be a number here and a text there."""
+    """The same for metadata that is text: large_string [N] by name. A field may be a number here and a text there."""
 
     captioned: Mapping[str, pa.Array] = field(default_factory=dict)
     """bool [N] by caption field: whether the sample has text in it. Empty: not known of any field."""
@@ -48,7 +48,7 @@ def concatenated(indexes: Sequence[Index]) -> Index:
         heights_px=np.concatenate([index.heights_px for index in indexes]),
         widths_px=np.concatenate([index.widths_px for index in indexes]),
         numbers=_columns([index.numbers for index in indexes], counts, pa.float64()),
-        texts=_columns([index.texts for index in indexes], counts, pa.string()),
+        texts=_columns([index.texts for index in indexes], counts, pa.large_string()),
     )
 
 

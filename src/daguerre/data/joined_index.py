@@ -1,4 +1,7 @@
-"""The index files of a data set's shards as one `Index`, which reads what it is asked for and no more."""
+"""The index files of a data set's shards as one `Index`, which reads what it is asked for and no more.
+
+Files are mapped while something is copied from them, so that there may be any number.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +15,73 @@ import pyarrow as pa
 
 from daguerre.data.index import Index
 from daguerre.data.index_file import ShardIndex, load
+from daguerre.data.index_heads import Head, head
 from daguerre.errors import UserError
+
+GROUP_SHARDS = 1000
+"""Most shards whose part of a column is mapped at a time."""
 
 
 def combined(paths: Sequence[Path]) -> Index:
-    """The indexes of shards as one; metadata is read when it is asked for. UserError where two ids are the same."""
-    shards = [load(path) for path in paths]
-    counts = [shard.table.num_rows for shard in shards]
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    ids = _joined(shards, "id", np.int64)
-    _refuse_twins(ids, starts, shards)
+    """The indexes of shards as one; metadata is read when it is asked for. UserError where samples are there twice."""
+    heads = [head(path) for path in paths]
+    starts = np.cumsum([0, *(one.count for one in heads)], dtype=np.int64)
+    columns = _filled(paths, starts, {"id": np.int64, "height": np.int32, "width": np.int32})
+    _refuse_twins(columns["id"], starts, paths)
     return Index(
-        ids=ids,
+        ids=columns["id"],
         shard_starts=starts,
-        heights_px=_joined(shards, "height", np.int32),
-        widths_px=_joined(shards, "width", np.int32),
-        numbers=_Columns(shards, "n:", pa.float64()),
-        texts=_Columns(shards, "s:", pa.string()),
-        captioned=_Columns(shards, "c:", pa.bool_()) if all(map(_knows_captions, shards)) else {},
+        heights_px=columns["height"],
+        widths_px=columns["width"],
+        numbers=_Columns(paths, heads, "n:", pa.float64()),
+        texts=_Columns(paths, heads, "s:", pa.large_string()),
+        captioned=_Columns(paths, heads, "c:", pa.bool_()) if all(map(_knows_captions, heads)) else {},
     )
 
 
-def _knows_captions(shard: ShardIndex) -> bool:
-    return not shard.table.num_rows or any(name.startswith("c:") for name in shard.table.column_names)
+def chance_pairs(count: int) -> int:
+    """Most pairs of equal 63-bit hashes among `count` that chance explains: one more is there once in 10^6 times."""
+    expected = count * count / 2**64
+    return 0 if expected < 1e-6 else int(4 + 4 * expected)
 
 
-def _joined(shards: Sequence[ShardIndex], name: str, kind: type) -> np.ndarray:
-    return np.concatenate([shard.numpy(name) for shard in shards]) if shards else np.empty(0, kind)
+def _knows_captions(shard: Head) -> bool:
+    return not shard.count or any(name.startswith("c:") for name in shard.columns)
 
 
-def _refuse_twins(ids: np.ndarray, starts: np.ndarray, shards: Sequence[ShardIndex]) -> None:
+def _filled(paths: Sequence[Path], starts: np.ndarray, kinds: Mapping[str, type]) -> dict[str, np.ndarray]:
+    """Columns of all shards, copied shard by shard."""
+    whole: dict[str, np.ndarray] = {name: np.empty(int(starts[-1]), kind) for name, kind in kinds.items()}
+    for path, start, stop in zip(paths, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        shard = _loaded(path, stop - start)
+        for name, column in whole.items():
+            column[start:stop] = shard.numpy(name)
+    return whole
+
+
+def _loaded(path: Path, count: int) -> ShardIndex:
+    shard = load(path)
+    if shard.table.num_rows != count:
+        raise UserError(f"{path}: this index was replaced by another while the data set was opened: start again")
+    return shard
+
+
+def _refuse_twins(ids: np.ndarray, starts: np.ndarray, paths: Sequence[Path]) -> None:
+    """Different samples whose hashes are the same by chance are let be: all they share is their random numbers."""
     ordered = np.sort(ids)
-    twins = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(twins):
-        first, second = np.flatnonzero(ids == twins[0])[:2].tolist()
-        names = []
-        for number in (first, second):
-            shard = int(np.searchsorted(starts, number, side="right")) - 1
-            names.append(f"sample {number - starts[shard]} of {shards[shard].about.shard}")
+    twins = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if not len(twins):
+        return
+    most = chance_pairs(len(ids))
+    found: dict[tuple[int, int], list[str]] = {}
+    for number in np.flatnonzero(np.isin(ids, twins[: most + 1])).tolist():
+        shard = int(np.searchsorted(starts, number, side="right")) - 1
+        index, row = load(paths[shard]), number - int(starts[shard])
+        contents = int(index.numpy("digest")[row]) if len(twins) <= most else 0  # so many are not there by chance
+        found.setdefault((int(ids[number]), contents), []).append(f"sample {row} of {index.about.shard}")
+    for first, second, *_ in (names for names in found.values() if len(names) > 1):
         raise UserError(
-            f"data.path: {names[0]} and {names[1]} have the same id, as have {len(np.unique(twins)) - 1:,} more pairs: "
+            f"data.path: {first} and {second} have the same id, as have {len(twins) - 1:,} more pairs: "
             "a shard is there twice, or the same samples were packed twice. Each sample must be there once; to train "
             "on it more often, use data.repeats"
         )
@@ -61,29 +91,37 @@ def _refuse_twins(ids: np.ndarray, starts: np.ndarray, shards: Sequence[ShardInd
 class _Columns(Mapping[str, pa.Array]):
     """Columns of all shards by name, put together when they are asked for; metadata that a shard lacks is null."""
 
-    shards: Sequence[ShardIndex]
+    paths: Sequence[Path]
+    heads: Sequence[Head]
     prefix: str
     kind: pa.DataType
 
     @cached_property
-    def _names(self) -> tuple[str, ...]:
-        not_kept = {name for shard in self.shards for name in shard.about.not_kept}
+    def _names(self) -> dict[str, None]:
+        not_kept = {name for names in {shard.about.not_kept for shard in self.heads} for name in names}
         dropped = not_kept if self.prefix != "c:" else set()
-        columns = dict.fromkeys(name for shard in self.shards for name in shard.table.column_names)
-        names = [name.removeprefix(self.prefix) for name in columns if name.startswith(self.prefix)]
-        return tuple(name for name in names if name not in dropped)
+        alike = dict.fromkeys(shard.columns for shard in self.heads)  # few, of however many shards
+        columns = [name for columns in alike for name in columns if name.startswith(self.prefix)]
+        names = [name.removeprefix(self.prefix) for name in columns]
+        return dict.fromkeys(name for name in names if name not in dropped)
 
     def __getitem__(self, name: str) -> pa.Array:
         if name not in self._names:
             raise KeyError(name)
-        column = self.prefix + name
-        return pa.concat_arrays([self._part(shard, column) for shard in self.shards])
+        shards = list(zip(self.paths, self.heads, strict=True))
+        groups = []
+        for first in range(0, len(shards), GROUP_SHARDS):
+            parts = [self._part(*shard, self.prefix + name) for shard in shards[first : first + GROUP_SHARDS]]
+            groups.append(pa.concat_arrays(parts))
+        return groups[0] if len(groups) == 1 else pa.concat_arrays(groups)
 
-    def _part(self, shard: ShardIndex, column: str) -> pa.Array:
-        if column in shard.table.column_names:
-            return shard.column(column).cast(self.kind)
-        count = shard.table.num_rows
-        return pa.array(np.zeros(count, bool)) if self.prefix == "c:" else pa.nulls(count, self.kind)
+    def _part(self, path: Path, shard: Head, column: str) -> pa.Array:
+        if column in shard.columns:
+            return _loaded(path, shard.count).column(column).cast(self.kind)
+        return pa.array(np.zeros(shard.count, bool)) if self.prefix == "c:" else pa.nulls(shard.count, self.kind)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

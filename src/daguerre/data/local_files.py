@@ -11,7 +11,8 @@ from threading import Lock
 OPEN_FILES = 256
 """Most descriptors that are kept: a strict filter reads from more than a hundred shards beside each other."""
 SWEEP = 16
-"""Files that are opened between two looks for deleted ones: such a file takes room on its disk until it is closed."""
+"""Files that are opened between two looks for deleted ones, which take room on the disk until they are closed; one that
+is found deleted when it is asked for has others looked for at once, as files go many at a time."""
 
 
 class _Descriptor:
@@ -52,7 +53,8 @@ def _descriptor(path: str) -> _Descriptor:
     with _LOCK:
         found = _OPEN.get(path)
         if found is None or found.deleted:
-            if next(_opened) % SWEEP == 0:
+            if found is not None or next(_opened) % SWEEP == 0:
+                found = None  # so that it is closed with the others
                 for name in [name for name, one in _OPEN.items() if one.deleted]:
                     del _OPEN[name]
             found = _OPEN[path] = _Descriptor(path)

@@ -1,7 +1,7 @@
 """The indexes of a data set's shards: found, and made where they are missing.
 
 An index file lies beside its shard (`SHARD.index`), else in the cache folder. What is in the file is `index_file.py`,
-all of them as one `joined_index.py`.
+what is kept of each in memory `index_heads.py`, all of them as one `joined_index.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from daguerre.data.index_file import (
     sample_ids,
     save,
 )
+from daguerre.data.index_heads import head
 from daguerre.data.joined_index import combined
 from daguerre.data.place import Place
 from daguerre.data.skips import SkipReport
@@ -51,6 +52,7 @@ __all__ = [
     "file_digest",
     "found",
     "found_in",
+    "head",
     "home",
     "indexes",
     "left_out",
@@ -62,14 +64,15 @@ __all__ = [
 
 SUFFIX = ".index"
 DAMAGED = "damaged shard: how many samples were in these bytes is not known"
-CHANGED = "shard that changed since it was indexed: each sample is checked; `daguerre data index` makes a new index"
+CHANGED = "shard that changed since it was indexed: each sample is checked; `daguerre data index again=true` mends that"
 _PROGRESS_SECONDS = 10.0
 _LITTLE_BYTES = 64_000_000
 
 
 def home(place: Place, kind: str, cache_dir: Path) -> Path:
     """Where the index of a shard is kept if it is not beside it."""
-    return cache_dir / "indexes" / f"{blake2b(f'{kind} {place.url}'.encode(), digest_size=16).hexdigest()}{SUFFIX}"
+    told = f"{kind} {place.url}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
+    return cache_dir / "indexes" / f"{blake2b(told, digest_size=16).hexdigest()}{SUFFIX}"
 
 
 def indexes(
@@ -105,7 +108,7 @@ def _kept(place: Place, kind: str, cache_dir: Path) -> Path | None:
     beside = [place.local.with_name(place.local.name + SUFFIX)] if place.local else []
     for path in (*beside, home(place, kind, cache_dir)):
         with suppress(FileNotFoundError, NotADirectoryError, BadIndex):
-            if load(path).about.kind == kind:
+            if head(path).about.kind == kind:
                 return path
     return None
 
@@ -146,7 +149,7 @@ class _Building:
             assert index.about.kind == self.kind, index.about.kind
             path = home(place, self.kind, self.cache_dir)
             save(index, path)
-        count: int = load(path).table.num_rows
+        count = head(path).count
         yield count
         return count
 
@@ -198,7 +201,7 @@ def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 def left_out(paths: Sequence[Path]) -> SkipReport:
     """What was left out when the shards were indexed, and the byte ranges in which nobody knows what was."""
-    return skips.merged(*(found_in(load(path).about) for path in paths))
+    return skips.merged(*(found_in(head(path).about) for path in paths))
 
 
 def found_in(about: About) -> SkipReport:
@@ -213,7 +216,7 @@ def found_in(about: About) -> SkipReport:
 def changed(places: Sequence[Place], paths: Sequence[Path]) -> SkipReport:
     """Local shards whose size is no longer that of their index; what is read of them is checked sample by sample."""
     local = [(place, path) for place, path in zip(places, paths, strict=True) if place.local]
-    return skips.merged(*(_noted(place, load(path).about, stores.size(place).bytes) for place, path in local))
+    return skips.merged(*(_noted(place, head(path).about, stores.size(place).bytes) for place, path in local))
 
 
 def _noted(place: Place, about: About, now_bytes: int) -> SkipReport:
