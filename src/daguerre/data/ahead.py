@@ -1,34 +1,32 @@
-"""Far shards are brought near before their samples are asked for: a thread that walks the plan ahead of the trainer."""
+"""Far files are brought near before their samples are asked for: a thread that walks the plan ahead of the trainer."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from daguerre.data import room
 from daguerre.data.dataset import Dataset
 from daguerre.data.plan import Plan
 from daguerre.data.source import FarSource
-
-SHARE_OF_CACHE = 0.5
-"""How much of the cache may hold what is not needed yet; the rest is for what is being read."""
+from daguerre.errors import UserError
 
 
 @contextmanager
 def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> Iterator[Callable[[int], None]]:
-    """Fetches the shards that this rank's batches from `number` on need, in the order of their need, while the block
+    """Fetches the far files that this rank's batches from `number` on need, in the order of their need, while the block
     runs.
 
     What it gives is to be called with the number of the batch that is in use, and lets it go on. A fault is left for
-    the read that needs the shard, which says so.
+    the read that needs the file, which says so.
     """
-    if not any(member.far for member in dataset.members):
+    streams = dataset.far_streams(plan.orders)
+    if not streams:
         yield lambda number: None
         return
-    settings = dataset.settings
-    lead = max(2, settings.lanes * settings.lane_samples // plan.batch_size)
-    walk = _Walk(number, lead, int(settings.cache_gb * 1e9 * SHARE_OF_CACHE))
+    lead = room.lead_batches(streams, plan.batch_size)
+    walk = _Walk(number, lead, int(dataset.settings.cache_gb * 1e9))
     thread = threading.Thread(
         target=walk.run, args=(_needs(dataset, plan, number, rank, ranks),), name="prefetching", daemon=True
     )
@@ -40,10 +38,10 @@ def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int
 
 
 def _needs(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> Iterator[tuple[int, FarSource, int]]:
-    """(batch, source, shard): what is needed when, without end."""
+    """(batch, source, file): what is needed when, without end."""
     for planned in plan.batches(number):
-        for source, shard in dataset.far_shards_of(planned.part(rank, ranks)):
-            yield number, source, shard
+        for source, file in dataset.far_files_of(planned.part(rank, ranks)):
+            yield number, source, file
         number += 1
 
 
@@ -54,7 +52,8 @@ class _Walk:
         self._number, self._lead, self._limit_bytes = number, lead, limit_bytes
         self._stopped = False
         self._moved = threading.Condition()
-        self._fetched: deque[tuple[int, int]] = deque()
+        self._fetched: dict[tuple[int, int], tuple[int, int]] = {}
+        """Last batch known to need it, and its bytes, by (id of the source, file)."""
 
     def reached(self, number: int) -> None:
         """Batch `number` is in use."""
@@ -63,24 +62,32 @@ class _Walk:
             self._moved.notify()
 
     def stop(self) -> None:
-        """Ends the walk after the shard that is being fetched."""
+        """Ends the walk after the file that is being fetched."""
         with self._moved:
             self._stopped = True
             self._moved.notify()
 
     def run(self, needs: Iterator[tuple[int, FarSource, int]]) -> None:
         """Fetches one need after the other until it is stopped."""
-        for number, source, shard in needs:
+        for number, source, file in needs:
+            key = (id(source), file)
             with self._moved:
                 while not self._stopped and not self._room(number):
                     self._moved.wait()
                 if self._stopped:
                     return
-            with suppress(OSError):
-                self._fetched.append((number, source.prefetch(shard)))
+            if key in self._fetched:
+                self._fetched[key] = number, self._fetched[key][1]
+                continue
+            size = 0
+            with suppress(OSError, UserError):
+                size = source.prefetch(file)
+            self._fetched[key] = number, size
 
     def _room(self, number: int) -> bool:
-        while self._fetched and self._fetched[0][0] < self._number:
-            self._fetched.popleft()
-        ahead_bytes = sum(size for _, size in self._fetched)
-        return number <= self._number or (number - self._number < self._lead and ahead_bytes < self._limit_bytes)
+        """Whether batch `number` may be fetched for; what no batch needs from the one in use on is forgotten."""
+        if number <= self._number:
+            return True
+        self._fetched = {key: one for key, one in self._fetched.items() if one[0] >= self._number}
+        in_use_bytes = sum(size for _, size in self._fetched.values())
+        return number - self._number < self._lead and in_use_bytes < self._limit_bytes

@@ -14,9 +14,9 @@ import numpy as np
 
 from daguerre import keys, plugins
 from daguerre.data import buckets as bucketing
-from daguerre.data import selection, skips
+from daguerre.data import room, selection, skips
 from daguerre.data.buckets import Bucket
-from daguerre.data.order import Endless, Order
+from daguerre.data.order import Endless, Order, Passes
 from daguerre.data.plan import Plan, Slots
 from daguerre.data.selection import Selection
 from daguerre.data.settings import SourceSettings
@@ -81,7 +81,8 @@ class Dataset:
         return self.members[0].source.metric if len(self.members) == 1 else None
 
     def plan(self, seed: int, batch_size: int) -> Plan:
-        """The batches of a run. UserError where an epoch of all sources does not fill one."""
+        """The batches of a run. UserError where an epoch of all sources does not fill one, or the cache has
+        no room for the far files that they read."""
         per_epoch = [
             None if chosen is None else len(chosen.numbers) * member.settings.repeats
             for member, chosen in zip(self.members, self.selections, strict=True)
@@ -99,7 +100,18 @@ class Dataset:
             of = None if chosen is None else chosen.order(member.settings, own, len(self.buckets))
             orders.append(of or Endless(len(self.buckets)))
         chosen_buckets = [None if chosen is None else chosen.buckets for chosen in self.selections]
+        if far := self.far_streams(orders):
+            where = "data." if len(self.members) == 1 else "data.sources.NAME."
+            room.refuse_small_cache(far, batch_size, self.settings.cache_gb, where)
         return Plan(seed, orders, chosen_buckets, self.weights, len(self.buckets), batch_size)
+
+    def far_streams(self, orders: Sequence[Order]) -> list[room.Stream]:
+        """The far sources, in the orders of a plan."""
+        return [
+            room.Stream(order, member.far.files, weight / sum(self.weights))
+            for member, order, weight in zip(self.members, orders, self.weights, strict=True)
+            if member.far is not None and isinstance(order, Passes)
+        ]
 
     def reads(self, slots: Slots) -> Reads:
         """What to read for slots of the plan."""
@@ -112,14 +124,14 @@ class Dataset:
                 ids[where] = [member.source.sample_id(int(number)) for number in numbers[where]]
         return Reads(slots.members, numbers, np.stack([ids, slots.epochs, slots.repeats], axis=1))
 
-    def far_shards_of(self, slots: Slots) -> Iterator[tuple[FarSource, int]]:
-        """The far shards that slots are read from, each once, in the order of their first use."""
+    def far_files_of(self, slots: Slots) -> Iterator[tuple[FarSource, int]]:
+        """The far files that slots are read from, each once, in the order of their first use."""
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
             if chosen is not None and member.far is not None:
                 places = slots.places[slots.members == i]
                 shards = np.searchsorted(chosen.shard_starts, places, side="right") - 1
-                for shard in dict.fromkeys(shards.tolist()):
-                    yield member.far, shard
+                for file in dict.fromkeys(member.far.files.of_shards[shards].tolist()):
+                    yield member.far, file
 
     def first(self, number: int) -> list[tuple[int, Reads]]:
         """About `number` samples, alike many of each source in its own order; those of one bucket together: (bucket,

@@ -151,6 +151,14 @@ class Passes:
         sizes = (lengths[None, :] - steps).clip(0, self.lane_samples).sum(axis=1)
         return np.concatenate([[0], np.cumsum(sizes)])
 
+    def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The shards [S] int64 of pass `number` in their order, and where each begins in the row [S + 1] int64."""
+        lengths = np.diff(self.shard_starts)
+        shards = np.arange(len(lengths), dtype=np.int64)
+        if self.shuffle:
+            shards = keys.permutation(self.seed, "shards", number, len(lengths))
+        return shards, np.concatenate([[0], np.cumsum(lengths[shards])])
+
     @cached_property
     def _totals(self) -> np.ndarray:
         return np.bincount(self.buckets, minlength=self.num_buckets)
@@ -168,11 +176,7 @@ class _Layout(NamedTuple):
 
 
 def _layout(order: Passes, number: int) -> _Layout:
-    lengths = np.diff(order.shard_starts)
-    shards = np.arange(len(lengths), dtype=np.int64)
-    if order.shuffle:
-        shards = keys.permutation(order.seed, "shards", number, len(lengths))
-    starts = np.concatenate([[0], np.cumsum(lengths[shards])])
+    shards, starts = order.row(number)
     return _Layout(shards, starts, _counts(order, shards))
 
 

@@ -9,7 +9,7 @@ here.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -51,6 +51,15 @@ class Source(Protocol):
         """What the source left out when it was opened, by reason."""
 
 
+class Files(NamedTuple):
+    """The files that a source's S shards are in; often each is a file of its own."""
+
+    of_shards: np.ndarray
+    """[S] int64: the number of each shard's file."""
+    sizes_bytes: np.ndarray
+    """[files] int64: room in the cache that each takes; 0 for those that are near or read by ranges."""
+
+
 @runtime_checkable
 class FarSource(Source, Protocol):
     """A source whose samples may come over a network; others need none of this."""
@@ -63,6 +72,10 @@ class FarSource(Source, Protocol):
         """The same source, told which share [S] float64 of each shard's samples will be read: by that it decides
         between fetching a shard whole and reading ranges of it."""
 
-    def prefetch(self, shard: int) -> int:
-        """Brings shard number `shard` near if it is read whole; its size in bytes, 0 where there is nothing to do.
-        OSError for a fault: the read that needs the shard will meet it again, and say so."""
+    @property
+    def files(self) -> Files:
+        """Where its shards are. Nothing is asked of a store."""
+
+    def prefetch(self, file: int) -> int:
+        """Brings file number `file` near if it is read whole; its bytes in the cache now, 0 where it takes no room.
+        OSError or UserError for a fault: the read that needs the file will meet it again, and say so."""

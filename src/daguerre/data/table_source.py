@@ -24,6 +24,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.shard_cache import ShardCache, default_folder
 from daguerre.data.shard_index import BadIndex
 from daguerre.data.skips import SkipReport
+from daguerre.data.source import Files
 from daguerre.data.store_errors import Mismatch, StoreError
 from daguerre.data.store_requests import READINGS
 from daguerre.data.table_columns import Columns, TableSettings
@@ -148,14 +149,25 @@ class TableSource:
         """Whether tables are on a store; pictures at addresses are fetched one by one, when they are trained on."""
         return any(place.local is None for place in self.places)
 
-    def prefetch(self, shard: int) -> int:
-        """Fetches the table that holds a shard."""
-        table, _ = self._at(int(self.index.shard_starts[shard]))
-        place, about = self.places[table], shard_index.load(self.index_paths[table]).about
-        if self.cache.holds(place) or (self.whole and not self.whole[table]):
-            return 0
-        self.cache.path(place, about.shard_digest)
-        return about.shard_bytes
+    @cached_property
+    def files(self) -> Files:
+        """The tables."""
+        of_shards = np.searchsorted(self._starts, self.index.shard_starts[:-1], side="right") - 1
+        sizes = [self._fetched_bytes(table) for table in range(len(self.places))]
+        return Files(of_shards, np.array(sizes, dtype=np.int64))
+
+    def _fetched_bytes(self, table: int) -> int:
+        """Size of a far table that is fetched whole: also one of which little is wanted, where no places are known."""
+        head = shard_index.load(self.index_paths[table])
+        by_range = self.whole and not self.whole[table] and "pieces" in head.table.column_names
+        return 0 if self.places[table].local is not None or by_range else head.about.shard_bytes
+
+    def prefetch(self, file: int) -> int:
+        """Fetches a far table that is read whole, if it is not in the cache; its size in bytes."""
+        size = int(self.files.sizes_bytes[file])
+        if size:
+            self.cache.path(self.places[file], shard_index.load(self.index_paths[file]).about.shard_digest)
+        return size
 
 
 def in_blocks(index: Index) -> Index:

@@ -26,7 +26,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.shard_cache import ShardCache
 from daguerre.data.shard_index import ShardIndex
 from daguerre.data.skips import SkipReport
-from daguerre.data.source import Split
+from daguerre.data.source import Files, Split
 from daguerre.errors import UserError
 from daguerre.settings import FREE
 from daguerre.types import Record
@@ -91,7 +91,7 @@ class WebdatasetSource:
         return replace(index, captioned={**index.captioned, "text": usual})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "index"}
+        return {name: value for name, value in self.__dict__.items() if name not in {"index", "files"}}
 
     def sample_id(self, number: int) -> int:
         """63 bits of a hash of the shard's contents and the place in it; or what its JSON says, from `data pack`."""
@@ -128,14 +128,22 @@ class WebdatasetSource:
         """Whether a shard is not on this machine."""
         return any(place.local is None for place in self.places)
 
-    def prefetch(self, shard: int) -> int:
-        """Fetches a far shard that is read whole; its size in bytes."""
-        place = self.places[shard]
-        if place.local is not None or not self.whole[shard]:
-            return 0
-        about = self._shard(shard).about
-        self.cache.path(place, about.shard_digest)
-        return about.shard_bytes
+    @cached_property
+    def files(self) -> Files:
+        """Each shard is one."""
+        fetched = [place.local is None and whole for place, whole in zip(self.places, self.whole, strict=True)]
+        sizes = [
+            shard_index.load(path).about.shard_bytes if far else 0
+            for path, far in zip(self.paths, fetched, strict=True)
+        ]
+        return Files(np.arange(len(sizes), dtype=np.int64), np.array(sizes, dtype=np.int64))
+
+    def prefetch(self, file: int) -> int:
+        """Fetches a far shard that is read whole, if it is not in the cache; its size in bytes."""
+        size = int(self.files.sizes_bytes[file])
+        if size:
+            self.cache.path(self.places[file], self._shard(file).about.shard_digest)
+        return size
 
     def _where(self, number: int) -> tuple[int, int]:
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
