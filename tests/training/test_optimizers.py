@@ -210,6 +210,13 @@ def test_patterns_without_decay_have_no_effect():
         settings(weight_decay=0.0, weight_decay_exclude=["*"])
 
 
+def test_looking_ahead_without_momentum_has_no_effect():
+    settings = plugins.find("optimizers", "muon").Settings
+    with pytest.raises(ValidationError, match="nesterov: no effect while momentum is 0"):
+        settings(momentum=0.0, nesterov=False)
+    assert "nesterov" not in settings(momentum=0.0).model_dump()
+
+
 def test_what_averages_by_itself_is_not_averaged_again_and_needs_no_schedule():
     with pytest.raises(ConfigError) as caught:
         configs.load("quickstart", ["optimizer.name=schedule_free"])

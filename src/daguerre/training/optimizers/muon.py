@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from daguerre.errors import UserError
+from daguerre.settings import Idle
 from daguerre.training.optimizers import adamw
 from daguerre.training.optimizers.groups import Parameters, check, decay_groups
 from daguerre.training.optimizers.optimizer import Part
@@ -20,6 +21,11 @@ class Settings(OptimizerSettings):
 
     Steps are scaled to the size of AdamW's (arXiv 2502.16982), so one learning rate and weight decay serve both.
     """
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        *OptimizerSettings.idle,
+        Idle(("nesterov",), lambda own: own.momentum == 0, "no effect while momentum is 0"),
+    )
 
     name: Literal["muon"] = "muon"
     """Name of the optimizer."""
