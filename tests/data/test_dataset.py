@@ -133,6 +133,16 @@ def test_a_set_of_which_too_much_cannot_be_used_is_refused_before_training(pictu
         open_dataset(mix.Settings(resolution=16, sources=sources), "train")
 
 
+def test_shards_that_are_cut_are_refused_unless_asked_for(tmp_path):
+    folder = shards.build(tmp_path / "shards", 3, 20)
+    path = folder / "part-01.tar"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    usual = {"path": str(folder), "resolution": 16, "cache_dir": str(tmp_path / "cache")}
+    with pytest.raises(UserError, match=r"(?s)1 damaged places? in 3 shards.*part-01.*data\.max_skipped=1"):
+        open_dataset(webdataset.Settings(**usual), "train")
+    assert 40 < open_dataset(webdataset.Settings(**usual, max_skipped=1, held_out_fraction=0), "train").size < 60
+
+
 def test_auto_buckets_that_are_the_square_alone_are_refused(pictures, tmp_path):
     usual = {"path": str(pictures), "resolution": 64, "cache_dir": str(tmp_path)}
     with pytest.raises(UserError, match=r"gives no shape but 64x64: lower data\.buckets\.step \(64 px\)"):

@@ -16,14 +16,15 @@ from daguerre import keys, plugins
 from daguerre.data import buckets as bucketing
 from daguerre.data import room, selection, skips
 from daguerre.data.buckets import Bucket
+from daguerre.data.index import Index
 from daguerre.data.order import Endless, Order, Passes
 from daguerre.data.plan import Plan, Slots
 from daguerre.data.selection import Selection
 from daguerre.data.settings import SourceSettings
+from daguerre.data.shard_index import DAMAGED
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import FarSource, Source, Split
 from daguerre.data.sources import mix
-from daguerre.data.store_errors import StoreError
 from daguerre.errors import UserError
 from daguerre.types import Record
 
@@ -190,6 +191,7 @@ def open_datasets(settings: SourceSettings, splits: Sequence[Split]) -> list[Dat
     named: Mapping[str, SourceSettings] = settings.members() if isinstance(settings, mix.Settings) else {"": settings}
     weights = tuple(settings.shares()) if isinstance(settings, mix.Settings) else (Fraction(1),)
     opened = [_opened(name, own, splits) for name, own in named.items()]
+    bucketing.refuse_idle(settings)
     buckets = bucketing.buckets(settings)
     return [
         Dataset(settings, tuple(m[i] for m, _ in opened), tuple(s[i] for _, s in opened), weights, buckets)
@@ -202,17 +204,13 @@ def _opened(
 ) -> tuple[list[Member], list[Selection | None]]:
     """A source for each of the splits, and what is chosen of it."""
     open_source = plugins.find("sources", settings.source).open_source
+    source: Source = open_source(settings, splits[0])
+    index = source.index
+    if index is None:
+        _refuse_shapes(name, settings)
+        return [Member(settings, open_source(settings, split)) for split in splits], [None for _ in splits]
     try:
-        source: Source = open_source(settings, splits[0])
-        index = source.index
-        if index is None:
-            _refuse_shapes(name, settings)
-            return [Member(settings, open_source(settings, split)) for split in splits], [None for _ in splits]
-    except StoreError as error:
-        raise UserError(str(error)) from error
-    found = source.report()
-    try:
-        skips.refuse_above(settings.max_skipped, found, index.count + skips.unusable(found))
+        _refuse_damage(source.report(), index, settings.max_skipped)
     except UserError as error:
         raise UserError(f"data.sources.{name}: {error}" if name else str(error)) from None
     chosen = selection.select(index, settings, splits, name)
@@ -220,6 +218,19 @@ def _opened(
         return [Member(settings, source) for _ in splits], list(chosen)
     told = [source.reading(part.shares) for part in chosen]
     return [Member(settings, own, own if own.far else None) for own in told], list(chosen)
+
+
+def _refuse_damage(found: SkipReport, index: Index, limit: float) -> None:
+    """UserError where too much cannot be used; of a damaged shard nobody knows how much, so shards are counted."""
+    skips.refuse_above(limit, found, index.count + skips.unusable(found))
+    damaged, shards = found.get(DAMAGED, {"count": 0})["count"], len(index.shard_starts) - 1
+    if damaged > limit * shards:
+        where = f"{damaged:,} damaged place{'s' * (damaged > 1)} in {shards:,} shard{'s' * (shards > 1)}"
+        raise UserError(
+            f"{where}, and nobody knows how many samples were in them (data.max_skipped={limit:g}):\n"
+            f"{skips.table(found)}\n"
+            "Fetch these shards anew, or set data.max_skipped=1 to train on what can be read"
+        )
 
 
 def _refuse_shapes(name: str, settings: SourceSettings) -> None:

@@ -71,12 +71,12 @@ class TableSource:
     @cached_property
     def _starts(self) -> np.ndarray:
         """[files + 1] int64: the first sample of each table."""
-        return np.cumsum([0, *(shard_index.load(path).table.num_rows for path in self.index_paths)])
+        return np.cumsum([0, *(shard_index.head(path).count for path in self.index_paths)])
 
     @cached_property
     def _loose(self) -> bool:
         """Whether pictures are files of their own."""
-        return "loose" in shard_index.load(self.index_paths[0]).about.own
+        return "loose" in shard_index.head(self.index_paths[0]).about.own
 
     def _at(self, number: int) -> tuple[int, dict[str, Any]]:
         """Which table a sample is in, and its row of the index."""
@@ -158,15 +158,15 @@ class TableSource:
 
     def _fetched_bytes(self, table: int) -> int:
         """Size of a far table that is fetched whole: also one of which little is wanted, where no places are known."""
-        head = shard_index.load(self.index_paths[table])
-        by_range = self.whole and not self.whole[table] and "pieces" in head.table.column_names
+        head = shard_index.head(self.index_paths[table])
+        by_range = self.whole and not self.whole[table] and "pieces" in head.columns
         return 0 if self.places[table].local is not None or by_range else head.about.shard_bytes
 
     def prefetch(self, file: int) -> int:
         """Fetches a far table that is read whole, if it is not in the cache; its size in bytes."""
         size = int(self.files.sizes_bytes[file])
         if size:
-            self.cache.path(self.places[file], shard_index.load(self.index_paths[file]).about.shard_digest)
+            self.cache.path(self.places[file], shard_index.head(self.index_paths[file]).about.shard_digest)
         return size
 
 
@@ -202,7 +202,7 @@ def _opened(settings: TableSettings, tables: Tables, places: Sequence[Place]) ->
     builder = Builder(tables, columns, first, settings.formats, kind, cache)
     paths = shard_index.indexes(places, kind, builder, cache.folder)
     found = skips.merged(shard_index.left_out(paths), shard_index.changed(places, paths), _said(columns, places))
-    if not any(shard_index.load(path).table.num_rows for path in paths):
+    if not any(shard_index.head(path).count for path in paths):
         raise UserError(
             f"data.path: no row of {places[0].name}{' and the other tables' * (len(places) > 1)} can be used "
             f"({', '.join(columns.automatic) or 'with these columns'}):\n{skips.table(found)}"
@@ -216,7 +216,7 @@ def _forget_changed(places: Sequence[Place], kind: str, cache_dir: Path) -> None
     for place in places:
         path = shard_index.home(place, kind, cache_dir)
         with suppress(FileNotFoundError, BadIndex):
-            about, stat = shard_index.load(path).about, place.local.stat() if place.local else None
+            about, stat = shard_index.head(path).about, place.local.stat() if place.local else None
             if stat and (stat.st_size, str(stat.st_mtime_ns)) != (about.shard_bytes, about.version):
                 path.unlink(missing_ok=True)
 

@@ -133,7 +133,7 @@ class WebdatasetSource:
         """Each shard is one."""
         fetched = [place.local is None and whole for place, whole in zip(self.places, self.whole, strict=True)]
         sizes = [
-            shard_index.load(path).about.shard_bytes if far else 0
+            shard_index.head(path).about.shard_bytes if far else 0
             for path, far in zip(self.paths, fetched, strict=True)
         ]
         return Files(np.arange(len(sizes), dtype=np.int64), np.array(sizes, dtype=np.int64))
@@ -201,7 +201,7 @@ def open_source(settings: Settings, split: Split) -> WebdatasetSource:
     make = builder(settings)
     paths = shard_index.indexes(found, make.kind, make, make.cache.folder)
     prompts = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
-    counts = [shard_index.load(path).table.num_rows for path in paths]
+    counts = [shard_index.head(path).count for path in paths]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     source = WebdatasetSource(tuple(found), tuple(paths), starts, prompts, make.cache, np.zeros(len(found), bool))
     if not starts[-1]:
@@ -263,7 +263,7 @@ def _check_classes(settings: Settings, source: WebdatasetSource) -> None:
 
 
 def _caption_fields(path: Path) -> Iterator[str]:
-    names = shard_index.load(path).table.column_names
+    names = shard_index.head(path).columns
     return (name.removeprefix("c:") for name in names if name.startswith("c:"))
 
 
