@@ -125,7 +125,7 @@ class SourceSettings(Settings):
     data, not a picture, is broken."""
     cache_dir: str | None = Field(None, json_schema_extra=FREE)
     """Folder for indexes and for shards of object stores. Default: the user's cache folder."""
-    cache_gb: float = Field(50.0, gt=0, json_schema_extra=FREE)
+    cache_gb: float = Field(100.0, gt=0, json_schema_extra=FREE)
     """Most that shards of object stores take in `cache_dir`, in GB (1e9 bytes); those used longest ago go first."""
 
 

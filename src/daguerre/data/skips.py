@@ -30,7 +30,8 @@ FEWEST = 10
 RECENT = 10_000
 """Slots that the recent rate is of, where a pass over the data is not shorter."""
 RECENT_LIMIT = 0.25
-"""Least share of the recent slots that stops a run: something has broken down. One bad shard among many lanes has less."""
+"""Least share of the recent slots that stops a run: something has broken down. One bad shard among many lanes has
+less."""
 DOUBT, RECENT_DOUBT = 3, 5
 """Standard deviations of a count by which it must be above the limit at any moment: so often looked at, a rate below it
 would be above it some time by chance. More for the recent rate, which is looked at as long as a run lasts."""
