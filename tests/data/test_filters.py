@@ -380,7 +380,7 @@ def test_what_is_wrong_is_shown_with_its_place(tmp_path):
 
 
 def test_the_template_says_what_is_allowed():
-    choices = {"model": "sd", "objective": "v", "adapter": "full", "data": "folder"}
+    choices = {"model": "sd", "objective": "v", "adapter": "full", "data": "folder", "optimizer": "adamw"}
     text = schema.template(choices)
     assert "# filters: null" in text
     assert "[an expression, {field: comparison} or a list of pairs]" in " ".join(text.replace("#", "").split())

@@ -206,8 +206,8 @@ def test_what_is_near_has_nothing_to_fetch(opened):
     if not isinstance(source, FarSource):
         return
     assert source.far is False
-    shards = len(source.index.shard_starts) - 1
-    assert [source.prefetch(shard) for shard in range(shards)] == [0] * shards
+    files = len(source.files.sizes_bytes)
+    assert [source.prefetch(file) for file in range(files)] == [0] * files
 
 
 def test_a_source_is_small_when_it_travels(opened):
