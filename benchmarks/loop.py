@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from daguerre import config as configs
 from daguerre.commands import parts as building
+from daguerre.data.dataset import open_dataset
 from daguerre.training import step
 from daguerre.training.ema import decay_at
-from daguerre.training.optimizers import build as build_optimizer
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
@@ -38,13 +38,14 @@ PARITY_STEPS = 20
 
 def precomputed(parts: building.Parts, config: configs.Config, count: int) -> list[Item]:
     """Batches with clean latents, text features and draws."""
-    source, size = building.open_source(config, "train"), building.batch_sizes(config).micro
+    source, size = open_dataset(config.data, "train").members[0].source, building.batch_sizes(config).micro
     items = []
     for number in range(count):
         records = [source.record(number * size + i) for i in range(size)]
         keys = np.array([[source.sample_id(number * size + i), 0, 0] for i in range(size)])
         pixels = torch.from_numpy(np.stack([record.image for record in records])).permute(0, 3, 1, 2).contiguous()
-        batch = Batch(keys, pixels, [r.texts["text"] for r in records], torch.ones(size), [r.key for r in records])
+        texts, names = [r.texts["text"] for r in records], [r.key for r in records]
+        batch = Batch(keys, pixels, texts, torch.ones(size), names, np.zeros((size, 6), np.int32))
         batch = Batch(**{**vars(batch), "draws": parts.draws(batch)})
         x0, cond = parts.family.encode(batch)
         items.append((batch, x0, dict(cond), dict(batch.draws)))
@@ -88,20 +89,20 @@ class Bare:
     def __init__(self, parts: building.Parts, config: configs.Config, net: nn.Module, fused: bool) -> None:
         self.parts, self.config, self.net, self.fused, self.count = parts, config, net, fused, 0
         self.parameters = list(net.parameters())
+        o = config.optimizer
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": o.weight_decay},
+                {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=o.learning_rate,
+            betas=(o.beta1, o.beta2),
+            eps=o.epsilon,
+            fused=fused or None,
+        )
         if fused:
-            self.optimizer = build_optimizer(config.optimizer, self.parameters)
             self.shadow = [p.detach().clone() for p in self.parameters]
         else:
-            o = config.optimizer
-            self.optimizer = torch.optim.AdamW(
-                [
-                    {"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": o.weight_decay},
-                    {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
-                ],
-                lr=o.learning_rate,
-                betas=(o.beta1, o.beta2),
-                eps=o.epsilon,
-            )
             self.ema = EMAModel(self.parameters, decay=config.ema.decay)
 
     def step(self, item: Item) -> None:
@@ -118,7 +119,7 @@ class Bare:
         self.count += 1
         if self.fused:
             with torch.no_grad():
-                torch._foreach_lerp_(self.shadow, self.parameters, 1 - decay_at(self.count, self.config.ema.decay))
+                torch._foreach_lerp_(self.shadow, self.parameters, 1 - decay_at(self.config.ema, self.count))
         else:
             self.ema.step(self.parameters)
         self.loss = loss.detach()
