@@ -96,7 +96,6 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     sizes = batch_sizes(config, beginning.global_batch_size)
     refuse_cut_batches(config, parts.objective, sizes)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
-    dataset.plan(config.seed, sizes.whole)  # refused before anything is written: too few samples for a batch
     every = intervals(config, sizes, dataset.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
     said = [*notices, *beginning.notices, *resuming.restore(state, beginning, config)]
@@ -108,7 +107,6 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     said += description.about_data(
         dataset, held_out, sizes.whole, every.validation is not None, isinstance(parts.family, TextToImage)
     )
-    resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
     terminal = stack.enter_context(Progress(every.total))
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut,
@@ -118,11 +116,13 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
         loading.restore(beginning.checkpoint.documents["loading"])
     else:
         loading.skips.begin()
+    # Data that cannot be planned or read is refused here, before anything is written.
+    probe = device.on(parts.device, loading.first(state.slots))
+    resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
     sinks: list[Sink] = [MetricsFile(folder.metrics)]
     sinks += [TensorBoard(folder.tensorboard, beginning.step)] if config.logging.tensorboard else []
     for sink in sinks:
         stack.callback(sink.close)
-    probe = device.on(parts.device, loading.first(state.slots))
     flops = description.training_flops_per_sample(parts, probe)
     run = Run(
         config, folder, Store(folder.checkpoints), parts, sizes, every, dataset, held_out, state, loading, terminal,

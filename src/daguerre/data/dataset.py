@@ -26,7 +26,6 @@ from daguerre.data.skips import SkipReport
 from daguerre.data.source import FarSource, Source, Split
 from daguerre.data.sources import mix
 from daguerre.errors import UserError
-from daguerre.types import Record
 
 
 class Member(NamedTuple):
@@ -148,14 +147,12 @@ class Dataset:
                 found.setdefault(bucket, []).append(self.reads(Slots(zeros + member, there, zeros, zeros, zeros)))
         return [(bucket, Reads(*map(np.concatenate, zip(*parts, strict=True)))) for bucket, parts in found.items()]
 
-    def records(self, number: int) -> Iterator[Record]:
-        """The records of `first`."""
-        for _, reads in self.first(number):
-            for member, i in zip(reads.members.tolist(), reads.numbers.tolist(), strict=True):
-                yield self.members[member].source.record(i)
-
     def report(self) -> SkipReport:
         """What was left out when the sources were opened, by reason."""
+        return self._found
+
+    @cached_property
+    def _found(self) -> SkipReport:
         parts = [member.source.report() for member in self.members]
         return skips.merged(*parts, *(chosen.left_out for chosen in self.selections if chosen is not None))
 

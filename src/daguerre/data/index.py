@@ -5,7 +5,7 @@ Order, filters and buckets of every epoch follow from this alone. How an index i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,36 +36,3 @@ class Index:
     def count(self) -> int:
         """N."""
         return len(self.ids)
-
-
-def concatenated(indexes: Sequence[Index]) -> Index:
-    """The indexes of several sources one after the other; a column that one of them lacks is null there."""
-    counts = [index.count for index in indexes]
-    starts = [index.shard_starts[:-1] + first for index, first in zip(indexes, _firsts(counts), strict=True)]
-    return Index(
-        ids=np.concatenate([index.ids for index in indexes]),
-        shard_starts=np.concatenate([*starts, [sum(counts)]]).astype(np.int64),
-        heights_px=np.concatenate([index.heights_px for index in indexes]),
-        widths_px=np.concatenate([index.widths_px for index in indexes]),
-        numbers=_columns([index.numbers for index in indexes], counts, pa.float64()),
-        texts=_columns([index.texts for index in indexes], counts, pa.large_string()),
-    )
-
-
-def _firsts(counts: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(counts)[:-1].tolist()]
-
-
-def _columns(
-    columns: Sequence[Mapping[str, pa.Array]], counts: Sequence[int], kind: pa.DataType
-) -> dict[str, pa.Array]:
-    names = dict.fromkeys(name for mapping in columns for name in mapping)
-    return {
-        name: pa.concat_arrays(
-            [
-                mapping.get(name, pa.nulls(count, kind)).cast(kind)
-                for mapping, count in zip(columns, counts, strict=True)
-            ]
-        )
-        for name in names
-    }
