@@ -1,21 +1,20 @@
 """One task over many jobs, in processes of their own: for packing, indexing and checking, not for training.
 
-A worker is a fresh interpreter, as in `workers.py`: it ignores the signals of a terminal and ends when its socket does,
-with its parent, however that ended. Results come in the order in which they are done.
+A worker ignores the signals of a terminal and ends when its socket does, with its parent, however that ended; how it is
+started is `processes.py`. Results come in the order in which they are done.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
+from daguerre.data.processes import Worker, started
 from daguerre.errors import UserError
 
 Job = TypeVar("Job")
@@ -23,14 +22,6 @@ Result = TypeVar("Result")
 Task = Callable[[Job], Generator[int, None, Result]]
 """Yields how many samples were done since it last yielded, returns its result. It travels to the workers: a function
 of a module, or a small frozen dataclass with `__call__`."""
-
-_START = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-sys.path[:] = sys.argv[2:]
-from daguerre.data.crew import serve
-serve(int(sys.argv[1]))
-"""
 
 
 @dataclass(frozen=True)
@@ -44,12 +35,6 @@ class Done(Generic[Job, Result]):
 @dataclass(frozen=True)
 class _Failed:
     error: UserError | OSError
-
-
-@dataclass(frozen=True)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    pipe: Connection
 
 
 def usual_processes() -> int:
@@ -68,9 +53,9 @@ def work(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterat
         for job in listed:
             yield Done(job, (yield from task(job)))
         return
-    with _crew(task, min(processes, len(listed))) as crew:
+    with started("crew", task, min(processes, len(listed)), [signal.SIGINT]) as crew:
         waiting = iter(listed)
-        busy: dict[Any, tuple[_Worker, Job]] = {}
+        busy: dict[Any, tuple[Worker, Job]] = {}
         for worker in crew:
             _give(worker, next(waiting), busy)
         while busy:
@@ -111,38 +96,7 @@ def _answers(steps: Generator[int, None, Any]) -> Iterator[Any]:
         yield step
 
 
-@contextmanager
-def _crew(task: object, number: int) -> Iterator[list[_Worker]]:
-    """Processes that know the task; they are killed at the end of the block, as what they were at is done again."""
-    crew: list[_Worker] = []
-    try:
-        for _ in range(number):
-            crew.append(_started())
-        for worker in crew:
-            worker.pipe.send(task)
-        yield crew
-    finally:
-        for worker in crew:
-            worker.process.kill()
-        for worker in crew:
-            worker.process.wait()
-            worker.pipe.close()
-
-
-def _started() -> _Worker:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            process_group=0,  # Ctrl-C goes to the command alone, which ends its workers
-        )
-    return _Worker(process, Connection(ours.detach()))
-
-
-def _give(worker: _Worker, job: Job, busy: dict[Any, tuple[_Worker, Job]]) -> None:
+def _give(worker: Worker, job: Job, busy: dict[Any, tuple[Worker, Job]]) -> None:
     try:
         worker.pipe.send(job)
     except ConnectionError as error:
@@ -150,7 +104,7 @@ def _give(worker: _Worker, job: Job, busy: dict[Any, tuple[_Worker, Job]]) -> No
     busy[worker.pipe] = worker, job
 
 
-def _received(worker: _Worker) -> Any:
+def _received(worker: Worker) -> Any:
     """A count, or a result in a tuple of its own; raises what the task raised."""
     try:
         answer = worker.pipe.recv()
@@ -161,7 +115,6 @@ def _received(worker: _Worker) -> Any:
     return answer
 
 
-def _ended(worker: _Worker) -> str:
-    code = worker.process.wait()
-    why = f"was killed by signal {-code} (9 is often the system being out of memory)" if code < 0 else f"exited {code}"
-    return f"a worker process {why}; what it said of the error stands above. processes=1 works without them"
+def _ended(worker: Worker) -> str:
+    why = f"a worker process {worker.ended()}; what it said of the error stands above."
+    return f"{why} processes=1 works without them"

@@ -1,63 +1,30 @@
 """Processes that make micro-batches, each on its own end of a socket: both sides of that socket, and nothing else.
 
-A worker is a fresh interpreter, neither a fork (unsafe beside torch's threads) nor a second run of the caller's main
-module. It ignores the signals of a terminal or a scheduler and ends when its socket does: with its trainer, however
-that ended.
+A worker ignores the signals of a terminal or a scheduler and ends when its socket does: with its trainer, however that
+ended. How a process is started is `processes.py`.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 import torch
 
+from daguerre.data.processes import Worker, started
 from daguerre.data.rows import Made, Rows, Task, valid_B
 from daguerre.errors import UserError
 from daguerre.types import Batch
 
-_START = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-sys.path[:] = sys.argv[2:]
-from daguerre.data.workers import serve
-serve(int(sys.argv[1]))
-"""
 
-
-@dataclass(frozen=True)
-class Worker:
-    """A process and our end of its socket."""
-
-    process: subprocess.Popen[bytes]
-    pipe: Connection
-
-
-@contextmanager
-def workers(rows: Rows, number: int) -> Iterator[list[Worker]]:
-    """`number` processes that know `rows`; they are killed at the end of the block, as they hold nothing to lose."""
-    crew: list[Worker] = []
-    try:
-        for _ in range(number):
-            crew.append(_started())
-        for worker in crew:
-            worker.pipe.send(rows)
-        yield crew
-    finally:
-        for worker in crew:
-            worker.process.kill()
-        for worker in crew:
-            worker.process.wait()
+def workers(rows: Rows, number: int) -> AbstractContextManager[list[Worker]]:
+    """`number` processes that know `rows`, as long as the block runs; a scheduler's signal is the trainer's affair."""
+    return started("workers", rows, number, [signal.SIGINT, signal.SIGTERM])
 
 
 def made_by(crew: list[Worker], tasks: Iterator[Task], ahead: int) -> Iterator[Made]:
@@ -86,19 +53,6 @@ def serve(descriptor: int) -> None:
             answer = error
         with suppress(ConnectionError):
             _send(pipe, answer)
-
-
-def _started() -> Worker:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            process_group=0,  # Ctrl-C goes to the trainer alone: it saves, then ends its workers
-        )
-    return Worker(process, Connection(ours.detach()))
 
 
 def _listen(pipe: Connection, tasks: SimpleQueue[tuple[Rows, Task] | None]) -> None:
@@ -143,6 +97,5 @@ def _received(worker: Worker) -> Made:
 
 
 def _ended(worker: Worker) -> str:
-    code = worker.process.wait()
-    why = f"was killed by signal {-code} (9 is often the system being out of memory)" if code < 0 else f"exited {code}"
-    return f"a loader process {why}; what it said of the error stands above. loader.num_workers=0 works without them"
+    why = f"a loader process {worker.ended()}; what it said of the error stands above."
+    return f"{why} loader.num_workers=0 works without them"
