@@ -13,6 +13,7 @@ import pytest
 from faulty_store import Faults, faulty_s3, s3, web_server  # noqa: F401 - fixtures
 from PIL import Image
 from pydantic import ValidationError
+from reading import chosen_records
 
 from daguerre.data import parquet_files, stores, verbatim
 from daguerre.data.dataset import open_dataset
@@ -97,7 +98,7 @@ def test_filters_see_the_other_columns(tmp_path):
     columns = {**usual(), "score": [0.1 * i for i in range(6)], "kind": list("ababab")}
     path = write(tmp_path / "a.parquet", columns)
     data = open_dataset(settings(path, filters="score > 0.15 and kind == 'a'", held_out_fraction=0), "train")
-    assert [r.texts["text"] for r in data.records(9)] == ["picture 2", "picture 4"]
+    assert [record.texts["text"] for record in chosen_records(data)] == ["picture 2", "picture 4"]
 
 
 @pytest.mark.parametrize(
