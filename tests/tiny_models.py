@@ -1,17 +1,29 @@
-"""Tiny networks for tests: a complete Stable Diffusion folder of 0.5 MB with random weights, made in a second.
+"""Tiny networks for tests: complete pipelines of a few MB with random weights in diffusers' layout, made in a second.
 
-`tiny_sd_folder(path)` writes what `diffusers` would; `TINY_UNET` are the numbers of a UNet that fits it. Nothing
-here is trained: the pictures are noise, but they depend on every input, so that parity tests mean something.
+`tiny_sd_folder(path)` writes the smallest one; `TINY_UNET` are the numbers of a UNet that fits it. `write_sd` writes
+one with what sets Stable Diffusion 1.x or 2.x apart, `write_sdxl` one of SDXL's kind. Nothing here is trained: the
+pictures are noise, but they depend on every input, so that parity tests mean something.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    EulerDiscreteScheduler,
+    PNDMScheduler,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 TINY_UNET = {
     "block_out_channels": [32, 64],
@@ -28,12 +40,15 @@ MAX_TOKENS = 24
 VAE_FACTOR = 2
 
 
-def tiny_tokenizer() -> CLIPTokenizer:
-    """A CLIP tokenizer of 514 tokens: each byte, each byte at a word's end, start and end of text; no merges."""
+def tiny_tokenizer(max_tokens: int = MAX_TOKENS, pad: str = "<|endoftext|>") -> CLIPTokenizer:
+    """A CLIP tokenizer of 514 tokens: each byte, each byte at a word's end, start and end of text; no merges.
+
+    `pad`: the second tokenizers of SDXL and those of 2.x pad with "!", whose id is 0 here as it is there.
+    """
     symbols = sorted(ByteLevel.alphabet())
     words = [*symbols, *(symbol + "</w>" for symbol in symbols), "<|startoftext|>", "<|endoftext|>"]
-    tokenizer = CLIPTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[])
-    tokenizer.model_max_length = MAX_TOKENS
+    tokenizer = CLIPTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], pad_token=pad)
+    tokenizer.model_max_length = max_tokens
     assert len(tokenizer) == 514
     return tokenizer
 
@@ -94,3 +109,132 @@ def tiny_sd_folder(path: Path, seed: int = 0) -> Path:
         )
     pipeline.save_pretrained(path)
     return path
+
+
+SCALED_LINEAR = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "steps_offset": 1}
+SDXL_WIDTHS = (48, 64)
+"""Widths of SDXL's two text encoders."""
+SDXL_POOLED = 40
+"""Width of its pooled text."""
+SDXL_TIME_IDS = 8
+"""Features of each of its six sizes."""
+
+
+def text_encoder(kind: Any, width: int, layers: int, max_tokens: int, activation: str, **config: Any) -> Any:
+    """A CLIP text encoder of `kind` whose captions and layers differ visibly."""
+    numbers = {
+        "vocab_size": 514,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "max_position_embeddings": max_tokens,
+        "hidden_act": activation,
+        # The numbers that OpenAI's own configs have: none is the vocabulary's, and 2 means "pool at the highest id".
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 1,
+    }
+    return enlarged(kind(CLIPTextConfig(**numbers | config)), ".", 4.0)
+
+
+@torch.no_grad()
+def enlarged(network: nn.Module, pattern: str, factor: float) -> nn.Module:
+    """Multiplies the matrices whose name matches: an untrained network would hardly show what it was given."""
+    for name, parameter in network.named_parameters():
+        if parameter.ndim > 1 and re.search(pattern, name):
+            parameter.mul_(factor)
+    return network
+
+
+def write_sd(
+    folder: Path,
+    *,
+    version: int = 1,
+    prediction_type: str | None = None,
+    layers: int = 2,
+    max_tokens: int = MAX_TOKENS,
+    seed: int = 0,
+    **scheduler: Any,
+) -> Path:
+    """Writes a Stable Diffusion 1.x- or 2.x-like pipeline into `folder` and returns it.
+
+    2.x: another text width, activation and padding, linear projections, heads by block, v prediction. `scheduler`:
+    what else goes into the config of its scheduler.
+    """
+    assert version in (1, 2)
+    second = version == 2
+    width = 64 if second else TEXT_WIDTH
+    own = {"attention_head_dim": [1, 2], "use_linear_projection": True} if second else {}
+    prediction_type = prediction_type or ("v_prediction" if second else "epsilon")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        kind: Any = DDIMScheduler if second else PNDMScheduler
+        numbers = {"clip_sample": False, "set_alpha_to_one": False} if second else {"skip_prk_steps": True}
+        StableDiffusionPipeline(
+            vae=tiny_vae(),
+            text_encoder=text_encoder(CLIPTextModel, width, layers, max_tokens, "gelu" if second else "quick_gelu"),
+            tokenizer=tiny_tokenizer(max_tokens, "!" if second else "<|endoftext|>"),
+            unet=enlarged(UNet2DConditionModel(**TINY_UNET | own, cross_attention_dim=width), *_LIVELY),
+            scheduler=kind(**SCALED_LINEAR | numbers | {"prediction_type": prediction_type} | scheduler),
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        ).save_pretrained(folder)
+    return folder
+
+
+def write_sdxl(
+    folder: Path,
+    *,
+    prediction_type: str = "epsilon",
+    layers: int = 3,
+    max_tokens: int = MAX_TOKENS,
+    seed: int = 0,
+    zeros_for_empty: bool = True,
+    **scheduler: Any,
+) -> Path:
+    """Writes an SDXL-like pipeline into `folder` and returns it.
+
+    Two text encoders of different widths and activations, the second with a projection; sizes as time ids; more than
+    one transformer layer in the deeper block; `zeros_for_empty` is the pipeline's force_zeros_for_empty_prompt.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vae = tiny_vae()
+        vae.register_to_config(scaling_factor=0.4, force_upcast=True)
+        StableDiffusionXLPipeline(
+            vae=vae,
+            text_encoder=text_encoder(CLIPTextModel, SDXL_WIDTHS[0], layers, max_tokens, "quick_gelu"),
+            text_encoder_2=text_encoder(
+                CLIPTextModelWithProjection, SDXL_WIDTHS[1], layers, max_tokens, "gelu", projection_dim=SDXL_POOLED
+            ),
+            tokenizer=tiny_tokenizer(max_tokens),
+            tokenizer_2=tiny_tokenizer(max_tokens, "!"),
+            unet=enlarged(UNet2DConditionModel(**SDXL_UNET), *_LIVELY),
+            scheduler=EulerDiscreteScheduler(
+                **SCALED_LINEAR | {"prediction_type": prediction_type, "timestep_spacing": "leading"} | scheduler
+            ),
+            force_zeros_for_empty_prompt=zeros_for_empty,
+            add_watermarker=False,
+        ).save_pretrained(folder)
+    return folder
+
+
+_LIVELY = (r"attn2\.to_(v|out\.0)|conv_out|add_embedding", 2.0)
+SDXL_UNET = {
+    "block_out_channels": [32, 64],
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+    "layers_per_block": 1,
+    "attention_head_dim": [1, 2],
+    "transformer_layers_per_block": [1, 2],
+    "use_linear_projection": True,
+    "norm_num_groups": 8,
+    "sample_size": 8,
+    "cross_attention_dim": sum(SDXL_WIDTHS),
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": SDXL_TIME_IDS,
+    "projection_class_embeddings_input_dim": SDXL_POOLED + 6 * SDXL_TIME_IDS,
+}
+"""Numbers of a UNet2DConditionModel that fits `write_sdxl`."""
