@@ -30,18 +30,16 @@ class Seen:
         return torch.tanh(x_BCHW + cond["text"].reshape(-1, 1, 1, 1))
 
 
-def pictures(seeds: list[int], net: Any, **settings: Any) -> Tensor:
-    cond = {"text": torch.tensor([[0.01 * seed] for seed in seeds])}
-    null = {"text": torch.zeros(len(seeds), 1)}
-    return draw(
-        objective_of("v", zero_terminal_snr=True),
-        net,
-        cond,
-        null,
-        SHAPE,
-        seeds,
-        SamplingSettings(num_inference_steps=5, **settings),
-    )
+def pictures(seeds: list[int], net: Any, at_once: int = 8, **settings: Any) -> Tensor:
+    batches = [seeds[i : i + at_once] for i in range(0, max(1, len(seeds)), at_once)]
+    sampling = SamplingSettings(num_inference_steps=5, **settings)
+
+    def drawn(batch: list[int]) -> Tensor:
+        cond = {"text": torch.tensor([[0.01 * seed] for seed in batch]).reshape(len(batch), 1)}
+        null = {"text": torch.zeros(len(batch), 1)}
+        return draw(objective_of("v", zero_terminal_snr=True), net, cond, null, SHAPE, batch, sampling)
+
+    return torch.cat([drawn(batch) for batch in batches])
 
 
 def test_the_noise_of_a_picture_is_a_function_of_its_seed_alone() -> None:
@@ -57,9 +55,9 @@ def test_the_noise_of_a_picture_is_a_function_of_its_seed_alone() -> None:
 def test_pictures_do_not_depend_on_the_batch(sampler: str, eta: float) -> None:
     seeds = [3, 14, 15, 92, 65]
     together, by_two = Seen(), Seen()
-    all_at_once = pictures(seeds, together, sampler=sampler, eta=eta, batch_size=8)
-    in_pairs = pictures(seeds, by_two, sampler=sampler, eta=eta, batch_size=2)
-    reversed_ = pictures(seeds[::-1], Seen(), sampler=sampler, eta=eta, batch_size=3).flip(0)
+    all_at_once = pictures(seeds, together, sampler=sampler, eta=eta, at_once=8)
+    in_pairs = pictures(seeds, by_two, sampler=sampler, eta=eta, at_once=2)
+    reversed_ = pictures(seeds[::-1], Seen(), sampler=sampler, eta=eta, at_once=3).flip(0)
 
     assert [len(x) // 2 for x in by_two.first[999.0]] == [2, 2, 1]  # both sides of guidance in one batch
     starts = torch.cat([x[len(x) // 2 :] for x in by_two.first[999.0]])
@@ -90,7 +88,7 @@ def test_eta_draws_fresh_noise_by_seed_and_step() -> None:
 
 def test_edm_starts_from_noise_of_its_own_level() -> None:
     net = Seen()
-    settings = SamplingSettings(num_inference_steps=3, guidance_scale=1, batch_size=4)
+    settings = SamplingSettings(num_inference_steps=3, guidance_scale=1)
     objective = objective_of("edm")
     draw(objective, net, {"text": torch.zeros(2, 1)}, None, SHAPE, [0, 1], settings)
     start = next(iter(net.first.values()))[0]

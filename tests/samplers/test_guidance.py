@@ -88,13 +88,13 @@ DIFFUSION = [
 def test_guidance_between_two_gaussians_draws_the_gaussian_on_the_line_through_them(name: str, sampler: str) -> None:
     """With equal variances the guided denoiser is exactly that of the mean null + scale (cond - null)."""
     objective = objective_of(name)
-    settings = SamplingSettings(sampler=sampler, num_inference_steps=50, guidance_scale=3, batch_size=48)
+    settings = SamplingSettings(sampler=sampler, num_inference_steps=50, guidance_scale=3)
     cond, null = torch.tensor([0.3, -0.1]), torch.tensor([0.1, 0.2])
     rows = {"mean": cond.expand(128, 2)}, {"mean": null.expand(128, 2)}
     seeds = range(128)
     x0 = draw(objective, gaussian(objective), *rows, (2, 1, 1), seeds, settings)
 
-    alone = SamplingSettings(sampler=sampler, num_inference_steps=50, guidance_scale=1, batch_size=48)
+    alone = SamplingSettings(sampler=sampler, num_inference_steps=50, guidance_scale=1)
     led = {"mean": (null + 3 * (cond - null)).expand(128, 2)}
     torch.testing.assert_close(
         x0, draw(objective, gaussian(objective), led, None, (2, 1, 1), seeds, alone), rtol=0, atol=2e-5
@@ -142,8 +142,6 @@ def test_guidance_and_rescale_are_stable_diffusion_pipelines(
         output_type="latent",
     ).images
 
-    settings = SamplingSettings(
-        sampler=sampler, num_inference_steps=6, guidance_scale=scale, guidance_rescale=rescale, batch_size=1
-    )
+    settings = SamplingSettings(sampler=sampler, num_inference_steps=6, guidance_scale=scale, guidance_rescale=rescale)
     ours = draw(objective_of("v"), unet_as_net(pipeline), {"text": text}, {"text": null}, (4, 8, 8), [7, 8], settings)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)

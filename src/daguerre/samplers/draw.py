@@ -1,4 +1,4 @@
-"""Pictures from seeds: initial noise, guidance, sampler, in batches.
+"""Pictures from seeds: initial noise, guidance, sampler, for one batch.
 
 Holds neither steps nor noise levels nor networks. Picture i is a function of its own seed and conditioning;
 what else is in its batch changes nothing but rounding.
@@ -55,41 +55,15 @@ def draw(
     """One clean sample x0 [B, C, h, w] float32 on `device` for each of B seeds.
 
     `cond` and `null_cond` hold B rows each, on `device`; the null side is what guidance leads away from and may
-    be None at scale 1. `net` is used as it is: put it in evaluation mode and under autocast outside.
+    be None without guidance. All B run at once. `net` is used as it is: put it in evaluation mode and under autocast
+    outside.
     """
     assert all(len(rows) == len(seeds) for rows in [*cond.values(), *(null_cond or {}).values()])
+    if not seeds:
+        return torch.empty((0, *shape), device=device)
     grid = objective.grid(settings.num_inference_steps, settings.timestep_spacing)
-    done = [torch.empty((0, *shape), device=device)]
-    for first in range(0, len(seeds), settings.batch_size):
-        part = slice(first, first + settings.batch_size)
-        null_part = None if null_cond is None else _rows(null_cond, part)
-        done.append(
-            _draw_batch(objective, net, _rows(cond, part), null_part, shape, seeds[part], settings, grid, device)
-        )
-    return torch.cat(done)
-
-
-def initial_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-    """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: where picture i starts.
-
-    Scaled by the grid's `prior_std` this is the sampler's first x; unscaled it is what a diffusers pipeline
-    takes as `latents`.
-    """
-    return _normals(seeds, "sample", 0, shape)
-
-
-def _draw_batch(
-    objective: Denoising,
-    net: Net,
-    cond: Cond,
-    null_cond: Cond | None,
-    shape: tuple[int, ...],
-    seeds: Sequence[int],
-    settings: SamplingSettings,
-    grid: Grid,
-    device: torch.device | str,
-) -> Tensor:
-    y = guide(partial(objective.predict, net), cond, null_cond, settings.guidance_scale, settings.guidance_rescale)
+    scale = settings.guidance_scale if settings.guided else 1.0
+    y = guide(partial(objective.predict, net), cond, null_cond, scale, settings.guidance_rescale)
 
     def denoise(x_BCHW: Tensor, t: float) -> Tensor:
         a, s = objective.path(torch.tensor(t, dtype=torch.float64))
@@ -104,10 +78,17 @@ def _draw_batch(
     return plugins.find("samplers", settings.sampler).sample(denoise, x, grid, **own)
 
 
+def initial_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: where picture i starts.
+
+    Scaled by the grid's `prior_std` this is the sampler's first x; unscaled it is what a diffusers pipeline
+    takes as `latents`.
+    """
+    return _normals(seeds, "sample", 0, shape)
+
+
 def _normals(seeds: Sequence[int], purpose: str, number: int, shape: tuple[int, ...]) -> Tensor:
-    rows = [keys.normals(seed, purpose, number, count=math.prod(shape)) for seed in seeds]
-    return torch.from_numpy(np.stack(rows)).view(len(seeds), *shape)
-
-
-def _rows(cond: Cond, part: slice) -> Cond:
-    return {name: rows[part] for name, rows in cond.items()}
+    numbers = np.empty((len(seeds), math.prod(shape)), dtype=np.float32)
+    for row, seed in zip(numbers, seeds, strict=True):
+        row[:] = keys.normals(seed, purpose, number, count=len(row))
+    return torch.from_numpy(numbers).view(len(seeds), *shape)

@@ -24,6 +24,19 @@ def keywords(sampler: str) -> tuple[str, ...]:
     return tuple(argument.arg for argument in next(defs).args.kwonlyargs)
 
 
+def unguided_or_more(scale: float) -> float:
+    """A guidance scale that means the same everywhere. ValueError for one between 0 and 1.
+
+    diffusers runs no guidance there; the formula would mix both sides.
+    """
+    if 0 < scale < 1:
+        raise ValueError(
+            f"guidance_scale is {scale:g}: 0 and 1 are no guidance, above 1 is guidance; below 1 the formula leads "
+            "towards the negative prompt, and diffusers draws without guidance: set it to 1 or more"
+        )
+    return scale
+
+
 class SamplingSettings(Settings):
     """How pictures are drawn. Nothing here changes what is learnt."""
 
@@ -33,14 +46,21 @@ class SamplingSettings(Settings):
     """Steps of the sampler; Heun calls the network twice a step."""
     eta: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
     """DDIM's share of fresh noise: 0 is deterministic, 1 ancestral. Other samplers refuse it."""
-    guidance_scale: float = Field(5.0, ge=1, json_schema_extra=FREE)
-    """Classifier-free guidance: uncond + scale * (cond - uncond); 1 is none."""
+    guidance_scale: float = Field(5.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
+    """Classifier-free guidance: uncond + scale * (cond - uncond); 1 is none, and so is 0, as models of few steps
+    have it in diffusers."""
     guidance_rescale: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
     """Share by which the guided prediction's spread is brought back to the conditional one's (2305.08891, eq. 16)."""
     timestep_spacing: Literal["trailing", "leading", "linspace"] = Field("trailing", json_schema_extra=FREE)
     """How steps are laid on a discrete schedule (arXiv 2305.08891, table 2)."""
+    height: int | None = Field(None, ge=1, json_schema_extra=FREE)
+    """Height of a picture in pixels; which there are is the family's affair. null: data.resolution."""
+    width: int | None = Field(None, ge=1, json_schema_extra=FREE)
+    """Width of a picture in pixels. null: data.resolution."""
     prompts: list[str] | None = Field(None, json_schema_extra=FREE)
     """What is drawn at each save; null: captions of the first held-out samples."""
+    prompts_file: str | None = Field(None, min_length=1, json_schema_extra=FREE)
+    """File of prompts in place of `prompts`: text with one a line, or CSV, TSV or JSONL with a column `prompt`."""
     negative_prompt: str = Field("", json_schema_extra=FREE)
     """Prompt of the unguided side; the empty one is what caption dropout trains."""
     num_images: int = Field(8, ge=0, json_schema_extra=FREE)
@@ -56,17 +76,37 @@ class SamplingSettings(Settings):
         plugins.check("samplers", sampler)
         return sampler
 
+    @field_validator("guidance_scale")
+    @classmethod
+    def _guides_or_not(cls, scale: float) -> float:
+        return unguided_or_more(scale)
+
+    @property
+    def guided(self) -> bool:
+        """Whether an unguided side runs beside the conditional one."""
+        return self.guidance_scale > 1
+
+    def size_px(self, resolution: int) -> tuple[int, int]:
+        """Height and width of the pictures of a run of this resolution."""
+        return self.height or resolution, self.width or resolution
+
+    @model_validator(mode="after")
+    def _prompts_from_one_place(self) -> SamplingSettings:
+        if self.prompts is not None and self.prompts_file is not None:
+            raise ValueError("prompts and prompts_file were both given: choose one (the other is null)")
+        return self
+
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> SamplingSettings:
         """Refuses what the rest of these settings would make idle; a value that says "none" is never refused."""
         if self.eta > 0 and "eta" not in keywords(self.sampler):
             takes = ", ".join(name for name in plugins.names("samplers") if "eta" in keywords(name))
             raise ValueError(f"eta is {self.eta} and {self.sampler} adds no fresh noise: set eta=0, or sampler={takes}")
-        if self.guidance_scale == 1:
+        if not self.guided:
             for name in ("guidance_rescale", "negative_prompt"):
                 if getattr(self, name):
                     raise ValueError(
-                        f"{name} is {getattr(self, name)!r} and guidance_scale is 1, which runs no unguided side: "
-                        f"raise guidance_scale or drop {name}"
+                        f"{name} is {getattr(self, name)!r} and guidance_scale is {self.guidance_scale:g}, which runs "
+                        f"no unguided side: raise guidance_scale or drop {name}"
                     )
         return self
