@@ -1,0 +1,161 @@
+"""A plain training loop from the published formulas with diffusers' and transformers' own parts, and nothing of ours.
+
+It takes batches with the random numbers that were drawn for them (noise, timesteps, the posterior's noise) and gives
+losses, gradients and weights. Letters: B samples, T tokens, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+from diffusers.optimization import get_scheduler
+from diffusers.training_utils import EMAModel, compute_snr
+from torch import Tensor, nn
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+Conditioning = Callable[[Any], dict[str, Any]]
+"""What the UNet is given for a batch beside noisy latents and timesteps."""
+Losses = Callable[[Any, Mapping[str, Any]], Tensor]
+"""The loss of each sample of a batch under its conditioning."""
+SCALED_LINEAR = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
+
+
+@dataclass
+class Outcome:
+    """What a loop did."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    """Of each update, before clipping."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    ema: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Models:
+    """The networks of a pipeline's folder, each opened by its own library."""
+
+    folder: Path
+    prediction_type: str = "epsilon"
+    snr_gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        vae = AutoencoderKL.from_pretrained(self.folder / "vae", low_cpu_mem_usage=False).requires_grad_(False)
+        self.vae = vae.to(memory_format=torch.channels_last)
+        self.unet = UNet2DConditionModel.from_pretrained(self.folder / "unet", low_cpu_mem_usage=False).train()
+        self.scheduler = DDPMScheduler(**SCALED_LINEAR, prediction_type=self.prediction_type)
+        betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
+        self.alphas_cumprod = (1 - betas).cumprod(0)
+        kinds = {"": CLIPTextModel, "_2": CLIPTextModelWithProjection}
+        present = [end for end in kinds if (self.folder / f"text_encoder{end}").is_dir()]
+        self.texts = [kinds[end].from_pretrained(self.folder / f"text_encoder{end}") for end in present]
+        self.tokenizers = [CLIPTokenizer.from_pretrained(self.folder / f"tokenizer{end}") for end in present]
+
+    @property
+    def predicts_v(self) -> bool:
+        """Whether the UNet's answer means the velocity."""
+        return self.prediction_type == "v_prediction"
+
+    def latents(self, batch: Any) -> Tensor:
+        """scale * (mean + std * noise), after the statistics of the channels where there are some."""
+        config = self.vae.config
+        with torch.no_grad():
+            pixels = (batch.pixels_BCHW.float() / 127.5 - 1).to(memory_format=torch.channels_last)
+            posterior = self.vae.encode(pixels).latent_dist
+            z = posterior.mean + posterior.std * batch.draws["posterior"]
+        if config.latents_mean is not None:
+            mean, std = (torch.tensor(config[f"latents_{name}"]).view(1, -1, 1, 1) for name in ("mean", "std"))
+            return ((z - mean) * config.scaling_factor / std).contiguous()
+        return (z * config.scaling_factor).contiguous()
+
+    def ids(self, texts: Sequence[str]) -> list[Tensor]:
+        """Token ids of the texts by each tokenizer."""
+        wanted: dict[str, Any] = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+        return [t(list(texts), max_length=t.model_max_length, **wanted).input_ids for t in self.tokenizers]
+
+    def sd(self, batch: Any) -> dict[str, Any]:
+        """The last hidden state."""
+        return {"encoder_hidden_states": self.texts[0](self.ids(batch.texts)[0])[0]}
+
+    def sdxl(self, batch: Any) -> dict[str, Any]:
+        """Both penultimate hidden states, the pooled text and six sizes; an empty caption is zeros."""
+        made = [net(ids, output_hidden_states=True) for net, ids in zip(self.texts, self.ids(batch.texts), strict=True)]
+        text_BTD = torch.cat([one.hidden_states[-2] for one in made], dim=-1)
+        said_B = torch.tensor([float(text != "") for text in batch.texts])
+        time_ids = torch.from_numpy(batch.sizes).float()  # original height and width, top and left, target h and w
+        added = {"text_embeds": made[1].text_embeds * said_B[:, None], "time_ids": time_ids}
+        return {"encoder_hidden_states": text_BTD * said_B[:, None, None], "added_cond_kwargs": added}
+
+    def by_formula(self, batch: Any, conditioning: Mapping[str, Any]) -> Tensor:
+        """x_t = a x0 + s eps, v = a eps - s x0, w = min(SNR, gamma) / (SNR + 1) or / SNR; a, s and w from float64."""
+        x0, eps, t_B = self.latents(batch), batch.draws["noise"], batch.draws["c_noise"].long()
+        acp_B = self.alphas_cumprod[t_B]
+        a, s = (c.sqrt().float().view(-1, 1, 1, 1) for c in (acp_B, 1 - acp_B))
+        y = self.unet(a * x0 + s * eps, t_B, **conditioning).sample
+        target = -s * x0 + a * eps if self.predicts_v else eps
+        losses_B = (y - target).square().mean(dim=(1, 2, 3))
+        return losses_B * self._weight(acp_B / (1 - acp_B)).float()
+
+    def by_scheduler(self, batch: Any, conditioning: Mapping[str, Any]) -> Tensor:
+        """The same by DDPMScheduler's add_noise and get_velocity, compute_snr and mse_loss, as diffusers' trainers."""
+        x0, eps, t_B = self.latents(batch), batch.draws["noise"], batch.draws["c_noise"].long()
+        y = self.unet(self.scheduler.add_noise(x0, eps, t_B), t_B, **conditioning).sample
+        target = self.scheduler.get_velocity(x0, eps, t_B) if self.predicts_v else eps
+        losses_B = nn.functional.mse_loss(y, target, reduction="none").mean(dim=(1, 2, 3))
+        return losses_B * self._weight(compute_snr(self.scheduler, t_B))
+
+    def _weight(self, snr_B: Tensor) -> Tensor:
+        if self.snr_gamma is None:
+            return torch.ones_like(snr_B)
+        return snr_B.clamp(max=self.snr_gamma) / (snr_B + 1 if self.predicts_v else snr_B)
+
+
+def train(
+    updates: Sequence[Sequence[Any]],
+    losses: Losses,
+    conditioning: Conditioning,
+    trained: Mapping[str, nn.Module],
+    rates: Mapping[str, float],
+    *,
+    fused: bool,
+) -> Outcome:
+    """Updates of torch's AdamW with clipping at 1, diffusers' cosine after two updates of warm-up, and its EMA.
+
+    `trained`: networks by the prefix of their weights; `rates`: the learning rate of each. `fused`: AdamW's one kernel,
+    which rounds in another order than the plain one.
+    """
+    outcome = Outcome()
+    named = {f"{part}.{name}": p for part, network in trained.items() for name, p in network.named_parameters()}
+    groups = [
+        {
+            "params": [p for p in trained[part].parameters() if (p.ndim > 1) == decays],
+            "lr": rates[part],
+            "weight_decay": 0.01 if decays else 0.0,
+        }
+        for part in trained
+        for decays in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(groups, fused=fused)
+    schedule = get_scheduler("cosine", optimizer, num_warmup_steps=2, num_training_steps=len(updates))
+    ema = EMAModel(named.values(), decay=0.9)
+    for micro_batches in updates:
+        count, total = sum(len(batch.texts) for batch in micro_batches), 0.0
+        for batch in micro_batches:
+            loss = losses(batch, conditioning(batch)).sum() / count
+            loss.backward()
+            total += loss.item()
+        outcome.losses.append(total)
+        outcome.gradients.append({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
+        torch.nn.utils.clip_grad_norm_(named.values(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        ema.step(named.values())
+    outcome.weights = {name: p.detach().clone() for name, p in named.items()}
+    outcome.ema = dict(zip(named, ema.shadow_params, strict=True))
+    return outcome
