@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from daguerre.data.settings import SourceSettings
 from daguerre.problems import Problem
 from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
 
 IDLE: dict[str, tuple[str, Any]] = {
-    **{f"ema.{name}": ("ema.enabled", False) for name in ("name", "decay", "ramp_steps", "every_steps", "start_steps")},
+    **{
+        f"ema.{name}": ("ema.enabled", False)
+        for name in ("name", "decay", "ramp_steps", "every_steps", "start_steps")
+    },
     "validation.num_samples": ("validation.every", None),
     "validation.num_levels": ("validation.every", None),
 }
@@ -77,6 +81,17 @@ def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> li
     return []
 
 
+def _of_a_mix(data: SourceSettings) -> list[Problem]:
+    """Settings of a source that mean something beside other sources only."""
+    if data.source == "mix" or "loss_weight" not in data.model_fields_set:
+        return []
+    text = (
+        "weighs a source of a mix against the others (data.sources.NAME.loss_weight), and this is the only one: "
+        "remove it"
+    )
+    return [Problem("data.loss_weight", text, data.loss_weight)]
+
+
 def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSchedulerSettings) -> list[Problem]:
     """An optimizer that averages by itself needs no other averages, and weighs updates by their learning rates."""
     if not optimizer.averages_weights:
@@ -100,6 +115,7 @@ def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSc
 CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
+    ("data",): _of_a_mix,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,
 }
 """The sections that a check needs, and the check."""

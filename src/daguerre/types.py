@@ -53,11 +53,14 @@ class Batch:
     height and width of the crop. What SDXL is conditioned on; 0 for a slot whose sample could not be decoded."""
     draws: Mapping[str, Tensor] = field(default_factory=dict)
     """What the objective drew for these keys, one batch ahead."""
+    weights_B: Tensor | None = None
+    """float32, on the CPU: what the loss of each sample is multiplied by (`loss_weight` of its source in a mix). None:
+    every sample weighs 1."""
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Per-sample losses of a micro-batch, before they are summed and divided by the count of valid samples."""
+    """Per-sample losses of a micro-batch, before they are weighted, summed and divided by the valid count."""
 
     loss_B: Tensor
     """Weighted loss of each sample, float32, mean over its elements."""

@@ -72,7 +72,14 @@ class Rows:
             pixels_BHWC[row], sizes[row] = framed.pixels_CHW.numpy().transpose(1, 2, 0), framed.sizes
         valid = valid_B(size, failures)
         pixels_BCHW = torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)
-        return Batch(reads.keys, pixels_BCHW, texts, valid, names, sizes), failures
+        return Batch(reads.keys, pixels_BCHW, texts, valid, names, sizes, weights_B=self.weights_B(reads)), failures
+
+    def weights_B(self, reads: Reads) -> Tensor | None:
+        """The loss weight of each sample, by its source; None where all sources weigh 1."""
+        weights = [member.settings.loss_weight for member in self.members]
+        if all(weight == 1 for weight in weights):
+            return None
+        return torch.tensor([weights[member] for member in reads.members], dtype=torch.float32)
 
 
 def valid_B(size: int, failures: list[Failure]) -> Tensor:

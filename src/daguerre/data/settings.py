@@ -111,6 +111,9 @@ class SourceSettings(Settings):
     held_out_fraction: float = Field(0.05, ge=0, le=0.5)
     """Share of samples kept out of training for the validation loss, chosen by id; at least one where there are two or
     more samples and this is above 0."""
+    loss_weight: float = Field(1, gt=0, allow_inf_nan=False, exclude_if=lambda weight: weight == 1)
+    """What the loss of this source's samples is multiplied by, in a mix. The sum over a batch is still divided by the
+    count of its samples; the validation loss knows no weights."""
     repeats: int = Field(1, ge=1)
     """How often each sample is trained on in an epoch, each time with its own noise, crop and caption."""
     shuffle: bool = True

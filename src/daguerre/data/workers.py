@@ -72,7 +72,8 @@ def _send(pipe: Connection, answer: Made | UserError) -> None:
     batch, failures = answer
     # Pixels go as they are; everything else is small.
     pixels_BHWC = batch.pixels_BCHW.permute(0, 2, 3, 1)
-    pipe.send((batch.keys, batch.texts, batch.names, batch.sizes, failures, pixels_BHWC.shape))
+    weights = None if batch.weights_B is None else batch.weights_B.numpy()
+    pipe.send((batch.keys, batch.texts, batch.names, batch.sizes, weights, failures, pixels_BHWC.shape))
     pipe.send_bytes(pixels_BHWC.numpy().data.cast("B"))
 
 
@@ -88,12 +89,14 @@ def _received(worker: Worker) -> Made:
         answer = worker.pipe.recv()
         if isinstance(answer, UserError):
             raise answer
-        keys, texts, names, sizes, failures, shape = answer
+        keys, texts, names, sizes, weights, failures, shape = answer
         pixels_BHWC = torch.empty(shape, dtype=torch.uint8)
         worker.pipe.recv_bytes_into(pixels_BHWC.numpy().data.cast("B"))
     except (EOFError, ConnectionError) as error:
         raise RuntimeError(_ended(worker)) from error
-    return Batch(keys, pixels_BHWC.permute(0, 3, 1, 2), texts, valid_B(len(names), failures), names, sizes), failures
+    pixels_BCHW, valid = pixels_BHWC.permute(0, 3, 1, 2), valid_B(len(names), failures)
+    weights_B = None if weights is None else torch.from_numpy(weights)
+    return Batch(keys, pixels_BCHW, texts, valid, names, sizes, weights_B=weights_B), failures
 
 
 def _ended(worker: Worker) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ def update(
 ) -> Tensor:
     """Moves `state` by one update over one global batch and returns whether it was finite (0-dim bool tensor).
 
-    The loss is the sum over valid samples divided by their count in the whole global batch. An update whose
+    The loss is the weighted sum over valid samples divided by their count in the whole global batch. An update whose
     loss or gradient is not finite, or that has no valid sample, leaves weights and moments as they were.
     """
     valid = sum(int(batch.valid_B.sum()) for batch in micro_batches)
@@ -62,12 +63,20 @@ def backward(
     for batch in micro_batches:
         valid_B = batch.valid_B.to(device, non_blocking=True)
         with autocast():
-            terms = loss_fn(net, batch)
+            terms = weighted(loss_fn(net, batch), batch)
         loss = torch.where(valid_B > 0, terms.loss_B, 0.0).sum() / valid
         loss.backward()
         total += loss.detach()
         meter.add_terms(terms, valid_B)
     return total
+
+
+def weighted(terms: LossTerms, batch: Batch) -> LossTerms:
+    """The terms with each sample's loss times its weight; the count that the sum is divided by knows no weights."""
+    if batch.weights_B is None:
+        return terms
+    weights_B = batch.weights_B.to(terms.loss_B.device, non_blocking=True)
+    return replace(terms, loss_B=terms.loss_B * weights_B)
 
 
 def clip(trained: Sequence[nn.Parameter], max_norm: float | None, meter: Meter) -> Tensor:

@@ -50,7 +50,7 @@ PHRASINGS = (
 _HELD_OUT_ID = 1 << 62  # held-out sample ids start here, so that no id belongs to both splits
 
 
-_ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout"}
+_ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout", "loss_weight"}
 
 
 class Settings(SourceSettings):
