@@ -153,7 +153,7 @@ def test_all_problems_come_in_one_message(base):
 extends: base.yaml
 run_nme: x
 run_name: "???"
-training: {duration: 20 stps, learning_rate: 1e-4, mixed_precision: fp16, global_batch_size: yes}
+training: {duration: 20 stps, learning_rate: 1e-4, mixed_precision: fp8, global_batch_size: yes}
 data: {resolution: "64", jitter_px: 9}
 objective: {weighting: {name: minsnr}}
 optimizer: fast
@@ -167,7 +167,7 @@ ema: {enabled: false, decay: 0.9}
     assert "Did you mean run_name?" in found["run_nme"]
     assert "'20k steps'" in found["training.duration"]
     assert "Did you mean optimizer.learning_rate?" in found["training.learning_rate"]
-    assert found["training.mixed_precision"] == "allowed: auto, no, bf16"
+    assert found["training.mixed_precision"] == "allowed: auto, no, bf16, fp16"
     assert found["training.global_batch_size"] == "allowed: a whole number from 1 or null"
     assert found["data.resolution"] == "allowed: 64"
     assert found["data.jitter_px"] == "allowed: a number from 0 to 3"

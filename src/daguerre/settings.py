@@ -67,8 +67,11 @@ class Settings(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_idle(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        dropped = {name for fields, when, _ in self.idle if when(self) for name in fields}
-        return {name: value for name, value in handler(self).items() if name not in dropped}
+        return {name: value for name, value in handler(self).items() if name not in self.idle_fields()}
+
+    def idle_fields(self) -> set[str]:
+        """The fields that others of the group leave without effect."""
+        return {name for fields, when, _ in self.idle if when(self) for name in fields}
 
 
 class Choice(Settings):
@@ -102,7 +105,8 @@ class Choice(Settings):
 
     @model_serializer(mode="wrap")
     def _dump_what_acts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {field: value for field, value in handler(self).items() if self.acts(field)}
+        idle = self.idle_fields()
+        return {name: value for name, value in handler(self).items() if self.acts(name) and name not in idle}
 
 
 _UNITS = {"step": "steps", "steps": "steps", "sample": "samples", "samples": "samples"}

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import re
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from daguerre.settings import ELASTIC, FREE, Choice, Duration, Idle, Settings
+
+_BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_COMPUTES = {"float32": ("auto", "no", "bf16", "fp16"), "bfloat16": ("auto", "bf16"), "float16": ("auto", "fp16")}
+"""What mixed_precision may be with each weights_dtype."""
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of a size such as `59GB` or `40 GiB`; ValueError for what is none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if match is None or match[2] not in _BYTES or not float(match[1]):
+        raise ValueError(f"{text!r} is not a size: write a number and one of {', '.join(_BYTES)}, such as '59GB'")
+    return int(float(match[1]) * _BYTES[match[2]])
 
 
 class TrainingSettings(Settings):
     """Length, batches, precision and guards of a run."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("stochastic_rounding",), lambda own: own.weights_dtype == "float32", "float32 weights are not rounded"),
+    )
 
     duration: Duration = Field(json_schema_extra=FREE)
     """Length of the run: `"20k steps"` (updates), `"1.5M samples"` or `"3 epochs"`. May grow on resume."""
@@ -22,12 +39,50 @@ class TrainingSettings(Settings):
     """Micro-batches whose gradients make one update."""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Global gradient norm above which gradients are scaled down; null for no clipping."""
-    mixed_precision: Literal["auto", "no", "bf16"] = Field("auto")
-    """Compute precision: `no`: float32; `bf16`: autocast over float32 weights; `auto`: bf16 on a GPU, else float32."""
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
+    """What the trained networks compute with: `no`: float32; `bf16`, `fp16` (which scales the loss): autocast over
+    the weights; `auto`: that of weights_dtype, and for float32 weights bf16 on a GPU, float32 on a CPU."""
+    weights_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """How the trained weights are stored. Moments, averages, the arithmetic of an update and frozen networks stay
+    float32."""
+    stochastic_rounding: bool = True
+    """bfloat16, float16 weights: round up or down by chance after an update, so that on average none is too small to
+    count; off: round to the nearest, which loses small updates."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Matrix products of float32: `highest`: float32; `high`: TF32 or alike; `medium`: bfloat16 inside, where the
+    device can. Convolutions are not concerned."""
+    attention: Literal["auto", "math", "flash", "efficient", "cudnn", "fused"] = Field(
+        "auto", json_schema_extra=ELASTIC
+    )
+    """Attention kernel of the trained networks: `auto`: torch chooses by shape; `math`: plain products; `flash`,
+    `efficient`, `cudnn`: this one or an error; `fused`: the best of these for the device and precision."""
+    gradient_checkpointing: bool = Field(False, json_schema_extra=FREE)
+    """Compute activations again in the backward pass rather than keep them: less memory, a fourth to a third more
+    time, the same numbers."""
+    max_device_memory: str | None = Field(None, json_schema_extra=FREE)
+    """Most memory of the GPU that is taken, such as `59GB` (1e9 bytes) or `40GiB` (2^30); null for all of it."""
     device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=ELASTIC)
     """Where the run computes; `auto` takes a GPU if there is one."""
     max_nonfinite_steps: int = Field(5, ge=1, json_schema_extra=FREE)
     """Updates in a row with a non-finite loss or gradient (each is skipped and counted) after which the run stops."""
+
+    @field_validator("max_device_memory")
+    @classmethod
+    def _is_a_size(cls, size: str | None) -> str | None:
+        if size is not None:
+            bytes_of(size)
+        return size
+
+    @model_validator(mode="after")
+    def _computes_in_the_weights_type(self) -> Self:
+        allowed = _COMPUTES[self.weights_dtype]
+        if self.mixed_precision not in allowed:
+            raise ValueError(
+                f"mixed_precision={self.mixed_precision} does not go with weights_dtype={self.weights_dtype}: weights "
+                f"stored in 16 bits are computed with as they are, so it is {' or '.join(allowed)} there; "
+                "weights_dtype=float32 goes with each"
+            )
+        return self
 
 
 class OptimizerSettings(Settings):
@@ -44,7 +99,10 @@ class OptimizerSettings(Settings):
     learning_rate: float = Field(gt=0)
     """Peak learning rate."""
     scale_lr: bool = False
-    """Multiply the learning rate with the global batch size."""
+    """Multiply the learning rates with the global batch size."""
+    learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field({})
+    """Peak learning rates of parameters by patterns of their names, in place of learning_rate: {"text_encoder.*":
+    5e-6}. The schedule acts on all alike. A parameter may match one pattern only."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay, applied to matrices and convolution kernels, not to biases and norms."""
     weight_decay_exclude: list[str] | None = None
@@ -80,6 +138,10 @@ class LRSchedulerSettings(Choice):
 class EMASettings(Choice):
     """Exponential moving average of the trained weights, counted in updates."""
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("path",), lambda own: not own.enabled, "no effect while ema.enabled is false"),
+        Idle(("ramp_steps", "start_steps"), lambda own: own.path is not None, "no warm-up follows on ema.path"),
+    )
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
         "ramp_steps": ("mindone",),
         "every_steps": ("stable_cascade",),
@@ -88,6 +150,9 @@ class EMASettings(Choice):
 
     enabled: bool = True
     """Keep averaged weights; pictures, validation and exports use them."""
+    path: str | None = None
+    """Weights from which the average starts in place of the network's: a run folder, a checkpoint, a folder in
+    diffusers' layout or a .safetensors file. It is then taken for an old one: the decay begins without a warm-up."""
     name: Literal["diffusers", "mindone", "stable_cascade"] = "diffusers"
     """How the decay of update n comes about: diffusers: min(decay, n / (9 + n)); mindone: decay x (1 - exp(-n /
     ramp_steps)); stable_cascade: decay in every so manieth update, a copy of the weights before a start."""

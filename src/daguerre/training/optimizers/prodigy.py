@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from daguerre.errors import UserError
 from daguerre.training.optimizers.groups import Parameters, decay_groups
@@ -37,6 +37,13 @@ class Settings(OptimizerSettings):
     """Correct the moments' bias as Adam does."""
     safeguard_warmup: bool = False
     """Leave the learning rate out of the estimate's divisor; use it with a warm-up."""
+
+    @field_validator("learning_rates")
+    @classmethod
+    def _one_for_all(cls, rates: dict[str, float]) -> dict[str, float]:
+        if rates:
+            raise ValueError("prodigy estimates one learning rate for all parameters: remove it, or use another one")
+        return rates
 
 
 def build(settings: Settings, trained: Parameters) -> list[Part]:
