@@ -19,7 +19,7 @@ MEDIAN_FUNCTION_LINES = 10
 LONGER_FILES: dict[str, int] = {}
 LONGER_FUNCTIONS: dict[str, int] = {}
 
-LEAVES = {"errors", "keys", "plugins", "settings", "types"}
+LEAVES = {"errors", "keys", "plugins", "settings", "types", "user_cache"}
 MAY_IMPORT = {
     # part: the parts of the package that its modules may import, beside itself and the leaves
     "errors": set(),
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "types": set(),
     "settings": set(),
     "plugins": set(),
+    "user_cache": set(),
     "objectives": set(),
     "samplers": {"objectives"},
     "families": {"objectives", "samplers", "checkpoint"},
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "report": {"training", "checkpoint"},
 }
 ABOVE = {"commands", "cli", "__main__", "config", "checks", "layers", "layout", "recipe", "overrides", "aliases"}
-ABOVE |= {"problems", "schema"}
+ABOVE |= {"problems", "schema", "foreign", "alias_names", "alias_values"}
 """May import everything below them; nothing below imports them."""
 
 LATE_IMPORTS = {

@@ -8,7 +8,9 @@ Format: https://github.com/huggingface/safetensors#format.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -35,21 +37,30 @@ _DTYPES = {
 }
 
 
-def encode(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
+@dataclass(frozen=True)
+class Later:
+    """A tensor that is made when it is written, so that a large file needs the memory of one tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+
+def encode(tensors: Mapping[str, Tensor | Later], metadata: Mapping[str, str] | None = None) -> Iterator[Any]:
     """Chunks of bytes that together are a safetensors file; equal tensors give equal bytes.
 
-    Any device, layout in memory and sharing between tensors: each is written as its own contiguous values. ValueError
-    for a dtype that the format lacks.
+    Any device, layout in memory and sharing between tensors: each is written as its own contiguous values. `metadata`
+    goes into the header. ValueError for a dtype that the format lacks.
     """
     # Widest elements first: every tensor then starts at a multiple of its element size.
-    order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    order = sorted(tensors, key=lambda key: (-tensors[key].dtype.itemsize, key))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for key in order:
         tensor, begin = tensors[key], end
         if tensor.dtype not in _DTYPES:
             raise ValueError(f"tensor {key!r} is {tensor.dtype}, which safetensors cannot hold")
-        end = begin + tensor.numel() * tensor.element_size()
+        end = begin + math.prod(tensor.shape) * tensor.dtype.itemsize
         header[key] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -60,7 +71,11 @@ def encode(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
     return chain([len(text).to_bytes(8, "little") + text], (_raw(tensors[key]) for key in order))
 
 
-def _raw(tensor: Tensor) -> Any:
+def _raw(tensor: Tensor | Later) -> Any:
+    if isinstance(tensor, Later):
+        made = tensor.make()
+        assert (made.dtype, tuple(made.shape)) == (tensor.dtype, tensor.shape), "a tensor is what it was said to be"
+        tensor = made
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 

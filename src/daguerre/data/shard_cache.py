@@ -19,6 +19,7 @@ from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 
+from daguerre import user_cache
 from daguerre.data import stores
 from daguerre.data.fetching import digest_of, fetch_into
 from daguerre.data.place import Place
@@ -29,11 +30,7 @@ _LOCKS = 4096
 _OPENINGS = 5
 _SOUND_SECONDS = 600
 
-
-def default_folder() -> Path:
-    """The user's cache folder for Daguerre."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "daguerre"
+default_folder = user_cache.folder
 
 
 @dataclass(frozen=True)

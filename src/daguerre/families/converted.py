@@ -1,0 +1,83 @@
+"""Folders in the user's cache that were made once from other files, found again by what those files hold.
+
+A folder's name is the digest of its sources and the version of the format, so a changed file never meets an old
+folder; it is put in place whole, and processes that want the same one wait for each other. Any of it may be deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from daguerre import user_cache
+from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.checkpoint.export import replaced
+
+VERSION = 1
+"""Raise it when what is made of a file changes."""
+_CHUNK_BYTES = 1 << 24
+
+
+def root() -> Path:
+    """The folder of all of them."""
+    return user_cache.folder() / "models"
+
+
+def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "") -> Path:
+    """The folder that `make` fills from the sources; it is called only if there is none yet.
+
+    `options` is what else decides about the content.
+    """
+    digest = xxhash.xxh3_128(options.encode())
+    for source in sources:
+        digest.update(f"{source.name} {_digest(source)};".encode())
+    folder = root() / f"{digest.hexdigest()}-{VERSION}"
+    if folder.is_dir():
+        return folder
+    with _alone(folder):
+        if not folder.is_dir():
+            with replaced(folder) as fresh:
+                make(fresh)
+    return folder
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keeps other processes from making the same thing; the lock ends with the process."""
+    make_folder(path.parent)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    """xxh3 of a file's bytes, remembered as long as the system says that the file was not touched."""
+    stat = path.stat()
+    mark = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    memory = root() / "seen" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(path.resolve()))}.json"
+    with _alone(memory):
+        if (known := _remembered(memory, mark)) is not None:
+            return known
+        found = xxhash.xxh3_128()
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                found.update(chunk)
+        write_json_atomically(memory, {"mark": mark, "digest": found.hexdigest()})
+        return found.hexdigest()
+
+
+def _remembered(memory: Path, mark: list[int]) -> str | None:
+    try:
+        known = json.loads(memory.read_bytes())
+        return str(known["digest"]) if known["mark"] == mark else None
+    except (OSError, ValueError, KeyError):
+        return None

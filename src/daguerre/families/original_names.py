@@ -1,0 +1,188 @@
+"""Names of the first Stable Diffusion checkpoints (one file, LDM's names) for networks of diffusers and transformers.
+
+One table for both directions: each `Link` is a tensor of the original layout and what it is made of, so an import is
+the inverse of an export and cannot lose a bit. Links follow from a network's own names; nothing is read here.
+Original sources: CompVis/latent-diffusion and Stability-AI/generative-models for UNet and autoencoder, OpenCLIP for the
+text encoders of 2.x and the second one of SDXL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from daguerre.errors import UserError
+
+Form = Literal["same", "convolution", "transposed", "fused"]
+
+
+class Link(NamedTuple):
+    """One tensor of the original layout."""
+
+    original: str
+    names: tuple[str, ...]
+    """Its tensors in diffusers' or transformers' names: one, or query, key and value of a fused projection."""
+    form: Form = "same"
+    """`convolution`: a matrix that the original has as a 1x1 convolution."""
+
+
+_TIME = {
+    "time_embedding.linear_1": "time_embed.0",
+    "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
+    "conv_in": "input_blocks.0.0",
+    "conv_norm_out": "out.0",
+    "conv_out": "out.2",
+}
+_RESNET = {
+    "norm1": "in_layers.0",
+    "conv1": "in_layers.2",
+    "time_emb_proj": "emb_layers.1",
+    "norm2": "out_layers.0",
+    "conv2": "out_layers.3",
+    "conv_shortcut": "skip_connection",
+}
+_MIDDLE = {"resnets.0": "0", "attentions.0": "1", "resnets.1": "2"}
+_BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.(.+)")
+_MIDDLE_BLOCK = re.compile(r"mid_block\.((?:resnets|attentions)\.\d+)\.(.+)")
+
+
+def unet(names: Iterable[str]) -> list[Link]:
+    """Of a UNet2DConditionModel. UserError for parts that the original has no place for."""
+    names = list(names)
+    numbered = _numbered_blocks(names)
+    return [Link(_unet_name(name, numbered), (name,)) for name in names]
+
+
+def _unet_name(name: str, numbered: dict[tuple[str, int, int], str]) -> str:
+    stem, _, last = name.rpartition(".")
+    if stem in _TIME:
+        return f"{_TIME[stem]}.{last}"
+    if match := _MIDDLE_BLOCK.fullmatch(name):
+        if match[1] in _MIDDLE:
+            return f"middle_block.{_MIDDLE[match[1]]}.{_inside(match[1], match[2])}"
+    elif match := _BLOCK.fullmatch(name):
+        side, block, part, layer, inside = match[1], int(match[2]), match[3], int(match[4]), match[5]
+        if part in ("resnets", "attentions") and (side, block, layer) in numbered:
+            return f"{numbered[side, block, layer]}.{int(part == 'attentions')}.{_inside(part, inside)}"
+        if part == "downsamplers" and inside in ("conv.weight", "conv.bias"):
+            return f"{numbered[side, block, -1]}.0.op.{inside.rpartition('.')[2]}"
+        if part == "upsamplers" and inside in ("conv.weight", "conv.bias"):
+            return f"{numbered[side, block, -1]}.{inside}"
+    raise UserError(f"the original layout of Stable Diffusion has no place for {name!r} of the UNet")
+
+
+def _inside(part: str, name: str) -> str:
+    """The name inside a residual block; transformers inside the UNet have the same names in both layouts."""
+    if part.startswith("attentions"):
+        return name
+    stem, _, last = name.rpartition(".")
+    if stem not in _RESNET:
+        raise UserError(f"the original layout of Stable Diffusion has no place for {name!r} in a residual block")
+    return f"{_RESNET[stem]}.{last}"
+
+
+def _numbered_blocks(names: list[str]) -> dict[tuple[str, int, int], str]:
+    """The original numbers every layer through: (down or up, block, layer) to its name; layer -1 is the resampler.
+
+    Going down a resampler is a layer of its own; going up it is the last part of the layer before it.
+    """
+    found = [match for name in names if (match := _BLOCK.fullmatch(name))]
+    layers = sorted({(m[1], int(m[2]), int(m[4])) for m in found if m[3] == "resnets"})
+    resampled = {(m[1], int(m[2])) for m in found if m[3].endswith("samplers")}
+    attended = {(m[1], int(m[2]), int(m[4])) for m in found if m[3] == "attentions"}
+    numbered, count = {}, {"down": 1, "up": 0}
+    for side, block, layer in layers:
+        stem = "input_blocks" if side == "down" else "output_blocks"
+        numbered[side, block, layer] = f"{stem}.{count[side]}"
+        count[side] += 1
+        if (side, block) in resampled and (side, block, layer + 1) not in layers:
+            if side == "down":
+                numbered[side, block, -1] = f"{stem}.{count[side]}"
+                count[side] += 1
+            else:
+                place = 1 + ((side, block, layer) in attended)
+                numbered[side, block, -1] = f"{stem}.{count[side] - 1}.{place}"
+    return numbered
+
+
+_VAE = re.compile(r"(encoder|decoder)\.(down|up)_blocks\.(\d+)\.(?:resnets\.(\d+)|(?:down|up)samplers\.0)\.(.+)")
+_VAE_MIDDLE = re.compile(r"(encoder|decoder)\.mid_block\.(resnets|attentions)\.(\d+)\.(.+)")
+_VAE_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
+_OLD_VAE_ATTENTION = {"query": "q", "key": "k", "value": "v", "proj_attn": "proj_out"}
+_VAE_PLAIN = re.compile(r"(?:(?:encoder|decoder)\.(?:conv_in|conv_out|conv_norm_out)|(?:post_)?quant_conv)\.\w+")
+
+
+def vae(names: Iterable[str]) -> list[Link]:
+    """Of an AutoencoderKL. UserError for parts that the original has no place for."""
+    names = list(names)
+    levels = 1 + max((int(match[3]) for name in names if (match := _VAE.fullmatch(name))), default=-1)
+    return [_vae_link(name, levels) for name in names]
+
+
+def _vae_link(name: str, levels: int) -> Link:
+    if _VAE_PLAIN.fullmatch(name):
+        return Link(name.replace("conv_norm_out", "norm_out"), (name,))
+    if match := _VAE.fullmatch(name):
+        half, way, block, layer, inside = match.groups()
+        level = int(block) if way == "down" else levels - 1 - int(block)
+        part = f"{way}sample" if layer is None else f"block.{layer}"
+        return Link(f"{half}.{way}.{level}.{part}.{inside.replace('conv_shortcut', 'nin_shortcut')}", (name,))
+    if match := _VAE_MIDDLE.fullmatch(name):
+        half, part, number, inside = match.groups()
+        stem, _, last = inside.rpartition(".")
+        if part == "resnets":
+            return Link(f"{half}.mid.block_{int(number) + 1}.{inside}", (name,))
+        if number == "0" and (own := (_VAE_ATTENTION | _OLD_VAE_ATTENTION).get(stem)):
+            form: Form = "convolution" if last == "weight" and own != "norm" else "same"
+            return Link(f"{half}.mid.attn_1.{own}.{last}", (name,), form)
+    raise UserError(f"the original layout of Stable Diffusion has no place for {name!r} of the autoencoder")
+
+
+def clip(names: Iterable[str]) -> list[Link]:
+    """Of a CLIPTextModel with OpenAI's names, as 1.x and the first encoder of SDXL have it."""
+    return [Link(with_wrapper(name), (name,)) for name in names if not name.endswith("position_ids")]
+
+
+_OPEN_CLIP = {
+    "text_model.embeddings.token_embedding.weight": "token_embedding.weight",
+    "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.final_layer_norm.weight": "ln_final.weight",
+    "text_model.final_layer_norm.bias": "ln_final.bias",
+}
+_LAYER = re.compile(r"text_model\.encoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_IN_LAYER = {
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "self_attn.out_proj": "attn.out_proj",
+}
+_FUSED = ("q_proj", "k_proj", "v_proj")
+
+
+def open_clip(names: Iterable[str]) -> list[Link]:
+    """Of a CLIPTextModel or CLIPTextModelWithProjection with OpenCLIP's names, as 2.x and SDXL's second have it."""
+    return [link for name in names if not name.endswith("position_ids") for link in _open_clip_links(name)]
+
+
+def _open_clip_links(name: str) -> Iterator[Link]:
+    wrapped = with_wrapper(name)
+    if wrapped == "text_projection.weight":
+        yield Link("text_projection", (name,), "transposed")
+    elif wrapped in _OPEN_CLIP:
+        yield Link(_OPEN_CLIP[wrapped], (name,))
+    elif (match := _LAYER.fullmatch(wrapped)) and match[2] in _IN_LAYER:
+        yield Link(f"transformer.resblocks.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}", (name,))
+    elif match and match[2] == "self_attn.q_proj":
+        three = tuple(name.replace("q_proj", part) for part in _FUSED)
+        yield Link(f"transformer.resblocks.{match[1]}.attn.in_proj_{match[3]}", three, "fused")
+    elif not (match and match[2] in ("self_attn.k_proj", "self_attn.v_proj")):
+        raise UserError(f"OpenCLIP's layout has no place for {name!r} of the text encoder")
+
+
+def with_wrapper(name: str) -> str:
+    """A text encoder's name as the hub's files have it; since transformers 5.6 CLIPTextModel leaves `text_model.` out."""
+    return name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}"
