@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from daguerre import keys as keyed
 from daguerre import plugins
 from daguerre.families import sd, vae
+from daguerre.families.components import Components
 from daguerre.families.settings import LatentSettings
 from daguerre.families.vae import VAE
 from daguerre.samplers.settings import SamplingSettings
@@ -27,7 +28,8 @@ KEYS = np.array([[1, 0, 0], [2, 0, 0]], dtype=np.int64)
 
 
 def load(folder: Path, **values: object) -> VAE:
-    return vae.load(folder / "vae", LatentSettings(family="sd", **values))
+    place = str(folder / "vae")
+    return vae.load(Components(sd.Settings(pretrained_model_name_or_path="quickstart", vae=place, **values), 0))
 
 
 def pixels() -> torch.Tensor:

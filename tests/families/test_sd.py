@@ -16,7 +16,7 @@ from tiny_models import MAX_TOKENS, TEXT_WIDTH, TINY_UNET
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from daguerre import keys as keyed
-from daguerre.families import pretrained, sd
+from daguerre.families import places, sd
 from daguerre.types import Batch
 
 CAPTIONS = ["a red circle", "", "blue"]
@@ -74,7 +74,7 @@ def test_text_is_the_last_hidden_state_of_all_tokens(family, tiny_sd):
     _, cond = family.encode(batch(family, [0, 1, 2], CAPTIONS))
     assert cond["text"].shape == (3, MAX_TOKENS, TEXT_WIDTH)
     assert same(cond["text"], expected)
-    assert torch.equal(cond["text"], family.encode_prompts(CAPTIONS)["text"])
+    assert torch.equal(cond["text"], family.encode_prompts(CAPTIONS, (3, 16, 16))["text"])
 
 
 def test_a_sample_depends_on_its_own_row_alone(family):
@@ -157,7 +157,7 @@ def test_what_the_other_networks_decide_is_taken_from_them(tiny_sd):
         ({"in_channels": 9}, "in_channels is 9, but must be 4"),
         ({"out_channels": 8}, "out_channels is 8, but must be 4"),
         ({"block_out_chanels": [32]}, "did you mean block_out_channels"),
-        ({"block_out_channels": [32, 64, 96]}, "cannot build"),
+        ({"block_out_channels": [32, 64, 96]}, "cannot be built"),
         ({"norm_num_groups": 32}, "remove the time embedding"),
         ({"num_class_embeds": 10}, "gives the UNet text only"),
     ],
@@ -172,7 +172,7 @@ def test_long_captions_are_cut_and_told(tiny_sd):
     long, cut = "x" * 60, "x" * 22
     assert family.cut([cut, "short", long, "x" * 23]) == {2: "cut to 24 tokens", 3: "cut to 24 tokens"}
     assert family.cut(["", cut]) == {}
-    assert torch.equal(family.encode_prompts([long])["text"][:, :22], family.encode_prompts([cut])["text"][:, :22])
+    assert torch.equal(family.encode_prompts([long], (3, 16, 16))["text"][:, :22], family.encode_prompts([cut], (3, 16, 16))["text"][:, :22])
 
 
 def test_pixels_must_fit_the_autoencoder(family):
@@ -185,22 +185,22 @@ def test_files_are_a_whole_tokenizer(family, tmp_path):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(content)
     tokenizer = CLIPTokenizer.from_pretrained(tmp_path / "tokenizer")
-    assert tokenizer(CAPTIONS).input_ids == family.text.tokenizer(CAPTIONS).input_ids
+    assert tokenizer(CAPTIONS).input_ids == family.texts.readers[0].tokenizer(CAPTIONS).input_ids
     assert tokenizer.model_max_length == MAX_TOKENS
 
 
 def test_a_missing_place_says_what_was_looked_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(pretrained.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(pretrained.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match=r"no folder 'nowhere'.*diffusers' layout"):
         load(Path("nowhere"))
-    with pytest.raises(ValueError, match=r"owner/model.*hf download owner/model"):
+    with pytest.raises(ValueError, match=r"owner/model.*daguerre fetch owner/model"):
         load(Path("owner/model"))
 
 
 def test_a_hub_id_is_read_from_the_local_cache(tiny_sd, monkeypatch, tmp_path):
-    monkeypatch.setattr(pretrained.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(pretrained.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     model, commit = tmp_path / "models--owner--model", "0" * 40
     shutil.copytree(tiny_sd, model / "snapshots" / commit)
     (model / "refs").mkdir()

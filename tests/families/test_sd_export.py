@@ -87,7 +87,8 @@ def opened(folder: Path) -> StableDiffusionPipeline:
 
 
 def our_pictures(family: sd.StableDiffusion, objective: Diffusion, sampling: SamplingSettings) -> np.ndarray:
-    cond, null = family.encode_prompts(PROMPTS), family.encode_prompts([sampling.negative_prompt] * len(PROMPTS))
+    cond = family.encode_prompts(PROMPTS, (3, 16, 16))
+    null = family.encode_prompts([sampling.negative_prompt] * len(PROMPTS), (3, 16, 16))
     return family.decode(draw(objective, family.net, cond, null, SHAPE, SEEDS, sampling)).astype(int)
 
 

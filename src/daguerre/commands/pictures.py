@@ -39,8 +39,11 @@ def draw_pictures(
     for first in range(0, len(prompts), sampling.batch_size):
         part = slice(first, first + sampling.batch_size)
         count = len(prompts[part])
-        cond = family.encode_prompts(prompts[part])
-        null = family.encode_prompts([sampling.negative_prompt] * count) if sampling.guidance_scale > 1 else None
+        guided = sampling.guidance_scale > 1
+        texts = [*prompts[part], *[sampling.negative_prompt] * count * guided]
+        both = family.encode_prompts(texts, (3, resolution, resolution))
+        cond = {name: rows[:count] for name, rows in both.items()}
+        null = {name: rows[count:] for name, rows in both.items()} if guided else None
         with parts.autocast():
             x0 = draw(objective, parts.net, cond, null, shape, seeds[part], sampling, parts.device)
         yield from family.decode(x0)

@@ -104,6 +104,9 @@ class AutoencoderFamily(Family):
             vae.save_pretrained(fresh / "vae", safe_serialization=True)
         return []
 
+    def remarks(self, objective: Objective) -> list[str]:
+        return []
+
     def files(self) -> dict[str, bytes]:
         return {}
 

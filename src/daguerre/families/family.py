@@ -6,9 +6,9 @@ A file is a family when it defines `Settings` (a `FamilySettings` whose `family`
 
     def load(settings: Settings, seed: int) -> Family
 
-which builds the networks on the CPU in float32. It may only read the place that the settings name (a shipped folder, a
-local one, a hub id) and says what it looked for if that is not there (UserError). Random weights are drawn from `seed`
-alone, and the caller's random state is left as it was.
+which builds the networks on the CPU in float32, or, under `torch.device("meta")`, without memory and weights. It may
+only read the place that the settings name (a shipped folder, a local one, a hub id) and says what it looked for if that
+is not there (UserError). Random weights are drawn from `seed` alone, and the caller's random state is left as it was.
 
 Everything meets in one line of the train command, and the loop sees nothing but it:
 
@@ -77,6 +77,10 @@ class Family(ABC):
         """
 
     @abstractmethod
+    def remarks(self, objective: Objective) -> list[str]:
+        """What a person should know before this objective is trained from these weights, a line each."""
+
+    @abstractmethod
     def files(self) -> dict[str, bytes]:
         """Files without which the weights are worth nothing (a tokenizer's), by relative path, for checkpoints."""
 
@@ -89,8 +93,9 @@ class TextToImage(Family):
     """A family that draws pictures from prompts."""
 
     @abstractmethod
-    def encode_prompts(self, prompts: Sequence[str]) -> Cond:
-        """Conditioning of prompts, one row each, on the family's device; equal to what `encode` makes of captions."""
+    def encode_prompts(self, prompts: Sequence[str], pixel_shape: tuple[int, ...]) -> Cond:
+        """Conditioning of prompts for pictures (3, H, W), one row each, on the family's device; equal to what `encode`
+        makes of captions. Prompts that are to be drawn together are given together: all rows have one shape."""
 
     @abstractmethod
     def decode(self, x0_BCHW: Tensor) -> np.ndarray:

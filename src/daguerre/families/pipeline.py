@@ -1,44 +1,110 @@
-"""What turns a folder of networks into a diffusers pipeline: the index, the scheduler's config, a page for people.
+"""What turns the networks of a run into a diffusers pipeline: the index, the scheduler's config, a page for people.
 
-Writes text files only; the networks save themselves, and the folder is put in place by checkpoint/export.py.
+The networks save themselves, in the names that every version of their libraries reads; the folder is put in place by
+checkpoint/export.py.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+from torch import nn
+
+from daguerre.checkpoint.export import replaced
+from daguerre.errors import UserError
+from daguerre.families import scheduler
 from daguerre.families.scheduler import Scheduler
 from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
 
+_TEXT_PREFIX = "text_model."
 
-def write_index(folder: Path, class_name: str, components: dict[str, Any], plan: Scheduler) -> None:
+
+def export(
+    folder: Path,
+    class_name: str,
+    networks: Mapping[str, nn.Module],
+    files: Mapping[str, bytes],
+    more: Mapping[str, Any],
+    objective: Objective,
+    sampling: SamplingSettings,
+    notices: Sequence[str] = (),
+) -> list[str]:
+    """A folder that stock diffusers opens offline as a pipeline of this class, in place of `folder`.
+
+    `files` are the tokenizers', by relative path, `more` further entries of model_index.json. Returns what a person
+    must be told: `notices`, and where the scheduler cannot draw what the run draws.
+    """
+    if not isinstance(objective, Diffusion):
+        raise UserError(f"the objective {objective!r} is no diffusion: there is nothing to export")
+    plan = scheduler.choose(objective, sampling)
+    said = [*notices, *plan.notices]
+    with replaced(folder) as fresh:
+        for name, network in networks.items():
+            save(network, fresh / name)
+        for path, content in files.items():
+            (fresh / path).parent.mkdir(exist_ok=True)
+            (fresh / path).write_bytes(content)
+        index = {
+            name: [type(network).__module__.split(".")[0], type(network).__name__] for name, network in networks.items()
+        }
+        index |= {path.split("/")[0]: ["transformers", _tokenizer_class(networks, path)] for path in files}
+        _write_index(fresh, class_name, index | dict(more), plan)
+        _write_card(fresh, class_name, objective, sampling, plan.class_name, said)
+    return said
+
+
+def save(network: Any, folder: Path) -> None:
+    """Config and weights of one network. A text encoder's names are those that transformers 4 reads as well as 5."""
+    network.save_pretrained(folder, safe_serialization=True)
+    if type(network).__name__ != "CLIPTextModel":
+        return
+    tensors = network.state_dict()
+    named = {name if name.startswith(_TEXT_PREFIX) else _TEXT_PREFIX + name: value for name, value in tensors.items()}
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in named.items()}
+    save_file(contiguous, folder / "model.safetensors", {"format": "pt"})
+
+
+def _tokenizer_class(networks: Mapping[str, nn.Module], path: str) -> str:
+    encoder = networks[path.split("/")[0].replace("tokenizer", "text_encoder")]
+    return "T5Tokenizer" if type(encoder).__name__.startswith("T5") else "CLIPTokenizer"
+
+
+def _write_index(folder: Path, class_name: str, components: Mapping[str, Any], plan: Scheduler) -> None:
     """model_index.json (library and class of each component) and the scheduler's config."""
     made_with = {"_diffusers_version": version("diffusers")}
-    index = {"_class_name": class_name} | made_with | components | {"scheduler": ["diffusers", plan.class_name]}
+    index = {"_class_name": class_name, **made_with, **components, "scheduler": ["diffusers", plan.class_name]}
     _write_json(folder / "model_index.json", index)
     (folder / "scheduler").mkdir()
     config = {"_class_name": plan.class_name} | made_with | plan.config
     _write_json(folder / "scheduler" / "scheduler_config.json", config)
 
 
-def write_card(
-    folder: Path, class_name: str, objective: Diffusion, sampling: SamplingSettings, plan: Scheduler
+def _write_card(
+    folder: Path,
+    class_name: str,
+    objective: Diffusion,
+    sampling: SamplingSettings,
+    scheduler_class: str,
+    notices: Sequence[str],
 ) -> None:
     """README.md: how to draw with this pipeline what the run draws, and where that is not possible."""
     call = f"num_inference_steps={sampling.num_inference_steps}, guidance_scale={sampling.guidance_scale}"
     for name in ("guidance_rescale", "negative_prompt", "eta"):
         if value := getattr(sampling, name):
             call += f", {name}={value!r}"
-    differs = "".join(f"* {notice}\n" for notice in plan.notices) or "* by less than 2/255 a pixel, in float32\n"
+    differs = "".join(f"* {notice}\n" for notice in notices) or "* by less than 2/255 a pixel, in float32\n"
     (folder / "README.md").write_text(
         _CARD.format(
             class_name=class_name,
             call=call,
-            scheduler=plan.class_name,
+            scheduler=scheduler_class,
             objective=objective.settings.name,
             schedule=objective.settings.schedule.name,
             sampler=sampling.sampler,

@@ -15,7 +15,8 @@ import torch
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.settings import SamplingSettings
 
-_PREDICTIONS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction", "flow": "flow_prediction"}
+PREDICTIONS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction", "flow": "flow_prediction"}
+"""diffusers' names of what an objective predicts."""
 _COSINE_STEPS = 1000
 
 
@@ -107,7 +108,7 @@ def _dpm_solver(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
 
 def _common(objective: Diffusion, sampling: SamplingSettings) -> dict[str, Any]:
     return {
-        "prediction_type": _PREDICTIONS[objective.settings.name],
+        "prediction_type": PREDICTIONS[objective.settings.name],
         "timestep_spacing": sampling.timestep_spacing,
         "steps_offset": 1,  # Stable Diffusion's, in leading spacing; the pipeline warns of anything else
     }

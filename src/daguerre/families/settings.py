@@ -1,12 +1,17 @@
-"""Settings that every family shares. No torch here."""
+"""Settings that families share. No torch here."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from daguerre.settings import Settings
+from daguerre.settings import FREE, Idle, Settings
+
+BASE = "base"
+"""A component of `pretrained_model_name_or_path`."""
+Component = str | dict[str, Any] | None
+"""Where a network comes from: `base`, another place, the numbers of its config, or null: the base's numbers."""
 
 
 class FamilySettings(Settings):
@@ -41,4 +46,64 @@ class LatentSettings(FamilySettings):
             )
         if std is not None and not all(number > 0 for number in std):
             raise ValueError(f"latents_std is {std}: every number must be above 0")
+        return self
+
+
+class PretrainedSettings(LatentSettings):
+    """What families share whose networks are those of a diffusers pipeline: a UNet, an autoencoder, text encoders.
+
+    A component is `base` (it comes from pretrained_model_name_or_path), another place (a pipeline's folder, the
+    component's own folder, a hub id, a .safetensors file, OWNER/NAME/FILE.safetensors of the hub), the numbers of its
+    config (random weights drawn from the run's seed), or null (random weights, with the base's own numbers).
+    """
+
+    pretrained_model_name_or_path: str
+    """The base: `quickstart` (shipped), a folder in diffusers' layout, a hub id such as
+    `stabilityai/stable-diffusion-2-base`, which is read from the local cache first, or a single-file checkpoint."""
+    revision: str | None = None
+    """Branch, tag or commit of the base on the hub. null: its main branch."""
+    variant: str | None = None
+    """Weights of the base in another form, such as `fp16`: files named diffusion_pytorch_model.fp16.safetensors."""
+    pickled_weights: bool = False
+    """Also take old pickled files (.bin, .ckpt), which are read as tensors alone and converted once."""
+    unet: Component = BASE
+    """The UNet. Of given numbers, channels, cross_attention_dim and sample_size follow from the other networks; what
+    else is not given takes diffusers' defaults."""
+    vae: Component = BASE
+    """The autoencoder, frozen, in float32."""
+    text_encoder: Component = BASE
+    """The text encoder: CLIP's or T5's."""
+    tokenizer: str = BASE
+    """The tokenizer that belongs to it."""
+    scheduler: str | None = Field(BASE, json_schema_extra=FREE)
+    """Place of the scheduler's config that the pretrained UNet was trained with: where the objective differs from it,
+    a line says so. null: no comparison."""
+    train_unet: bool = True
+    """Train the UNet."""
+    train_text_encoder: bool = False
+    """Train the text encoder with it."""
+    text_encoder_layer: int | None = Field(None, le=-1)
+    """Which hidden state is read: -1 the last, -2 the one before. null: the family's own."""
+    text_encoder_final_norm: bool | None = None
+    """Whether the encoder's last norm is applied to that hidden state. null: the family's own."""
+    long_prompts: bool = False
+    """Read prompts of any length in windows of 75 tokens, each with its own start and end; off: cut them, counted."""
+
+    trainable: ClassVar[tuple[str, ...]] = ("train_unet", "train_text_encoder")
+    components: ClassVar[tuple[str, ...]] = ("unet", "vae", "text_encoder")
+    """Fields that are networks."""
+    tokenizers: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    """Fields that are tokenizers."""
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("revision", "variant"),
+            lambda own: own.pretrained_model_name_or_path.endswith((".safetensors", ".ckpt")),
+            "a single file has none",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> Self:
+        if not any(getattr(self, name) for name in self.trainable):
+            raise ValueError(f"nothing is trained: set one of {', '.join(self.trainable)} to true")
         return self

@@ -1,7 +1,7 @@
 """A CLIP text encoder in training, beside an image encoder that is thrown away: for latent families to use frozen.
 
 The text encoder and its tokenizer are transformers' own; the tokenizer's vocabulary is learnt in bpe.py. The loss is
-objectives/contrastive.py, a frozen encoder in use is clip_text.py.
+objectives/contrastive.py, an encoder in use is text_encoder.py.
 
 Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """
@@ -27,9 +27,9 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.families import bpe, pretrained
-from daguerre.families.clip_text import cut
 from daguerre.families.family import Family
 from daguerre.families.settings import FamilySettings
+from daguerre.families.text_encoder import cut
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch, Cond
@@ -123,6 +123,9 @@ class TextImageFamily(Family):
             (fresh / "tokenizer").mkdir()
             for path, content in self.files().items():
                 (fresh / path).write_bytes(content)
+        return []
+
+    def remarks(self, objective: Objective) -> list[str]:
         return []
 
     def files(self) -> dict[str, bytes]:

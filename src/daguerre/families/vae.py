@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,7 @@ from torch import Tensor, nn
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
-from daguerre.families import pretrained
-from daguerre.families.settings import LatentSettings
-
-FILES = ["config.json", "diffusion_pytorch_model.safetensors"]
+from daguerre.families.components import Components
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,20 +88,22 @@ class VAE:
         return levels_BCHW.permute(0, 2, 3, 1).contiguous().cpu().numpy()
 
 
-def load(folder: Path, settings: LatentSettings) -> VAE:
-    """The autoencoder in `folder`, with the scaling that `settings` give in place of its own."""
-    net = pretrained.load_frozen(AutoencoderKL, folder).to(memory_format=torch.channels_last)
+def load(components: Components) -> VAE:
+    """The autoencoder of these components, frozen, with the scaling that the settings give in place of its own."""
+    settings = components.settings
+    net = components.network("vae", AutoencoderKL).eval().requires_grad_(False)
+    net = net.to(memory_format=torch.channels_last)
     if net.config.shift_factor is not None:
         raise UserError(
-            f"{folder} has a shift_factor, which Stable Diffusion's pipelines do not apply: use another one"
+            "model.vae has a shift_factor, which Stable Diffusion's pipelines do not apply: use another one"
         )
     given = {name: getattr(settings, name) for name in ("scaling_factor", "latents_mean", "latents_std")}
     net.register_to_config(**{name: value for name, value in given.items() if value is not None})
-    _take_statistics(net, folder)
+    _take_statistics(net)
     return VAE(net, settings.sample_posterior)
 
 
-def _take_statistics(net: Any, folder: Path) -> None:
+def _take_statistics(net: Any) -> None:
     """Put the statistics of the config into buffers, which move with the network. UserError if they do not fit."""
     lists = {name: net.config[f"latents_{name}"] for name in ("mean", "std")}
     if all(numbers is None for numbers in lists.values()):
@@ -115,7 +113,7 @@ def _take_statistics(net: Any, folder: Path) -> None:
             got = "none" if numbers is None else len(numbers)
             raise UserError(
                 f"latents_{name} must have one number for each of the {net.config.latent_channels} latent channels of "
-                f"{folder}, got {got}: set model.latents_mean and model.latents_std"
+                f"the autoencoder, got {got}: set model.latents_mean and model.latents_std"
             )
         net.register_buffer(f"channel_{name}", torch.tensor(numbers).reshape(-1, 1, 1), persistent=False)
 

@@ -1,0 +1,169 @@
+"""The components of a pretrained model, each from where the settings say: the base, another place, or numbers.
+
+Knows the fields of `PretrainedSettings` and the two ways of reading a network (pretrained.py); which classes there are
+and whether they fit together is the families' affair.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import safe_open
+
+from daguerre.errors import UserError
+from daguerre.families import places, pretrained, single_file
+from daguerre.families.places import Options
+from daguerre.families.settings import BASE, PretrainedSettings
+
+
+class Wanted(NamedTuple):
+    """Files of a place that a model is made of."""
+
+    place: str
+    needed: places.Needed
+    options: Options
+
+
+class Components:
+    """Opens the components of one model. All files of the base are asked for at once."""
+
+    def __init__(self, settings: PretrainedSettings, seed: int) -> None:
+        self.settings, self.seed = settings, seed
+        s = settings
+        self.options = Options(s.revision, s.variant, s.pickled_weights)
+        self.elsewhere = Options(pickled=s.pickled_weights)
+        """Revision and variant are the base's; other places have their own."""
+
+    def of_base(self) -> places.Needed:
+        """What is needed of the base."""
+        found: dict[str, places.Files] = {}
+        for name in self.settings.components:
+            value = getattr(self.settings, name)
+            weights = value == BASE and not places.without_weights()
+            if value == BASE or value is None or _is_file(value):
+                found[name] = places.network(name, self.options) if weights else places.CONFIG
+        if not places.without_weights():
+            named = {name: getattr(self.settings, name) for name in self.settings.tokenizers}
+            found |= {name: places.TOKENIZER for name, value in named.items() if value == BASE}
+        return found
+
+    @cached_property
+    def base(self) -> Path:
+        """The folder of the base."""
+        return places.locate(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)
+
+    def folder(self, name: str, needed: places.Files) -> Path:
+        """The folder of a component that is taken from the base or from another place."""
+        value = getattr(self.settings, name)
+        if value == BASE:
+            return self.base / name
+        root = places.locate(value, {"": _at_either(name, needed)}, self.elsewhere)
+        return root / name if (root / name / needed[0][0]).is_file() else root
+
+    def config(self, name: str) -> dict[str, Any]:
+        """config.json of a component: the one of its place, or of the base where it has only numbers."""
+        value = getattr(self.settings, name)
+        at_base = value is None or isinstance(value, dict) or _is_file(value)
+        folder = self.base / name if at_base else self.folder(name, self._needed(name))
+        path = folder / "config.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+
+    def network(self, name: str, kind: Any, decided: Mapping[str, Any] | None = None) -> Any:
+        """The network `name`, of class `kind`, in float32 on the CPU.
+
+        `decided` are numbers that other networks decide; a network of given numbers takes them unless it says else.
+        """
+        value = getattr(self.settings, name)
+        if isinstance(value, dict):
+            return self._random(name, kind, dict(decided or {}) | value)
+        if value is None:
+            return self._random(name, kind, pretrained.config(kind, self.base / name))
+        variant = self.settings.variant if value == BASE else None
+        if not _is_file(value):
+            return pretrained.load(kind, self.folder(name, self._needed(name)), variant)
+        if places.without_weights():
+            return pretrained.load(kind, self.base / name)
+        path = places.file(value, self.elsewhere)
+        if _is_checkpoint(path):
+            return pretrained.load(kind, single_file.folder(path, self.elsewhere.pickled) / name)
+        net = self._random(name, kind, pretrained.config(kind, self.base / name))
+        pretrained.fill(net, path)
+        return net
+
+    def is_random(self, name: str) -> bool:
+        """Whether a network starts from random weights."""
+        value = getattr(self.settings, name)
+        return value is None or isinstance(value, dict)
+
+    def scheduler(self) -> dict[str, Any] | None:
+        """The scheduler's config that the base came with; None where there is none, or none is wanted."""
+        value = self.settings.scheduler
+        if value is None:
+            return None
+        folder = self.base if value == BASE else places.locate(value, {}, self.elsewhere)
+        for path in (folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"):
+            if path.is_file():
+                return json.loads(path.read_text(encoding="utf-8"))
+        if value == BASE:
+            return None
+        raise UserError(f"model.scheduler: {value} has no scheduler_config.json")
+
+    def wanted(self) -> list[Wanted]:
+        """All files that the model is made of, by place: what `train` would read."""
+        found = [Wanted(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)]
+        for name in self.settings.components:
+            value = getattr(self.settings, name)
+            if isinstance(value, str) and value != BASE:
+                needed = places.CONFIG if _is_file(value) else self._needed(name)
+                found.append(Wanted(value, {"": _at_either(name, needed)}, self.elsewhere))
+        for name in self.settings.tokenizers:
+            if (value := getattr(self.settings, name)) != BASE:
+                found.append(Wanted(value, {"": _at_either(name, places.TOKENIZER)}, self.elsewhere))
+        return found
+
+    def _needed(self, name: str) -> places.Files:
+        return places.CONFIG if places.without_weights() else places.network(name, self.elsewhere)
+
+    def _random(self, name: str, kind: Any, numbers: dict[str, Any]) -> Any:
+        """A network of these numbers with weights from the seed."""
+        if kind.__module__.startswith("diffusers"):
+            _refuse_unknown(name, kind, numbers)
+        try:
+            return pretrained.seeded(lambda: pretrained.build(kind, numbers), self.seed)
+        except (StrictDataclassError, ValueError, TypeError, IndexError) as error:
+            raise UserError(f"model.{name}: a {kind.__name__} of these numbers cannot be built: {error}") from error
+
+
+def _at_either(name: str, needed: places.Files) -> places.Files:
+    """The files of a component in a pipeline's subfolder, or at the root of a place that is the component itself."""
+    return tuple(tuple(file for file in names for file in (f"{name}/{file}", file)) for names in needed)
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith(places.SINGLE_FILES) and not Path(value).is_dir()
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a file holds a whole model in the original layout; if not, it is one network's state."""
+    if path.suffix != ".safetensors":
+        return True
+    with safe_open(path, "pt") as file:
+        return any(name.startswith(("model.diffusion_model.", "first_stage_model.")) for name in file.keys())  # noqa: SIM118
+
+
+def _refuse_unknown(name: str, kind: Any, numbers: Mapping[str, Any]) -> None:
+    allowed = set(inspect.signature(kind.__init__).parameters) - {"self"}
+    if unknown := sorted(set(numbers) - allowed):
+        near = {key: difflib.get_close_matches(key, allowed, n=1) for key in unknown}
+        named = ", ".join(f"{key} (did you mean {near[key][0]}?)" if near[key] else key for key in unknown)
+        raise UserError(f"model.{name}: {kind.__name__} has no {named}; it takes: {', '.join(sorted(allowed))}")

@@ -1,0 +1,55 @@
+"""What a person should know before training an objective from pretrained weights: where the two do not agree.
+
+The pretrained side is the scheduler's config that the weights came with. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daguerre.families.components import Components
+from daguerre.families.scheduler import PREDICTIONS
+from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.objective import Objective
+
+
+def remarks(components: Components, objective: Objective) -> list[str]:
+    """One line for each thing that the weights were trained otherwise, or that starts from random weights frozen."""
+    said = [
+        f"model.{name} has random weights and is not trained: this only makes sense in a test"
+        for name in components.settings.components
+        if components.is_random(name) and not getattr(components.settings, f"train_{name}", False)
+    ]
+    if components.is_random("unet") or not isinstance(objective, Diffusion):
+        return said
+    config = components.scheduler()
+    return said + ([] if config is None else _differences(config, objective))
+
+
+def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
+    settings = objective.settings
+    was, now = config.get("prediction_type", "epsilon"), PREDICTIONS.get(settings.name)
+    if settings.schedule.name == "edm":
+        return [] if "EDM" in config.get("_class_name", "") else [_TOLD_OTHERWISE]
+    said = []
+    if was != now:
+        ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
+        said.append(
+            f"the pretrained UNet predicts {was} (objective.name={ours}), this recipe trains {settings.name}: it has "
+            "to learn anew what its output means"
+        )
+    if settings.schedule.name != "scaled_linear":
+        return [*said, f"the pretrained UNet knows the noise levels of a beta schedule, not {settings.schedule.name}"]
+    for theirs, name in (("beta_start", "beta_start"), ("beta_end", "beta_end"), ("num_train_timesteps",) * 2):
+        if theirs in config and config[theirs] != getattr(settings.schedule, name):
+            ours = getattr(settings.schedule, name)
+            said.append(f"the pretrained UNet was trained with {theirs} {config[theirs]}, this recipe has {ours}")
+    if bool(config.get("rescale_betas_zero_snr")) and not settings.schedule.zero_terminal_snr:
+        said.append("the pretrained UNet was trained with zero terminal SNR: set objective.schedule.zero_terminal_snr")
+    return said
+
+
+_TOLD_OTHERWISE = (
+    "the pretrained UNet is told timesteps from 0 to 999, EDM tells it ln(sigma)/4: it has to learn anew what noise "
+    "level it is shown"
+)
