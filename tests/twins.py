@@ -1,0 +1,149 @@
+"""Tiny twins of the shipped recipes: a recipe as it stands, with networks and data that a CPU trains in seconds.
+
+No recipe is named here. What a twin needs follows from what its recipe says: a pretrained place on the hub becomes a
+tiny pipeline of the same kind, a component from elsewhere a file of tiny weights, a data set a local one that the same
+source reads. Objective, optimizer, averages, filters, captions and sampler stay the recipe's own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from shards import write as write_tar
+from tiny_models import write_sd, write_sdxl
+
+from daguerre import recipe
+from daguerre.families import architectures
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "sd1": lambda folder: write_sd(folder, version=1),
+    "sd2_base": lambda folder: write_sd(folder, version=2, prediction_type="epsilon"),
+    "sd21": lambda folder: write_sd(folder, version=2),
+    "sdxl": write_sdxl,
+}
+"""Tiny pipelines by the architecture that they stand for."""
+PICTURES = 8
+RESOLUTION_PX = 16
+SHORT = {
+    "training.duration": "2 steps",
+    "training.global_batch_size": 2,
+    "training.per_device_batch_size": 2,
+    "lr_scheduler.warmup": "1 step",
+    "loader.num_workers": 0,
+    "checkpoint.every": "1 step",
+    "logging.every": "1 step",
+    "logging.tensorboard": "false",
+}
+"""A run of two updates, saved after each."""
+
+
+def tree(name: str) -> recipe.Tree:
+    """What a recipe and those that it extends say."""
+    merged: recipe.Tree = {}
+    for layer in recipe.layers(name):
+        merged = recipe.merge(merged, layer.tree)
+    return merged
+
+
+def base(name: str) -> str | None:
+    """The place on the hub that a recipe starts from; None for recipes whose networks are small themselves."""
+    place = tree(name)["model"].get("pretrained_model_name_or_path", "")
+    return place if "/" in place else None
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Makes what twins need in a folder, each thing once."""
+
+    folder: Path
+
+    def overrides(self, name: str) -> list[str]:
+        """What turns a recipe into its twin, as arguments of `daguerre train`."""
+        said = tree(name)
+        changes = SHORT | self._pictures(said)
+        if base(name) is not None:
+            changes |= self._model(said["model"]) | self._data(said["data"])
+        return [f"{path}={value}" for path, value in changes.items()]
+
+    def pipeline(self, kind: str) -> Path:
+        """A tiny pipeline of an architecture."""
+        path = self.folder / kind
+        return path if path.exists() else KINDS[kind](path)
+
+    def _pictures(self, said: recipe.Tree) -> dict[str, Any]:
+        """Few pictures and little validation, where the recipe has them at all."""
+        changes: dict[str, Any] = {}
+        if said.get("sampling", {}).get("num_images", 8):
+            changes |= {"sampling.num_images": 1, "sampling.num_inference_steps": 2}
+        if said.get("validation", {}).get("every", ""):
+            changes |= {"validation.every": "2 steps", "validation.num_samples": 2}
+        return changes | ({"data.checked_prompts": 2} if said["data"]["source"] == "shapes" else {})
+
+    def _model(self, model: recipe.Tree) -> dict[str, Any]:
+        found = architectures.find(model["pretrained_model_name_or_path"])
+        assert found is not None, "the numbers of a recipe's base ship with the package: architectures/"
+        changes: dict[str, Any] = {"model.pretrained_model_name_or_path": self.pipeline(found.name)}
+        for component, place in model.items():
+            if component not in ("family", "pretrained_model_name_or_path") and "/" in str(place):
+                assert place.endswith(".safetensors"), f"model.{component}: teach tests/twins.py this kind of place"
+                changes[f"model.{component}"] = self._weights(found.name, component, Path(place).name)
+        return changes
+
+    def _weights(self, kind: str, component: str, name: str) -> Path:
+        """One component's weights in a file: those of the tiny pipeline, changed a little."""
+        path = self.folder / f"{kind}-{name}"
+        if not path.exists():
+            weights = load_file(self.pipeline(kind) / component / "diffusion_pytorch_model.safetensors")
+            save_file({key: value * 1.01 for key, value in weights.items()}, path)
+        return path
+
+    def _data(self, data: recipe.Tree) -> dict[str, Any]:
+        labelled = "idx_to_prompt" in data
+        path = self.folder / f"{data['source']}-{'labels' if labelled else 'captions'}"
+        if not path.exists():
+            {"huggingface": _hugging_face, "webdataset": shards}[data["source"]](path, labelled)
+        by_name = {"data.name": "null"} if data.get("name") else {}
+        return by_name | {"data.path": path, "data.resolution": RESOLUTION_PX}
+
+
+def _picture(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _hugging_face(path: Path, labelled: bool) -> None:
+    """A data set as it comes from the hub, with captions or with the labels of ImageNet's classes."""
+    datasets.disable_progress_bars()
+    columns: dict[str, Any] = {"image": [{"bytes": _picture(i), "path": None} for i in range(PICTURES)]}
+    kinds: dict[str, Any] = {"image": datasets.Image()}
+    if labelled:
+        columns["label"] = [i * 100 for i in range(PICTURES)]
+        kinds["label"] = datasets.ClassLabel(num_classes=1000)
+    else:
+        columns["text"] = [f"noise number {i}" for i in range(PICTURES)]
+        kinds["text"] = datasets.Value("string")
+    datasets.Dataset.from_dict(columns, features=datasets.Features(kinds)).save_to_disk(path)
+
+
+def shards(path: Path, labelled: bool) -> None:
+    """Two shards as img2dataset writes them from LAION: every other sample carries a watermark."""
+    path.mkdir()
+    for shard in range(2):
+        files = []
+        for i in range(shard * PICTURES, (shard + 1) * PICTURES):
+            about = {"pwatermark": 0.9 if i % 2 else 0.1, "original_width": 1024, "original_height": 768}
+            words = ("cls", str(i)) if labelled else ("txt", f"noise number {i}")
+            members = {"png": _picture(i), words[0]: words[1].encode(), "json": json.dumps(about).encode()}
+            files += [(f"{i:05}.{extension}", content) for extension, content in members.items()]
+        write_tar(path / f"{shard:05}.tar", files)
