@@ -37,7 +37,7 @@ def _words() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def tokenizer(pad: str) -> Any:
-    """The CLIPTokenizer with CLIP's vocabulary that pads with `pad`: the end token in 1.x, "!" in 2.x and SDXL's second."""
+    """A CLIPTokenizer of CLIP's words that pads with `pad`: the end token in 1.x, "!" in 2.x and SDXL's second."""
     vocabulary, merges = _words()
     pairs: Any = merges
     made = CLIPTokenizer(vocab=vocabulary, merges=pairs, model_max_length=MAX_TOKENS, pad_token=pad)

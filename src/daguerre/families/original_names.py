@@ -184,5 +184,5 @@ def _open_clip_links(name: str) -> Iterator[Link]:
 
 
 def with_wrapper(name: str) -> str:
-    """A text encoder's name as the hub's files have it; since transformers 5.6 CLIPTextModel leaves `text_model.` out."""
+    """A text encoder's name as the hub's files have it; transformers 5.6 and later leave `text_model.` out."""
     return name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}"
