@@ -53,7 +53,8 @@ class Config(Settings):
     init_from: str | None = None
     """Run folder whose newest weights (the averaged ones, if it keeps them) a new run starts from."""
     resume_from_checkpoint: str = Field("latest", json_schema_extra=FREE)
-    """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`."""
+    """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`; `never`: nowhere,
+    a run that was begun before is refused."""
     model: Annotated[SerializeAsAny[FamilySettings], Plugin("families", "family", FamilySettings)]
     """The networks."""
     objective: Annotated[SerializeAsAny[ObjectiveSettings], Plugin("objectives", "name", ObjectiveSettings)]
@@ -92,6 +93,13 @@ class Config(Settings):
             raise ValueError("it names a folder: at least one letter, no slash (the folder above is output_dir)")
         return run_name
 
+    @field_validator("output_dir")
+    @classmethod
+    def _is_local(cls, output_dir: str) -> str:
+        if "://" in output_dir:
+            raise ValueError("run folders in an object store are not there yet: give a folder of this machine")
+        return output_dir
+
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
         problems = checks.problems(dict(self))
@@ -114,7 +122,8 @@ def load(name: str, given: Sequence[str] = ()) -> Loaded:
 
     ConfigError lists every problem; UserError where the recipe cannot be read at all.
     """
-    notices: list[str] = []
+    stand_in = recipe.stand_in(name)
+    notices = [f"{name} is not a file here: the shipped recipe {stand_in} stands for it"] if stand_in else []
     tree: Tree = {}
     for layer in recipe.layers(name):
         tree = layers.lay_over(Config, tree, layer.tree, notices)

@@ -6,7 +6,7 @@ noise schedule) is dropped here with a notice. Within one layer such a pair is a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ def from_overrides(
     """
     problems: list[Problem] = []
     pairs: list[tuple[str, str, str]] = []
+    implied: list[tuple[str, str, Callable[[], str]]] = []
     for override in given:
         key, text = override, None
         try:
@@ -36,6 +37,8 @@ def from_overrides(
             continue
         notices += meaning.notices
         pairs += [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
+        implied += [(key, path, find) for path, find in meaning.implied]
+    pairs += _implied(pairs, implied, problems)
     pairs = _without_idle_names(pairs, notices)
     names = [f"{section}.{plugin.key}" for section, plugin in layout.plugin_sections(root).items()]
     names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
@@ -43,6 +46,24 @@ def from_overrides(
     for key, path, text in sorted(pairs, key=lambda item: item[1] not in names):
         problems += _set(root, values, tree, (key, path, text), notices)
     return values, problems
+
+
+def _implied(
+    pairs: Sequence[tuple[str, str, str]],
+    implied: Sequence[tuple[str, str, Callable[[], str]]],
+    problems: list[Problem],
+) -> list[tuple[str, str, str]]:
+    """What follows from other trainers' names, for settings that no override sets."""
+    given = {path.rpartition(".")[2] for _, path, _ in pairs} | {path for _, path, _ in pairs}
+    found = []
+    for key, path, find in implied:
+        if path in given or path.rpartition(".")[2] in given:
+            continue
+        try:
+            found.append((f"{key} ({path})", path, find()))
+        except UserError as error:
+            problems.append(Problem(key, str(error)))
+    return found
 
 
 def _without_idle_names(pairs: list[tuple[str, str, str]], notices: list[str]) -> list[tuple[str, str, str]]:

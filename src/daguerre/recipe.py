@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
+from daguerre import foreign
 from daguerre.errors import UserError
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -42,7 +43,8 @@ def shipped() -> dict[str, Path]:
 def locate(recipe: str, beside: Path | None = None) -> Path:
     """The file of a recipe: a shipped name, a YAML file or a run folder. Relative paths may be meant `beside` a file.
 
-    The name of a shipped recipe is that recipe; write `./name` for a file or folder that has the same name.
+    The name of a shipped recipe is that recipe; write `./name` for a file or folder that has the same name. A file of
+    another trainer that is not there is the shipped recipe that stands for it.
     """
     known = ", ".join(shipped()) or "none"
     if not recipe:
@@ -56,12 +58,20 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
         return path / "config.yaml"
     if path.is_file():
         return path
+    if name := stand_in(recipe):
+        return shipped()[name]
     near = difflib.get_close_matches(recipe, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
         f"there is no recipe {recipe!r}: it is neither a file nor a run folder, and the shipped recipes are "
         f"{known}.{hint}"
     )
+
+
+def stand_in(recipe: str) -> str | None:
+    """The shipped recipe that stands for a file of another trainer; None where the file is there, and for others."""
+    name = foreign.stands_for(recipe)
+    return name if name in shipped() and not Path(recipe).expanduser().is_file() else None
 
 
 def layers(recipe: str) -> list[Layer]:
@@ -73,6 +83,11 @@ def layers(recipe: str) -> list[Layer]:
             chain = " -> ".join([*(str(layer.path) for layer in found), str(path)])
             raise UserError(f"{name}: `extends` runs in a circle: {chain}")
         tree = read(path)
+        if theirs := foreign.trainer(tree):
+            raise UserError(
+                f"{path} is a config of {theirs}: `daguerre convert config {path}` makes a recipe of it and says what "
+                "it could not carry over"
+            )
         base = tree.pop("extends", None)
         found.append(Layer(path, tree))
         if base is None:

@@ -40,6 +40,11 @@ def begin(config: Config, folder: RunFolder) -> Beginning:
     """
     recorded = None
     if folder.config.exists():
+        if config.resume_from_checkpoint == "never":
+            raise UserError(
+                f"{folder.path} holds a run already, and resume_from_checkpoint=never: give this run another run_name, "
+                "or leave it out to go on with that one"
+            )
         old = configs.load(str(folder.path)).config
         refuse_other_recipe(old, config, folder)
         recorded = old.training.global_batch_size

@@ -1,0 +1,159 @@
+"""What the values of other trainers' names become: functions from the text that was given to our settings.
+
+Each takes the text of one `key=value` and gives a `Meaning`. Which name means what is the table in `alias_names`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daguerre import plugins
+from daguerre.data import guess
+from daguerre.errors import UserError
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What one `key=value` says in our own names."""
+
+    values: tuple[tuple[str, str], ...] = ()
+    """Settings and the text that each is given."""
+    notices: tuple[str, ...] = ()
+    implied: tuple[tuple[str, Callable[[], str]], ...] = ()
+    """Settings that follow where nothing else sets them, and how their text is found."""
+
+
+Convert = Callable[[str], Meaning]
+
+
+def one(path: str, text: str) -> Meaning:
+    """One setting."""
+    return Meaning(((path, text),))
+
+
+def choose(key: str, options: Mapping[str, Meaning], later: Mapping[str, str] | None = None) -> Convert:
+    """A converter that looks the value up, whatever its case; `later` holds the values that are not there yet."""
+
+    def convert(text: str) -> Meaning:
+        found = {name.lower(): meaning for name, meaning in options.items()}.get(text.lower())
+        if found is not None:
+            return found
+        absent = {name.lower(): what for name, what in (later or {}).items()}.get(text.lower())
+        raise UserError(
+            f"{absent} is not there yet" if absent else f"{key} is one of {', '.join(options)}, got {text!r}"
+        )
+
+    return convert
+
+
+def values(path: str, texts: Mapping[str, str]) -> dict[str, Meaning]:
+    """Options of `choose` that all set one path."""
+    return {name: one(path, text) for name, text in texts.items()}
+
+
+def counted(path: str, unit: str) -> Convert:
+    """A converter of a bare number in the unit that it has where the name comes from; -1 and 0 switch off."""
+
+    def convert(text: str) -> Meaning:
+        off = text in ("-1", "0") and path == "checkpoint.every"
+        return one(path, "null" if off else f"{text} {unit}" if text.replace("_", "").isdigit() else text)
+
+    return convert
+
+
+def cascade_ema(path: str) -> Convert:
+    """A converter of a number of Stable Cascade's averages, which chooses their form as well."""
+
+    def convert(text: str) -> Meaning:
+        _number(path.partition(".")[2], text)
+        return Meaning((("ema.name", "stable_cascade"), (path, text)))
+
+    return convert
+
+
+def min_snr(text: str) -> Meaning:
+    """`snr_gamma`, which at 0 or less is off."""
+    gamma = _number("snr_gamma", text, " (0 or less switches it off)")
+    name = "objective.weighting.name"
+    return Meaning(((name, "min_snr"), ("objective.weighting.snr_gamma", text))) if gamma > 0 else one(name, "none")
+
+
+def offset_noise(text: str) -> Meaning:
+    """MindOne's `offset_noise_level`: one offset for all channels of a sample."""
+    offset = one("objective.noise.offset", text)
+    if _number("offset_noise_level", text) == 0:
+        return offset
+    return Meaning((*offset.values, ("objective.noise.offset_per", "sample")))
+
+
+def _number(name: str, text: str, more: str = "") -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{name} is a number{more}, got {text!r}") from None
+
+
+def placed(source: str = "") -> Convert:
+    """A converter of a path to data; its source is known, or told by what lies there, unless it is given."""
+
+    def convert(text: str) -> Meaning:
+        return Meaning((("data.path", text),), implied=(("data.source", lambda: source or guess.kind(_listed(text))),))
+
+    return convert
+
+
+def _listed(text: str) -> Sequence[str]:
+    return [part.strip() for part in text[1:-1].split(",")] if text.startswith("[") else [text]
+
+
+def verbatim(path: str, *more: tuple[str, str]) -> Convert:
+    """A converter of text inside a setting that is a mapping, where it would be read as YAML."""
+    return lambda text: Meaning((*more, (path, json.dumps(text, ensure_ascii=False))))
+
+
+def with_prior(text: str) -> Meaning:
+    """diffusers' `with_prior_preservation`: whether there is a class set beside the instance set."""
+    if text.lower() == "true":
+        return Meaning((), (f"with_prior_preservation={text} is what happens anyway: there is a class set",))
+    raise UserError(
+        "train the instance set alone instead: data.source=folder data.path=DIR 'data.captions.text=a photo of ...'"
+    )
+
+
+def data_set(text: str) -> Meaning:
+    """MaxDiffusion's `dataset_name`: a data set of the hub, or a path; the name of a source here is that source."""
+    if text in plugins.names("sources"):
+        return one("data.source", text)
+    if Path(text).expanduser().exists():
+        return placed()(text)
+    return Meaning((("data.source", "huggingface"), ("data.name", text)))
+
+
+def base_model(text: str) -> Meaning:
+    """MindOne's `weight`; its own checkpoints are MindSpore's."""
+    if text.endswith(".ckpt"):
+        raise UserError(
+            f"weight={text}: checkpoints of MindSpore cannot be read. Give the model that it was made from (a hub id, "
+            "a folder in diffusers' layout or a .safetensors file); a .ckpt of torch is "
+            "pretrained_model_name_or_path=FILE pickled_weights=true"
+        )
+    return one("model.pretrained_model_name_or_path", text)
+
+
+def requeue(text: str) -> Meaning:
+    """open-diffusion's `requeue`: whether the same command goes on with the run, or refuses one that exists."""
+    options = values("resume_from_checkpoint", {"True": "latest", "False": "never"})
+    return choose("requeue", options)(text)
+
+
+def mesh_axes(text: str) -> Meaning:
+    """The names of the axes, which ask for nothing before a degree is set; unknown ones are refused."""
+    known = ("data", "fsdp", "tensor")
+    names = [name.strip(" '\"") for name in text.strip().strip("[]()").split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"mesh_axes: there is no axis {', '.join(unknown)}; there are {', '.join(known)}")
+    return Meaning((), (f"mesh_axes={text} names the axes; training on several devices is not there yet",))
