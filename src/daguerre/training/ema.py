@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from daguerre.training import post_hoc
+from daguerre.training import post_hoc, rounding
 from daguerre.training.settings import EMASettings
 
 
@@ -19,13 +19,16 @@ def decay_at(settings: EMASettings, step: int) -> float:
 
     diffusers: min(decay, (1 + n) / (10 + n)) with n = step - 1, and 0 at first (`training_utils.EMAModel`).
     mindone: decay * (1 - exp(-step / ramp_steps)). stable_cascade: in every `every_steps`th update, `decay`, and 0 (a
-    copy of the weights) up to update `start_steps`.
+    copy of the weights) up to update `start_steps`. Averages that start from `path` have their warm-up behind them.
     """
+    warm = settings.path is not None
     if settings.name == "mindone":
-        return settings.decay * -math.expm1(-step / settings.ramp_steps)
+        return settings.decay * (1.0 if warm else -math.expm1(-step / settings.ramp_steps))
     if settings.name == "stable_cascade":
         moves = step % settings.every_steps == 0
-        return (settings.decay if step > settings.start_steps else 0.0) if moves else 1.0
+        return (settings.decay if warm or step > settings.start_steps else 0.0) if moves else 1.0
+    if warm:
+        return settings.decay
     n = step - 1
     return 0.0 if n <= 0 else min(settings.decay, (1 + n) / (10 + n))
 
@@ -52,7 +55,7 @@ class EMA:
         parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
 
         def copy() -> dict[str, Tensor]:
-            return {name: p.detach().clone().float() for name, p in parameters.items()}
+            return {name: p.detach().to(torch.float32, copy=True) for name, p in parameters.items()}
 
         return cls(settings, parameters, copy() if settings.enabled else {}, {w: copy() for w in settings.post_hoc})
 
@@ -66,7 +69,9 @@ class EMA:
 
     @torch.no_grad()
     def _move(self, averages: Mapping[str, Tensor], weight: float) -> None:
-        torch._foreach_lerp_(list(averages.values()), list(self.parameters.values()), weight)
+        by_parameter = {self.parameters[name]: average for name, average in averages.items()}
+        for piece in rounding.pieces(list(by_parameter)):
+            torch._foreach_lerp_([by_parameter[p] for p in piece], [p.float() for p in piece], weight)
 
     @torch.no_grad()
     def restart(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from daguerre.training import schedules, step
+from daguerre.training.precision import Autocast
 from daguerre.training.settings import LRSchedulerSettings
 from daguerre.training.state import TrainState
 from daguerre.types import Batch
@@ -47,7 +48,7 @@ class Update:
 
 
 def train(
-    state: TrainState, batches: Iterator[Sequence[Batch]], loss_fn: step.LossFn, plan: Plan, autocast: step.Autocast
+    state: TrainState, batches: Iterator[Sequence[Batch]], loss_fn: step.LossFn, plan: Plan, autocast: Autocast
 ) -> Iterator[Update]:
     """Trains until `plan.total_steps`, moving `state` in place, and yields after every update.
 
@@ -74,7 +75,8 @@ def train(
         if state.step % plan.log_every == 0 or state.step == plan.total_steps:
             state.guard.check(plan.max_nonfinite_steps)
             values = {"learning/current_learning_rate": rate, "learning/nonfinite_steps": state.guard.counts()[0]}
-            values |= state.meter.read()
+            values |= {f"learning/current_learning_rate/{of}": r for of, r in state.optimizer.learning_rates().items()}
+            values |= state.scaler.read() | state.meter.read()
         clock.stop(sum(len(batch.names) for batch in micro_batches))
         yield Update(state.step, values and values | clock.read())
 

@@ -13,8 +13,12 @@ from daguerre.training.ema import EMA, swapped
 from daguerre.training.guard import Guard
 from daguerre.training.meters import Meter
 from daguerre.training.optimizers.optimizer import Optimizer, build
+from daguerre.training.precision import Precision
+from daguerre.training.scaling import Scaler, Unscaled
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.types import Stateful
+
+_FLOAT32 = Precision()
 
 
 @dataclass
@@ -40,13 +44,27 @@ class TrainState:
     """Samples trained on."""
     guard: Guard = field(default_factory=Guard)
     """Counts of the updates that were skipped because the loss or a gradient was not finite."""
+    scaler: Scaler = field(default_factory=Unscaled)
+    """What multiplies the loss before the backward pass."""
 
     @classmethod
-    def start(cls, net: nn.Module, objective: Stateful, optimizer: OptimizerSettings, ema: EMASettings) -> TrainState:
-        """The state before the first update, around the weights that `net` has now."""
-        meter = Meter(next(net.parameters()).device)
+    def start(
+        cls,
+        net: nn.Module,
+        objective: Stateful,
+        optimizer: OptimizerSettings,
+        ema: EMASettings,
+        precision: Precision = _FLOAT32,
+        seed: int = 0,
+    ) -> TrainState:
+        """The state before the first update, around the weights that `net` has now, stored as `precision` says. `seed`
+        decides how those of 16 bits are rounded."""
+        precision.store(net)
+        device = next(net.parameters()).device
         parameters = [p for p in net.parameters() if p.requires_grad]
-        return cls(net, parameters, build(optimizer, net), EMA.of(ema, net), objective, meter)
+        moving = build(optimizer, net, precision.rounding(seed))
+        averages, scaler = EMA.of(ema, net), precision.scaler(device)
+        return cls(net, parameters, moving, averages, objective, Meter(device), scaler=scaler)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Tensors by file and name, as a checkpoint stores them."""
@@ -55,7 +73,7 @@ class TrainState:
             "optimizer": self.optimizer.tensors(),
         }
         files |= {"ema": self.optimizer_averages(), **self.ema.tensors()}
-        files |= {"objective": self.objective.state(), "meter": self.meter.state()}
+        files |= {"objective": self.objective.state(), "meter": self.meter.state(), "scaler": self.scaler.state()}
         return {name: tensors for name, tensors in files.items() if tensors}
 
     def optimizer_averages(self) -> dict[str, Tensor]:
@@ -81,6 +99,7 @@ class TrainState:
         self.ema.load(tensors)
         self.objective.load_state(dict(tensors.get("objective", {})))
         self.meter.load(tensors.get("meter", {}))
+        self.scaler.load(tensors.get("scaler", {}))
         self.step, self.slots, self.samples = document["step"], document["slots"], document["samples"]
         self.guard = Guard(document["nonfinite_steps"], document["nonfinite_in_a_row"])
 

@@ -7,19 +7,19 @@ optimizer touches a weight, and read by the host only when numbers are logged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from daguerre.training.meters import Meter
+from daguerre.training.precision import Autocast
+from daguerre.training.scaling import Scaler, Unscaled
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
 LossFn = Callable[[nn.Module, Batch], LossTerms]
-Autocast = Callable[[], AbstractContextManager[object]]
+_UNSCALED = Unscaled()
 
 
 def update(
@@ -31,22 +31,25 @@ def update(
     max_grad_norm: float | None,
     autocast: Autocast,
 ) -> Tensor:
-    """Moves `state` by one update over one global batch and returns whether it was finite (0-dim bool tensor).
+    """Moves `state` by one update over one global batch and returns whether it was in order (0-dim bool tensor).
 
     The loss is the weighted sum over valid samples divided by their count in the whole global batch. An update whose
-    loss or gradient is not finite, or that has no valid sample, leaves weights and moments as they were.
+    loss or gradient is not finite, or that has no valid sample, leaves weights and moments as they were. It is not in
+    order if the loss or gradient was not finite for another reason than too large a scale of the loss.
     """
     valid = sum(int(batch.valid_B.sum()) for batch in micro_batches)
-    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.meter)
-    finite = torch.isfinite(loss) & clip(state.parameters, max_grad_norm, state.meter)
+    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.meter, state.scaler)
+    norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse())
+    state.meter.add_finite("gradient_norm", norm)
+    finite = torch.isfinite(loss) & torch.isfinite(norm)
     skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
-    state.optimizer.step(learning_rate, skip)
+    state.optimizer.step(learning_rate, skip, factor, state.step)
     state.optimizer.zero_grad()
     state.step += 1
     state.samples += valid
     state.slots += sum(len(batch.names) for batch in micro_batches)
     state.ema.update(state.step)
-    return finite
+    return finite | state.scaler.moved(loss, norm)
 
 
 def backward(
@@ -56,8 +59,9 @@ def backward(
     valid: int,
     autocast: Autocast,
     meter: Meter,
+    scaler: Scaler = _UNSCALED,
 ) -> Tensor:
-    """Accumulates the gradients of the global batch; returns its loss, detached."""
+    """Accumulates the gradients of the global batch, as the scaler has them; returns its loss, detached."""
     device = next(net.parameters()).device
     total = torch.zeros((), device=device)
     for batch in micro_batches:
@@ -65,7 +69,7 @@ def backward(
         with autocast():
             terms = weighted(loss_fn(net, batch), batch)
         loss = torch.where(valid_B > 0, terms.loss_B, 0.0).sum() / valid
-        loss.backward()
+        scaler.scaled(loss).backward()
         total += loss.detach()
         meter.add_terms(terms, valid_B)
     return total
@@ -79,11 +83,17 @@ def weighted(terms: LossTerms, batch: Batch) -> LossTerms:
     return replace(terms, loss_B=terms.loss_B * weights_B)
 
 
-def clip(trained: Sequence[nn.Parameter], max_norm: float | None, meter: Meter) -> Tensor:
-    """Scales the gradients to a global norm of at most `max_norm`; returns whether the norm is finite."""
-    parameters = [p for p in trained if p.grad is not None]
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
-    if max_norm is not None:
-        clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
-    meter.add_finite("gradient_norm", norm)
-    return torch.isfinite(norm)
+def clip(
+    trained: Sequence[nn.Parameter], max_norm: float | None, inverse: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The global norm of the gradients times `inverse`, and what they are to be multiplied with so that it is at most
+    `max_norm`; None for one. The gradients stay as they are: those of 16 bits are multiplied in float32."""
+    gradients = [p.grad for p in trained if p.grad is not None]
+    wide = torch.promote_types(gradients[0].dtype, torch.float32)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=wide)))
+    if inverse is not None:
+        norm = norm * inverse
+    if max_norm is None:
+        return norm, inverse
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    return norm, factor if inverse is None else factor * inverse

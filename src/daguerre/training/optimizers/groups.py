@@ -1,15 +1,19 @@
-"""Which trained parameters decay, and which a list of name patterns means. No optimizer here."""
+"""Which trained parameters decay, at which share of the learning rate each is moved, and what patterns of names mean.
+
+No optimizer here.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from daguerre.errors import UserError
+from daguerre.training import rounding
 from daguerre.training.settings import OptimizerSettings
 
 Parameters = Mapping[str, nn.Parameter]
@@ -19,16 +23,27 @@ _SHOWN = 5
 
 
 def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[str, Any]]:
-    """The parameters that decay, then those that do not, as groups of a torch optimizer; empty groups are left out."""
-    groups = [
-        {"params": [p for name, p in trained.items() if name in decayed], "weight_decay": decay}
-        for decayed, decay in ((_decayed(settings, trained), settings.weight_decay), (_spared(settings, trained), 0.0))
-    ]
-    return [group for group in groups if group["params"]]
+    """Groups of a torch optimizer: for each learning rate the parameters that decay, then those that do not.
+
+    Beside what torch knows, a group has `share`, its part of the learning rate of an update, and `pattern`, the one in
+    `learning_rates` that it comes from ("" for none). Weights of 16 bits make several groups of limited size.
+    """
+    spared = _spared(settings, trained)
+    groups = []
+    for pattern, names in _by_rate(settings, trained).items():
+        share = settings.learning_rates.get(pattern, settings.learning_rate) / settings.learning_rate
+        for decay, some in ((settings.weight_decay, names - spared), (0.0, names & spared)):
+            facts = {"weight_decay": decay, "share": share, "pattern": pattern}
+            chosen = [p for name, p in trained.items() if name in some]
+            groups += [{"params": piece, **facts} for piece in rounding.pieces(chosen)]
+    return groups
 
 
-def _decayed(settings: OptimizerSettings, trained: Parameters) -> set[str]:
-    return set(trained) - _spared(settings, trained)
+def _by_rate(settings: OptimizerSettings, trained: Parameters) -> dict[str, set[str]]:
+    """Names by the pattern that gives them a learning rate of their own; first, under "", those that none does."""
+    patterns = settings.learning_rates
+    found = {pattern: {name for name in trained if fnmatchcase(name, pattern)} for pattern in patterns}
+    return {"": set(trained).difference(*found.values())} | found
 
 
 def _spared(settings: OptimizerSettings, trained: Parameters) -> set[str]:
@@ -37,6 +52,23 @@ def _spared(settings: OptimizerSettings, trained: Parameters) -> set[str]:
     if patterns is None:
         return {name for name, p in trained.items() if p.ndim < 2}
     return {name for name in trained if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+def check_rates(patterns: Sequence[str], trained: Parameters) -> None:
+    """UserError for a pattern of `learning_rates` that matches nothing, and for a parameter that several match."""
+    check(patterns, trained, "optimizer.learning_rates")
+    for name in trained:
+        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+        if len(matching) > 1:
+            raise UserError(
+                f"optimizer.learning_rates: {name} matches {' and '.join(map(repr, matching))}: write patterns of "
+                "which one alone matches each parameter"
+            )
+
+
+def learning_rates(groups: Iterator[Mapping[str, Any]]) -> dict[str, float]:
+    """Present learning rates by the patterns that have one of their own."""
+    return {group["pattern"]: group["lr"] for group in groups if group["pattern"]}
 
 
 def check(patterns: Sequence[str], trained: Parameters, setting: str) -> None:

@@ -6,7 +6,8 @@ Each optimizer is a file beside this one, found by its name, which says of what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from daguerre import plugins
 from daguerre.training.optimizers import groups
+from daguerre.training.rounding import Rounding, widened
 from daguerre.training.settings import OptimizerSettings
 
 _NUMBER = ".number"
@@ -35,6 +37,8 @@ class Part:
     """Entries of its state that are never saved: they follow from the parameter."""
     averaged: Callable[[Tensor, Mapping[str, Any]], Tensor] | None = None
     """The averaged value that belongs to a parameter and its state, for an optimizer that averages by itself."""
+    groups_together: bool = False
+    """Its groups share numbers, so that none can be moved without the others."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -62,9 +66,9 @@ class Part:
 
         An update with gradients and a learning rate of zero does it; weights and counts are put back.
         """
-        if self.skip == "itself" or any(self.optimizer.state.values()):
-            return
         parameters = self.parameters
+        if self.skip == "itself" or any(self.optimizer.state.get(p) for p in parameters):
+            return
         held = [(p.grad, p.detach().clone()) for p in parameters]
         counts = [dict(group) for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
@@ -77,7 +81,8 @@ class Part:
             p.copy_(value)
         for group, count in zip(self.optimizer.param_groups, counts, strict=True):
             group.update(count)
-        for entry in self.optimizer.state.values():
+        for p in parameters:
+            entry = self.optimizer.state[p]
             entry |= {name: type(value)(0) for name, value in entry.items() if isinstance(value, (int, float))}
 
     def _tensors(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
@@ -92,7 +97,59 @@ class Part:
         """The averaged weights, copies; none for an optimizer that keeps none."""
         if self.averaged is None:
             return {}
-        return {p: self.averaged(p.detach(), self.optimizer.state.get(p, {})) for p in self.parameters}
+        return {p: self.averaged(p.detach().float(), self.optimizer.state.get(p, {})) for p in self.parameters}
+
+    def in_turn(self) -> Iterator[int]:
+        """One group after the other (all at once where they go together), by its number: while it is yielded, the part
+        consists of it alone."""
+        every = self.optimizer.param_groups
+        for index, some in enumerate([every] if self.groups_together else [[group] for group in every]):
+            with _only(self.optimizer, some):
+                yield index
+
+
+@contextmanager
+def _only(optimizer: torch.optim.Optimizer, some: list[dict[str, Any]]) -> Iterator[None]:
+    """Within the context the optimizer has these groups and no others."""
+    every, optimizer.param_groups = optimizer.param_groups, some
+    try:
+        yield
+    finally:
+        optimizer.param_groups = every
+
+
+class InPlace:
+    """Updates of weights that are float32 themselves."""
+
+    def begin(self, part: Part) -> None:
+        """As `Part.begin`."""
+        part.begin()
+
+    def step(self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int]) -> None:
+        """One update with the gradients times `factor`."""
+        if factor is not None:
+            torch._foreach_mul_([p.grad for p in part.parameters if p.grad is not None], factor)
+        part.step(skip)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Updates of weights of 16 bits, with moments and arithmetic of float32."""
+
+    rounding: Rounding
+
+    def begin(self, part: Part) -> None:
+        """As `Part.begin`, with moments of float32."""
+        for index in part.in_turn():
+            with widened(part.parameters, None, self.rounding, 0, index):
+                part.begin()
+
+    def step(self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int]) -> None:
+        """One update, group by group; `key` (of the update and the part) decides how each number is rounded."""
+        update, number = key
+        for index in part.in_turn():
+            with widened(part.parameters, factor, self.rounding, update, number << 32 | index):
+                part.step(skip)
 
 
 @dataclass(frozen=True)
@@ -100,14 +157,23 @@ class Optimizer:
     """All parts, in the order in which their state is numbered."""
 
     parts: tuple[Part, ...]
+    weights: InPlace | Rounded = field(default_factory=InPlace)
+    """How their updates are computed."""
 
-    def step(self, learning_rate: float, skip: Tensor) -> None:
-        """One update of all parameters, unless `skip` (0-dim bool on the device), which leaves weights and moments."""
-        for part in self.parts:
+    def step(self, learning_rate: float, skip: Tensor, factor: Tensor | None = None, number: int = 0) -> None:
+        """Update `number` of all parameters, unless `skip` (0-dim bool on the device): that leaves weights and moments.
+
+        `factor` multiplies the gradients; None for one. They are spent afterwards.
+        """
+        for index, part in enumerate(self.parts):
             for group in part.optimizer.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate * group["share"]
             with torch.no_grad():
-                part.step(skip)
+                self.weights.step(part, skip, factor, (number, index))
+
+    def learning_rates(self) -> dict[str, float]:
+        """Those of the latest update, of the parameters that have one of their own, by its pattern."""
+        return groups.learning_rates(group for part in self.parts for group in part.optimizer.param_groups)
 
     def zero_grad(self) -> None:
         """Drops all gradients."""
@@ -141,7 +207,7 @@ class Optimizer:
         if not indexes:
             return
         for part in self.parts:
-            part.begin()
+            self.weights.begin(part)
             part.optimizer.state |= {p: part.optimizer.state.get(p) or {} for p in part.parameters}
         given: dict[str, dict[str, Any]] = {}
         for key, value in tensors.items():
@@ -163,13 +229,14 @@ class Optimizer:
             yield f"group.{index}", group, part
 
 
-def build(settings: OptimizerSettings, net: nn.Module) -> Optimizer:
+def build(settings: OptimizerSettings, net: nn.Module, rounding: Rounding | None = None) -> Optimizer:
     """The optimizer that the settings name, of all parameters of `net` that require gradients.
 
-    UserError for a pattern that matches none of them, for a library that is not installed, for a device that it
-    cannot work on.
+    `rounding` is how weights of 16 bits are; None for float32. UserError for a pattern that matches none of them, for a
+    library that is not installed, for a device that it cannot work on.
     """
     trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
     groups.check(settings.weight_decay_exclude or (), trained, "optimizer.weight_decay_exclude")
+    groups.check_rates(list(settings.learning_rates), trained)
     parts: list[Part] = plugins.find("optimizers", settings.name).build(settings, trained)
-    return Optimizer(tuple(parts))
+    return Optimizer(tuple(parts), InPlace() if rounding is None else Rounded(rounding))

@@ -64,4 +64,5 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
         use_bias_correction=settings.use_bias_correction,
         safeguard_warmup=settings.safeguard_warmup,
     )
-    return [Part(optimizer, "asked", counters=("k", "d", "d_max", "d_numerator", "d_denom", "d_hat"))]
+    counters = ("k", "d", "d_max", "d_numerator", "d_denom", "d_hat")
+    return [Part(optimizer, "asked", counters, groups_together=True)]

@@ -1,0 +1,130 @@
+"""Weights of 16 bits: widened to float32 for an update, rounded back after it. No optimizer here.
+
+bfloat16 has 8 bits of precision: an update of less than 1/512 of a weight is lost if it is rounded to the nearest, and
+most updates are. Rounded up or down by chance, with the odds by how near each is, the weight is right on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from daguerre import keys
+
+PIECE_NUMBERS = 2**26
+"""Numbers that are widened at once: 256 MB of float32 weights, as much of gradients."""
+_ALIGNED = 4
+"""Tensors begin at multiples of so many numbers in a flat buffer, as fused kernels want it."""
+_SMALLEST_NORMAL = {torch.float16: 2.0**-14}
+
+
+def narrow(tensor: Tensor) -> bool:
+    """Whether these numbers have 16 bits."""
+    return tensor.element_size() < 4
+
+
+def pieces(tensors: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """All at once, or, where they have 16 bits, parts of at most `PIECE_NUMBERS` (but of one tensor at least)."""
+    piece: list[nn.Parameter] = []
+    numbers = 0
+    for tensor in tensors:
+        if piece and narrow(tensor) and numbers + tensor.numel() > PIECE_NUMBERS:
+            yield piece
+            piece, numbers = [], 0
+        piece.append(tensor)
+        numbers += tensor.numel()
+    if piece:
+        yield piece
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How float32 becomes 16 bits: by chance, as the seed, the update and the place of each number say, or to the
+    nearest. No state: a run that goes on rounds as one that was never stopped."""
+
+    stochastic: bool
+    seed: int = 0
+
+    def narrowed(self, wide_N: Tensor, dtype: torch.dtype, step: int, piece: int) -> Tensor:
+        """[N] of `dtype` from finite float32 numbers; those that `dtype` holds stay what they are."""
+        if not self.stochastic:
+            return wide_N.to(dtype)
+        bits_N = random_bits(len(wide_N), keys.words(self.seed, "rounding", step, piece, count=1)[0], wide_N.device)
+        lost = 16 if dtype == torch.bfloat16 else 13
+        # Sign and magnitude stand apart in a float, so a random number below the unit that is kept, added to the
+        # magnitude, carries into it with the odds of the part that is cut off then.
+        kept_N = (wide_N.view(torch.int32) + (bits_N & (1 << lost) - 1)) & -(1 << lost)
+        rounded_N = kept_N.view(torch.float32)
+        if dtype in _SMALLEST_NORMAL:
+            rounded_N = torch.where(wide_N.abs() < _SMALLEST_NORMAL[dtype], _on_grid(wide_N, bits_N), rounded_N)
+        return rounded_N.to(dtype)
+
+
+def _on_grid(wide_N: Tensor, bits_N: Tensor) -> Tensor:
+    """float16 below its smallest normal number: multiples of 2^-24."""
+    share_N = (bits_N & 0xFFFFFF).to(torch.float32) * 2.0**-24
+    return torch.floor(wide_N * 2.0**24 + share_N) * 2.0**-24
+
+
+def random_bits(count: int, key: int, device: torch.device) -> Tensor:
+    """[count] int32, number i a function of the key (64 bits) and i, the same on every device.
+
+    A keyed form of the 32-bit finaliser `lowbias32` (Wellons 2018): products and shifts of whole numbers that wrap.
+    """
+    first, second = (int(part) - (int(part) >> 31 << 32) for part in (int(key) & 0xFFFFFFFF, int(key) >> 32))
+    x_N = torch.arange(count, dtype=torch.int32, device=device).add_(first)
+    x_N ^= (x_N >> 16) & 0xFFFF  # the shift keeps the sign, the mask takes it away
+    x_N *= 0x7FEB352D
+    x_N ^= (x_N >> 15) & 0x1FFFF
+    x_N ^= second
+    x_N *= 0x846CA68B - (1 << 32)
+    x_N ^= (x_N >> 16) & 0xFFFF
+    return x_N
+
+
+@contextmanager
+def widened(
+    parameters: Sequence[nn.Parameter], factor: Tensor | None, rounding: Rounding, step: int, piece: int
+) -> Iterator[None]:
+    """Within the context these parameters, and their gradients times `factor`, are float32; then the parameters are
+    rounded into their own memory. The gradients are gone. After an error the parameters are what they were."""
+    stored = [p.data for p in parameters]
+    buffer_N, wide = _flat(stored)
+    own = [(p, p.grad) for p in parameters if p.grad is not None]
+    gradients = _flat([gradient for _, gradient in own])[1]
+    if factor is not None and gradients:
+        torch._foreach_mul_(gradients, factor)
+    try:
+        for p, value in zip(parameters, wide, strict=True):
+            p.grad, p.data = None, value
+        for (p, _), gradient in zip(own, gradients, strict=True):
+            p.grad = gradient
+        yield
+        narrowed_N = rounding.narrowed(buffer_N, stored[0].dtype, step, piece)
+        torch._foreach_copy_(stored, _views(narrowed_N, stored))
+    finally:
+        for p, value in zip(parameters, stored, strict=True):
+            p.grad, p.data = None, value
+
+
+def _flat(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """One float32 buffer with copies of all tensors, and each copy in its shape."""
+    if not tensors:
+        return torch.empty(0), []
+    buffer_N = torch.zeros(sum(_room(t) for t in tensors), dtype=torch.float32, device=tensors[0].device)
+    copies = _views(buffer_N, tensors)
+    torch._foreach_copy_(copies, list(tensors))
+    return buffer_N, copies
+
+
+def _views(buffer_N: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    parts = buffer_N.split([_room(t) for t in tensors])
+    return [part[: t.numel()].view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.numel() // _ALIGNED) * _ALIGNED

@@ -1,0 +1,115 @@
+"""The scale of the loss under float16, whose gradients would vanish without one, and what is the scale's own fault.
+
+Everything stays on the device: the host learns of it where it reads numbers anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_FIRST, _SMALLEST, _LARGEST = 2.0**16, 1.0, 2.0**24
+_GROWS_AFTER = 2000
+"""Updates in a row without an overflow after which the scale doubles."""
+
+
+class Scaler(Protocol):
+    """What multiplies the loss before the backward pass."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss as the backward pass gets it."""
+
+    def inverse(self) -> Tensor | None:
+        """What gradients are multiplied with to be those of the loss; None for one."""
+
+    def moved(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Takes note of an update by its loss and gradient norm; whether the scale alone made it non-finite (0-dim
+        bool on the device)."""
+
+    def read(self) -> dict[str, float]:
+        """Numbers to log. Reads the device."""
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `state` gave."""
+
+
+class Unscaled:
+    """Gradients of the loss itself, as float32 and bfloat16 hold them."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss."""
+        return loss
+
+    def inverse(self) -> None:
+        """One."""
+
+    def moved(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Never."""
+        return torch.zeros_like(norm, dtype=torch.bool)
+
+    def read(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing."""
+
+
+class DynamicScale:
+    """A power of two, as large as float16 lets it be (Micikevicius et al. 2018, arXiv 1710.03740).
+
+    It is halved after an overflow, an update with a finite loss and a gradient that is not, and doubles after 2000
+    updates in a row without one. Overflows are how the scale finds its size: they are skipped, and no fault. A loss
+    that is not finite is none of its doing, nor is a gradient that is not finite at the smallest scale of 1: so a fault
+    of the data or of the learning rate is told as one, after 24 halvings at most.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.tensor(_FIRST, device=device)
+        self._quiet = torch.tensor(0, dtype=torch.int32, device=device)
+        self._overflows = torch.tensor(0, dtype=torch.int64, device=device)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss times the scale."""
+        return loss * self.scale
+
+    def inverse(self) -> Tensor:
+        """A power of two, so that nothing is rounded."""
+        return 1.0 / self.scale
+
+    @torch.no_grad()
+    def moved(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Halves or doubles the scale where it is time to."""
+        overflow = torch.isfinite(loss) & ~torch.isfinite(norm) & (self.scale > _SMALLEST)
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        self._quiet = torch.where(overflow, 0, self._quiet + finite)
+        grown = torch.where(self._quiet >= _GROWS_AFTER, self.scale * 2.0, self.scale)
+        self._quiet = torch.where(self._quiet >= _GROWS_AFTER, 0, self._quiet)
+        self.scale = torch.where(overflow, self.scale * 0.5, grown).clamp(_SMALLEST, _LARGEST)
+        self._overflows = self._overflows + overflow
+        return overflow
+
+    def read(self) -> dict[str, float]:
+        """The scale, and how often it was too large in the whole run."""
+        return {"learning/loss_scale": self.scale.item(), "learning/loss_scale_overflows": self._overflows.item()}
+
+    def state(self) -> dict[str, Tensor]:
+        """The scale and its counts."""
+        return {"scale": self.scale, "quiet": self._quiet, "overflows": self._overflows}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `state` gave."""
+        device = self.scale.device
+        self.scale, self._quiet, self._overflows = (
+            tensors[name].to(device) for name in ("scale", "quiet", "overflows")
+        )
