@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+from diffusers import AutoencoderKL, DDPMScheduler, EDMEulerScheduler, UNet2DConditionModel
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel, compute_snr
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ Conditioning = Callable[[Any], dict[str, Any]]
 """What the UNet is given for a batch beside noisy latents and timesteps."""
 Losses = Callable[[Any, Mapping[str, Any]], Tensor]
 """The loss of each sample of a batch under its conditioning."""
+EDM = EDMEulerScheduler(sigma_data=0.5)
 SCALED_LINEAR = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
 
 
@@ -108,6 +109,15 @@ class Models:
         target = self.scheduler.get_velocity(x0, eps, t_B) if self.predicts_v else eps
         losses_B = nn.functional.mse_loss(y, target, reduction="none").mean(dim=(1, 2, 3))
         return losses_B * self._weight(compute_snr(self.scheduler, t_B))
+
+    def by_edm(self, batch: Any, conditioning: Mapping[str, Any]) -> Tensor:
+        """Karras et al. 2022, eq. 8, by the preconditioning of diffusers' EDMEulerScheduler in float64."""
+        x0, eps, s_B = self.latents(batch).double(), batch.draws["noise"].double(), batch.draws["s"].double()
+        s, data = s_B.view(-1, 1, 1, 1), EDM.config.sigma_data
+        x = x0 + s * eps
+        y = self.unet(EDM.precondition_inputs(x, s).float(), EDM.precondition_noise(s_B).float(), **conditioning).sample
+        error = EDM.precondition_outputs(x, y.double(), s) - x0
+        return ((s**2 + data**2) / (s * data) ** 2 * error.square()).mean(dim=(1, 2, 3)).float()
 
     def _weight(self, snr_B: Tensor) -> Tensor:
         if self.snr_gamma is None:

@@ -1,0 +1,120 @@
+"""`daguerre generate` draws what stock diffusers draws of the run's pipeline/ from the same initial noise: <= 2/255.
+
+Everything goes through the command line: a run is trained, saves and exports, pictures are drawn of its checkpoint; the
+folder is then opened by DiffusionPipeline as a stranger would. tests/families/test_sd_export.py has every objective,
+schedule and sampler without the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_sets import folder as pictures
+from diffusers import DiffusionPipeline
+from PIL import Image
+from tiny_models import write_sd, write_sdxl
+
+from daguerre import cli
+from daguerre.samplers.draw import initial_noise
+
+# diffusers' schedulers hand a tensor to np.array, which numpy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+PROMPTS = ["a large red circle", "blue"]
+SEED = 3
+SIDE_PX = 16
+SAMPLERS = ("ddim", "euler", "dpmpp_2m")
+MODELS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], dict[str, Any]]] = {
+    "SD 1.x": (write_sd, {"family": "sd"}, {"name": "eps"}),
+    "SD 2.x, zero terminal SNR": (
+        lambda folder: write_sd(folder, version=2),
+        {"family": "sd"},
+        {"name": "v", "schedule": {"zero_terminal_snr": True}},
+    ),
+    "SDXL": (write_sdxl, {"family": "sdxl"}, {"name": "eps"}),
+}
+
+
+def trained(place: Path, model: dict[str, Any], objective: dict[str, Any], *given: str) -> Path:
+    """The run folder of two updates that were saved and exported."""
+    recipe = {
+        "run_name": "drawn",
+        "output_dir": str(place),
+        "model": model,
+        "objective": objective,
+        "data": {"source": "folder", "path": str(pictures(place / "pictures", 4)), "resolution": SIDE_PX},
+        "training": {"duration": "2 steps", "global_batch_size": 2, "device": "cpu", "mixed_precision": "no"},
+        "validation": {"every": None},
+        "sampling": {"num_images": 0},
+        "logging": {"tensorboard": False},
+    }
+    (place / "drawn.yaml").write_text(json.dumps(recipe))
+    assert cli.run(["train", str(place / "drawn.yaml"), *given]) == 0
+    return place / "drawn"
+
+
+def ours(run: Path, out: Path, prompts: Sequence[str], *given: str) -> np.ndarray:
+    """Pictures [N, H, W, 3] of `daguerre generate`, from seed SEED + i."""
+    listed = out.with_suffix(".txt")
+    listed.write_text("\n".join(prompts))
+    assert cli.run(["generate", str(run), f"prompts_file={listed}", f"seed={SEED}", f"out={out}", *given]) == 0
+    return np.stack([np.asarray(Image.open(path)).astype(int) for path in sorted(out.glob("*.png"))])
+
+
+def theirs(folder: Path, prompts: Sequence[str], **call: Any) -> np.ndarray:
+    """Pictures of the pipeline in a folder, from the same noise."""
+    pipe = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False)
+    pipe.set_progress_bar_config(disable=True)
+    noise = initial_noise([SEED + i for i in range(len(prompts))], (4, SIDE_PX // 2, SIDE_PX // 2))
+    drawn = pipe(list(prompts), latents=noise, height=SIDE_PX, width=SIDE_PX, output_type="np", **call).images
+    return (drawn * 255).round().astype(int)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.long] * name.startswith("SD 2")) for name in MODELS]
+)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write, model, objective = MODELS[request.param]
+    place = tmp_path_factory.mktemp("drawn")
+    return trained(place, model | {"pretrained_model_name_or_path": str(write(place / "model"))}, objective)
+
+
+@pytest.mark.parametrize(("number", "sampler"), list(enumerate(SAMPLERS)))
+def test_pictures_are_those_of_the_exported_pipeline(run, tmp_path, number, sampler):
+    """With guidance, with a negative prompt and with none (SDXL's none is zeros, in both)."""
+    more = [str(run), f"sampler={sampler}", f"training.duration={3 + number} steps", "num_inference_steps=9"]
+    assert cli.run(["train", *more]) == 0  # goes on and exports for this sampler
+    call = {"num_inference_steps": 9, "guidance_scale": 4.0}
+    given = [f"sampler={sampler}", "num_inference_steps=9", "guidance_scale=4"]
+    drawn = {}
+    for name, negative in (("none", None), ("dark", "dark")):
+        drawn[name] = ours(run, tmp_path / name, PROMPTS, *given, *([f"negative_prompt={negative}"] * bool(negative)))
+        expected = theirs(run / "pipeline", PROMPTS, negative_prompt=negative and [negative] * 2, **call)
+        difference = int(np.abs(drawn[name] - expected).max())
+        print(sampler, name, difference)
+        assert difference <= 2
+    for other in (drawn["dark"], drawn["none"][::-1]):
+        assert np.abs(drawn["none"] - other).mean() > 2, "the pictures must depend on what is compared"
+
+
+def test_prompts_of_up_to_a_window_are_read_as_ever_with_long_prompts(tmp_path):
+    """75 tokens are one window; a long prompt beside it in the batch changes nothing but rounding."""
+    # each word of n bytes is n tokens here: 75 tokens exactly, and 76
+    fits, longer = " ".join(["circle"] * 12 + ["red"]), " ".join(["circle"] * 12 + ["blue"])
+    folder = write_sdxl(tmp_path / "model", max_tokens=77)
+    model = {"family": "sdxl", "pretrained_model_name_or_path": str(folder), "long_prompts": True}
+    run = trained(tmp_path, model, {"name": "eps"})
+    given = ["num_inference_steps=5", "guidance_scale=4"]
+    call = {"num_inference_steps": 5, "guidance_scale": 4.0}
+    expected = theirs(run / "pipeline", [fits, "", "blue"], **call)
+    alone = ours(run, tmp_path / "alone", [fits, "blue"], *given)
+    assert np.abs(alone[0] - expected[0]).max() <= 2
+    beside = ours(run, tmp_path / "beside", [fits, longer], *given)
+    assert np.abs(beside[0] - alone[0]).max() <= 1
+    cut = theirs(run / "pipeline", ["x", longer], **call)
+    assert np.abs(beside[1] - cut[1]).max() > 2, "the 76th token is read"
