@@ -28,3 +28,7 @@ class UserError(ValueError):
 
     exit_code = REFUSED
     """What the command line exits with."""
+
+
+class Absent(UserError):
+    """Something that is not on this machine could not be fetched. What it would be used for can be described still."""

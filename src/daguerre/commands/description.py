@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from collections.abc import Sequence
 
@@ -14,6 +15,9 @@ from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data import skips
 from daguerre.data.dataset import Dataset
+from daguerre.families import places
+from daguerre.families.components import Components
+from daguerre.families.settings import PretrainedSettings
 from daguerre.types import Batch
 
 
@@ -40,10 +44,12 @@ def device_text(device: torch.device) -> str:
     return f"{threads} thread{'s' * (threads > 1)} of a CPU with {os.cpu_count()} cores"
 
 
-def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int, length: str = "") -> list[str]:
+def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None, length: str = "") -> list[str]:
     """How much will be trained and for how long; then what, on what, on which device."""
     trained = count_text(parameter_counts(parts)["trained"])
-    samples = f"{steps:,} updates of {sizes.whole} samples = {steps * sizes.whole:,} samples"
+    samples = f"{config.training.duration} in updates of {sizes.whole} samples"
+    if steps is not None:
+        samples = f"{steps:,} updates of {sizes.whole} samples = {steps * sizes.whole:,} samples"
     return [
         f"{config.run_name}: {samples}{length and ', '}{length}",
         f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "
@@ -102,32 +108,67 @@ def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
     return 3.0 * counter.get_total_flops() / len(batch.names)
 
 
+def about_source(dataset: Dataset, config: Config, batch_size: int) -> list[str]:
+    """What there is to train on, in which shapes, and what is left out."""
+    left_out = skips.merged(dataset.report(), dataset.notes(batch_size)).items()
+    shapes = [f"buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []
+    return [
+        f"{config.data.source}: {extent(dataset)}",
+        *shapes,
+        *(f"{'noted' if e.get('kept') else 'left out'}: {reason}: {e['count']:,}" for reason, e in left_out),
+    ]
+
+
+def about_files(config: Config) -> list[str]:
+    """Where the files of pretrained networks come from: each place, whether it is on this machine, and its files."""
+    if not isinstance(config.model, PretrainedSettings):
+        return []
+    lines = ["Files"]
+    for wanted in Components(config.model, config.seed).wanted():
+        found = places.here(wanted.place, wanted.options)
+        files = [f"{part}/{names[0]}".lstrip("/") for part, each in wanted.needed.items() for names in each]
+        absent = files if found is None else places.missing_files(found, wanted.needed)
+        where = "to be fetched from the hub" if found is None else "on this machine" if not absent else "incomplete"
+        lines += textwrap.wrap(
+            f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""),
+            116,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    return [*lines, ""]
+
+
 def dry_run(
-    config: Config, parts: Parts, sizes: BatchSizes, total_steps: int, dataset: Dataset, notices: Sequence[str]
+    config: Config,
+    parts: Parts,
+    sizes: BatchSizes,
+    total_steps: int | None,
+    data: Sequence[str],
+    notices: Sequence[str],
 ) -> str:
-    """The resolved recipe, the networks with parameter counts, the data and the plan. UserError where an epoch is too
-    short for a batch."""
-    dataset.plan(config.seed, sizes.whole)
+    """The resolved recipe, the networks with parameter counts, their files, the data and the plan. `total_steps` is None
+    where the data that would tell is not here."""
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
     rows = []
     for name, part in parts.family.parts().items():
         count = sum(p.numel() for p in part.parameters())
         own = sum(p.numel() for p in part.parameters() if id(p) in trained)
-        rows.append(f"  {name:14} {type(part).__name__:24} {count:>14,} parameters, {own:>14,} trained")
-    left_out = skips.merged(dataset.report(), dataset.notes(sizes.whole)).items()
-    shapes = [f"  buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []
+        rows.append(f"  {name:14} {type(part).__name__:28} {count:>14,} parameters, {own:>14,} trained")
     cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
     return "\n".join(
         [
             *notices,
+            *parts.family.remarks(parts.objective),
             configs.dump(config).rstrip(),
             "",
             "Networks",
             *rows,
             "",
-            f"Data\n  {config.data.source}: {extent(dataset)}",
-            *shapes,
-            *(f"  {'noted' if e.get('kept') else 'left out'}: {reason}: {e['count']:,}" for reason, e in left_out),
+            *about_files(config),
+            "Data",
+            *(f"  {line}" for line in data),
             "",
             "Plan",
             *(f"  {line}" for line in headline(config, parts, sizes, total_steps)),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from daguerre import plugins
 from daguerre.config import Config
 from daguerre.data.buckets import buckets
+from daguerre.data.sources import mix
 from daguerre.errors import UserError
 from daguerre.families.family import Family
 from daguerre.objectives.algebra import Diffusion
@@ -49,9 +50,25 @@ class Parts:
 def build(config: Config) -> Parts:
     """Loads the family, builds objective and adapter, and moves the networks to the device of the run."""
     device = choose_device(config.training.device)
+    return _assembled(config, _family(config).to(device), device)
+
+
+def outline(config: Config) -> Parts:
+    """The same parts without memory and without weights: networks on the meta device, of their numbers alone."""
+    with torch.device("meta"):
+        family = _family(config)
+    return _assembled(config, family, choose_device(config.training.device))
+
+
+def _family(config: Config) -> Family:
+    return plugins.find("families", config.model.family).load(config.model, config.seed)
+
+
+def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
+    """Family, objective and adapter, with what no section of the recipe can see alone refused."""
     autocast, precision = choose_autocast(config.training, device)
-    family = plugins.find("families", config.model.family).load(config.model, config.seed).to(device)
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
+    _refuse_weights(config, objective)
     net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
     for bucket in buckets(config.data):
@@ -59,6 +76,18 @@ def build(config: Config) -> Parts:
     if isinstance(objective, Diffusion):
         objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
     return Parts(family, objective, net, device, autocast, precision, config.seed)
+
+
+def _refuse_weights(config: Config, objective: Objective) -> None:
+    """UserError where sources weigh their samples' losses, and the objective gives no sample a loss of its own."""
+    members = config.data.members() if isinstance(config.data, mix.Settings) else {}
+    weighed = [f"data.sources.{name}.loss_weight" for name, own in members.items() if own.loss_weight != 1]
+    if objective.couples_samples and weighed:
+        raise UserError(
+            f"{', '.join(weighed)}: the objective {config.objective.name} compares the samples of a batch with each "
+            "other, so that none has a loss of its own to weigh: remove it; data.weights says how often each source is "
+            "drawn"
+        )
 
 
 def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:

@@ -21,12 +21,12 @@ from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands import description, pictures
-from daguerre.commands.parts import batch_sizes, build
+from daguerre.commands.parts import batch_sizes, outline
 from daguerre.commands.run import Run, intervals, loop_plan, start
 from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.dataset import open_dataset
-from daguerre.errors import UserError
+from daguerre.errors import Absent, UserError
 from daguerre.families.family import TextToImage
 from daguerre.report import page
 from daguerre.training import device, loop, validation
@@ -235,10 +235,17 @@ class FailureOnRecord:
 
 def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
-    parts = build(config)
+    parts = outline(config)
     optimizer.build(config.optimizer, parts.net)  # for what it refuses: patterns, libraries, devices
-    dataset = open_dataset(config.data, "train")
     sizes = batch_sizes(config)
-    dataset.plan(config.seed, sizes.whole)
-    print(description.dry_run(config, parts, sizes, intervals(config, sizes, dataset.count).total, dataset, notices))
+    try:
+        dataset = open_dataset(config.data, "train")
+        dataset.plan(config.seed, sizes.whole)
+    except Absent as error:
+        data, in_steps = [str(error)], config.training.duration.unit != "epochs"
+        total = config.training.duration.steps(sizes.whole, None) if in_steps else None
+    else:
+        data = description.about_source(dataset, config, sizes.whole)
+        total = intervals(config, sizes, dataset.count).total
+    print(description.dry_run(config, parts, sizes, total, data, notices))
     return 0

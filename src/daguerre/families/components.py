@@ -124,8 +124,8 @@ class Components:
         for name in self.settings.components:
             value = getattr(self.settings, name)
             if isinstance(value, str) and value != BASE:
-                needed = places.CONFIG if _is_file(value) else self._needed(name)
-                found.append(Wanted(value, {"": _at_either(name, needed)}, self.elsewhere))
+                needed = {} if _is_file(value) else {"": _at_either(name, self._needed(name))}
+                found.append(Wanted(value, needed, self.elsewhere))
         for name in self.settings.tokenizers:
             if (value := getattr(self.settings, name)) != BASE:
                 found.append(Wanted(value, {"": _at_either(name, places.TOKENIZER)}, self.elsewhere))

@@ -14,7 +14,7 @@ from pathlib import Path
 import huggingface_hub
 import torch
 
-from daguerre.errors import UserError
+from daguerre.errors import Absent, UserError
 from daguerre.families import architectures, pickled, single_file
 
 SHIPPED = Path(__file__).parent.parent / "assets"
@@ -106,6 +106,19 @@ def missing_files(folder: Path, needed: Needed) -> list[str]:
     ]
 
 
+def here(name: str, options: Options) -> Path | None:
+    """Where the files of a place are on this machine, without asking the hub; a file as its folder. None: nowhere."""
+    if name in shipped():
+        return SHIPPED / name
+    if Path(name).exists():
+        return Path(name) if Path(name).is_dir() else Path(name).parent
+    repository = match[1] if (match := _HUB_FILE.fullmatch(name)) else name
+    try:
+        return Path(huggingface_hub.snapshot_download(repository, revision=options.revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
 def _complete(folder: Path, name: str, needed: Needed, options: Options) -> Path:
     """The folder, if it holds all that is needed; one whose weights are pickled is converted first."""
     if missing := missing_files(folder, needed):
@@ -167,9 +180,9 @@ def _patterns(needed: Needed) -> list[str]:
     return found
 
 
-def _unreachable(name: str, repository: str, command: str, error: OSError) -> UserError:
+def _unreachable(name: str, repository: str, command: str, error: OSError) -> Absent:
     reason = str(error.__cause__ or error).strip().splitlines()[0]
-    return UserError(
+    return Absent(
         f"there is nothing {name!r} on this machine, and the hub did not give the model {repository!r}: {reason}. Its "
         f"files are not in the local cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine with a "
         f"connection run `{command}`, copy DIR here and give its path, or take one that is shipped: "

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -20,11 +22,12 @@ from daguerre.data.place import Place
 from daguerre.data.source import Split as Part
 from daguerre.data.table_columns import TableSettings
 from daguerre.data.table_source import TableSource, open_tables
-from daguerre.errors import UserError
+from daguerre.errors import Absent, UserError
 from daguerre.settings import FREE, Idle
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SPLIT = re.compile(r"\w+(\.\w+)*")
+_offline: ContextVar[bool] = ContextVar("offline", default=False)
 
 
 class Settings(TableSettings):
@@ -137,10 +140,44 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
+def _absent(settings: Settings, where: str, error: Exception) -> str:
+    """What to do about a data set that could not be loaded, or was only looked for in the cache."""
+    saved = f"datasets.load_dataset({settings.name!r}).save_to_disk('DIR')"
+    elsewhere = f"Without a network: {saved} on a machine that has one, then data.name=null data.path=DIR"
+    if _offline.get():
+        return f"{where} is not on this machine yet: `daguerre train` fetches it. {elsewhere}"
+    return (
+        f"data.name: {where} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. Check its name, data.config, "
+        f"data.split, the network and your login (hf auth login). {elsewhere}"
+    )
+
+
+@contextmanager
+def from_cache_alone() -> Iterator[None]:
+    """Within, data sets by name are looked for in the cache of `datasets` and not fetched; `Absent` where one is not
+    there."""
+    token = _offline.set(True)
+    try:
+        yield
+    finally:
+        _offline.reset(token)
+
+
+@contextmanager
+def _as_asked(config: Any) -> Iterator[None]:
+    """The library's own switch is a variable of its module."""
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = before or _offline.get()
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+
+
 def _by_name(settings: Settings) -> list[Path]:
     """The Arrow files in the cache of `datasets`, downloaded and prepared by it where they are not there yet."""
     if find_spec("datasets") is None:
-        raise UserError(
+        raise Absent(
             "data.name: data sets by name need the library `datasets`: pip install daguerre[datasets]. Folders that "
             "save_to_disk wrote (data.path) are read without it"
         )
@@ -148,17 +185,14 @@ def _by_name(settings: Settings) -> list[Path]:
 
     where = f"the data set {settings.name!r}"
     try:
-        names = datasets.get_dataset_split_names(settings.name, settings.config, revision=settings.revision)
-        wanted = _chosen(list(names), settings, where)
-        found = datasets.load_dataset(settings.name, settings.config, split=wanted, revision=settings.revision)
+        with _as_asked(datasets.config):
+            names = datasets.get_dataset_split_names(settings.name, settings.config, revision=settings.revision)
+            wanted = _chosen(list(names), settings, where)
+            found = datasets.load_dataset(settings.name, settings.config, split=wanted, revision=settings.revision)
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError, LookupError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(
-            f"data.name: {where} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. Check its name, "
-            "data.config, data.split, the network and your login (hf auth login); for a folder of save_to_disk give "
-            "data.path"
-        ) from error
+        raise Absent(_absent(settings, where, error)) from error
     files = [Path(entry["filename"]) for entry in found.cache_files]
     if not files:
         raise UserError(
