@@ -26,6 +26,7 @@ from daguerre.commands.run import Run, intervals, loop_plan, start
 from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.dataset import open_dataset
+from daguerre.data.sources import huggingface
 from daguerre.errors import Absent, UserError
 from daguerre.families.family import TextToImage
 from daguerre.report import page
@@ -239,7 +240,8 @@ def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     optimizer.build(config.optimizer, parts.net)  # for what it refuses: patterns, libraries, devices
     sizes = batch_sizes(config)
     try:
-        dataset = open_dataset(config.data, "train")
+        with huggingface.from_cache_alone():
+            dataset = open_dataset(config.data, "train")
         dataset.plan(config.seed, sizes.whole)
     except Absent as error:
         data, in_steps = [str(error)], config.training.duration.unit != "epochs"

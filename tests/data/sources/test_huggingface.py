@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from daguerre.data.headers import Undecodable
 from daguerre.data.sources import huggingface
-from daguerre.errors import UserError
+from daguerre.errors import Absent, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -286,6 +286,18 @@ def test_a_data_set_by_name(named):
 def test_a_name_that_nobody_has(named):
     with pytest.raises(UserError, match=r"(?s)data\.name: .* 'nobody/nothing' cannot be loaded: .*Check its name"):
         opened(name="nobody/nothing")
+
+
+def test_what_is_in_no_cache_is_not_fetched_where_it_is_only_looked_for(named, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    with (
+        huggingface.from_cache_alone(),
+        pytest.raises(Absent, match=r"'nobody/nothing' is not on this machine yet: `daguerre train` fetches it"),
+    ):
+        opened(name="nobody/nothing")
+    assert datasets.config.HF_HUB_OFFLINE is False
+    with huggingface.from_cache_alone():
+        assert opened(name=named).index.count == 5
 
 
 def test_without_the_library(named, monkeypatch):

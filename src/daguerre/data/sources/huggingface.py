@@ -147,8 +147,8 @@ def _absent(settings: Settings, where: str, error: Exception) -> str:
     if _offline.get():
         return f"{where} is not on this machine yet: `daguerre train` fetches it. {elsewhere}"
     return (
-        f"data.name: {where} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. Check its name, data.config, "
-        f"data.split, the network and your login (hf auth login). {elsewhere}"
+        f"data.name: {where} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. Check its name, "
+        f"data.config, data.split, the network and your login (hf auth login). {elsewhere}"
     )
 
 

@@ -1,0 +1,86 @@
+"""`train --dry-run` of the recipes of real models: no network, no weights, no memory; the published sizes.
+
+What is in the headers of these recipes about sizes and memory is held to the same numbers.
+"""
+
+import re
+import socket
+
+import huggingface_hub
+import pytest
+from twins import base, shards
+
+from daguerre import cli, errors, recipe
+from daguerre.families import architectures
+
+NAMES = [name for name in recipe.shipped() if base(name)]
+UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
+FROZEN = {
+    "sd1": [83_653_863, 123_060_480],
+    "sd2_base": [83_653_863, 340_387_840],
+    "sd21": [83_653_863, 340_387_840],
+    "sdxl": [83_653_863, 123_060_480, 694_659_840],
+}
+TERM = re.compile(r"([\d,.]+) (?:M (?:trained parameters|frozen|parameters)|samples) x ([\d.]+)")
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """An empty cache of the hub, and a network of which every use fails the test."""
+
+    def no_network(*address, **more):
+        pytest.fail(f"a dry run asked the network for {address}")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("getaddrinfo", "create_connection"):
+        monkeypatch.setattr(socket, name, no_network)
+    monkeypatch.chdir(tmp_path)
+
+
+def dry_run(name, place, capsys):
+    given = []
+    if "stage" in name:
+        shards(place / "shards", labelled=False)
+        given = ["data.path=shards", "training.global_batch_size=4", "training.per_device_batch_size=4"]
+    assert cli.run(["train", name, *given, "--dry-run"]) == errors.DONE
+    return capsys.readouterr().out
+
+
+def header(name):
+    return recipe.shipped()[name].read_text(encoding="utf-8").split("\nrun_name", 1)[0].split("\nextends", 1)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp_path, capsys):
+    said = dry_run(name, tmp_path, capsys)
+    kind = architectures.find(base(name)).name
+    counts = [(int(all_.replace(",", "")), int(own.replace(",", ""))) for all_, own in COUNTS.findall(said)]
+    assert counts == [(UNET[kind], UNET[kind]), *((count, 0) for count in FROZEN[kind])]
+    assert re.search(rf"^  {re.escape(base(name))}: to be fetched from the hub", said, flags=re.MULTILINE)
+    assert ("unet/diffusion_pytorch_model.safetensors" in said) == ("scratch" not in name and "lightning" not in name)
+    for file in ("vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors", "unet/config.json"):
+        assert file in said
+    if "stage" not in name:
+        assert re.search(r"the data set '[\w/-]+' is not on this machine yet: `daguerre train` fetches it", said)
+    assert list(tmp_path.glob("**/config.yaml")) == []
+
+
+COUNTS = re.compile(r"([\d,]+) parameters, +([\d,]+) trained")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_computes_the_memory_from_the_published_sizes(name):
+    (memory,) = re.findall(r"^# Memory: (.*?)\n# Time:", header(name), flags=re.MULTILINE | re.DOTALL)
+    memory = " ".join(memory.replace("#", "").split())
+    kind = architectures.find(base(name)).name
+    millions = {f"{count / 1e6:,.1f}" for count in (UNET[kind], sum(FROZEN[kind]), UNET[kind] + sum(FROZEN[kind]))}
+    found = [term.split(" M ")[0].split()[-1] for term in re.findall(r"[\d,.]+ M ", memory)]
+    assert set(found) <= millions, memory
+    terms = [(float(count.replace(",", "")), float(each), "M" in text) for text, count, each in _terms(memory)]
+    total = sum(count * each / (1000 if is_millions else 1) for count, each, is_millions in terms)
+    total += sum(map(float, re.findall(r"about (\d+) GB", memory)))
+    assert float(re.search(r"= (\d+) GB", memory)[1]) == pytest.approx(total, abs=0.6), memory
+
+
+def _terms(text):
+    return [(match[0], match[1], match[2]) for match in TERM.finditer(text)]
