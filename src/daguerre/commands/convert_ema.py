@@ -8,7 +8,7 @@ from daguerre import config as configs
 from daguerre import overrides
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.store import Store
-from daguerre.commands.generate import load, newest
+from daguerre.commands.generate_model import load, newest
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.training import post_hoc

@@ -1,213 +1,246 @@
-"""`daguerre generate`: draws pictures from prompts with the newest weights of a run."""
+"""`daguerre generate`: draws pictures from prompts, one or a hundred thousand, and goes on where it was stopped."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-from daguerre import config as configs
-from daguerre import overrides
-from daguerre.checkpoint.run_folder import RunFolder
-from daguerre.checkpoint.store import Checkpoint, Store
-from daguerre.commands import pictures
-from daguerre.commands.parts import Parts, build
-from daguerre.config import Config
+from daguerre.checkpoint.stop import StopSignals
+from daguerre.commands import (
+    generate_arguments,
+    generate_folder,
+    generate_model,
+    generate_prompts,
+    generate_ranks,
+    pictures,
+    pictures_sheet,
+)
+from daguerre.commands.data_progress import Counter
+from daguerre.commands.generate_arguments import Arguments
+from daguerre.commands.generate_folder import Folder
+from daguerre.commands.generate_list import PictureList, Survey
+from daguerre.commands.generate_model import Loading
+from daguerre.commands.generate_ranks import Part
+from daguerre.commands.generate_work import FileWork, ShardWork, Work
+from daguerre.commands.parts import Parts
+from daguerre.commands.pictures import Drawn, Stopped, Wanted
+from daguerre.commands.pictures_files import Encoding
 from daguerre.errors import UserError
-from daguerre.recipe import shipped
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.training.state import load_weights
+from daguerre.training import device, precision
+from daguerre.training.progress import duration_text
 
-SUMMARY = "draw pictures from prompts with a trained run"
+SUMMARY = "draw pictures from prompts: with a run, a base model or a pipeline"
 HELP = """\
 usage: daguerre generate RUN prompt="..." [key=value ...]
 
 Draws pictures with the newest checkpoint of a run, by its averaged weights if it keeps them. RUN is a run folder; a
-recipe stands for the run that `daguerre train` makes of it (output_dir= and run_name= as there).
+recipe stands for the run that `daguerre train` makes of it (output_dir= and run_name= as there), or, with base=true,
+for its pretrained networks as they are; a folder in diffusers' layout is a pipeline. The same command again goes on
+where it was stopped: what is there and whole is kept.
 
   daguerre generate runs/quickstart prompt="a small green star on a white background" num_images=4 seed=7
-  daguerre generate runs/quickstart prompts_file=prompts.txt out=pictures sampler=dpmpp_2m num_inference_steps=20
-  daguerre generate quickstart run_name=mine prompt="a large red circle on a blue background"
+  daguerre generate runs/quickstart prompts_file=prompts.csv out=pictures sampler=dpmpp_2m num_inference_steps=20
+  daguerre generate sd15 base=true prompt="a photo of a red car" guidance_scale=7.5
+  daguerre generate sdxl_lightning prompts_file=list.jsonl format=webdataset out=shards
 
   prompt=TEXT            what to draw
-  prompts_file=FILE      UTF-8 text with one prompt a line; without prompts, those of the recipe are drawn
+  prompts_file=FILE      text with one prompt a line, or .csv, .tsv, .jsonl with the columns prompt, negative_prompt,
+                         seed, num_images, guidance_scale, height, width, file_name; others are kept in the JSON.
+                         Without prompts, those of the recipe are drawn
   negative_prompt=TEXT   what to lead away from
   num_images=N           pictures of each prompt (1)
-  seed=N                 picture i of all starts from the noise of seed + i alone, whatever the batch size
-  out=FOLDER             a new or empty folder (default: RUN/generated/PROMPT)
+  seed=N                 picture i of all starts from the noise of seed + i alone, whatever draws it
+  height=PX width=PX     size (data.resolution)
   sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, timestep_spacing, batch_size
                          as the run's recipe has them in `sampling`
+
+  out=FOLDER, -o FOLDER  default: RUN/generated/PROMPT
+  format=png             or jpeg, webp, or webdataset: tar shards with an index, for data.source=webdataset
+  quality=N              of jpeg (95) and webp (90)
+  shard_samples=N shard_image=jpeg     pictures of a shard (1000), and what they are
+  shard=I/N              draws part I of N; under torchrun or srun each process draws its own part
+  contact_sheet=false    leaves out contact-sheet.html
+
+  base=true              the recipe's pretrained networks as they are, without a run
+  weights=ema            or raw: which weights of the checkpoint
   resume_from_checkpoint=NAME    another checkpoint than the newest, such as step-00001000
-  training.device=cpu            where to compute
+  training.device=cpu            where to compute; training.mixed_precision, training.attention as in training
 
-Writes 000.png, 001.png ... and samples.json, which says how each was made.
+Writes 000.png, 001.png ... and a JSON beside each, which says how it was made. docs/generate.md says more.
 """
-
-_OWN = ("prompt", "prompts_file", "out")
-_PLACE = ("output_dir", "run_name")
-_SAMPLING = tuple(name for name in SamplingSettings.model_fields if name != "prompts")
-_MAY_CHANGE = ("sampling.", "training.device", "training.mixed_precision", "resume_from_checkpoint")
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
+class Job:
+    """A list of pictures, and what draws it."""
 
-    folder: RunFolder
-    config: Config
-    notices: Sequence[str]
-    prompts: list[str]
-    """One a picture."""
-    out: Path
+    arguments: Arguments
+    loading: Loading
+    part: Part
+    pictures: PictureList
+    survey: Survey
+    asked: dict[str, Any]
+    folder: Folder
 
 
 def run(arguments: list[str]) -> int:
-    """Draws what the command line asks for; 0, or a UserError."""
-    request = read(arguments)
-    for notice in request.notices:
+    """Draws what the command line asks for; 0, the code of a signal, or a UserError."""
+    job = prepare(arguments)
+    began = job.folder.goes_on(job.asked)
+    parts = None if began else ready(job)
+    if not began:
+        job.folder.begin(job.asked)
+    with job.folder.held(job.part):
+        work = work_of(job)
+        left = work.left(began)
+        if work.kept:
+            print(f"{work.kept:,} of {work.share:,} pictures are there and are whole: kept")
+        if left:
+            code = draw(job, work, parts or ready(job))
+            if code:
+                return code
+        return conclude(job, work, left)
+
+
+def prepare(arguments: list[str]) -> Job:
+    """All that can be known, and refused, before any weight is read."""
+    asked_for = generate_arguments.read(arguments)
+    for notice in asked_for.notices:
         print(notice)
-    checkpoint = newest(request.folder, request.config.resume_from_checkpoint)
-    parts = load(request.config, checkpoint)
-    sampling, resolution = request.config.sampling, request.config.data.resolution
-    made_with = {"checkpoint": checkpoint.name, "step": checkpoint.documents["state"]["step"]}
-    made_with |= {"run": str(request.folder.path)}
-    count = len(request.prompts)
-    print(f"drawing {count} picture{'s' * (count != 1)} of {resolution}x{resolution} px with {checkpoint.name}")
-    paths = pictures.write_pictures(parts, resolution, sampling, request.prompts, request.out, made_with)
-    for index, how in parts.family.cut(request.prompts).items():
-        print(f"picture {index}: its prompt is {how}")
-    print(f"{paths[0]}" + (f" ... {paths[-1].name}" if count > 1 else "") + f", {pictures.LISTING} beside")
+    part = generate_ranks.part(asked_for.options.shard)
+    if part.said:
+        print(part.said)
+    config = asked_for.config
+    listed = PictureList(prompts(asked_for), config.sampling, config.data.resolution, pictures.KEYS)
+    survey = listed.survey()
+    if not survey.pictures:
+        raise UserError("num_images=0: there is nothing to draw")
+    loading = generate_model.choose(asked_for.model, config, asked_for.options.weights)
+    asked = record(asked_for, listed, survey, loading)
+    folder = generate_folder.place(asked_for.options.out, asked_for.model.home, listed.prompts.name, asked)
+    return Job(asked_for, loading, part, listed, survey, asked, folder)
+
+
+def prompts(arguments: Arguments) -> generate_prompts.Prompts:
+    """The prompts of the command line, of the file that it names, or of the recipe."""
+    sampling = arguments.config.sampling
+    if arguments.options.prompt is not None:
+        return generate_prompts.inline([arguments.options.prompt])
+    if sampling.prompts_file is not None:
+        return generate_prompts.of_file(sampling.prompts_file)
+    if not sampling.prompts:
+        raise UserError('what shall be drawn? Give prompt="..." or prompts_file=FILE (one prompt a line)')
+    return generate_prompts.inline(sampling.prompts)
+
+
+def record(arguments: Arguments, listed: PictureList, survey: Survey, loading: Loading) -> dict[str, Any]:
+    """What decides the pictures of the list: they are gone on with only where it is the same."""
+    sampling, options, training = arguments.config.sampling, arguments.options, arguments.config.training
+    names = ("seed", "num_images", "negative_prompt", "sampler", "num_inference_steps", "eta", "guidance_scale")
+    height, width = sampling.size_px(listed.resolution)
+    encoding = Encoding(options.image, options.quality)
+    shards = {"shard_samples": options.shard_samples, "shard_image": options.image}
+    return {
+        **loading.made_with,
+        "prompts": listed.prompts.name,
+        "prompts_sha256": listed.prompts.digest,
+        "pictures": survey.pictures,
+        **{name: getattr(sampling, name) for name in (*names, "guidance_rescale", "timestep_spacing")},
+        "height": height,
+        "width": width,
+        "precision": str(precision.choose(training, device.choose_device(training.device))),
+        "matmul_precision": training.matmul_precision,
+        "format": options.format,
+        **(shards if options.format == "webdataset" else {}),
+        "quality": encoding.used_quality,
+    }
+
+
+def ready(job: Job) -> Parts:
+    """The networks, if they can draw pictures of all the sizes that are asked for."""
+    generate_ranks.use_own_gpu(job.part)
+    print(f"drawing with {job.loading.said}")
+    parts = job.loading.parts()
+    family, _ = pictures.drawing(parts)
+    for height, width in job.survey.sizes_px:
+        family.latent_shape((3, height, width))
+    return parts
+
+
+def work_of(job: Job) -> Work:
+    """Files or shards, and which of them are this process's."""
+    options = job.arguments.options
+    encoding = Encoding(options.image, options.quality)
+    kind = ShardWork if options.format == "webdataset" else FileWork
+    return kind(job.folder.path, job.pictures, job.survey.pictures, job.part, encoding, job.asked)
+
+
+def draw(job: Job, work: Work, parts: Parts) -> int:
+    """Draws what is left of this part; 0, or the exit code of a signal."""
+    sampling = job.arguments.config.sampling
+    total = work.share - work.kept
+    sizes = ", ".join(f"{height}x{width}" for height, width in list(job.survey.sizes_px)[:4])
+    sizes += ", ..." if len(job.survey.sizes_px) > 4 else ""
+    print(f"drawing {total:,} picture{'s' * (total != 1)} of {sizes} px (height x width) into {job.folder.path}")
+    cut = Cut()
+    with StopSignals() as stop, Counter("drawing", total, unit="pictures") as counter:
+
+        def drawn(wanted: Iterable[Wanted]) -> Iterator[Drawn]:
+            for one in pictures.draw_all(parts, sampling, wanted, lambda: stop.requested):
+                cut.look(one)
+                yield one
+                counter.add(1)
+
+        began = time.monotonic()
+        with suppress(Stopped):
+            work.draw(drawn, partial(describe, parts, sampling, job.loading.made_with))
+        done, seconds = counter.done, time.monotonic() - began
+    cut.say()
+    if stop.requested:
+        assert stop.signal is not None
+        print(f"stopped by {stop.signal.name}: {work.saved(done)}; the same command goes on from there")
+        return stop.exit_code
+    print(f"drawn: {done:,} picture{'s' * (done != 1)} in {duration_text(seconds)}")
     return 0
 
 
-def read(arguments: Sequence[str]) -> Request:
-    """The run, its config with the sampling settings that were asked for, the prompts and the place for pictures."""
-    given = overrides.split(arguments)
-    pairs = [overrides.pair(override) for override in given.overrides]
-    own = {key: text for key, text in pairs if key in _OWN}
-    folder = find_run(given.recipe, [f"{key}={text}" for key, text in pairs if key in _PLACE])
-    changes = [
-        f"sampling.{key}={text}" if key in _SAMPLING else f"{key}={text}"
-        for key, text in pairs
-        if key not in _OWN + _PLACE
-    ]
-    asked = {key.removeprefix("sampling.") for key, _ in pairs}
-    if "num_images" not in asked:
-        changes.append("sampling.num_images=1")
-    loaded = configs.load(str(folder.path), changes)
-    refuse_other_changes(folder, loaded.config)
-    prompts = read_prompts(own, loaded.config.sampling)
-    sampling = loaded.config.sampling
-    each = [prompt for prompt in prompts for _ in range(sampling.num_images)]
-    if not each:
-        raise UserError("num_images=0: there is nothing to draw")
-    name = Path(own["prompts_file"]).stem if "prompts_file" in own else prompts[0]
-    return Request(folder, loaded.config, loaded.notices, each, place(own.get("out"), folder, name))
+def describe(parts: Parts, sampling: SamplingSettings, made_with: dict[str, Any], one: Wanted) -> dict[str, Any]:
+    """The JSON of a picture: columns of its file, how it was made, and with what."""
+    return {**one.about, **pictures.about(parts, sampling, one), **made_with}
 
 
-def find_run(target: str, place_of_run: Sequence[str]) -> RunFolder:
-    """The folder of the run that is meant. UserError if no run was begun there."""
-    known = ", ".join(shipped())
-    if not target:
-        raise UserError(f"which run? Give a run folder, such as runs/quickstart, or a recipe ({known})")
-    if Path(target).is_dir() and target not in shipped():
-        if place_of_run:
-            raise UserError(f"{target} is a run folder: {' '.join(place_of_run)} would have no effect, leave it out")
-        folder = RunFolder(Path(target))
-        if not folder.config.is_file():
-            raise UserError(f"{target} is no run folder: it has no config.yaml. {_instead_of(folder.path)}")
-        return folder
-    output_dir, run_name = configs.peek(target, place_of_run)
-    folder = RunFolder(Path(output_dir) / run_name)
-    if not folder.config.is_file():
-        raise UserError(
-            f"there is no run in {folder.path}: train one with `daguerre train {target}`, or give its folder"
-        )
-    return folder
+def conclude(job: Job, work: Work, left: int) -> int:
+    """Says where the pictures are, and whether those of other parts are there, too."""
+    missing = work.missing()
+    if missing:
+        print(f"{missing:,} of the list's {work.total:,} pictures are for other parts to draw, and not there yet")
+        return 0
+    print(work.where())
+    wanted = job.arguments.options.contact_sheet and work.total > 1
+    if wanted and (left or not (job.folder.path / pictures_sheet.NAME).exists()):
+        print(f"to look at: {pictures_sheet.write(job.folder.path, work.examples(), work.total)}")
+    return 0
 
 
-def _instead_of(path: Path) -> str:
-    if not (path / "model_index.json").is_file():
-        return "Give a run's folder or a recipe"
-    if RunFolder(path.resolve().parent).config.is_file():
-        return f"It is the pipeline of a run: give the run, {path.resolve().parent}"
-    return "It is a diffusers pipeline: open it with StableDiffusionPipeline.from_pretrained, its README.md says how"
+class Cut:
+    """Counts prompts that are longer than the family reads."""
 
+    def __init__(self) -> None:
+        self.numbers: dict[str, list[int]] = {}
 
-def refuse_other_changes(folder: RunFolder, config: Config) -> None:
-    """UserError for settings that were given but are fixed by the run, or mean nothing here."""
-    trained = configs.load(str(folder.path)).config
-    paths = [change.path for change in configs.diff(trained, config) if not change.path.startswith(_MAY_CHANGE)]
-    if paths:
-        raise UserError(
-            f"{', '.join(paths)}: fixed when {folder.path} was trained, or without effect on pictures; `generate` "
-            f"takes {', '.join([*_OWN, *_SAMPLING, *_MAY_CHANGE[1:]])}"
-        )
+    def look(self, drawn: Drawn) -> None:
+        """Notes one picture."""
+        if drawn.cut is not None:
+            self.numbers.setdefault(drawn.cut, []).append(drawn.wanted.number)
 
-
-def read_prompts(own: dict[str, str], sampling: SamplingSettings) -> list[str]:
-    """The prompts of the command line, of the file that it names, or of the recipe."""
-    if "prompt" in own and "prompts_file" in own:
-        raise UserError("prompt and prompts_file were both given: choose one")
-    if "prompt" in own:
-        return [own["prompt"]]
-    if "prompts_file" not in own:
-        if not sampling.prompts:
-            raise UserError('what shall be drawn? Give prompt="..." or prompts_file=FILE (one prompt a line)')
-        return sampling.prompts
-    path = Path(own["prompts_file"])
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"prompts_file={path} cannot be read as UTF-8 text: {error}") from error
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise UserError(f"prompts_file={path} holds no prompt: write one a line")
-    return prompts
-
-
-def place(out: str | None, folder: RunFolder, name: str) -> Path:
-    """A folder that holds nothing yet: the one that was asked for, or a new one in the run, named after the prompt."""
-    if out is not None:
-        path = Path(out)
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise UserError(
-                f"out={out} exists and is not an empty folder; pictures are never overwritten: choose another"
-            )
-        return path
-    slug = re.sub(r"\W+", "-", name.lower()).strip("-")[:60].strip("-") or "empty"
-    base, number = folder.path / "generated", 1
-    while (path := base / (slug if number == 1 else f"{slug}-{number}")).exists():
-        number += 1
-    return path
-
-
-def newest(folder: RunFolder, name: str) -> Checkpoint:
-    """The newest checkpoint whose every byte is as saved, or the one of this name. UserError if there is none."""
-    store = Store(folder.checkpoints)
-    if name != "latest":
-        if name not in store.names():
-            raise UserError(
-                f"{folder.path} has no checkpoint {name!r}; it has: {', '.join(store.names()) or 'none yet'}"
-            )
-        return store.load(folder.checkpoints / name)
-    found = store.newest_verified()
-    for notice in found.notices:
-        print(notice)
-    if found.path is None:
-        raise UserError(
-            f"{folder.path} has no checkpoint yet: wait for its first save, or go on with "
-            f"`daguerre train {folder.path}`"
-        )
-    return store.load(found.path)
-
-
-def load(config: Config, checkpoint: Checkpoint) -> Parts:
-    """The parts with the checkpoint's weights, the averaged ones where it has them, ready to draw."""
-    parts = build(config)
-    weights = checkpoint.tensors["model"] | checkpoint.tensors.get("ema", {})
-    load_weights(parts.net, weights)
-    parts.objective.load_state(checkpoint.tensors.get("objective", {}))
-    parts.net.eval()
-    return parts
+    def say(self) -> None:
+        """One line for each thing that was done."""
+        for how, numbers in self.numbers.items():
+            shown = ", ".join(str(number) for number in numbers[:5]) + ", ..." * (len(numbers) > 5)
+            many = f"{len(numbers):,} prompts are" if len(numbers) > 1 else "one prompt is"
+            print(f"{many} longer than is read, and {how}: picture {shown}")

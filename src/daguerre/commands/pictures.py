@@ -1,13 +1,16 @@
 """Pictures from prompts, for the samples of a run, for its evaluation and for `daguerre generate`.
 
-Puts together what the family, the objective and the samplers do, and writes PNG files with a JSON list of how each was
-made. Which weights the net holds, and which prompts there are, is the caller's affair.
+Puts together what the family, the objective and the samplers do. Which weights the net holds, and which prompts there
+are, is the caller's affair; how pictures become files is in pictures_files.py, but for the samples of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +27,129 @@ from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.settings import SamplingSettings
 
 LISTING = "samples.json"
+_SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
+_OF_PICTURE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
+_OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
+_OF_MODEL = ("run", "base", "pipeline", "checkpoint", "step", "weights", "precision", "code_version")
+KEYS = frozenset({*_SETTINGS, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL})
+"""What the JSON of a picture says itself: a list of prompts may have no column of these names, beside its own."""
+_BATCHES_AHEAD = 16
+"""How many batches further a list is read to fill one with pictures of one size."""
+_DECODED_PX = 1 << 21
+"""An autoencoder takes ten times the memory of the UNet: this many pixels are decoded at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A picture that is to be drawn."""
+
+    number: int
+    """Its place among all; unique."""
+    prompt: str
+    seed: int
+    size_px: tuple[int, int]
+    """Height and width."""
+    negative_prompt: str
+    guidance_scale: float
+    name: str | None = None
+    """What its file is to be called, without suffix; None: by its number."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else is known of it, for its JSON."""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What the pictures of one batch have in common."""
+        return self.size_px, self.guidance_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A picture that was drawn."""
+
+    wanted: Wanted
+    pixels_HWC: np.ndarray
+    """[H, W, 3] uint8."""
+    cut: str | None
+    """What was done to a prompt that is longer than the family reads."""
+
+
+class Stopped(Exception):
+    """Drawing was told to stop; what was yielded is all there is."""
+
+
+def draw_all(
+    parts: Parts, sampling: SamplingSettings, wanted: Iterable[Wanted], stop: Callable[[], bool] = lambda: False
+) -> Iterator[Drawn]:
+    """Draws each of `wanted` and yields them in their order; a few batches of them are held, whatever their number.
+
+    `stop` is asked before each batch: Stopped is raised where it says so.
+
+    Picture i depends on its own prompt and seed: its noise to the bit, its pixels within 1/255 whatever else is in
+    the batch. The net is used as it is: in evaluation mode, with the weights that the pictures are wanted of.
+    """
+    order: deque[int] = deque()
+    ready: dict[int, Drawn] = {}
+
+    def read() -> Iterator[Wanted]:
+        for one in wanted:
+            order.append(one.number)
+            yield one
+
+    for batch in batches(read(), sampling.batch_size):
+        if stop():
+            raise Stopped
+        ready |= {drawn.wanted.number: drawn for drawn in draw_batch(parts, sampling, batch)}
+        while order and order[0] in ready:
+            yield ready.pop(order.popleft())
+
+
+def batches(wanted: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
+    """Pictures of one size and guidance each, led by the first that was in no batch yet."""
+    source = iter(wanted)
+    waiting: list[Wanted] = []
+    while True:
+        waiting += islice(source, batch_size * _BATCHES_AHEAD - len(waiting))
+        if not waiting:
+            return
+        batch: list[Wanted] = []
+        others: list[Wanted] = []
+        for one in waiting:
+            fits = len(batch) < batch_size and one.kind == waiting[0].kind
+            (batch if fits else others).append(one)
+        waiting = others
+        yield batch
+
+
+def draw_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[Wanted]) -> Iterator[Drawn]:
+    """The pictures of one batch, all of one size and guidance."""
+    family, objective = drawing(parts)
+    height, width = batch[0].size_px
+    shape = family.latent_shape((3, height, width))
+    settings = sampling.model_copy(update={"guidance_scale": batch[0].guidance_scale})
+    prompts = [one.prompt for one in batch]
+    # In one call, so that long prompts of both sides are padded to one length.
+    nulls = [one.negative_prompt for one in batch] if settings.guided else []
+    both = family.encode_prompts([*prompts, *nulls], (3, height, width))
+    cond = {name: rows[: len(batch)] for name, rows in both.items()}
+    null = {name: rows[len(batch) :] for name, rows in both.items()} if settings.guided else None
+    with parts.autocast():
+        x0 = draw(objective, parts.net, cond, null, shape, [one.seed for one in batch], settings, parts.device)
+    cut = family.cut(prompts)
+    at_once = max(1, _DECODED_PX // (height * width))
+    for first in range(0, len(batch), at_once):
+        for i, pixels in enumerate(family.decode(x0[first : first + at_once]), first):
+            yield Drawn(batch[i], pixels, cut.get(i))
 
 
 def draw_pictures(
     parts: Parts, resolution: int, sampling: SamplingSettings, prompts: Sequence[str], seeds: Sequence[int]
 ) -> Iterator[np.ndarray]:
-    """Yields one picture [resolution, resolution, 3] uint8 for each prompt and seed, in their order.
-
-    Picture i depends on its own prompt and seed: its noise to the bit, its pixels within 1/255 whatever else is in
-    the batch. The net is used as it is: in evaluation mode, with the weights that the pictures are wanted of.
-    """
-    family, objective = drawing(parts)
-    shape = family.latent_shape((3, resolution, resolution))
-    for first in range(0, len(prompts), sampling.batch_size):
-        part = slice(first, first + sampling.batch_size)
-        count = len(prompts[part])
-        guided = sampling.guidance_scale > 1
-        texts = [*prompts[part], *[sampling.negative_prompt] * count * guided]
-        both = family.encode_prompts(texts, (3, resolution, resolution))
-        cond = {name: rows[:count] for name, rows in both.items()}
-        null = {name: rows[count:] for name, rows in both.items()} if guided else None
-        with parts.autocast():
-            x0 = draw(objective, parts.net, cond, null, shape, seeds[part], sampling, parts.device)
-        yield from family.decode(x0)
+    """Yields one picture [H, W, 3] uint8 for each prompt and seed, in their order; see `draw_all`."""
+    size_px, negative, scale = sampling.size_px(resolution), sampling.negative_prompt, sampling.guidance_scale
+    pairs = enumerate(zip(prompts, seeds, strict=True))
+    wanted = (Wanted(i, prompt, seed, size_px, negative, scale) for i, (prompt, seed) in pairs)
+    for drawn in draw_all(parts, sampling, wanted):
+        yield drawn.pixels_HWC
 
 
 def write_pictures(
@@ -62,26 +165,40 @@ def write_pictures(
     `folder`/samples.json, written last, says of each how it was made; `made_with` (checkpoint, step) goes into each
     entry. Files of the same names are overwritten.
     """
-    seeds = [sampling.seed + i for i in range(len(prompts))]
-    shape = drawing(parts)[0].latent_shape((3, resolution, resolution))
-    width = max(3, len(str(len(prompts) - 1)))
+    size_px, negative, scale = sampling.size_px(resolution), sampling.negative_prompt, sampling.guidance_scale
+    wanted = [Wanted(i, prompt, sampling.seed + i, size_px, negative, scale) for i, prompt in enumerate(prompts)]
     make_folder(folder)
     paths, listing = [], []
-    pictures = draw_pictures(parts, resolution, sampling, prompts, seeds)
-    for i, (picture, prompt, seed) in enumerate(zip(pictures, prompts, seeds, strict=True)):
-        path = folder / f"{i:0{width}d}.png"
-        Image.fromarray(picture).save(path)
-        listing.append({"file": path.name, "prompt": prompt, "seed": seed, "initial_noise_sha256": digest(seed, shape)})
-        listing[-1] |= how(sampling) | {"code_version": __version__} | dict(made_with or {})
+    for drawn in draw_all(parts, sampling, wanted):
+        path = folder / f"{numbered(drawn.wanted.number, len(wanted))}.png"
+        Image.fromarray(drawn.pixels_HWC).save(path)
+        listing.append({"file": path.name, **about(parts, sampling, drawn.wanted), **dict(made_with or {})})
         paths.append(path)
     write_json_atomically(folder / LISTING, listing)
     return paths
 
 
-def how(sampling: SamplingSettings) -> dict[str, Any]:
-    """The settings that a picture depends on, beside prompt and seed."""
-    names = ("negative_prompt", "sampler", "num_inference_steps", "eta", "guidance_scale", "guidance_rescale")
-    return {name: getattr(sampling, name) for name in (*names, "timestep_spacing")}
+def numbered(number: int, total: int) -> str:
+    """The name of picture `number` of `total`."""
+    return f"{number:0{max(3, len(str(total - 1)))}d}"
+
+
+def about(parts: Parts, sampling: SamplingSettings, one: Wanted) -> dict[str, Any]:
+    """All that a picture depends on beside the weights, and what tells its noise."""
+    height, width = one.size_px
+    return {
+        "prompt": one.prompt,
+        "negative_prompt": one.negative_prompt,
+        "seed": one.seed,
+        "height": height,
+        "width": width,
+        "guidance_scale": one.guidance_scale,
+        "guidance_rescale": sampling.guidance_rescale if one.guidance_scale > 1 else 0.0,
+        **{name: getattr(sampling, name) for name in _SETTINGS},
+        "precision": parts.precision,
+        "initial_noise_sha256": digest(one.seed, drawing(parts)[0].latent_shape((3, height, width))),
+        "code_version": __version__,
+    }
 
 
 def digest(seed: int, shape: tuple[int, ...]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from daguerre import plugins
-from daguerre.settings import FREE, Settings
+from daguerre.settings import FREE, Idle, Settings
 
 
 @lru_cache
@@ -70,6 +70,10 @@ class SamplingSettings(Settings):
     seed: int = Field(0, ge=0, json_schema_extra=FREE)
     """Picture i starts from the noise of seed + i alone."""
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("prompts",), lambda own: None not in (own.prompts, own.prompts_file), "prompts_file says what is drawn"),
+    )
+
     @field_validator("sampler")
     @classmethod
     def _sampler_exists(cls, sampler: str) -> str:
@@ -89,12 +93,6 @@ class SamplingSettings(Settings):
     def size_px(self, resolution: int) -> tuple[int, int]:
         """Height and width of the pictures of a run of this resolution."""
         return self.height or resolution, self.width or resolution
-
-    @model_validator(mode="after")
-    def _prompts_from_one_place(self) -> SamplingSettings:
-        if self.prompts is not None and self.prompts_file is not None:
-            raise ValueError("prompts and prompts_file were both given: choose one (the other is null)")
-        return self
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> SamplingSettings:

@@ -1,0 +1,108 @@
+"""The contact sheet of drawn pictures: one HTML page with small copies, their prompts and seeds; text is escaped."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.report.markup import Html, element, join
+from daguerre.report.shell import whole
+
+NAME = "contact-sheet.html"
+MOST = 240
+"""Pictures on a page."""
+_SIDE_PX = 320
+_SMALL_PX = 128
+"""Pictures up to this side keep every pixel and are shown with hard edges."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A picture of the sheet."""
+
+    image: bytes
+    """Its file."""
+    prompt: str
+    seed: int
+    size_px: tuple[int, int]
+    """Height and width."""
+    name: str
+    link: str | None
+    """Its file relative to the page, where it has one of its own."""
+
+
+def write(folder: Path, examples: Iterable[Example], total: int) -> Path:
+    """Writes the page into the folder of the pictures; returns its path."""
+    path = folder / NAME
+    write_bytes_atomically(path, page(folder.resolve().name, examples, total).encode())
+    return path
+
+
+def page(title: str, examples: Iterable[Example], total: int) -> str:
+    """The page. Pictures that follow each other with one prompt stand below it together."""
+    groups: list[tuple[str, list[Html]]] = []
+    shown = 0
+    for example in examples:
+        if not groups or groups[-1][0] != example.prompt:
+            groups.append((example.prompt, []))
+        groups[-1][1].append(_figure(example))
+        shown += 1
+    count = f"{total:,} picture{'s' * (total != 1)}"
+    note = count if shown == total else f"{shown:,} of {count}, evenly spread"
+    header = join(element("p", "Daguerre · contact sheet", class_="kicker"), element("h1", title), element("p", note))
+    single = all(len(figures) == 1 for _, figures in groups)
+    body = _together(groups) if single else join(*(_group(prompt, figures) for prompt, figures in groups))
+    return whole(f"{title} · Daguerre", header, body, "the pictures beside it", ("style.css", "contact.css"))
+
+
+def _together(groups: list[tuple[str, list[Html]]]) -> Html:
+    cells = (
+        element("div", figures[0], element("p", prompt or "(empty prompt)", class_="prompt"), class_="cell")
+        for prompt, figures in groups
+    )
+    return element("div", *cells, class_="sheet")
+
+
+def _group(prompt: str, figures: list[Html]) -> Html:
+    return element(
+        "section",
+        element("p", prompt or "(empty prompt)", class_="prompt"),
+        element("div", *(element("div", figure, class_="cell") for figure in figures), class_="sheet"),
+        class_="prompt-group",
+    )
+
+
+def _figure(example: Example) -> Html:
+    height, width = example.size_px
+    address, small = _embedded(example.image)
+    alt = f"{example.prompt}, seed {example.seed}"
+    picture = element("img", src=address, alt=alt, title=example.name, class_="pixels" if small else None)
+    if example.link is not None:
+        picture = element("a", picture, href=_address(example.link))
+    return element("figure", picture, element("figcaption", f"seed {example.seed} · {width} × {height}"))
+
+
+def _address(link: str) -> str:
+    """A relative address; a name may hold what means something else in addresses."""
+    return "./" + "".join(c if c.isalnum() or c in "-_./" else "".join(f"%{b:02X}" for b in c.encode()) for c in link)
+
+
+def _embedded(file: bytes) -> tuple[str, bool]:
+    """A data address of a small copy, and whether it is shown with hard edges."""
+    with Image.open(io.BytesIO(file)) as opened:
+        picture = opened.convert("RGB")
+    small = max(picture.size) <= _SMALL_PX
+    picture.thumbnail((_SIDE_PX, _SIDE_PX), Image.Resampling.LANCZOS)
+    stream = io.BytesIO()
+    if small:
+        picture.save(stream, "PNG", optimize=True)
+    else:
+        picture.save(stream, "WEBP", quality=82)
+    kind = "png" if small else "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}", small
