@@ -172,7 +172,10 @@ def test_long_captions_are_cut_and_told(tiny_sd):
     long, cut = "x" * 60, "x" * 22
     assert family.cut([cut, "short", long, "x" * 23]) == {2: "cut to 24 tokens", 3: "cut to 24 tokens"}
     assert family.cut(["", cut]) == {}
-    assert torch.equal(family.encode_prompts([long], (3, 16, 16))["text"][:, :22], family.encode_prompts([cut], (3, 16, 16))["text"][:, :22])
+    assert torch.equal(
+        family.encode_prompts([long], (3, 16, 16))["text"][:, :22],
+        family.encode_prompts([cut], (3, 16, 16))["text"][:, :22],
+    )
 
 
 def test_pixels_must_fit_the_autoencoder(family):

@@ -1,0 +1,173 @@
+"""Where the components of a model come from: the base, another place, numbers, one file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import TEXT_WIDTH, TINY_UNET, write_sd, write_sdxl
+from transformers import T5Config, T5EncoderModel, T5Tokenizer
+
+from daguerre.errors import Absent, UserError
+from daguerre.families import places, sd, sdxl
+from daguerre.families.places import Options
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sd(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sd(tmp_path_factory.mktemp("other"), seed=9)
+
+
+def load(base: Path, **settings: Any) -> sd.StableDiffusion:
+    return sd.load(sd.Settings(pretrained_model_name_or_path=str(base), **settings), seed=1)
+
+
+def weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(next((folder / name).glob("*.safetensors")))
+
+
+def holds(network: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> bool:
+    own = network.state_dict()
+    return all(torch.equal(own[name.removeprefix("text_model.")], value) for name, value in tensors.items())
+
+
+@pytest.mark.parametrize("name", ["unet", "vae", "text_encoder"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_component_of_another_place(base: Path, other: Path, name: str, whole: bool):
+    """The place is a whole pipeline, or the component's own folder."""
+    parts = load(base, **{name: str(other if whole else other / name)}).parts()
+    assert holds(parts[name], weights(other, name))
+    assert all(holds(parts[rest], weights(base, rest)) for rest in {"unet", "vae", "text_encoder"} - {name})
+
+
+def test_null_is_random_weights_of_the_bases_numbers(base: Path):
+    """One line: everything else pretrained, and the UNet from scratch. The UNet's weights need not be there."""
+    made = load(base, unet=None)
+    assert made.unet.config.block_out_channels == load(base).unet.config.block_out_channels
+    assert not holds(made.unet, weights(base, "unet"))
+    again = load(base, unet=None)
+    assert holds(again.unet, made.unet.state_dict())
+    assert made.components.is_random("unet")
+
+
+def test_null_needs_no_weights_of_the_base(base: Path, tmp_path: Path):
+    folder = shutil.copytree(base, tmp_path / "copy")
+    next((folder / "unet").glob("*.safetensors")).unlink()
+    load(folder, unet=None)
+    with pytest.raises(UserError, match=r"lacks unet/diffusion_pytorch_model\.safetensors"):
+        load(folder)
+
+
+def test_a_network_from_one_file_of_its_own_names(base: Path, other: Path, tmp_path: Path):
+    file = tmp_path / "unet_of_4_steps.safetensors"
+    save_file({name: value.half() for name, value in weights(other, "unet").items()}, file)
+    made = load(base, unet=str(file))
+    assert next(made.unet.parameters()).dtype == torch.float32
+    assert holds(made.unet, {name: value.half().float() for name, value in weights(other, "unet").items()})
+    save_file({"conv_in.weight": torch.zeros(1)}, file)
+    with pytest.raises(UserError, match="does not hold the weights of this UNet2DConditionModel"):
+        load(base, unet=str(file))
+    with pytest.raises(UserError, match="there is no file"):
+        load(base, unet=str(tmp_path / "absent.safetensors"))
+
+
+def test_a_text_encoder_of_numbers_is_built_for_its_tokenizer(base: Path):
+    numbers = {"hidden_size": TEXT_WIDTH, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    made = load(base, text_encoder=numbers, unet=TINY_UNET, train_text_encoder=True)
+    config = made.texts.readers[0].encoder.config
+    assert (config.vocab_size, config.max_position_embeddings) == (
+        514,
+        made.texts.readers[0].tokenizer.model_max_length,
+    )
+    assert {name.partition(".")[0] for name in made.net.state_dict()} == {"unet", "text_encoder"}
+
+
+def test_weights_of_a_variant(base: Path, tmp_path: Path):
+    folder = shutil.copytree(base, tmp_path / "copy")
+    for file in list(folder.glob("*/*.safetensors")):
+        file.rename(file.with_name(file.name.replace(".safetensors", ".fp16.safetensors")))
+    assert holds(load(folder, variant="fp16").unet, weights(base, "unet"))
+    with pytest.raises(UserError, match=r"lacks unet/diffusion_pytorch_model\.safetensors"):
+        load(folder)
+
+
+def test_a_t5_reads_captions(base: Path, tmp_path: Path):
+    """As StableDiffusionPipeline would: the last hidden state of all tokens, no mask."""
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *[(f"▁{c}", -1.0) for c in "abcdefgh"]]
+    tokenizer = T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=12)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    config = T5Config(vocab_size=32, d_model=TEXT_WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    T5EncoderModel(config).save_pretrained(tmp_path / "text_encoder")
+    made = load(base, text_encoder=str(tmp_path), tokenizer=str(tmp_path), unet=TINY_UNET)
+    texts = ["a b c", ""]
+    ids = tokenizer(texts, padding="max_length", max_length=12, return_tensors="pt").input_ids
+    encoder = T5EncoderModel.from_pretrained(tmp_path / "text_encoder")
+    with torch.no_grad():
+        assert torch.equal(made.encode_prompts(texts, (3, 16, 16))["text"], encoder(ids).last_hidden_state)
+    with pytest.raises(UserError, match="is a T5"):
+        load(base, text_encoder=str(tmp_path), tokenizer=str(tmp_path), unet=TINY_UNET, long_prompts=True)
+
+
+def test_an_encoder_of_another_kind_is_refused(base: Path, tmp_path: Path):
+    folder = shutil.copytree(base / "text_encoder", tmp_path / "text_encoder")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "bert"}))
+    with pytest.raises(UserError, match=r"'bert': text encoders are CLIP's or T5's"):
+        load(base, text_encoder=str(folder))
+
+
+def test_something_must_be_trained(base: Path):
+    with pytest.raises(ValueError, match="nothing is trained: set one of train_unet, train_text_encoder"):
+        sd.Settings(pretrained_model_name_or_path=str(base), train_unet=False)
+
+
+def test_what_is_not_trained_is_no_part_of_the_state(base: Path):
+    made = load(base, train_unet=False, train_text_encoder=True)
+    assert {name.partition(".")[0] for name in made.net.state_dict()} == {"text_encoder"}
+    assert not any(p.requires_grad for p in made.unet.parameters())
+    assert not any(p.requires_grad for p in load(base).texts.readers[0].encoder.parameters())
+
+
+@pytest.mark.parametrize("write", [write_sd, write_sdxl])
+def test_without_memory_the_networks_have_the_same_shapes(write: Any, tmp_path: Path):
+    family = sd if write is write_sd else sdxl
+    settings = family.Settings(pretrained_model_name_or_path=str(write(tmp_path)))
+    with torch.device("meta"):
+        bare = family.load(settings, 0)
+    whole = family.load(settings, 0)
+    assert {p.device.type for part in bare.parts().values() for p in part.parameters()} == {"meta"}
+    for name, part in whole.parts().items():
+        shapes = {key: value.shape for key, value in part.state_dict().items()}
+        assert {key: value.shape for key, value in bare.parts()[name].state_dict().items()} == shapes
+    assert bare.latent_shape((3, 16, 16)) == whole.latent_shape((3, 16, 16))
+
+
+def test_what_a_model_is_made_of(monkeypatch, tmp_path: Path):
+    """Offline: a known hub model is described by the numbers that ship, and its files are named."""
+    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    name = "stabilityai/stable-diffusion-2-base"
+    settings = sd.Settings(pretrained_model_name_or_path=name, unet=None, vae="stabilityai/sd-vae-ft-mse")
+    with torch.device("meta"):
+        family = sd.load(settings, 0)
+    wanted = {w.place: places.missing_files(tmp_path, w.needed) for w in family.components.wanted()}
+    assert wanted[name] == [
+        "unet/config.json",
+        "text_encoder/config.json",
+        "text_encoder/model.safetensors",
+        "tokenizer/tokenizer_config.json",
+    ]
+    assert wanted["stabilityai/sd-vae-ft-mse"] == ["vae/config.json", "vae/diffusion_pytorch_model.safetensors"]
+    assert places.here(name, Options()) is None
+    with pytest.raises(Absent, match="daguerre fetch stabilityai/sd-vae-ft-mse -o DIR"):
+        sd.load(settings, 0)
