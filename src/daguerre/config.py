@@ -53,8 +53,8 @@ class Config(Settings):
     init_from: str | None = None
     """Run folder whose newest weights (the averaged ones, if it keeps them) a new run starts from."""
     resume_from_checkpoint: str = Field("latest", json_schema_extra=FREE)
-    """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`; `never`: nowhere,
-    a run that was begun before is refused."""
+    """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`. `never`: a run
+    that was begun before is refused."""
     model: Annotated[SerializeAsAny[FamilySettings], Plugin("families", "family", FamilySettings)]
     """The networks."""
     objective: Annotated[SerializeAsAny[ObjectiveSettings], Plugin("objectives", "name", ObjectiveSettings)]
@@ -206,6 +206,11 @@ def dump(config: Config) -> str:
         section, name = path.split(".")
         if tree[section][switch.split(".")[1]] == off:
             tree[section].pop(name, None)
+    return as_yaml(tree)
+
+
+def as_yaml(tree: Tree) -> str:
+    """Values as YAML that is read back as the same ones."""
     return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
 
 

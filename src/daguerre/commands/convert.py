@@ -9,8 +9,10 @@ HELP = """\
 usage: daguerre convert VERB ...
 
   ema      a pipeline with averaged weights of another width than the run was exported with
+  config   a recipe from a config of MaxDiffusion, MindOne, open-diffusion or Stable Cascade
 
   daguerre convert ema runs/my-run width=0.15
+  daguerre convert config base14.yml
 
 `daguerre convert VERB --help` says more about a verb.
 """
@@ -21,4 +23,4 @@ def run(arguments: list[str]) -> int:
     if not arguments:
         print(HELP.strip("\n"))
         return 0
-    raise UserError(f"there is no verb `convert {arguments[0]}`; there is: ema (daguerre convert ema RUN width=0.15)")
+    raise UserError(f"there is no verb `convert {arguments[0]}`; there are: ema, config")

@@ -1,0 +1,163 @@
+"""`daguerre convert config`: reads a config of another trainer and writes a recipe, saying what became of each key."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from daguerre import config as configs
+from daguerre import errors, foreign, layout, overrides, plugins, recipe
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.commands import (
+    convert_config_cascade,
+    convert_config_maxdiffusion,
+    convert_config_mindone,
+    convert_config_open_diffusion,
+)
+from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.problems import ConfigError, shown
+from daguerre.recipe import Tree
+
+SUMMARY = "a recipe from a config of MaxDiffusion, MindOne, open-diffusion or Stable Cascade"
+HELP = """\
+usage: daguerre convert config FILE [out=FILE]
+
+Reads a config of another trainer, recognises which, writes a recipe, and says of each key what became of it: carried
+(our setting and its value), noticed (nothing to carry, and why), refused (asks for something that is not there).
+
+  daguerre convert config base14.yml
+  daguerre convert config configs/training/sd_xl_base_finetune_910b_edm.yaml out=my-edm.yaml
+
+  out=FILE     the new recipe (default: NAME-daguerre.yaml in the current folder)
+
+Understood are MaxDiffusion's flat files (base14.yml, base_xl.yml ...), MindOne SDXL's trees of target and params,
+open-diffusion's groups with ??? and interpolation, and Stable Cascade's training configs. What must be given there
+must be given here, and is named at the end. Refused keys do not stop it.
+
+Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
+its family is not there yet (Stable Cascade), in which case it is written all the same, or because a value of the
+config fits no setting here, in which case nothing is written. docs/seeds.md says more.
+"""
+
+CONVERT = {
+    "MaxDiffusion": convert_config_maxdiffusion.convert,
+    "MindOne": convert_config_mindone.convert,
+    "open-diffusion": convert_config_open_diffusion.convert,
+    "Stable Cascade": convert_config_cascade.convert,
+}
+STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
+"""What takes the place of a family that is not there, while the rest is checked."""
+ORDER = list(Config.model_fields)
+
+
+def run(arguments: list[str]) -> int:
+    """Writes the recipe and the list; 2 where its family is not there yet."""
+    path, out = read(arguments)
+    tree = recipe.read(path)
+    trainer = foreign.trainer(tree)
+    if trainer is None:
+        raise UserError(
+            f"{path} is no config of {', '.join(CONVERT)}"
+            + (": it looks like a recipe of ours, which needs no conversion" if "training" in tree else "")
+        )
+    reading = opened(tree, str(path))
+    CONVERT[trainer](reading)
+    reading.finish()
+    values = typed(reading.values)
+    family = values["model"]["family"]
+    later = family not in plugins.names("families")
+    text = written(trainer, path, values, reading)
+    required = check(text, values, str(path), later)
+    write_bytes_atomically(out, text.encode())
+    for line in report(trainer, reading):
+        print(line)
+    print(f"\n{out}: a recipe from this config of {trainer}")
+    if required:
+        print(f"must be given on the command line: {', '.join(f'{name}=...' for name in required)}")
+    if later:
+        print(f"the family {family} is not there yet, so it cannot be trained: everything else of it passes the check")
+    return errors.REFUSED if later else errors.DONE
+
+
+def read(arguments: Sequence[str]) -> tuple[Path, Path]:
+    """The config and the new file that the command line names."""
+    given = overrides.split(arguments)
+    values = dict(overrides.pair(override) for override in given.overrides)
+    if unknown := values.keys() - {"out"}:
+        raise UserError(f"{', '.join(sorted(unknown))}: convert config takes FILE and out=FILE")
+    path = Path(given.recipe).expanduser()
+    if not given.recipe or not path.is_file():
+        stand_in = foreign.stands_for(given.recipe)
+        hint = f"; its counterpart ships with the package: daguerre recipes {stand_in}" if stand_in else ""
+        raise UserError(f"{given.recipe or 'which config?'}: give the file of a config{hint}")
+    out = Path(values.get("out", f"{path.stem}-daguerre.yaml")).expanduser()
+    if out.exists():
+        raise UserError(f"{out} exists: choose another file with out=FILE")
+    return path, out
+
+
+def opened(tree: Tree, source: str) -> Reading:
+    """Their values, interpolations resolved; what must be given, or refers to such a key, says so."""
+    resolved, _ = recipe.resolve(tree, {}, source)
+    given = dict(leaves(tree))
+    found = {key: value for key, value in leaves(resolved) if value != {} or key in given}
+    required = {key: REQUIRED for key in given if not any(f"{name}.".startswith(f"{key}.") for name in found)}
+    return Reading(found | required)
+
+
+def typed(values: Mapping[str, Any]) -> Tree:
+    """Our settings as a tree in their usual order; text that names a number or a switch is one."""
+    tree: Tree = {}
+    for path, value in values.items():
+        tree = recipe.merge(tree, overrides.nested(path, value))
+    known = layout.leaves(Config, tree)
+    for path, value in values.items():
+        if isinstance(value, str) and value != REQUIRED and path in known:
+            typed_value = overrides.typed(value, known[path].field.annotation)
+            tree = recipe.merge(tree, overrides.nested(path, typed_value))
+    return {name: tree[name] for name in ORDER if name in tree}
+
+
+def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:
+    """The recipe's text with its header."""
+    refused = [line for line in reading.lines if line.kind == "refused"]
+    head = [f"# A recipe made from {path.name}, a config of {trainer}, by `daguerre convert config`."]
+    head += [f"# As {trainer} does without being asked:"]
+    head += [f"#   {name}: {shown(value)}" for name, value in reading.assumed.items()]
+    head += ["# Not carried over:"] if refused else ["# Everything that it asks for was carried over."]
+    head += [f"#   {line.key}: {' '.join(line.text.split())}" for line in refused]
+    return "\n".join(head) + "\n\n" + configs.as_yaml(values)
+
+
+def check(text: str, values: Tree, source: str, later: bool) -> list[str]:
+    """What must still be given. ConfigError for values that fit no setting here."""
+    if later:
+        text = configs.as_yaml(values | {"model": STAND_IN})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            configs.load(str(path))
+        except ConfigError as error:
+            required = {key for key, value in leaves(values) if value == REQUIRED}
+            wrong = [p for p in error.problems if not (p.path in required and p.text.startswith("must be given"))]
+            if wrong:
+                raise ConfigError(wrong, f"{source}, as a recipe") from error
+            return [problem.path for problem in error.problems]
+    return []
+
+
+def report(trainer: str, reading: Reading) -> list[str]:
+    """A table for each of the lists."""
+    titles = {"carried": "carried over", "notice": "nothing to carry", "refused": "not carried over"}
+    width = min(max((len(line.key) for line in reading.lines), default=0), 48)
+    found = []
+    for kind, title in titles.items():
+        those = [f"  {line.key:<{width}}  {line.text}" for line in reading.lines if line.kind == kind]
+        found += [f"{title} ({len(those)})", *those] if those else []
+    assumed = [f"  {path}: {shown(value)}" for path, value in reading.assumed.items()]
+    return [*found, f"as {trainer} does without being asked ({len(assumed)})", *assumed]

@@ -1,0 +1,348 @@
+"""`daguerre convert config`: every key of another trainer's config is carried, noticed or refused; recipes load."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import foreign_configs
+import pytest
+
+from daguerre import cli, foreign, recipe
+from daguerre import config as configs
+from daguerre.commands import convert_config
+from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
+
+KINDS = {"carried over": "carried", "nothing to carry": "notice", "not carried over": "refused"}
+
+
+@pytest.fixture
+def convert(tmp_path, monkeypatch, capsys):
+    """Converts the text of a config: exit code, our values by path, {key: (kind, text)}, the output."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str):
+        Path("theirs.yaml").write_text(text, encoding="utf-8")
+        Path("ours.yaml").unlink(missing_ok=True)
+        code = cli.run(["convert", "config", "theirs.yaml", "out=ours.yaml"])
+        output = capsys.readouterr()
+        values = dict(recipe.paths(recipe.read(Path("ours.yaml")))) if Path("ours.yaml").exists() else {}
+        return code, values, said(output.out), output.out + output.err
+
+    return run
+
+
+def said(output: str) -> dict[str, tuple[str, str]]:
+    found, kind = {}, ""
+    for line in output.splitlines():
+        if not line.startswith("  "):
+            kind = KINDS.get(line.partition(" (")[0], "")
+        elif kind:
+            key, _, text = line.strip().partition("  ")
+            found[key] = (kind, text.strip())
+    return found
+
+
+TEXTS = {
+    "MaxDiffusion": foreign_configs.MAXDIFFUSION,
+    "MindOne": foreign_configs.mindone(),
+    "MindOne, EDM": foreign_configs.mindone(edm=True),
+    "open-diffusion": foreign_configs.OPEN_DIFFUSION,
+    "Stable Cascade": foreign_configs.CASCADE,
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_nothing_is_dropped(convert, name, tmp_path):
+    code, _, lines, output = convert(TEXTS[name])
+    tree = recipe.read(tmp_path / "theirs.yaml")
+    assert foreign.trainer(tree) == name.partition(",")[0]
+    assert set(lines) == {key for key, _ in leaves(tree)}
+    assert (code == 2) == (name == "Stable Cascade")
+    assert f"a config of {name.partition(',')[0]}" in output or "config of" in output
+
+
+def test_maxdiffusion(convert):
+    _, values, lines, output = convert(foreign_configs.MAXDIFFUSION)
+    expected = {
+        "run_name": REQUIRED,
+        "output_dir": "out",
+        "seed": 3,
+        "model.family": "sd",
+        "model.pretrained_model_name_or_path": "stabilityai/stable-diffusion-2-1",
+        "model.train_text_encoder": True,
+        "objective.name": "v",
+        "objective.timestep_bias.name": "later",
+        "objective.timestep_bias.multiplier": 2.0,
+        "objective.timestep_bias.portion": 0.25,
+        "objective.weighting.name": "min_snr",
+        "objective.weighting.snr_gamma": 5.0,
+        "data.source": "huggingface",
+        "data.name": "someone/some-captions",
+        "data.cache_dir": "prepared",
+        "data.resolution": 768,
+        "data.crop": "random",
+        "data.random_flip": True,
+        "data.caption_dropout": 0.0,
+        "training.duration": "1500 steps",
+        "training.per_device_batch_size": 4,
+        "training.weights_dtype": "float32",
+        "training.mixed_precision": "bf16",
+        "training.matmul_precision": "high",
+        "training.attention": "fused",
+        "optimizer.learning_rate": 1e-6,
+        "optimizer.learning_rates.text_encoder.*": 4.25e-6,
+        "optimizer.beta2": 0.98,
+        "optimizer.weight_decay_exclude": [],
+        "lr_scheduler.warmup": "150 steps",
+        "ema.enabled": False,
+        "checkpoint.every": "10000 samples",
+        "sampling.prompts": ["a lighthouse: at night"],
+        "sampling.sampler": "ddim",
+        "sampling.timestep_spacing": "trailing",
+    }
+    assert {path: values[path] for path in expected} == expected
+    refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
+    assert refused == {"logical_axis_rules", "data_sharding", "enable_profiler"}
+    assert "must be given on the command line: run_name=..." in output
+    assert "model.revision" not in values
+
+
+def test_mindone(convert):
+    _, values, lines, _ = convert(foreign_configs.mindone())
+    expected = {
+        "model.family": "sdxl",
+        "model.pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0",
+        "model.scaling_factor": 0.13025,
+        "model.train_text_encoder": True,
+        "model.train_text_encoder_2": False,
+        "model.text_encoder_layer": -2,
+        "model.text_encoder_layer_2": -2,
+        "objective.name": "eps",
+        "objective.schedule.num_train_timesteps": 1000,
+        "objective.noise.offset": 0.05,
+        "objective.noise.offset_per": "sample",
+        "data.source": "csv",
+        "data.path": REQUIRED,
+        "data.image_column": "dir",
+        "data.resolution": 1024,
+        "data.interpolation": "bicubic",
+        "data.crop": "random",
+        "data.shuffle": False,
+        "loader.num_workers": 3,
+        "training.duration": "100000 steps",
+        "training.per_device_batch_size": 2,
+        "training.gradient_checkpointing": True,
+        "training.attention": "fused",
+        "optimizer.learning_rate": 1e-6,
+        "optimizer.weight_decay": 0.01,
+        "lr_scheduler.warmup": "500 steps",
+    }
+    assert {path: values[path] for path in expected} == expected
+    assert "optimizer.weight_decay_exclude" not in values  # MindSpore's decay leaves norms and biases out, as ours does
+    assert not [path for path in values if path.startswith("model.unet")]
+    assert not [key for key, (kind, _) in lines.items() if kind == "refused"]
+
+
+def test_mindone_with_edm_and_a_smaller_unet(convert):
+    _, values, _, _ = convert(foreign_configs.mindone(edm=True, depth="[1, 1, 1]", interpolation=1))
+    assert values["objective.name"] == "edm"
+    assert (values["objective.sigma_data"], values["objective.times.mean"], values["objective.times.std"]) == (
+        0.6,
+        -1,
+        1.4,
+    )
+    assert values["model.scaling_factor"] == 0.5
+    assert values["model.latents_std"] == [8.4927, 5.9022, 6.5498, 5.2299]
+    assert values["model.unet.transformer_layers_per_block"] == [1, 1, 1]
+    assert values["model.unet.attention_head_dim"] == [5, 10, 20]
+    assert values["data.interpolation"] == "lanczos"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "text"),
+    [
+        ("EpsWeighting", "EDMWeighting", "weighting_config.target", "EDMWeighting with EpsScaling"),
+        ("loss.StandardDiffusionLoss", "loss.Mine", "loss_fn_config.target", "no setting"),
+        ("mappers.Rescaler", "os.system", "transforms.1.target", "no setting"),
+        ("outdim: 256", "outdim: 128", "outdim", "embedded in 256: 128 is not there"),
+        ("ch: 128", "ch: 64", "ddconfig.ch", "64 is not there"),
+        ("mindspore.nn.AdamWeightDecay", "mindspore.nn.SGD", "optimizer_config.target", "no setting"),
+        ("disable_first_stage_amp: True", "disable_first_stage_amp: False", "first_stage_amp", "float32, always"),
+    ],
+)
+def test_targets_and_values_that_are_not_there_are_refused(convert, old, new, key, text):
+    _, _, lines, _ = convert(foreign_configs.mindone().replace(old, new))
+    refused = [why for name, (kind, why) in lines.items() if kind == "refused" and key in name]
+    assert refused
+    assert all(text in why for why in refused)
+
+
+def test_open_diffusion(convert):
+    code, values, lines, output = convert(foreign_configs.OPEN_DIFFUSION)
+    expected = {
+        "run_name": REQUIRED,
+        "output_dir": REQUIRED,
+        "resume_from_checkpoint": "latest",
+        "model.family": "sd",
+        "model.pretrained_model_name_or_path": REQUIRED,
+        "model.text_encoder": REQUIRED,
+        "model.tokenizer": REQUIRED,
+        "model.scheduler": REQUIRED,
+        "model.unet.attention_head_dim": 8,
+        "model.unet.block_out_channels": [320, 640, 1280, 1280],
+        "data.source": "webdataset",
+        "data.path": REQUIRED,
+        "data.filters.pwatermark": "<=0.5",
+        "data.filters.original_width": ">=512",
+        "training.duration": REQUIRED,
+        "training.per_device_batch_size": 32,
+        "training.gradient_accumulation_steps": 2,
+        "training.mixed_precision": "bf16",
+        "training.gradient_checkpointing": True,
+        "training.attention": "fused",
+        "loader.num_workers": 6,
+        "optimizer.name": "adamw",
+        "optimizer.learning_rate": 1e-4,
+        "optimizer.epsilon": 1e-8,
+        "lr_scheduler.name": "constant",
+        "lr_scheduler.warmup": "500 steps",
+        "checkpoint.every": "2000 steps",
+        "checkpoint.keep": 2,
+        "sampling.prompts_file": "captions.txt",
+        "sampling.num_images": 100,
+        "ema.enabled": False,
+    }
+    assert {path: values[path] for path in expected} == expected
+    refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
+    assert refused == {"wandb.api_key", "wandb.entity", "experiment.project"}
+    assert code == 0
+    required = re.findall(r"([\w.]+)=\.\.\.", output)
+    assert set(required) == {path for path, value in values.items() if value == REQUIRED}
+
+
+def test_a_secret_is_neither_written_nor_printed(convert):
+    _, _, _, output = convert(foreign_configs.OPEN_DIFFUSION.replace("api_key: ???", "api_key: hidden-word"))
+    assert "hidden-word" not in output
+    assert "hidden-word" not in Path("ours.yaml").read_text(encoding="utf-8")
+
+
+COMPONENTS = """\
+experiment: {log_dir: out, name: x, num_examples_to_see: 1000}
+system: {batch_size: 4}
+model:
+  pt_path: someone/base
+  vae: {pretrained: "${model.pt_path}"}
+  text_encoder: {target: CLIPTextModel, params: {hidden_size: 64}}
+  noise_scheduler_training:
+    target: DDPMScheduler
+    params: {prediction_type: v_prediction, beta_schedule: scaled_linear, beta_start: 0.001, num_train_timesteps: 500}
+  noise_scheduler_inference: {pretrained: CompVis/stable-diffusion-v1-4, target: EulerDiscreteScheduler}
+  unet: {target: builtins.UNet, params: {in_channels: 4}}
+  use_ema: True
+  ema: {path: other/average}
+dataset:
+  type: ClassificationWebDataset
+  params: {path: "pipe:aws s3 cp s3://bucket/{000..009}.tar -", idx_to_prompt: imagenet}
+lr_scheduler: {scheduler: CosineWithWarmup, params: {warmup_length: 10}}
+"""
+
+
+def test_open_diffusions_components_and_pair_of_schedulers(convert):
+    _, values, lines, _ = convert(COMPONENTS)
+    expected = {
+        "model.pretrained_model_name_or_path": "someone/base",
+        "model.text_encoder.hidden_size": 64,
+        "objective.name": "v",
+        "objective.schedule.beta_start": 0.001,
+        "objective.schedule.num_train_timesteps": 500,
+        "sampling.sampler": "euler",
+        "ema.enabled": True,
+        "ema.path": "other/average",
+        "data.idx_to_prompt": "imagenet",
+        "data.path": "pipe:aws s3 cp s3://bucket/{000..009}.tar -",
+        "lr_scheduler.name": "cosine",
+        "training.duration": "1000 samples",
+    }
+    assert {path: values[path] for path in expected} == expected
+    assert lines["model.unet.target"][0] == "refused"
+    assert lines["model.vae.pretrained"] == ("notice", "the base's own")
+
+
+def test_stable_cascade(convert):
+    code, values, lines, output = convert(foreign_configs.CASCADE)
+    expected = {
+        "run_name": "stage_c",
+        "output_dir": "out",
+        "model.family": "cascade_c",
+        "model.variant": "3.6B",
+        "objective.name": "eps",
+        "objective.schedule.name": "cosine",
+        "objective.weighting.name": "p2",
+        "data.source": "webdataset",
+        "data.path": ["s3://bucket/first", "file:/data/second.tar"],
+        "data.buckets.aspects": ["1/1", "1/2", "2/3", "9/16"],
+        "data.resolution": 768,
+        "training.global_batch_size": 256,
+        "training.gradient_accumulation_steps": 2,
+        "training.duration": "500000 steps",
+        "optimizer.learning_rate": 1e-4,
+        "lr_scheduler.warmup": "1 steps",
+        "ema.name": "stable_cascade",
+        "ema.start_steps": 5000,
+        "ema.every_steps": 100,
+        "ema.decay": 0.9,
+        "checkpoint.every": "2000 steps",
+    }
+    assert {path: values[path] for path in expected} == expected
+    assert values["data.filters"][0] == ["aesthetic_score", "lambda s: s > 4.5"]
+    refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
+    later = {"backup_every", "effnet_checkpoint_path", "controlnet_blocks", "rank"}
+    assert refused == later | {"wandb_project", "wandb_entity"}
+    assert code == 2
+    assert "the family cascade_c is not there yet" in output
+
+
+def test_a_value_that_fits_nothing_writes_nothing(convert):
+    code, values, _, output = convert(foreign_configs.MAXDIFFUSION.replace("1.e-6", "fast"))
+    assert (code, values) == (2, {})
+    assert 'optimizer.learning_rate = "fast"' in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["convert", "config"], "which config?"),
+        (["convert", "config", "base14.yml"], "daguerre recipes sd14"),
+        (["convert", "config", "mine.yaml"], "needs no conversion"),
+        (["convert", "config", "other.yaml"], "no config of MaxDiffusion, MindOne"),
+        (["convert", "config", "mine.yaml", "out=mine.yaml"], "exists"),
+        (["convert", "config", "mine.yaml", "to=x"], "takes FILE and out=FILE"),
+    ],
+)
+def test_what_cannot_be_converted_is_said(tmp_path, monkeypatch, capsys, arguments, word):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("run_name: x\ntraining: {duration: 1 steps}\n", encoding="utf-8")
+    Path("other.yaml").write_text("a: 1\n", encoding="utf-8")
+    assert cli.run(arguments) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_a_recipe_is_nobody_elses():
+    for path in recipe.shipped().values():
+        assert foreign.trainer(recipe.read(path)) is None, path
+
+
+def test_a_config_of_theirs_as_recipe_is_refused_with_the_command(tmp_path):
+    path = tmp_path / "base14.yml"
+    path.write_text(foreign_configs.MAXDIFFUSION, encoding="utf-8")
+    with pytest.raises(configs.UserError, match=r"daguerre convert config .*base14\.yml"):
+        configs.load(str(path))
+
+
+def test_each_reader_leaves_nothing_unsaid():
+    for convert_theirs in convert_config.CONVERT.values():
+        reading = Reading({"strange.key": 1, "run_name": "x"})
+        convert_theirs(reading)
+        reading.finish()
+        assert not reading.rest
