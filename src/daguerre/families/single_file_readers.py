@@ -1,0 +1,139 @@
+"""What programs that read single-file checkpoints take for granted, and where a model is something else.
+
+ComfyUI, A1111 and others have SD 1.x, 2.x and SDXL built in: their numbers, the scale of the latents, the noise
+levels. The networks' shapes tell them which it is, two or three empty tensors what the UNet predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from daguerre.families import architectures, vae
+from daguerre.families.original_layout import PLAYGROUND, V_PREDICTION, ZERO_TERMINAL_SNR
+from daguerre.families.single_file_numbers import Numbers, of_architecture, shapes
+
+SCALING_FACTORS = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
+PLAYGROUND_MEAN = (-1.6574, 1.886, -1.383, 2.5155)
+PLAYGROUND_STD = (8.4927, 5.9022, 6.5498, 5.2299)
+_NO_NUMBERS = {
+    # What of a config does not change what a network computes, or is carried otherwise.
+    "unet": {"sample_size", "upcast_attention"},
+    "vae": {"sample_size", "force_upcast", "scaling_factor", "latents_mean", "latents_std", "shift_factor"},
+    "text": {
+        *("architectures", "attention_dropout", "dropout", "dtype", "torch_dtype", "initializer_factor", "model_type"),
+        *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "projection_dim"),
+    },
+}
+
+
+def differences(numbers: Numbers) -> list[str]:
+    """Where such programs would compute something else than the model does."""
+    known = _known(numbers)
+    if known is None:
+        return [
+            "the networks are none of SD 1.x, 2.x and SDXL: ComfyUI and A1111 do not open the file; diffusers does "
+            "with config=FOLDER, and Daguerre by what stands in its metadata"
+        ]
+    notices = []
+    for component, config in numbers.configs.items():
+        for name, value in known.configs[component].items():
+            if not _alike(component, name, config.get(name, value), value):
+                notices.append(
+                    f"{component}: {name} is {config[name]}, readers of one file compute with {value}: pictures differ"
+                )
+    return [*notices, *_about_scheduler(numbers)]
+
+
+def _known(numbers: Numbers) -> Numbers | None:
+    """The shipped architecture with the same names and shapes in every network."""
+    wanted = {name: shapes(name, config) for name, config in numbers.configs.items()}
+    for name in architectures.names():
+        other = of_architecture(name, tuple(numbers.configs))
+        if other.layout == numbers.layout and all(shapes(n, c) == wanted[n] for n, c in other.configs.items()):
+            return other
+    return None
+
+
+def _alike(component: str, name: str, value: Any, other: Any) -> bool:
+    if name.startswith("_") or name in _NO_NUMBERS[component.partition("_")[0]]:
+        return True
+    if isinstance(other, list) and not isinstance(value, list | tuple):
+        return all(item == value for item in other)
+    return (list(value) == other) if isinstance(value, tuple) else (value == other)
+
+
+def _about_scheduler(numbers: Numbers) -> list[str]:
+    found = numbers.scheduler
+    if _is_playground(numbers):
+        return []
+    kind, prediction = str(found.get("_class_name")), found.get("prediction_type", "epsilon")
+    if kind.startswith("EDM") or prediction not in ("epsilon", "v_prediction"):
+        what = "EDM" if kind.startswith("EDM") else str(prediction)
+        return [
+            f"the model is trained for {what}, for which the original layout has no mark: programs that read the file "
+            "take it for a prediction of the noise and draw noise; Daguerre and the metadata know better"
+        ]
+    levels = {"trained_betas": None, "beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
+    notices = []
+    if any(found.get(name, usual) != usual for name, usual in levels.items()):
+        notices.append("its noise levels are not Stable Diffusion's, which readers of one file take for granted")
+    if prediction == "v_prediction" and numbers.layout == "sd1":
+        notices.append(
+            "it predicts v: ComfyUI sees that by the tensor `v_pred`; older A1111 needs a .yaml beside the file "
+            "(parameterization: v)"
+        )
+    return notices
+
+
+def marks(numbers: Numbers) -> dict[str, Tensor]:
+    """Tensors that say what the UNet predicts."""
+    if _is_playground(numbers):
+        lists = (numbers.configs["vae"]["latents_mean"], numbers.configs["vae"]["latents_std"])
+        return {name: torch.tensor(of).reshape(1, -1, 1, 1) for name, of in zip(PLAYGROUND, lists, strict=True)}
+    if numbers.scheduler.get("prediction_type") != "v_prediction":
+        return {}
+    names = [V_PREDICTION]
+    if numbers.scheduler.get("rescale_betas_zero_snr"):
+        names.append(ZERO_TERMINAL_SNR)
+    return {name: torch.empty(0) for name in names}
+
+
+def _is_playground(numbers: Numbers) -> bool:
+    """Playground v2.5's form: EDM's F with sigma_data .5 on SDXL's networks and its own statistics of latents."""
+    config, scheduler = numbers.configs["vae"], numbers.scheduler
+    lists = tuple(tuple(config.get(name) or ()) for name in ("latents_mean", "latents_std"))
+    return (
+        numbers.layout == "sdxl"
+        and str(scheduler.get("_class_name")).startswith("EDM")
+        and (scheduler.get("sigma_data"), scheduler.get("prediction_type", "epsilon")) == (0.5, "epsilon")
+        and (config.get("scaling_factor"), lists) == (0.5, (PLAYGROUND_MEAN, PLAYGROUND_STD))
+    )
+
+
+def scaled_vae(numbers: Numbers, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The autoencoder with its own scaling and statistics folded into it, and what changes in its config.
+
+    None where readers use the right ones, or cannot open the file anyway.
+    """
+    config, factor = numbers.configs["vae"], SCALING_FACTORS[numbers.layout]
+    mean, std = config.get("latents_mean"), config.get("latents_std")
+    same = mean is None and config.get("scaling_factor", 0.18215) == factor
+    if same or _is_playground(numbers) or _known(numbers) is None:
+        return None
+    net: Any = AutoencoderKL.from_config(config)
+    net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    # z = f (x - m) / s is to be factor * x', so x' = (x - m) / (s factor / f).
+    channels = config["latent_channels"]
+    ratio = factor / config.get("scaling_factor", 0.18215)
+    buffers = {"mean": torch.tensor(mean or [0.0] * channels), "std": ratio * torch.tensor(std or [1.0] * channels)}
+    for name, values in buffers.items():
+        net.register_buffer(f"channel_{name}", values.reshape(-1, 1, 1), persistent=False)
+    made = vae.folded(net)
+    own = {"scaling_factor": factor, "latents_mean": None, "latents_std": None}
+    own |= {"use_quant_conv": True, "use_post_quant_conv": True}
+    return {name: tensor.detach() for name, tensor in made.state_dict().items()}, own
