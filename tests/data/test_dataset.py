@@ -80,6 +80,7 @@ def test_a_mix_has_no_epochs(settings):
         ({"repeats": 2}, "repeats: each of the sources has its own"),
         ({"weights": {"art": 1, "paintings": 1}}, "there is no source paintings; there are photos, art"),
         ({"weights": {"art": 0}}, "greater than 0"),
+        ({"weights": {"art": 1e-7}}, "art would be drawn less than once in 1,000,000 samples"),
         ({"weights": {"art": float("inf")}}, "finite number"),
         ({"sources": {"a": {"source": "shapes"}}, "resolution": 128}, "less than or equal to 64"),
         ({"sources": {"a": {"source": "shapes", "resolution": 64}}}, "a: resolution is the same for all sources"),
@@ -168,3 +169,17 @@ def test_the_same_samples_in_other_shards_are_another_order(pictures, tmp_path):
     (few, ids), (many, same_ids) = fingerprint(4), fingerprint(6)
     assert ids == same_ids
     assert few != many
+
+
+def test_equal_files_of_two_sources_share_no_noise(pictures, tmp_path):
+    """0.jpg of one folder and 0.jpg of another have the same id there, and are two samples of the mix."""
+    sources = {name: {"source": "folder", "path": str(pictures), "held_out_fraction": 0} for name in ("one", "other")}
+    dataset = open_dataset(mix.Settings(resolution=16, sources=sources, cache_dir=str(tmp_path)), "train")
+    assert np.array_equal(dataset.selections[0].ids, dataset.selections[1].ids)
+    reads = dataset.reads(dataset.plan(0, 8).slots(0, 256))
+    first, second = (set(map(tuple, reads.keys[reads.members == member].tolist())) for member in (0, 1))
+    assert not first & second
+    assert len({key[0] for key in first | second}) == 24
+    assert reads.keys.min() >= 0
+    alone = open_dataset(folder.Settings(path=str(pictures), resolution=16, held_out_fraction=0), "train")
+    assert {key[0] for key in first} == set(alone.reads(alone.plan(0, 4).slots(0, 12)).keys[:, 0].tolist())

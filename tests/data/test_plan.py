@@ -137,3 +137,34 @@ def test_a_rank_reads_its_own_lanes():
     for planned in islice(far.batches(0), 100):
         for rank in range(4):
             assert set(planned.part(rank, 4).lanes.tolist()) == {rank}
+
+
+@pytest.mark.parametrize(
+    ("weights", "size", "each"),
+    [
+        (["1", "1"], 2, [1, 1]),
+        (["1", "1"], 8, [4, 4]),
+        (["3", "1"], 8, [6, 2]),
+        (["1", "2"], 3, [1, 2]),
+        (["0.5", "0.3", "0.2"], 10, [5, 3, 2]),
+        (["1", "0.25", "1"], 18, [8, 2, 8]),
+    ],
+)
+def test_a_batch_that_the_weights_divide_has_exactly_the_shares(weights, size, each):
+    mixed = plan([order(n) for n in (5, 40, 7)[: len(weights)]], size, weights=[Fraction(w) for w in weights])
+    for planned in islice(mixed.batches(0), 2000):
+        assert np.bincount(planned.slots.members, minlength=len(each)).tolist() == each
+
+
+def test_sources_take_turns_without_a_fixed_order():
+    mixed = plan([order(50), order(50)], 2)
+    first = mixed.slots(0, 2000).members[::2]
+    assert 0.45 < first.mean() < 0.55
+    runs = np.diff(np.flatnonzero(np.diff(mixed.slots(0, 2000).members)))
+    assert runs.max() <= 2, "evenly spread"
+
+
+def test_a_source_that_is_hardly_ever_drawn_still_is_between_others():
+    mixed = plan([order(50), order(7), order(50)], 8, weights=[Fraction(1), Fraction("0.0001"), Fraction(1)])
+    counts = np.bincount(mixed.slots(0, 400_000).members, minlength=3)
+    assert abs(int(counts[1]) - 20) <= 2

@@ -25,7 +25,7 @@ def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray)
     `key` is int64 [3]: sample id, epoch, repeat. `Undecodable` if none of the caption fields has a text.
     """
     rules = settings.captions
-    caption = _from_fields(record, rules, seed, key)
+    caption = _from_fields(record, rules, seed, key) if rules.text is None else rules.text
     if rules.shuffle_tags:
         caption = _shuffled(caption, rules, seed, key)
     if rules.templates:

@@ -122,6 +122,7 @@ class Dataset:
                 numbers[where], ids[where] = chosen.numbers[numbers[where]], chosen.ids[ids[where]]
             else:
                 ids[where] = [member.source.sample_id(int(number)) for number in numbers[where]]
+            ids[where] ^= _salt(i)
         return Reads(slots.members, numbers, np.stack([ids, slots.epochs, slots.repeats], axis=1))
 
     def far_files_of(self, slots: Slots) -> Iterator[tuple[FarSource, int]]:
@@ -176,6 +177,12 @@ class Dataset:
             for array, kind in ((chosen.ids, "<i8"), (chosen.shard_starts, "<i8"), (chosen.buckets, "<i2")):
                 digest.update(len(array).to_bytes(8, "little") + array.astype(kind).tobytes())
         return digest.hexdigest()
+
+
+def _salt(member: int) -> int:
+    """What tells samples of equal ids apart that come from several sources, such as 0.png of two folders: else they
+    would share their noise. 0 for the first source."""
+    return int(keys.words(0, "source", member, count=1)[0]) >> 1 if member else 0
 
 
 def open_dataset(settings: SourceSettings, split: Split) -> Dataset:

@@ -34,7 +34,7 @@ class Rules:
     formats: tuple[str, ...]
     captions_from: Literal["files", "file_names", "folder_names"] = "files"
     fields: tuple[str, ...] = (CAPTION,)
-    """Caption fields that are in use: a sample needs text in one of them."""
+    """Caption fields that are in use: a sample needs text in one of them; () where it needs none."""
     classes: Classes | None = None
     """What folder names mean."""
 
@@ -91,7 +91,7 @@ class Words:
             texts = self._from_files(texts, self._text_file(stem), line is not None)
         else:
             texts[CAPTION] = self._from_name(path)
-        if not any(name in texts for name in self.rules.fields):
+        if self.rules.fields and not any(name in texts for name in self.rules.fields):
             raise NoCaption("picture without a caption")
         metadata = {name: value for name, value in about.items() if name != CAPTION}
         return texts, metadata

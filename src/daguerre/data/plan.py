@@ -7,10 +7,11 @@ epoch in its key, and nothing is dropped. A position is a count of slots in plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from daguerre import keys
 from daguerre.data.order import Order, Stretch
 
 BLOCK = 1024
-"""Slots within which the sources' shares are kept to the slot."""
+"""Slots within which the sources' shares are kept to the slot, about."""
 LARGEST_CHUNK = 64 * BLOCK
 """Most slots that are put into batches at a time; how many does not change the batches."""
 
@@ -149,21 +150,29 @@ class Plan:
         return Slots(members, *columns)
 
     def _members(self, position: int, n: int) -> np.ndarray:
-        """[n]: the source of each slot; in each block the shares are exact to a slot, in an order of the seed's."""
+        """[n]: the source of each slot."""
         if len(self.orders) == 1:
             return np.zeros(n, dtype=np.int64)
-        first, last = position // BLOCK, -(-(position + n) // BLOCK)
+        first, last = position // self._block_size, -(-(position + n) // self._block_size)
         blocks = [self._block(number) for number in range(first, last)]
-        return np.concatenate([*blocks, np.zeros(0, dtype=np.int64)])[position - first * BLOCK :][:n]
+        return np.concatenate([*blocks, np.zeros(0, dtype=np.int64)])[position - first * self._block_size :][:n]
 
-    def _block(self, number: int) -> np.ndarray:
-        counts = [after - before for before, after in zip(self._shares(number), self._shares(number + 1), strict=True)]
-        every = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-        return every[keys.permutation(self.seed, "mix", number, BLOCK)]
+    @cached_property
+    def _block(self) -> Callable[[int], np.ndarray]:
+        """The sources of the slots of a block; the last few are kept."""
+        return lru_cache(maxsize=4)(partial(_block, self))
+
+    @cached_property
+    def _block_size(self) -> int:
+        """Slots of a block: whole shares where the weights have a small common measure, and one slot of each source at
+        least."""
+        shares = [weight / sum(self.weights) for weight in self.weights]
+        measure = math.lcm(*(share.denominator for share in shares))
+        return BLOCK // measure * measure if measure <= BLOCK else BLOCK * math.ceil(1 / (BLOCK * min(shares)))
 
     def _shares(self, blocks: int) -> list[int]:
         """Slots of each source in the first `blocks` blocks."""
-        edges = [int(edge * blocks * BLOCK) for edge in self._edges]
+        edges = [int(edge * blocks * self._block_size) for edge in self._edges]
         return [after - before for before, after in pairwise(edges)]
 
     @cached_property
@@ -175,7 +184,7 @@ class Plan:
         """Slots of each source before a position of the mixed stream."""
         if len(self.orders) == 1:
             return [position]
-        block, rest = divmod(position, BLOCK)
+        block, rest = divmod(position, self._block_size)
         inside = np.bincount(self._block(block)[:rest], minlength=len(self.orders)).tolist() if rest else None
         before = self._shares(block)
         return before if inside is None else [a + b for a, b in zip(before, inside, strict=True)]
@@ -195,6 +204,21 @@ class Plan:
                 where = np.flatnonzero(slots.members == member)
                 of[where] = buckets[slots.places[where]]
         return of
+
+
+def _block(plan: Plan, number: int) -> np.ndarray:
+    """[block size]: the source of each slot of a block, in an order of the seed's.
+
+    Each source has its slots spread evenly, one drawn in each of as many equal stretches of the block. So where the
+    weights have a common measure, such as 3:1 with 4, each of as many slots in a row has exactly the shares: a batch of
+    8 always holds 6 and 2.
+    """
+    before, after = plan._shares(number), plan._shares(number + 1)
+    counts = [stop - start for start, stop in zip(before, after, strict=True)]
+    members = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    stretches = np.concatenate([np.arange(count) / count for count in counts])
+    drawn = keys.uniforms(plan.seed, "mix", 0, number, count=len(members)) / np.repeat(counts, counts)
+    return members[np.argsort(stretches + drawn, kind="stable")]
 
 
 def _batch(bucket: int, queue: Slots, start: int, size: int) -> Planned:

@@ -114,8 +114,8 @@ def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = ""
 
 
 def _captioned(index: Index, settings: SourceSettings) -> np.ndarray:
-    """[N] bool: whether any of the caption fields in use holds text; True where that is not known."""
-    if not index.captioned:
+    """[N] bool: whether any of the caption fields in use holds text; True where that is not known, or not needed."""
+    if not index.captioned or not settings.captions.used:
         return np.ones(index.count, dtype=bool)
     rules = settings.captions
     drawn = dict(zip(rules.fields, rules.weights or (1.0,) * len(rules.fields), strict=True))

@@ -20,7 +20,12 @@ class CaptionSettings(Settings):
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("tag_separator", "keep_tags"), lambda own: not own.shuffle_tags, "no effect without shuffle_tags=true"),
         Idle(("weights",), lambda own: own.join is not None, "weights draw one field, join takes all of them"),
+        Idle(("fields", "weights", "join"), lambda own: own.text is not None, "text is the caption of every picture"),
     )
+
+    text: str | None = Field(None, pattern=r"\S", exclude_if=lambda text: text is None)
+    """The caption of every picture, whatever its source says of it; then pictures need no captions. Default: what the
+    `fields` say."""
 
     fields: tuple[str, ...] = Field(("text",), min_length=1)
     """Caption fields of a record. Of several, one is drawn for each sample and epoch, or all are joined (`join`)."""
@@ -52,7 +57,9 @@ class CaptionSettings(Settings):
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The fields of which a sample needs one: all but those of weight 0."""
+        """The fields of which a sample needs one: all but those of weight 0; none where `text` is the caption."""
+        if self.text is not None:
+            return ()
         weights = self.weights or (1.0,) * len(self.fields)
         return tuple(name for name, weight in zip(self.fields, weights, strict=True) if weight > 0)
 

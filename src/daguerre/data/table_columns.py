@@ -63,6 +63,11 @@ class TableSettings(SourceSettings):
         *SourceSettings.idle,
         Idle(
             ("caption_column", "idx_to_prompt"),
+            lambda own: own.captions.text is not None,
+            "no effect, as captions.text is the caption of every picture",
+        ),
+        Idle(
+            ("caption_column", "idx_to_prompt"),
             lambda own: CAPTION not in own.captions.used,
             "no effect, as captions.fields does not name 'text', the field that this is about",
         ),

@@ -132,7 +132,7 @@ def base_of(place: Place) -> str:
 
 
 def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
-    """{caption field: text} of those that have text. `Lacking` where none has."""
+    """{caption field: text} of those that have text. `Lacking` where none has and one is needed."""
     texts, unknown = {}, False
     for name, column in columns.captions:
         value = row.get(column)
@@ -143,7 +143,7 @@ def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
                 value, unknown = None, True
         if isinstance(value, str) and value.strip():
             texts[name] = value.strip()
-    if not texts:
+    if not texts and columns.captions:
         listed = ", ".join(repr(column) for _, column in columns.captions)
         raise Lacking(f"{'class label without a name' if unknown else 'no caption'} (column {listed})")
     return texts

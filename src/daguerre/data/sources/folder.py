@@ -38,6 +38,11 @@ class Settings(SourceSettings):
             "no effect without captions_from=folder_names",
         ),
         Idle(
+            ("captions_from", "idx_to_prompt"),
+            lambda own: own.captions.text is not None,
+            "no effect, as captions.text is the caption of every picture",
+        ),
+        Idle(
             ("captions_from",),
             lambda own: CAPTION not in own.captions.used and own.captions_from != "files",
             "no effect, as captions.fields does not name 'text', the field that names give",

@@ -34,6 +34,8 @@ SHARED: tuple[str, ...] = (
 )
 SHARED += ("cache_dir", "cache_gb")
 """Settings of a mix that hold for all its members."""
+LEAST_SHARE = 1e-6
+"""Least share of the samples that a source may have."""
 
 
 class Settings(SourceSettings):
@@ -80,6 +82,9 @@ class Settings(SourceSettings):
         unknown = sorted(set(self.weights) - set(self.sources))
         if unknown:
             raise ValueError(f"weights: there is no source {', '.join(unknown)}; there are {', '.join(self.sources)}")
+        for name, share in zip(self.sources, self.shares(), strict=True):
+            if share / sum(self.shares()) < LEAST_SHARE:
+                raise ValueError(f"weights: {name} would be drawn less than once in {1 / LEAST_SHARE:,.0f} samples")
         self.members()
         return self
 
