@@ -47,6 +47,22 @@ def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys
         assert list((tmp_path / "drawn").glob("*.png"))
 
 
+def draws_only(name):
+    return tree(name)["training"]["duration"] == "0 steps"
+
+
+@pytest.mark.parametrize("name", [name for name in recipe.shipped() if draws_only(name)])
+def test_a_recipe_to_draw_with_draws_without_a_run_and_is_not_trained(name, twins, tmp_path, capsys):
+    assert cli.run(["train", name, f"output_dir={tmp_path}"]) == errors.REFUSED
+    assert f"daguerre generate {name}" in capsys.readouterr().err
+    changes = [change for change in twins.overrides(name) if not change.startswith(("training.duration", "lr_sch"))]
+    (tmp_path / "twin.yaml").write_text(config.dump(config.load(name, changes).config), encoding="utf-8")
+    for out in ("first", "again"):
+        assert cli.run(["generate", f"{tmp_path}/twin.yaml", "prompt=a circle", f"out={tmp_path / out}"]) == errors.DONE
+    first, again = (next((tmp_path / out).glob("*.png")).read_bytes() for out in ("first", "again"))
+    assert first == again
+
+
 @pytest.mark.parametrize("name", [name for name in recipe.shipped() if base(name)])
 def test_only_name_and_place_need_be_given(name):
     """Of recipes for real models; those that train on people's own shards need these too, and say so."""
@@ -63,7 +79,7 @@ def test_only_name_and_place_need_be_given(name):
 def test_a_header_says_what_one_must_know(name):
     text = recipe.shipped()[name].read_text(encoding="utf-8")
     head = text[: re.search(r"^[^#]", text, flags=re.MULTILINE).start()]
-    verb = "generate" if tree(name)["training"]["duration"] == "0 steps" else "train"
+    verb = "generate" if draws_only(name) else "train"
     words = ("Command:", "Hardware:", "Time:", "Result:", f"daguerre {verb} {name}")
     for word in (*words, "Memory:", "expected, not measured", "daguerre fetch") if base(name) else words:
         assert word in head, f"the header of {name}.yaml does not say {word}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from daguerre import config as configs
 from daguerre import overrides
 from daguerre.checkpoint.run_folder import RunFolder, refuse_if_held
+from daguerre.errors import UserError
 from daguerre.recipe import shipped
 
 SUMMARY = "train a recipe, or go on with a run that was stopped"
@@ -49,6 +50,11 @@ def run(arguments: list[str]) -> int:
         output_dir, run_name = configs.peek(given.recipe, wanted)
         refuse_if_held(Path(output_dir) / run_name)
     loaded = configs.load(given.recipe, wanted)
+    if not dry_run and loaded.config.training.duration.number == 0:
+        raise UserError(
+            "training.duration is 0: there is nothing to train. To draw with the networks as they are: "
+            f"daguerre generate {given.recipe}; to train, give a duration, such as training.duration='1k steps'"
+        )
     folder = RunFolder(Path(loaded.config.output_dir) / loaded.config.run_name)
     # Late, for the reason above.
     from daguerre.commands import training_run

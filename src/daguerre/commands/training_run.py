@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -244,7 +245,8 @@ def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
             dataset = open_dataset(config.data, "train")
         dataset.plan(config.seed, sizes.whole)
     except Absent as error:
-        data, in_steps = [str(error)], config.training.duration.unit != "epochs"
+        data = textwrap.wrap(str(error), 116, break_on_hyphens=False, break_long_words=False)
+        in_steps = config.training.duration.unit != "epochs"
         total = config.training.duration.steps(sizes.whole, None) if in_steps else None
     else:
         data = description.about_source(dataset, config, sizes.whole)
