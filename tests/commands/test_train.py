@@ -6,7 +6,6 @@ import shutil
 import signal
 import time
 import warnings
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +20,7 @@ from daguerre.commands import description, training_run
 from daguerre.commands.parts import Parts
 from daguerre.commands.train import own_place
 from daguerre.training import step
+from daguerre.training.precision import Precision
 from daguerre.types import Batch, LossTerms
 
 
@@ -250,7 +250,7 @@ def test_what_is_measured_before_a_run_leaves_the_net_as_it_is():
     parts = Parts(
         SimpleNamespace(encode=lambda batch: (torch.ones(2), {})),
         SimpleNamespace(loss=lambda net, x0, cond, draws: LossTerms(net(x0), torch.zeros(2))),
-        net, torch.device("cpu"), nullcontext, "fp32", 0,
+        net, torch.device("cpu"), Precision(), 0,
     )  # fmt: skip
     batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)))
     description.probe_seconds(parts, batch)

@@ -103,7 +103,7 @@ def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
     """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
     parts.net.eval()
     x0, cond = parts.family.encode(batch)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, parts.autocast():
         parts.objective.loss(parts.net, x0, cond, batch.draws)
     return 3.0 * counter.get_total_flops() / len(batch.names)
 

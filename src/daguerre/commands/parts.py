@@ -17,8 +17,9 @@ from daguerre.errors import UserError
 from daguerre.families.family import Family
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
-from daguerre.training.device import choose_autocast, choose_device
-from daguerre.training.step import Autocast
+from daguerre.training import device as devices
+from daguerre.training import precision, recompute
+from daguerre.training.precision import Autocast, Precision
 from daguerre.types import Batch, LossTerms
 
 
@@ -30,14 +31,25 @@ class Parts:
     objective: Objective
     net: nn.Module
     device: torch.device
-    autocast: Autocast
-    precision: str
-    """`fp32` or `bf16`: what the forward pass computes with."""
+    numerics: Precision
+    """What the trained networks compute with, and how they are stored while they are trained."""
     seed: int
+
+    @property
+    def autocast(self) -> Autocast:
+        """What a forward pass of `net` stands in."""
+        return self.numerics.forward
+
+    @property
+    def precision(self) -> str:
+        """`fp32`, `bf16` or `fp16`, and what else is not as usual."""
+        return str(self.numerics)
 
     def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
         """The loss of a micro-batch: the one place where family and objective meet."""
-        return self.objective.loss(net, *self.family.encode(batch), batch.draws)
+        with self.numerics.frozen():
+            x0, cond = self.family.encode(batch)
+        return self.objective.loss(net, x0, cond, batch.draws)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
         """All random numbers of a batch, on the CPU, by its keys; `quantile` fixes the noise level."""
@@ -49,7 +61,8 @@ class Parts:
 
 def build(config: Config) -> Parts:
     """Loads the family, builds objective and adapter, and moves the networks to the device of the run."""
-    device = choose_device(config.training.device)
+    device = devices.choose_device(config.training.device)
+    devices.prepare(config.training, device)
     return _assembled(config, _family(config).to(device), device)
 
 
@@ -57,7 +70,9 @@ def outline(config: Config) -> Parts:
     """The same parts without memory and without weights: networks on the meta device, of their numbers alone."""
     with torch.device("meta"):
         family = _family(config)
-    return _assembled(config, family, choose_device(config.training.device))
+    device = devices.choose_device(config.training.device)
+    devices.prepare(config.training, device)
+    return _assembled(config, family, device)
 
 
 def _family(config: Config) -> Family:
@@ -66,7 +81,7 @@ def _family(config: Config) -> Family:
 
 def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
     """Family, objective and adapter, with what no section of the recipe can see alone refused."""
-    autocast, precision = choose_autocast(config.training, device)
+    numerics = precision.choose(config.training, device)
     objective = plugins.find("objectives", config.objective.name).build(config.objective)
     _refuse_weights(config, objective)
     net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
@@ -75,7 +90,9 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
         family.latent_shape((3, bucket.height_px, bucket.width_px))
     if isinstance(objective, Diffusion):
         objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
-    return Parts(family, objective, net, device, autocast, precision, config.seed)
+    if config.training.gradient_checkpointing:
+        recompute.enable(net, numerics.attention)
+    return Parts(family, objective, net, device, numerics, config.seed)
 
 
 def _refuse_weights(config: Config, objective: Objective) -> None:

@@ -97,8 +97,8 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     refuse_cut_batches(config, parts.objective, sizes)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     every = intervals(config, sizes, dataset.count)
-    state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema)
-    said = [*notices, *beginning.notices, *parts.family.remarks(parts.objective)]
+    state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed)
+    said = [*notices, *beginning.notices, *parts.numerics.notices(), *parts.family.remarks(parts.objective)]
     said += resuming.restore(state, beginning, config)
     if config.optimizer.scale_lr:
         rate = config.optimizer.learning_rate

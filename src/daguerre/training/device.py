@@ -1,15 +1,14 @@
-"""Which device and precision a run computes with, and the way of a batch onto the device."""
+"""Which device a run computes on, what is set there for the whole process, and the way of a batch onto it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 
-from daguerre.training.settings import TrainingSettings
-from daguerre.training.step import Autocast
+from daguerre.errors import UserError
+from daguerre.training.settings import TrainingSettings, bytes_of
 from daguerre.types import Batch
 
 
@@ -24,18 +23,24 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def choose_autocast(settings: TrainingSettings, device: torch.device) -> tuple[Autocast, str]:
-    """The context of a forward pass, and its name for people: `bf16` or `fp32`."""
-    bf16 = settings.mixed_precision == "bf16" or (settings.mixed_precision == "auto" and device.type == "cuda")
-    if not bf16:
-        return nullcontext, "fp32"
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise ValueError("this GPU has no bf16; use training.mixed_precision=no")
-
-    def autocast() -> AbstractContextManager[object]:
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-
-    return autocast, "bf16"
+def prepare(settings: TrainingSettings, device: torch.device) -> None:
+    """Sets what holds for the whole process: how float32 is multiplied, and how much memory may be taken. UserError
+    for a limit that the device does not have."""
+    torch.set_float32_matmul_precision(settings.matmul_precision)
+    if settings.max_device_memory is None:
+        return
+    if device.type != "cuda":
+        raise UserError(
+            f"training.max_device_memory={settings.max_device_memory} has no effect on a CPU, whose memory is the "
+            "system's to limit (ulimit -v, a cgroup): remove it"
+        )
+    most, there_is = bytes_of(settings.max_device_memory), torch.cuda.get_device_properties(device).total_memory
+    if most > there_is:
+        raise UserError(
+            f"training.max_device_memory={settings.max_device_memory}: {torch.cuda.get_device_name(device)} has "
+            f"{there_is / 1e9:.1f} GB; give less, or null for all of it"
+        )
+    torch.cuda.set_per_process_memory_fraction(most / there_is, device)
 
 
 def moved(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

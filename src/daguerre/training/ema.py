@@ -80,6 +80,12 @@ class EMA:
             for name, average in averages.items():
                 average.copy_(self.parameters[name])
 
+    @torch.no_grad()
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes over other weights, of every trained parameter, as the average."""
+        for name, average in self.averages.items():
+            average.copy_(tensors[name])
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All averages by file and name: `ema`, and one file a profile."""
         return {file: dict(averages) for file, averages in self._every().items() if averages}

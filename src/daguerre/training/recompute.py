@@ -1,0 +1,60 @@
+"""Gradient checkpointing: activations are computed again in the backward pass rather than kept.
+
+Needs no knowledge of a family: networks of diffusers and transformers say themselves between which blocks they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from daguerre.errors import UserError
+
+_MARKS = ("_supports_gradient_checkpointing", "supports_gradient_checkpointing")
+"""By which a network of diffusers, and one of transformers, says that it can."""
+
+Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
+
+
+def enable(net: nn.Module, again: Callable[[], AbstractContextManager[object]]) -> None:
+    """Makes every network in `net` that can compute its activations again do so, within the context `again`.
+
+    Autocast and random numbers of dropout are torch's affair: what is computed again is equal to the bit. UserError
+    where no network of `net` can.
+    """
+    networks = list(_able(net))
+    if not networks:
+        raise UserError(
+            "training.gradient_checkpointing: no network that is trained here can compute its activations again; "
+            "remove it"
+        )
+
+    def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+        return nullcontext(), again()
+
+    for network in networks:
+        _switch_on(network, contexts)
+
+
+def _able(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost networks that offer it."""
+    if any(getattr(module, mark, False) for mark in _MARKS):
+        yield module
+    else:
+        for child in module.children():
+            yield from _able(child)
+
+
+def _switch_on(network: Any, contexts: Contexts) -> None:
+    facts = {"use_reentrant": False, "context_fn": contexts}
+    if hasattr(network, "enable_gradient_checkpointing"):
+        network.enable_gradient_checkpointing(partial(checkpoint, **facts))
+    elif hasattr(network, "activation_checkpointing_enable"):
+        network.activation_checkpointing_enable(activation_checkpointing_kwargs=facts)
+    else:
+        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=facts)
