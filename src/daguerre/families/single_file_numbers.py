@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -111,12 +112,17 @@ def _read(path: Any) -> dict[str, Any]:
 
 def shapes(component: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a network's weights by its config; no memory is used."""
-    kind = KINDS[component]
+    return _shapes(component, json.dumps(config, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _shapes(component: str, config: str) -> dict[str, tuple[int, ...]]:
+    kind, numbers = KINDS[component], json.loads(config)
     with torch.device("meta"):
         if kind.__module__.startswith("diffusers"):
-            network = kind.from_config(dict(config))
+            network = kind.from_config(numbers)
         else:
-            network = kind(kind.config_class(**config))
+            network = kind(kind.config_class(**numbers))
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 

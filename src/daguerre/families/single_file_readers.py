@@ -62,9 +62,10 @@ def _known(numbers: Numbers) -> Numbers | None:
 def _alike(component: str, name: str, value: Any, other: Any) -> bool:
     if name.startswith("_") or name in _NO_NUMBERS[component.partition("_")[0]]:
         return True
-    if isinstance(other, list) and not isinstance(value, list | tuple):
-        return all(item == value for item in other)
-    return (list(value) == other) if isinstance(value, tuple) else (value == other)
+    if isinstance(value, list) == isinstance(other, list):
+        return bool(value == other)
+    many, one = (value, other) if isinstance(value, list) else (other, value)  # one number means it for every block
+    return all(item == one for item in many)
 
 
 def _about_scheduler(numbers: Numbers) -> list[str]:

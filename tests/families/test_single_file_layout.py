@@ -1,0 +1,260 @@
+"""Files of the wild: the published models are recognised by their shapes, everything else is refused by name."""
+
+import re
+
+import pytest
+import torch
+from diffusers.loaders.single_file_utils import (
+    convert_ldm_clip_checkpoint,
+    convert_ldm_unet_checkpoint,
+    convert_ldm_vae_checkpoint,
+    convert_open_clip_checkpoint,
+)
+from safetensors.torch import load_file, save_file
+from tiny_models import write_sd, write_sdxl
+
+from daguerre.errors import UserError
+from daguerre.families import (
+    architectures,
+    clip_vocabulary,
+    original_layout,
+    original_names,
+    single_file,
+    single_file_export,
+    single_file_numbers,
+    single_file_readers,
+)
+from daguerre.families.original_layout import LAYOUTS
+from daguerre.families.original_names import with_wrapper
+from daguerre.families.single_file_numbers import of_architecture, of_file, shapes
+
+V = {"v_pred": torch.empty(0)}
+EPSILON = {"modelspec.prediction_type": "epsilon"}
+
+
+def published(name):
+    """A file of real size without its memory: tensors of the original layout on the meta device."""
+    numbers = of_architecture(name, ("unet", "vae", "text_encoder", "text_encoder_2"))
+    found = {}
+    for component, config in numbers.configs.items():
+        place, own = LAYOUTS[numbers.layout][component], shapes(component, config)
+        for link in place.links(own):
+            network = {n: torch.empty(own[n], device="meta") for n in link.names}
+            later = single_file_export._packed(link, network, torch.float32)
+            found[place.prefix + link.original] = torch.empty(later.shape, device="meta")
+    return numbers, found
+
+
+@pytest.mark.parametrize("name", architectures.names())
+def test_published_models_are_recognised_by_names_and_shapes(name):
+    numbers, found = published(name)
+    marks = V if numbers.scheduler.get("prediction_type") == "v_prediction" else {}
+    got, notices = of_file(found | marks, {} if marks else EPSILON)
+    numbers.scheduler.setdefault("prediction_type", "epsilon")
+    assert (got, notices) == (numbers, [])
+    wrong = torch.empty((3, 3), device="meta")
+    with pytest.raises(UserError, match=r"have the shapes of none that is known.*proj_in.weight is"):
+        of_file(found | {f"{original_layout.UNET}middle_block.1.proj_in.weight": wrong}, EPSILON)
+
+
+@pytest.mark.parametrize("name", architectures.names())
+def test_names_and_shapes_are_those_of_diffusers_own_converters(name):
+    numbers, found = published(name)
+    assert_alike(convert_ldm_unet_checkpoint(found, numbers.configs["unet"]), numbers, "unet")
+    assert_alike(convert_ldm_vae_checkpoint(found, numbers.configs["vae"]), numbers, "vae")
+    if numbers.layout != "sd2":
+        assert_alike(convert_ldm_clip_checkpoint(found), numbers, "text_encoder")
+    if numbers.layout != "sd1":
+        component = "text_encoder" if numbers.layout == "sd2" else "text_encoder_2"
+        with torch.device("meta"):
+            kind = single_file_numbers.KINDS[component]
+            network = kind(kind.config_class(**numbers.configs[component]))
+        prefix = LAYOUTS[numbers.layout][component].prefix
+        assert_alike(convert_open_clip_checkpoint(network, found, prefix=prefix), numbers, component)
+
+
+def assert_alike(converted, numbers, component):
+    expected = shapes(component, numbers.configs[component])
+    if component.startswith("text"):
+        expected = {with_wrapper(name): shape for name, shape in expected.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in converted.items()} == expected
+
+
+def test_2x_without_a_mark_is_told_apart_by_its_weights():
+    numbers, found = published("sd21")
+    norm = f"{original_layout.UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
+    for scale, expected in ((0.2, "v_prediction"), (0.01, "epsilon")):
+        weights = torch.linspace(-scale, scale, found[norm].numel())
+        got, notices = of_file({**found, norm: weights}, {})
+        assert got.scheduler["prediction_type"] == expected
+        assert got.configs["unet"]["sample_size"] == (96 if expected == "v_prediction" else 64)
+        assert "does not say whether it predicts the noise" in notices[0]
+    got, notices = of_file(found, {}, "v_prediction")
+    assert (got.scheduler["prediction_type"], notices) == ("v_prediction", [])
+    assert numbers.scheduler["prediction_type"] == "v_prediction"
+
+
+def test_playground_is_written_and_read_as_edm():
+    numbers, found = published("sdxl")
+    numbers.configs["vae"].update(
+        scaling_factor=0.5,
+        latents_mean=list(single_file_readers.PLAYGROUND_MEAN),
+        latents_std=list(single_file_readers.PLAYGROUND_STD),
+    )
+    numbers.scheduler.clear()
+    numbers.scheduler.update(_class_name="EDMDPMSolverMultistepScheduler", sigma_data=0.5, prediction_type="epsilon")
+    assert single_file_readers.differences(numbers) == []
+    got, _ = of_file(found | single_file_readers.marks(numbers), {})
+    assert got.configs["vae"] == numbers.configs["vae"]
+    assert got.scheduler["_class_name"] == "EDMDPMSolverMultistepScheduler"
+    numbers.configs["vae"]["scaling_factor"] = 0.4
+    assert "trained for EDM" in single_file_readers.differences(numbers)[0]
+
+
+def test_what_readers_would_compute_otherwise_is_said():
+    numbers, _ = published("sd1")
+    assert single_file_readers.differences(numbers) == []
+    numbers.configs["unet"]["attention_head_dim"] = [8, 8, 8, 8]
+    assert single_file_readers.differences(numbers) == []
+    numbers.configs["unet"]["norm_eps"] = 1e-6
+    numbers.configs["text_encoder"]["hidden_act"] = "gelu"
+    numbers.scheduler.update(beta_end=0.02, prediction_type="v_prediction")
+    said = " ".join(single_file_readers.differences(numbers))
+    for words in ("norm_eps is 1e-06", "hidden_act is gelu", "noise levels are not", "it predicts v"):
+        assert words in said
+    numbers.scheduler["prediction_type"] = "flow_prediction"
+    assert "no mark" in " ".join(single_file_readers.differences(numbers))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A tiny 1.x pipeline and its tensors in the original layout."""
+    place = tmp_path_factory.mktemp("layout")
+    folder = write_sd(place / "p")
+    single_file_export.write(place / "a.safetensors", folder)
+    return folder, place / "a.safetensors"
+
+
+def metadata(file):
+    with single_file._opened(file) as opened:
+        return opened.metadata()
+
+
+def test_old_names_and_things_beside_the_networks(tiny, tmp_path):
+    folder, file = tiny
+    tensors = {re.sub("^(cond_stage_model.transformer.)text_model.", r"\1", n): t for n, t in load_file(file).items()}
+    averaged = {original_layout.averaged_name(n): t + 1 for n, t in tensors.items() if n.startswith("model.diff")}
+    beside = {"betas": torch.ones(4), "sqrt_alphas_cumprod": torch.ones(4), "first_stage_model.loss.a": torch.ones(1)}
+    save_file(tensors | averaged | beside | {"stranger": torch.ones(1)}, tmp_path / "b.safetensors", metadata(file))
+    (tmp_path / "raw").mkdir()
+    notices = single_file.convert(tmp_path / "b.safetensors", tmp_path / "raw")
+    assert "averaged weights, too; the plain ones are taken" in notices[0]
+    assert "1 tensors belong to none of its networks and are left out: stranger" in notices[1]
+    (tmp_path / "ema").mkdir()
+    single_file.convert(tmp_path / "b.safetensors", tmp_path / "ema", weights="ema")
+    unet = "unet/diffusion_pytorch_model.safetensors"
+    expected, raw, ema = (load_file(f / unet) for f in (folder, tmp_path / "raw", tmp_path / "ema"))
+    assert all(torch.equal(raw[n], t) and torch.equal(ema[n], t + 1) for n, t in expected.items())
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match="holds no averaged weights"):
+        single_file.convert(file, tmp_path / "none", weights="ema")
+
+
+@pytest.mark.parametrize(
+    ("component", "prefix", "kept"),
+    [("unet", original_layout.UNET, ""), ("vae", original_layout.VAE, ""), ("vae", original_layout.VAE, "vae.")],
+)
+def test_one_network_out_of_any_file(tiny, tmp_path, component, prefix, kept):
+    folder, file = tiny
+    own = load_file(folder / component / "diffusion_pytorch_model.safetensors")
+    alone = {kept + n.removeprefix(prefix): t for n, t in load_file(file).items() if n.startswith(prefix)}
+    save_file(alone, tmp_path / "alone.safetensors")
+    torch.save({"state_dict": alone}, tmp_path / "alone.ckpt")
+    own_names = folder / component / "diffusion_pytorch_model.safetensors"
+    for path in (file, tmp_path / "alone.safetensors", tmp_path / "alone.ckpt", own_names):
+        found = single_file.network_tensors(path, component, own, pickled=path.suffix == ".ckpt")
+        assert found.keys() == own.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
+    with pytest.raises(UserError, match=f"holds no text_encoder; it holds: {component}"):
+        single_file.network_tensors(tmp_path / "alone.safetensors", "text_encoder", own, pickled=False)
+    with pytest.raises(UserError, match=r"model.pickled_weights=true"):
+        single_file.network_tensors(tmp_path / "alone.ckpt", component, own, pickled=False)
+
+
+def test_a_text_encoder_out_of_files_with_and_without_the_wrapper(tmp_path):
+    folder = write_sdxl(tmp_path / "p")
+    single_file_export.write(tmp_path / "a.safetensors", folder)
+    for name in ("text_encoder", "text_encoder_2"):
+        own = load_file(folder / name / "model.safetensors")
+        save_file({with_wrapper(n): t for n, t in own.items()}, tmp_path / "wrapped.safetensors")
+        save_file({n.removeprefix("text_model."): t for n, t in own.items()}, tmp_path / "bare.safetensors")
+        for file in ("a", "wrapped", "bare"):
+            found = single_file.network_tensors(tmp_path / f"{file}.safetensors", name, own, pickled=False)
+            assert found.keys() == own.keys()
+            assert all(torch.equal(found[n], t) for n, t in own.items())
+
+
+def test_a_pickled_checkpoint_is_read_on_request_alone(tiny, tmp_path):
+    folder, file = tiny
+    torch.save({"state_dict": load_file(file), "global_step": 3}, tmp_path / "a.ckpt")
+    with pytest.raises(UserError, match=r"is pickled: set model.pickled_weights=true"):
+        single_file.folder(tmp_path / "a.ckpt", pickled=False)
+    with pytest.raises(UserError, match="the shapes of none that is known"):  # a pickle has no metadata
+        single_file.folder(tmp_path / "a.ckpt", pickled=True)
+    with pytest.raises(UserError, match=r"a checkpoint of one file is a .safetensors"):
+        single_file.folder(folder / "model_index.json", pickled=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"model.diffusion_model.input_blocks.0.0.weight": (320, 9, 3, 3)}, "an inpainting model"),
+        ({"model.diffusion_model.input_blocks.0.0.weight": (320, 8, 3, 3)}, "InstructPix2Pix"),
+        ({"model.diffusion_model.input_blocks.0.0.weight": (320, 5, 3, 3)}, "depth-to-image"),
+        ({"conditioner.embedders.0.model.ln_final.bias": (4,)}, "the SDXL refiner"),
+        ({"control_model.time_embed.0.weight": (4, 4)}, "a ControlNet"),
+        ({"lora_unet_down_blocks_0.lora_up.weight": (4, 4)}, "LoRA weights"),
+        ({"model.diffusion_model.joint_blocks.0.x": (4,)}, "Stable Diffusion 3"),
+        ({"double_blocks.0.img_attn.norm.key_norm.scale": (4,)}, "Flux"),
+        ({"emb_params": (1, 768)}, "a textual-inversion embedding"),
+        ({"a": (2,), "b": (2,)}, "is not in the original layout of Stable Diffusion; it has 2 tensors such as a, b"),
+        ({"encoder.down.0.block.0.conv1.weight": (4, 4, 3, 3)}, "an autoencoder alone, which does not say its scaling"),
+    ],
+)
+def test_everything_else_is_refused_by_name(names, words, tmp_path):
+    save_file({name: torch.zeros(shape) for name, shape in names.items()}, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=words):
+        single_file.folder(tmp_path / "a.safetensors", pickled=False)
+
+
+def test_damaged_and_incomplete_files_are_refused(tiny, tmp_path):
+    _, file = tiny
+    (tmp_path / "a.safetensors").write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"cannot be read as safetensors.*Copy it anew"):
+        single_file.folder(tmp_path / "a.safetensors", pickled=False)
+    tensors = load_file(file)
+    del tensors["first_stage_model.decoder.conv_in.weight"]
+    save_file(tensors, tmp_path / "b.safetensors", metadata(file))
+    with pytest.raises(UserError, match=r"lacks first_stage_model.decoder.conv_in.weight of its vae"):
+        single_file.folder(tmp_path / "b.safetensors", pickled=False)
+    save_file(load_file(file), tmp_path / "c.safetensors", {single_file_numbers.METADATA: "{"})
+    with pytest.raises(UserError, match=r"metadata 'daguerre.model' cannot be read"):
+        single_file.folder(tmp_path / "c.safetensors", pickled=False)
+
+
+def test_a_unet_that_the_layout_has_no_place_for_is_refused():
+    for name in ("class_embedding.weight", "mid_block.attentions.1.norm.weight", "down_blocks.0.resnets.0.x.weight"):
+        with pytest.raises(UserError, match="has no place for"):
+            original_names.unet(["down_blocks.0.resnets.0.norm1.weight", name])
+    with pytest.raises(UserError, match="has no place for"):
+        original_names.vae(["encoder.down_blocks.0.attentions.0.to_q.weight"])
+    with pytest.raises(UserError, match="has no place for"):
+        original_names.open_clip(["text_model.encoder.layers.0.other.weight"])
+
+
+def test_clips_own_words():
+    tokenizer = clip_vocabulary.tokenizer("!")
+    assert tokenizer("a photo of a cat").input_ids == [49406, 320, 1125, 539, 320, 2368, 49407]
+    assert (tokenizer.pad_token_id, tokenizer.model_max_length) == (0, 77)
+    assert clip_vocabulary.padding_of_standard(clip_vocabulary.files("!")) == "!"
+    assert clip_vocabulary.padding_of_standard({}) is None
