@@ -111,12 +111,11 @@ def test_a_kernel_that_the_device_has_not_is_refused(name):
 
 
 def test_a_kernel_that_cannot_compute_a_model_is_a_users_error():
-    with pytest.raises(UserError, match=r"training.attention: cudnn cannot compute .* auto lets torch choose"):
-        with Precision(kernels=("cudnn",)).forward():
-            attention()
-    with pytest.raises(RuntimeError, match="another one"):
-        with Precision(kernels=("flash",)).forward():
-            raise RuntimeError("another one")
+    refused = pytest.raises(UserError, match=r"training.attention: cudnn cannot compute .* auto lets torch choose")
+    with refused, Precision(kernels=("cudnn",)).forward():
+        attention()
+    with pytest.raises(RuntimeError, match="another one"), Precision(kernels=("flash",)).forward():
+        raise RuntimeError("another one")
 
 
 @pytest.mark.parametrize(
@@ -212,12 +211,9 @@ def test_a_loss_that_is_not_finite_is_a_fault_and_leaves_the_scale(toy):
 
 
 def test_a_gradient_that_no_scale_makes_finite_is_told_as_a_fault_at_last(toy):
-    state = fp16(toy)
-    batches = toy.batches()
+    state, plan = fp16(toy), toy.plan(total_steps=100, log_every=1)
     with pytest.raises(NonFiniteError):
-        plan = toy.plan(total_steps=100, log_every=1)
-        for _ in train(state, batches, overflowing(toy, 0.0), plan, nullcontext):
-            pass
+        list(train(state, toy.batches(), overflowing(toy, 0.0), plan, nullcontext))
     assert state.step == 16 + 3
 
 
