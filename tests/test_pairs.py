@@ -1,0 +1,77 @@
+"""Settings that cannot work together, on the recipes of real models: each is refused with the reason and the way out.
+
+Where a pair can work but is likely a mistake, a line says so and the run starts.
+"""
+
+import pytest
+
+from daguerre import cli, errors
+
+BIAS = ["timestep_bias.name=range", "timestep_bias.multiplier=2"]
+
+
+def pair(case):
+    name, given, _ = case
+    return " ".join([name, *given])
+
+
+REFUSED = [
+    # objective
+    ("sd15", ["objective.schedule.zero_terminal_snr=true"], "weights are not finite: use objective v"),
+    ("sdxl_edm", ["objective.schedule.name=scaled_linear"], "'edm' is not defined on 'scaled_linear'"),
+    ("sdxl_edm", ["objective.times.name=uniform"], "'uniform' draws a share of the schedule"),
+    ("sd15", ["objective.times.name=log_normal"], "'log_normal' draws sigma, from 0 to infinity"),
+    ("sd15", [*BIAS, "timestep_bias.end=1500"], "end is 1500: there are 1000 steps"),
+    ("sdxl_edm", [*BIAS, "timestep_bias.begin=500", "timestep_bias.end=200"], "begin must be below end"),
+    ("sd15", ["timestep_bias.multiplier=2"], "multiplier has no effect with 'none'"),
+    ("quickstart_vae", ["objective.timestep_bias.name=later"], "there is such a setting with objective.name=edm or"),
+    # objective and sampling
+    (
+        "sd21",
+        ["objective.schedule.zero_terminal_snr=true", "timestep_spacing=leading"],
+        "leading, which never visits the last timestep, and zero_terminal_snr is on",
+    ),
+    ("sdxl_edm", ["sampling.timestep_spacing=leading"], "has no meaning on a continuous schedule"),
+    ("sd15", ["sampling.eta=0.5"], "dpmpp_2m adds no fresh noise"),
+    ("sdxl_lightning", ["sampling.negative_prompt=blurred"], "guidance_scale is 1, which runs no unguided side"),
+    # model
+    ("sdxl", ["model.train_unet=false"], "nothing is trained"),
+    ("sdxl", ["model.latents_mean=[0,0,0,0]"], "latents_mean is given without latents_std"),
+    ("sd15", ["model.train_text_encoder_2=true"], "there is such a setting with model.family=sdxl only"),
+    ("sdxl", ["model.long_prompts_pooled=last"], "no effect without long_prompts=true"),
+    ("sd15", ["data.resolution=500"], "set data.resolution to a multiple of 8"),
+    # precision, averages, batches
+    ("sdxl", ["weights_dtype=float16", "mixed_precision=no"], "mixed_precision=no does not go with weights_dtype=fl"),
+    ("sdxl", ["ema.decay=0.999"], "has no effect while ema.enabled is false"),
+    ("sd15", ["training.per_device_batch_size=3"], "must be a multiple of per_device_batch_size, which is 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "reason"), REFUSED, ids=map(pair, REFUSED))
+def test_it_is_refused_with_the_reason(name, given, reason, capsys):
+    assert cli.run(["train", name, *given, "--dry-run"]) == errors.REFUSED
+    assert reason in " ".join(capsys.readouterr().err.split())
+
+
+ALLOWED = [
+    # what it is, and whether something is said of the pretrained weights
+    ("sd15", [], None),
+    ("sd21", [], None),
+    ("sdxl", ["training.weights_dtype=float16"], None),
+    ("sd15", ["objective.name=v"], "the pretrained UNet predicts epsilon (objective.name=eps), this recipe trains v"),
+    ("sd21", ["objective.name=eps"], "the pretrained UNet predicts v_prediction (objective.name=v), this recipe"),
+    ("sd15", ["objective.name=flow"], "knows the noise levels of a beta schedule, not linear_flow"),
+    ("sd15", ["objective.schedule.beta_end=0.02"], "was trained with beta_end 0.012, this recipe has 0.02"),
+    ("sdxl_edm", [], "is told timesteps from 0 to 999, EDM tells it ln(sigma)/4"),
+    ("sdxl_edm", ["model.unet=null"], None),
+    ("sdxl_edm", ["model.scheduler=null"], None),
+    ("sdxl_edm", [*BIAS, "timestep_bias.begin=200", "timestep_bias.end=500", "snr_gamma=5"], "ln(sigma)/4"),
+    ("imagenet_scratch", ["objective.name=v"], None),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "said"), ALLOWED, ids=map(pair, ALLOWED))
+def test_it_is_allowed_and_what_pretrained_weights_know_otherwise_is_said(name, given, said, capsys):
+    assert cli.run(["train", name, *given, "--dry-run"]) == errors.DONE
+    out = " ".join(capsys.readouterr().out.split())
+    assert said in out if said else "the pretrained UNet" not in out
