@@ -1,0 +1,101 @@
+"""Gradient checkpointing: the same losses and gradients to the bit, with fewer activations kept."""
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from daguerre.errors import UserError
+from daguerre.training import recompute
+from daguerre.training.precision import Precision
+
+
+class Both(nn.Module):
+    """A UNet and a text encoder, as a family has them: neither the outermost module."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.text_encoder = CLIPTextModel(
+            CLIPTextConfig(
+                vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                attention_dropout=dropout,
+            )
+        )  # fmt: skip
+        self.unet = UNet2DConditionModel(
+            sample_size=8, block_out_channels=(16, 32), norm_num_groups=8, layers_per_block=1, cross_attention_dim=16,
+            attention_head_dim=8, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), dropout=dropout,
+        )  # fmt: skip
+
+    def forward(self, x_BCHW, ids_BT):
+        text = self.text_encoder(ids_BT).last_hidden_state
+        return self.unet(x_BCHW, torch.tensor([3, 500]), encoder_hidden_states=text, return_dict=False)[0]
+
+
+class Kept:
+    """Numbers that the forward pass keeps for the backward pass."""
+
+    def __init__(self):
+        self.numbers = 0
+
+    def __call__(self, tensor):
+        self.numbers += tensor.numel()
+        return tensor
+
+
+def outcome(enabled, precision=None, dropout=0.0):
+    precision, kept = precision or Precision(), Kept()
+    torch.manual_seed(0)
+    net = Both(dropout).train()
+    if enabled:
+        recompute.enable(net, precision.attention)
+    x, ids = torch.randn(2, 4, 8, 8), torch.randint(0, 60, (2, 77))
+    with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor), precision.forward():
+        loss = net(x, ids).float().square().mean()
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in net.named_parameters() if p.grad is not None}, kept.numbers
+
+
+@pytest.mark.parametrize(
+    ("precision", "dropout"),
+    [
+        (Precision(), 0.0),
+        (Precision(), 0.3),
+        (Precision(compute=torch.bfloat16), 0.0),
+        (Precision(kernels=("math",)), 0.0),
+    ],
+)
+def test_losses_and_gradients_are_equal_to_the_bit_and_less_is_kept(precision, dropout):
+    plain, gradients, kept = outcome(False, precision, dropout)
+    again, others, kept_again = outcome(True, precision, dropout)
+    assert torch.equal(plain, again)
+    assert gradients.keys() == others.keys()
+    assert any(name.startswith("text_encoder.") for name in gradients)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, others[name]), name
+    assert kept_again < 0.6 * kept
+
+
+def test_what_is_computed_again_uses_the_kernel_of_the_first_time():
+    with pytest.raises(UserError, match="cudnn cannot compute"):
+        outcome(True, Precision(kernels=("cudnn",)))
+    seen = []
+    precision = Precision(kernels=("math",))
+
+    def attention():
+        seen.append(1)
+        return precision.attention()
+
+    torch.manual_seed(0)
+    net = Both().train()
+    recompute.enable(net, attention)
+    with precision.forward():
+        loss = net(torch.randn(2, 4, 8, 8), torch.randint(0, 60, (2, 77))).sum()
+    loss.backward()
+    assert len(seen) >= 4
+
+
+def test_networks_that_cannot_are_refused(toy):
+    with pytest.raises(UserError, match=r"training.gradient_checkpointing: no network that is trained here can"):
+        recompute.enable(toy.Net(), Precision().attention)
