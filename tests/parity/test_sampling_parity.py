@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from data_sets import folder as pictures
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, EulerDiscreteScheduler, UNet2DConditionModel
 from PIL import Image
+from safetensors.torch import load_file
 from tiny_models import write_sd, write_sdxl
 
 from daguerre import cli
@@ -58,7 +59,7 @@ def trained(place: Path, model: dict[str, Any], objective: dict[str, Any], *give
     return place / "drawn"
 
 
-def ours(run: Path, out: Path, prompts: Sequence[str], *given: str) -> np.ndarray:
+def ours(run: Path | str, out: Path, prompts: Sequence[str], *given: str) -> np.ndarray:
     """Pictures [N, H, W, 3] of `daguerre generate`, from seed SEED + i."""
     listed = out.with_suffix(".txt")
     listed.write_text("\n".join(prompts))
@@ -68,7 +69,13 @@ def ours(run: Path, out: Path, prompts: Sequence[str], *given: str) -> np.ndarra
 
 def theirs(folder: Path, prompts: Sequence[str], **call: Any) -> np.ndarray:
     """Pictures of the pipeline in a folder, from the same noise."""
-    pipe = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False)
+    return called(
+        DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False), prompts, **call
+    )
+
+
+def called(pipe: Any, prompts: Sequence[str], **call: Any) -> np.ndarray:
+    """Pictures of an open pipeline, from the same noise."""
     pipe.set_progress_bar_config(disable=True)
     noise = initial_noise([SEED + i for i in range(len(prompts))], (4, SIDE_PX // 2, SIDE_PX // 2))
     drawn = pipe(list(prompts), latents=noise, height=SIDE_PX, width=SIDE_PX, output_type="np", **call).images
@@ -118,3 +125,21 @@ def test_prompts_of_up_to_a_window_are_read_as_ever_with_long_prompts(tmp_path):
     assert np.abs(beside[0] - alone[0]).max() <= 1
     cut = theirs(run / "pipeline", ["x", longer], **call)
     assert np.abs(beside[1] - cut[1]).max() > 2, "the 76th token is read"
+
+
+def test_lightning_in_four_steps_is_what_its_model_card_says(tmp_path):
+    """Euler with trailing timesteps and no guidance: the recipe on a tiny base with the UNet in a file of its own."""
+    base = write_sdxl(tmp_path / "base")
+    distilled = write_sdxl(tmp_path / "distilled", seed=1) / "unet" / "diffusion_pytorch_model.safetensors"
+    places = [f"model.pretrained_model_name_or_path={base}", f"model.unet={distilled}"]
+    size = [f"height={SIDE_PX}", f"width={SIDE_PX}", "batch_size=2"]
+    drawn = ours("sdxl_lightning", tmp_path / "drawn", PROMPTS, *places, *size)
+    unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(base / "unet"))
+    unet.load_state_dict(load_file(distilled))
+    pipe = DiffusionPipeline.from_pretrained(base, unet=unet, local_files_only=True, low_cpu_mem_usage=False)
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="trailing")
+    expected = called(pipe, PROMPTS, num_inference_steps=4, guidance_scale=0)
+    print("lightning", np.abs(drawn - expected).max())
+    assert np.abs(drawn - expected).max() <= 2
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="leading")
+    assert np.abs(drawn - called(pipe, PROMPTS, num_inference_steps=4, guidance_scale=0)).max() > 20

@@ -1,0 +1,83 @@
+"""Every trainable recipe's tiny twin overfits one picture: its loss falls below a tenth of its start in 300 updates.
+
+Objective, weighting, optimizer and average are the recipe's own (twins.py); the learning rate is one for networks of
+this size, and latents are taken from the posterior's mean, so that there is one picture indeed. Two recipes run in
+`make test`, where a third of the updates has to do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import twins
+from data_sets import folder as pictures
+from twins import Twins, tree
+
+from daguerre import cli, plugins, recipe
+
+BATCH = 8
+GIVEN = [
+    "run_name=overfit",
+    "model.sample_posterior=false",
+    "data.random_flip=false",
+    "data.held_out_fraction=0",
+    f"data.repeats={BATCH}",
+    f"training.global_batch_size={BATCH}",
+    f"training.per_device_batch_size={BATCH}",
+    "optimizer.learning_rate=2e-3",
+    "lr_scheduler.warmup=20 steps",
+    "checkpoint.every=null",
+    "checkpoint.export=false",
+    "validation.every=null",
+    "sampling.num_images=0",
+]
+OWN = ("training.duration", "lr_scheduler.", "checkpoint.", "validation.", "sampling.")
+"""What of a twin is said here instead."""
+OWN += tuple(given.partition("=")[0] for given in GIVEN)
+UPDATES = {"sd15": 100, "sdxl": 100}
+"""Recipes of which `make test` trains a few updates; all others train 300 in `make test-long`."""
+
+
+def trainable() -> list[str]:
+    """Recipes that train a UNet."""
+    found = []
+    for name in recipe.shipped():
+        fields = plugins.find("families", tree(name)["model"]["family"]).Settings.model_fields
+        if "unet" in fields and tree(name)["training"]["duration"] != "0 steps":
+            found.append(name)
+    return found
+
+
+def one_picture(name: str, made: Twins) -> list[str]:
+    """The twin's overrides, with a data set of one picture that is never cropped or mirrored by chance."""
+    endless = tree(name)["data"]["source"] == "shapes"
+    kept = [override for override in made.overrides(name) if not override.startswith(OWN)]
+    if endless:
+        kept = ["loader.num_workers=0", "logging.every=1 step", "logging.tensorboard=false"]
+        kept += ["data.source=folder", f"data.path={pictures(made.folder / name, 1)}"]
+    return kept
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in UPDATES else [pytest.mark.long]) for name in trainable()]
+)
+def test_a_twin_overfits_one_picture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "PICTURES", 1)
+    made = Twins(tmp_path / "made")
+    made.folder.mkdir()
+    begun_from = Path(tree(name).get("init_from") or "").name
+    if begun_from:
+        first = [f"output_dir={tmp_path}", *made.overrides(begun_from), f"training.global_batch_size={BATCH}"]
+        assert cli.run(["train", begun_from, *first, *GIVEN[1:], "training.duration=1 step"]) == 0
+    updates = UPDATES.get(name, 300)
+    given = [f"output_dir={tmp_path}", f"training.duration={updates} steps", *GIVEN]
+    assert cli.run(["train", name, *one_picture(name, made), *given]) == 0
+    lines = (tmp_path / "overfit" / "metrics" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["learning/loss"] for line in lines]
+    assert len(losses) == updates
+    print(name, losses[0], fmean(losses[-20:]), fmean(losses[-20:]) / losses[0])
+    assert fmean(losses[-20:]) < losses[0] / 10
+    assert max(losses[:3]) < 5, "the start is that of a network that predicts nothing, not a blown-up one"
