@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+import tiny_drawings
 from PIL import Image
-from tiny_models import TINY_UNET
+from tiny_drawings import documents, drawn, generate, weights
 
 from daguerre import cli
 from daguerre import config as configs
 from daguerre.checkpoint.run_folder import RunFolder
-from daguerre.checkpoint.store import Store
 from daguerre.commands import parts, pictures
 from daguerre.samplers.draw import initial_noise
 
@@ -25,40 +23,12 @@ PROMPT = "a small green star: on a white background"
 
 @pytest.fixture(scope="module")
 def recipe(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recipe")
-    tree = {
-        "run_name": "tiny",
-        "output_dir": str(folder / "runs"),
-        "model": {"family": "sd", "pretrained_model_name_or_path": str(tiny_sd), "unet": TINY_UNET},
-        "objective": {"name": "v", "schedule": {"zero_terminal_snr": True}},
-        "data": {"source": "shapes"},
-        "training": {"duration": "2 steps", "global_batch_size": 2, "device": "cpu"},
-        "sampling": {"num_inference_steps": 2, "guidance_scale": 3.0, "num_images": 6},
-    }
-    (folder / "tiny.yaml").write_text(json.dumps(tree))
-    return folder / "tiny.yaml"
-
-
-def weights(shift: float, built: parts.Parts) -> dict[str, torch.Tensor]:
-    return {name: value + shift for name, value in built.net.state_dict().items()}
+    return tiny_drawings.write_recipe(tmp_path_factory.mktemp("recipe"), tiny_sd)
 
 
 @pytest.fixture(scope="module")
 def run(recipe: Path) -> Path:
-    """A run folder with two checkpoints; model and EMA weights differ."""
-    config = configs.load(str(recipe)).config
-    folder = RunFolder(Path(config.output_dir) / config.run_name)
-    built = parts.build(config)
-    for step in (1, 2):
-        tensors = {"model": weights(0.01 * step, built), "ema": weights(-0.01 * step, built)}
-        document = {"step": step, "slots": 0, "samples": 0}
-        Store(folder.checkpoints).save(f"step-{step:08d}", tensors, {"state": document}, built.family.files())
-    folder.config.write_text(configs.dump(config))
-    return folder.path
-
-
-def drawn(folder: Path) -> np.ndarray:
-    return np.stack([np.asarray(Image.open(path)).astype(int) for path in sorted(folder.glob("*.png"))])
+    return tiny_drawings.write_run(recipe)
 
 
 def draw(run: Path, out: Path, *given: str) -> np.ndarray:
@@ -68,13 +38,9 @@ def draw(run: Path, out: Path, *given: str) -> np.ndarray:
 
 def test_pictures_and_how_they_were_made(run, tmp_path, capsys):
     assert draw(run, tmp_path / "out", "num_images=3", "seed=7").shape == (3, 64, 64, 3)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "000.png",
-        "001.png",
-        "002.png",
-        "samples.json",
-    ]
-    listing = json.loads((tmp_path / "out" / "samples.json").read_text())
+    files = [f"{number}.{suffix}" for number in ("000", "001", "002") for suffix in ("json", "png")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*files, "contact-sheet.html", "request.json"]
+    listing = documents(tmp_path / "out")
     assert [entry["seed"] for entry in listing] == [7, 8, 9]
     expected = {
         "file": "001.png",
@@ -83,8 +49,14 @@ def test_pictures_and_how_they_were_made(run, tmp_path, capsys):
         "sampler": "ddim",
         "num_inference_steps": 2,
         "guidance_scale": 3.0,
+        "guidance_rescale": 0.0,
+        "height": 64,
+        "width": 64,
+        "precision": "fp32",
         "checkpoint": "step-00000002",
         "step": 2,
+        "weights": "ema",
+        "run": str(run),
         "initial_noise_sha256": sha256(initial_noise([8], (4, 32, 32)).numpy().tobytes()).hexdigest(),
     }
     assert expected.items() <= listing[1].items()
@@ -99,10 +71,7 @@ def test_a_picture_depends_on_its_seed_alone(run, tmp_path):
     later = draw(run, tmp_path / "c", "num_images=2", "seed=9")
     assert np.abs(together - pairs).max() <= 1
     assert np.abs(together[2:] - later).max() <= 1
-    digests = [
-        {e["seed"]: e["initial_noise_sha256"] for e in json.loads((tmp_path / name / "samples.json").read_text())}
-        for name in "abc"
-    ]
+    digests = [{e["seed"]: e["initial_noise_sha256"] for e in documents(tmp_path / name)} for name in "abc"]
     assert digests[0] == digests[1]
     assert digests[2].items() <= digests[0].items()
     assert len(set(digests[0].values())) == 4
@@ -126,22 +95,65 @@ def test_a_recipe_stands_for_its_run(run, recipe, tmp_path):
     assert np.array_equal(by_folder, draw(recipe, tmp_path / "c", f"output_dir={run.parent}", "--run_name", "tiny"))
 
 
-def test_pictures_are_never_overwritten(run, tmp_path):
-    for _ in range(2):
-        assert cli.run(["generate", str(run), f"prompt={PROMPT}"]) == 0
-    names = {path.name for path in (run / "generated").iterdir()}
-    assert {"a-small-green-star-on-a-white-background", "a-small-green-star-on-a-white-background-2"} <= names
+def test_the_same_command_finds_its_pictures_and_another_never_overwrites_them(run, tmp_path, capsys):
+    home = run / "generated"
+    shutil.rmtree(home, ignore_errors=True)
+    for seed in (0, 0, 1):
+        assert generate(run, f"prompt={PROMPT}", f"seed={seed}") == 0
+    slug = "a-small-green-star-on-a-white-background"
+    assert {path.name for path in home.iterdir()} == {slug, f"{slug}-2"}
+    assert "1 of 1 pictures are there and are whole: kept" in capsys.readouterr().out
+
     draw(run, tmp_path / "out")
-    assert cli.run(["generate", str(run), f"prompt={PROMPT}", f"out={tmp_path / 'out'}"]) == 2
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert generate(run, f"prompt={PROMPT}", f"out={tmp_path / 'out'}", "seed=5", "sampler=euler") == 2
+    said = capsys.readouterr().err
+    assert "seed: 0 -> 5" in said
+    assert 'sampler: "ddim" -> "euler"' in said
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").touch()
+    assert generate(run, f"prompt={PROMPT}", "-o", tmp_path / "full") == 2
+    assert "never put among other files" in capsys.readouterr().err
 
 
-def test_prompts_from_a_file(run, tmp_path):
-    (tmp_path / "list.txt").write_text("a red circle\n\n  größer, blue \n", encoding="utf-8")
-    given = [f"prompts_file={tmp_path / 'list.txt'}", f"out={tmp_path / 'out'}", "num_images=2", "seed=1"]
-    assert cli.run(["generate", str(run), *given]) == 0
-    listing = json.loads((tmp_path / "out" / "samples.json").read_text())
-    assert [e["prompt"] for e in listing] == ["a red circle"] * 2 + ["größer, blue"] * 2
-    assert [e["seed"] for e in listing] == [1, 2, 3, 4]
+def test_the_raw_weights_of_a_checkpoint(run, tmp_path):
+    averaged, raw = draw(run, tmp_path / "a"), draw(run, tmp_path / "b", "weights=raw")
+    assert np.array_equal(averaged, draw(run, tmp_path / "c", "weights=ema"))
+    assert not np.array_equal(averaged, raw)
+    assert documents(tmp_path / "b")[0]["weights"] == "raw"
+
+
+def test_a_size_of_its_own(run, tmp_path):
+    assert draw(run, tmp_path / "a", "height=32", "width=48").shape == (1, 32, 48, 3)
+    assert draw(run, tmp_path / "b", "resolution=32").shape == (1, 32, 32, 3)
+    assert documents(tmp_path / "a")[0]["width"] == 48
+
+
+def test_guidance_of_nought_and_of_one_are_none(run, tmp_path):
+    one = draw(run, tmp_path / "a", "guidance_scale=1")
+    assert np.array_equal(one, draw(run, tmp_path / "b", "guidance_scale=0"))
+    assert not np.array_equal(one, draw(run, tmp_path / "c", "guidance_scale=1.5"))
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("jpeg", "jpg"), ("webp", "webp")])
+def test_other_formats(run, tmp_path, format, suffix):
+    draw(run, tmp_path / "png")
+    assert generate(run, f"prompt={PROMPT}", f"format={format}", "quality=98", f"out={tmp_path / 'o'}") == 0
+    with Image.open(tmp_path / "png" / "000.png") as exact, Image.open(tmp_path / "o" / f"000.{suffix}") as opened:
+        assert opened.format == format.upper()
+        grey, expected = (np.asarray(picture.convert("L")).astype(int) for picture in (opened, exact))
+        assert np.abs(grey - expected).mean() < 3
+
+
+def test_names_of_other_trainers(run, tmp_path, capsys):
+    """What MaxDiffusion's training command says does not stop drawing; what it means for pictures is done."""
+    plain = draw(run, tmp_path / "a")
+    given = ["per_device_batch_size=2", "activations_dtype=float32", "learning_rate=1e-5", "max_train_steps=9"]
+    assert np.array_equal(plain, draw(run, tmp_path / "b", *given, "snr_gamma=5", "precision=HIGHEST"))
+    said = capsys.readouterr().out
+    for name in ("learning_rate", "max_train_steps", "snr_gamma"):
+        assert said.count(f"{name} matters for training alone") == 1
 
 
 def test_the_negative_prompt_counts(run, tmp_path):
@@ -162,6 +174,14 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["prompt=a", "guidance=3"], "no such setting"),
         (["prompt=a", "resume_from_checkpoint=step-00000009"], "it has: step-00000001, step-00000002"),
         (["prompt=a", "run_name=other"], "would have no effect"),
+        (["prompt=a", "quality=50"], "PNG keeps every pixel"),
+        (["prompt=a", "shard_samples=5"], "only with format=webdataset"),
+        (["prompt=a", "height=33"], "33"),
+        (["prompt=a", "guidance_scale=0.5"], "0 and 1 are no guidance"),
+        (["prompt=a", "weights=best"], "raw"),
+        (["prompt=a", "shard=0/2"], "counted from 1"),
+        (["prompt=a", "batch_size=0"], "batch_size"),
+        (["prompt=a", "base=true"], "model.unet starts from random weights"),
     ],
 )
 def test_what_cannot_be_done_is_refused(run, capsys, given, said):
@@ -171,12 +191,11 @@ def test_what_cannot_be_done_is_refused(run, capsys, given, said):
 
 def test_places_without_a_run_are_refused(recipe, tmp_path, capsys):
     assert cli.run(["generate", str(recipe), "prompt=a", "run_name=none"]) == 2
-    assert "daguerre train" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "daguerre train" in said
+    assert "base=true" in said
     assert cli.run(["generate", str(tmp_path), "prompt=a"]) == 2
     assert "no run folder" in capsys.readouterr().err
-    (tmp_path / "model_index.json").touch()
-    assert cli.run(["generate", str(tmp_path), "prompt=a"]) == 2
-    assert "StableDiffusionPipeline.from_pretrained" in capsys.readouterr().err
     assert cli.run(["generate"]) == 2
     assert "which run" in capsys.readouterr().err
 
@@ -197,5 +216,5 @@ def test_a_damaged_checkpoint_is_passed_over(run, tmp_path, capsys):
     content[-1] ^= 1
     path.write_bytes(content)
     draw(copy, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "samples.json").read_text())[0]["step"] == 1
+    assert documents(tmp_path / "out")[0]["step"] == 1
     assert "ema.safetensors" in capsys.readouterr().out

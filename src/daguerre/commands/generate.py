@@ -193,8 +193,8 @@ def draw(job: Job, work: Work, parts: Parts) -> int:
         def drawn(wanted: Iterable[Wanted]) -> Iterator[Drawn]:
             for one in pictures.draw_all(parts, sampling, wanted, lambda: stop.requested):
                 cut.look(one)
-                yield one
                 counter.add(1)
+                yield one
 
         began = time.monotonic()
         with suppress(Stopped):

@@ -157,7 +157,7 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
             if full == _BATCH:
                 changes.append(f"sampling.batch_size={value}")
             elif found and is_theirs and not full.startswith(_allowed(model)):
-                notices.append(f"{key}: {full} matters for training alone, and not for pictures: left out")
+                notices.append(f"{key} matters for training alone, and not for pictures: left out")
             else:
                 changes.append(f"{full}={value}")
     return changes

@@ -16,7 +16,7 @@ import numpy as np
 from daguerre.commands.data_progress import Counter
 from daguerre.commands.generate_list import PictureList
 from daguerre.commands.generate_ranks import Part
-from daguerre.commands.pictures import Drawn, Wanted
+from daguerre.commands.pictures import Drawn, Wanted, in_order
 from daguerre.commands.pictures_files import Encoding, Files, in_threads
 from daguerre.commands.pictures_shards import Shards
 from daguerre.commands.pictures_sheet import MOST, Example
@@ -159,7 +159,7 @@ class ShardWork(Work):
         mine = {i: shard for i, shard in enumerate(shards.all()) if i in self.part and shard.name not in self._whole}
         for i, wanted in groupby(self.pictures, lambda one: one.number // shards.samples_per_shard):
             if i in mine:
-                self.written += shards.write(mine[i], draw(wanted)).samples
+                self.written += shards.write(mine[i], in_order(draw, wanted)).samples
                 shards.list_up()
 
     def missing(self) -> int:

@@ -80,13 +80,21 @@ class Stopped(Exception):
 def draw_all(
     parts: Parts, sampling: SamplingSettings, wanted: Iterable[Wanted], stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Drawn]:
-    """Draws each of `wanted` and yields them in their order; a few batches of them are held, whatever their number.
-
-    `stop` is asked before each batch: Stopped is raised where it says so.
+    """Draws each of `wanted`, batch after batch; those of one size and guidance come in their order.
 
     Picture i depends on its own prompt and seed: its noise to the bit, its pixels within 1/255 whatever else is in
-    the batch. The net is used as it is: in evaluation mode, with the weights that the pictures are wanted of.
+    the batch. The net is used as it is: in evaluation mode, with the weights that the pictures are wanted of. A few
+    batches of `wanted` are held, whatever their number. `stop` is asked before each batch: Stopped is raised where it
+    says so.
     """
+    for batch in batches(wanted, sampling.batch_size):
+        if stop():
+            raise Stopped
+        yield from draw_batch(parts, sampling, batch)
+
+
+def in_order(draw: Callable[[Iterable[Wanted]], Iterator[Drawn]], wanted: Iterable[Wanted]) -> Iterator[Drawn]:
+    """What `draw` makes of `wanted`, in their order; those that come early are held."""
     order: deque[int] = deque()
     ready: dict[int, Drawn] = {}
 
@@ -95,10 +103,8 @@ def draw_all(
             order.append(one.number)
             yield one
 
-    for batch in batches(read(), sampling.batch_size):
-        if stop():
-            raise Stopped
-        ready |= {drawn.wanted.number: drawn for drawn in draw_batch(parts, sampling, batch)}
+    for drawn in draw(read()):
+        ready[drawn.wanted.number] = drawn
         while order and order[0] in ready:
             yield ready.pop(order.popleft())
 

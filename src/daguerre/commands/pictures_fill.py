@@ -55,16 +55,16 @@ def fill(
     make_folder(folder)
     wanted = [_wanted(sampling, prompt, size_px, i) for i in range(count)]
     not_whole = [one for one in wanted if not files.is_whole(one)]
-    there = _pictures_in(folder) - sum(files.image(one).exists() for one in not_whole)
+    there = pictures_in(folder) - sum(files.image(one).exists() for one in not_whole)
     missing = max(0, count - there)
     drawn = 0
 
     def counted() -> Iterator[Drawn]:
         nonlocal drawn
         for one in pictures.draw_all(parts, sampling, not_whole[:missing], stop):
-            yield one
             drawn += 1
             counter.add(1)
+            yield one
 
     with Counter(f"drawing {what}", missing, unit="pictures") as counter, suppress(Stopped):
         for _ in in_threads(partial(_write, files), counted()):
@@ -87,7 +87,8 @@ def _write(files: Files, drawn: Drawn) -> None:
     files.write(drawn)
 
 
-def _pictures_in(folder: Path) -> int:
+def pictures_in(folder: Path) -> int:
+    """Pictures in a folder and in those inside; 0 where there is none."""
     return sum(path.suffix.lower() in EXTENSIONS for path in _visible(folder))
 
 

@@ -1,0 +1,381 @@
+"""Lists of prompts: files of every kind, parts over ranks, going on after a kill, shards, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_drawings
+from PIL import Image
+from tiny_drawings import documents, drawn, generate
+
+from daguerre import cli
+from daguerre.commands import generate_prompts, generate_ranks, pictures
+from daguerre.commands.generate_list import PictureList
+from daguerre.commands.pictures import Wanted, batches
+from daguerre.data.dataset import open_dataset
+from daguerre.data.sources import webdataset
+from daguerre.errors import UserError
+from daguerre.samplers.settings import SamplingSettings
+
+SMALL = ("height=32", "width=32")
+
+
+@pytest.fixture(scope="module")
+def run(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_drawings.write_run(tiny_drawings.write_recipe(tmp_path_factory.mktemp("recipe"), tiny_sd))
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def table(path: Path, rows: list[dict[str, object]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def mixed(path: Path, count: int = 12) -> Path:
+    """Pictures of three sizes and two guidance scales, in no order."""
+    sizes = [(32, 32), (32, 48), (48, 32)]
+    return table(
+        path,
+        [
+            {
+                "prompt": f"thing {i}",
+                "height": sizes[i * 7 % 3][0],
+                "width": sizes[i * 7 % 3][1],
+                "guidance_scale": 1 if i % 4 == 0 else "",
+                "mood": f"mood {i}",
+            }
+            for i in range(count)
+        ],
+    )
+
+
+def pixels(folder: Path) -> dict[str, np.ndarray]:
+    return {path.stem: np.asarray(Image.open(path)).astype(int) for path in folder.glob("*.png")}
+
+
+def assert_same_pictures(first: Path, second: Path) -> None:
+    """Noise to the bit, pixels within 1/255."""
+    one, two = pixels(first), pixels(second)
+    assert one.keys() == two.keys()
+    assert max(np.abs(one[name] - two[name]).max() for name in one) <= 1
+    keys = ("seed", "prompt", "initial_noise_sha256", "height", "width", "guidance_scale")
+    told = [[[document[key] for key in keys] for document in documents(folder)] for folder in (first, second)]
+    assert told[0] == told[1]
+
+
+def test_rows_say_what_they_want_and_keep_the_rest(run, tmp_path):
+    lines = [
+        {"prompt": "a", "seed": 40, "num_images": 2, "file_name": "birds/a.png", "mood": {"calm": True}},
+        {"prompt": "b", "height": 48, "guidance_scale": 4, "negative_prompt": "dark", "file_name": "b"},
+        {"prompt": "c", "guidance_scale": 0, "file_name": "c.v2"},
+    ]
+    (tmp_path / "list.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    out = tmp_path / "out"
+    given = [f"prompts_file={tmp_path / 'list.jsonl'}", f"out={out}", "seed=7", "negative_prompt=grey"]
+    assert generate(run, *given, *SMALL) == 0
+    found = {document["file"]: document for document in documents(out)}
+    assert found.keys() == {"a-0.png", "a-1.png", "b.png", "c.v2.png"}
+    assert (out / "birds" / "a-0.png").exists()
+    assert [found[name]["seed"] for name in ("a-0.png", "a-1.png", "b.png", "c.v2.png")] == [40, 41, 9, 10]
+    assert found["a-0.png"]["mood"] == {"calm": True}
+    assert (found["b.png"]["height"], found["b.png"]["width"]) == (48, 32)
+    assert (found["b.png"]["guidance_scale"], found["b.png"]["negative_prompt"]) == (4.0, "dark")
+    assert (found["c.v2.png"]["guidance_scale"], found["c.v2.png"]["negative_prompt"]) == (0.0, "")
+    assert found["a-0.png"]["negative_prompt"] == "grey"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_tables(run, tmp_path, suffix):
+    path = table(tmp_path / f"list{suffix}", [{"prompt": 'one, "two"\tthree', "seed": 3, "mood": "calm"}])
+    assert generate(run, f"prompts_file={path}", f"out={tmp_path / 'out'}", *SMALL) == 0
+    (document,) = documents(tmp_path / "out")
+    assert (document["prompt"], document["seed"], document["mood"]) == ('one, "two"\tthree', 3, "calm")
+
+
+def test_a_list_is_the_same_whatever_draws_it(run, tmp_path, monkeypatch):
+    """One process in batches of 3, in batches of 16, two parts by hand, three ranks of a launcher."""
+    path = mixed(tmp_path / "list.csv")
+    given = [run, f"prompts_file={path}", "seed=5"]
+    assert generate(*given, f"out={tmp_path / 'whole'}", "batch_size=3") == 0
+    assert generate(*given, f"out={tmp_path / 'large'}", "batch_size=16") == 0
+    for part in ("2/2", "1/2"):
+        assert generate(*given, f"out={tmp_path / 'parts'}", f"shard={part}") == 0
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        assert generate(*given, f"out={tmp_path / 'ranks'}") == 0
+    assert len(documents(tmp_path / "whole")) == 12
+    for name in ("large", "parts", "ranks"):
+        assert_same_pictures(tmp_path / "whole", tmp_path / name)
+        assert (tmp_path / name / "contact-sheet.html").exists()
+
+
+def test_a_part_says_what_others_have_to_draw(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    (tmp_path / "list.txt").write_text("a\nb\nc\nd\ne\nf\n")
+    assert generate(run, f"prompts_file={tmp_path / 'list.txt'}", f"out={tmp_path / 'out'}", *SMALL) == 0
+    said = capsys.readouterr().out
+    assert "part 2 of 4 (SLURM: SLURM_PROCID=1, SLURM_NTASKS=4; shard=1/1 draws all)" in said
+    assert "4 of the list's 6 pictures are for other parts to draw, and not there yet" in said
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["001.png", "005.png"]
+
+
+def test_going_on_keeps_what_is_whole_and_draws_the_rest_again(run, tmp_path, capsys):
+    path = mixed(tmp_path / "list.csv")
+    given = [run, f"prompts_file={path}", f"out={tmp_path / 'out'}"]
+    assert generate(*given) == 0
+    assert generate(run, f"prompts_file={path}", f"out={tmp_path / 'expected'}") == 0
+    kept = (tmp_path / "out" / "002.png").stat().st_mtime_ns
+    (tmp_path / "out" / "003.json").unlink()
+    (tmp_path / "out" / "005.png").unlink()
+    damaged = tmp_path / "out" / "007.png"
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    (tmp_path / "out" / "008.json").write_text("{")
+    capsys.readouterr()
+    assert generate(*given, "batch_size=5") == 0
+    assert "8 of 12 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert (tmp_path / "out" / "002.png").stat().st_mtime_ns == kept
+    assert_same_pictures(tmp_path / "expected", tmp_path / "out")
+
+
+def test_a_changed_list_is_another_request(run, tmp_path, capsys):
+    (tmp_path / "list.txt").write_text("a\nb\n")
+    given = [run, f"prompts_file={tmp_path / 'list.txt'}", f"out={tmp_path / 'out'}", *SMALL]
+    assert generate(*given) == 0
+    (tmp_path / "list.txt").write_text("a\nb\nc\n")
+    assert generate(*given) == 2
+    said = capsys.readouterr().err
+    assert "pictures: 2 -> 3" in said
+    assert "prompts_sha256" in said
+    (tmp_path / "list.txt").write_text("a\nb\n")
+    assert generate(*given, "resume_from_checkpoint=step-00000001") == 2
+    assert '"step-00000002" -> "step-00000001"' in capsys.readouterr().err
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
+    """A SIGTERM comes while that batch is drawn."""
+    draw_batch, drawn_batches = pictures.draw_batch, []
+
+    def draw(*given):
+        drawn_batches.append(given)
+        if len(drawn_batches) == batches:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return draw_batch(*given)
+
+    monkeypatch.setattr(pictures, "draw_batch", draw)
+
+
+def test_a_signal_keeps_what_is_drawn(run, tmp_path, capsys, monkeypatch):
+    path, out = mixed(tmp_path / "list.csv"), tmp_path / "out"
+    given = [run, f"prompts_file={path}", "batch_size=2"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert generate(*given, f"out={out}") == 143
+    kept = len(documents(out))
+    assert kept == 5  # the third batch is one picture, the only one of its size and guidance
+    assert f"stopped by SIGTERM: {kept} pictures were drawn and are kept; the same" in capsys.readouterr().out
+    assert not (out / "contact-sheet.html").exists()
+    assert generate(*given, f"out={out}") == 0
+    assert f"{kept} of 12 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert generate(*given, f"out={tmp_path / 'expected'}", "batch_size=16") == 0
+    assert_same_pictures(tmp_path / "expected", out)
+
+
+def test_a_signal_loses_the_open_shard_alone(run, tmp_path, capsys, monkeypatch):
+    path, out = mixed(tmp_path / "list.csv"), tmp_path / "out"
+    given = [run, f"prompts_file={path}", "batch_size=1", "format=webdataset", "shard_samples=4", f"out={out}"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        assert generate(*given) == 143
+    assert "4 pictures are in finished shards, 2 of the open shard are lost" in capsys.readouterr().out
+    assert cli.run(["data", "verify", str(out)]) != 0  # it says that the set is not finished
+    assert generate(*given) == 0
+    assert "4 of 12 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert cli.run(["data", "verify", str(out)]) == 0
+
+
+@pytest.mark.long
+def test_a_kill_in_the_middle_is_gone_on_with(run, tmp_path):
+    path, out = mixed(tmp_path / "list.csv", 40), tmp_path / "out"
+    given = [str(run), f"prompts_file={path}", "num_inference_steps=4"]
+    command = [sys.executable, "-m", "daguerre", "generate", *given, "batch_size=2", f"out={out}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for at_least in (3, 12):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        deadline = time.monotonic() + 60
+        while len(list(out.glob("*.png"))) < at_least and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert generate(*given, f"out={out}") == 0
+    assert generate(*given, f"out={tmp_path / 'expected'}", "batch_size=16") == 0
+    assert_same_pictures(tmp_path / "expected", out)
+
+
+def test_shards_that_our_own_reader_and_verify_take(run, tmp_path, capsys, monkeypatch):
+    path = mixed(tmp_path / "list.csv", 10)
+    files, out = tmp_path / "files", tmp_path / "shards"
+    given = [run, f"prompts_file={path}"]
+    assert generate(*given, f"out={files}") == 0
+    shards = ["format=webdataset", "shard_samples=4", "shard_image=png", f"out={out}"]
+    for part in ("2/2", "1/2"):
+        assert generate(*given, *shards, f"shard={part}") == 0
+    assert sorted(p.name for p in out.glob("*.tar")) == [f"shard-0000{i}.tar" for i in range(3)]
+    assert json.loads((out / "dataset.json").read_text())["complete"] is True
+    assert cli.run(["data", "verify", str(out)]) == 0
+
+    settings = webdataset.Settings(path=str(out), resolution=32, held_out_fraction=0.0)
+    source = webdataset.open_source(settings, "train")
+    assert source.index is not None
+    expected, told = pixels(files), documents(files)
+    for number in range(10):
+        record = source.record(number)
+        assert source.sample_id(number) == number
+        assert record.texts["text"] == f"thing {number}"
+        assert record.metadata["mood"] == f"mood {number}"
+        assert record.metadata["initial_noise_sha256"] == told[number]["initial_noise_sha256"]
+        with Image.open(io.BytesIO(record.image)) as opened:
+            assert np.abs(np.asarray(opened).astype(int) - expected[f"{number:03d}"]).max() <= 1
+    assert open_dataset(settings, "train").count == 10
+    capsys.readouterr()
+    assert generate(*given, *shards) == 0
+    assert "10 of 10 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert (out / "contact-sheet.html").read_text().count("<figure>") == 10
+
+
+def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
+    path = mixed(tmp_path / "list.csv", 10)
+    out = tmp_path / "out"
+    given = [run, f"prompts_file={path}", "format=webdataset", "shard_samples=4", f"out={out}"]
+    assert generate(*given) == 0
+    before = {p.name: p.read_bytes() for p in out.glob("*.tar")}
+    (out / "shard-00001.tar.index").unlink()  # its shard was being written
+    last = out / "shard-00002.tar"
+    last.write_bytes(last.read_bytes()[:-512])
+    capsys.readouterr()
+    assert generate(*given) == 0
+    assert "4 of 10 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert {p.name: p.read_bytes() for p in out.glob("*.tar")} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "text,seed\na,1\n", "no column 'prompt' among its columns ('text', 'seed')"),
+        ("a.jsonl", '{"text": "a"}\n', "no column 'prompt'"),
+        ("a.jsonl", "a cat\n", "a.jsonl line 1 is no JSON"),
+        ("a.jsonl", "[1]\n", "is no object"),
+        ("a.jsonl", '{"prompt": 7}\n', "prompt is 7: write text"),
+        ("a.jsonl", '{"prompt": "a", "seed": NaN}\n', "NaN is no number"),
+        ("a.json", "[]", "give JSONL"),
+        ("a.csv", "prompt,seed\na,1\nb,x\n", "a.csv line 3: seed is 'x': write a number"),
+        ("a.csv", "prompt,seed\na,-1\n", "write a whole number from 0"),
+        ("a.csv", "prompt,seed\na,1.5\n", "write a whole number from 0"),
+        ("a.csv", "prompt,num_images\na,0\n", "write a whole number from 1"),
+        ("a.csv", "prompt,guidance_scale\na,0.5\n", "a.csv line 2: guidance_scale is 0.5"),
+        ("a.csv", "prompt\na,b\n", "has 2 cells and the header 1"),
+        ("a.csv", "prompt,prompt\na,b\n", "twice"),
+        ("a.csv", 'prompt\n"a\n', "no table as its ending says"),
+        ("a.csv", "prompt\n", "holds no prompt"),
+        ("a.txt", "\n \n", "holds no prompt"),
+        ("a.csv", "prompt,file_name\na,../b\n", "file_name is '../b'"),
+        ("a.csv", "prompt,file_name\na,/b\n", "file_name is '/b'"),
+        ("a.csv", "prompt,file_name\na,b\nc,b.png\n", "'b' is there before"),
+        ("a.csv", "prompt,file_name\na,b\nc,\n", "1 of 2 pictures have no file_name"),
+        ("a.csv", "prompt,file_name\na,request\n", "kept for the folder's own file"),
+        ("a.csv", "prompt,sampler\na,b\n", "says sampler itself"),
+        ("a.csv", "prompt,negative_prompt,guidance_scale\na,b,1\n", "runs no unguided side"),
+        ("a.csv", "prompt,height\na,33\n", "33"),
+        ("missing.csv", None, "cannot be read: No such file"),
+        ("a.txt", b"\xff\xfe\xfa", "cannot be read as UTF-8"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_before_anything_is_written(run, tmp_path, capsys, name, content, said):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert generate(run, f"prompts_file={path}", f"out={tmp_path / 'out'}", *SMALL) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_long_list_is_never_held():
+    """A hundred thousand prompts: walked over, not stored, and cut into batches of one size with little read ahead."""
+    read = 0
+
+    def rows():
+        nonlocal read
+        for i in range(100_000):
+            read += 1
+            yield generate_prompts.Row(f"prompt {i}", height=64 if i % 3 else 32)
+
+    listed = PictureList(generate_prompts.Prompts("many", "", rows), SamplingSettings(num_images=1), 32)
+    assert listed.survey().sizes_px == {(32, 32): 33_334, (64, 32): 66_666}
+    read = 0
+    first = next(batches(iter(listed), 16))
+    assert [one.number for one in first] == list(range(0, 48, 3))
+    assert read <= 16 * 16
+
+
+def test_batches_are_of_one_kind_and_led_by_the_first_that_waits():
+    wanted = [Wanted(i, "", i, (8, 8 + i % 3), "", 1.0 + i % 2) for i in range(50)]
+    made = list(batches(iter(wanted), 4))
+    assert sorted(one.number for batch in made for one in batch) == list(range(50))
+    assert all(len({one.kind for one in batch}) == 1 for batch in made)
+    firsts = [batch[0].number for batch in made]
+    assert firsts == sorted(firsts)
+
+
+@pytest.mark.parametrize(
+    ("environ", "part"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
+        ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, (2, 4)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (1, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (1, 2)),
+    ],
+)
+def test_parts_of_launchers(environ, part):
+    found = generate_ranks.part(None, environ)
+    assert (found.index, found.count) == part
+    assert generate_ranks.part("2/8", environ).index == 1
+    numbers = [n for i in range(3) for n in range(10) if n in generate_ranks.Part(i, 3)]
+    assert sorted(numbers) == list(range(10))
+    assert generate_ranks.Part(1, 3).share(10) == 3
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])
+def test_parts_that_cannot_be(shard):
+    with pytest.raises(UserError, match="counted from 1"):
+        generate_ranks.part(shard, {})
+    with pytest.raises(UserError, match="do not fit"):
+        generate_ranks.part(None, {"RANK": "4", "WORLD_SIZE": "4"})
+
+
+def test_pictures_of_a_list_have_the_seeds_of_their_places(run, tmp_path):
+    (tmp_path / "list.txt").write_text("a\nb\n")
+    assert (
+        generate(run, f"prompts_file={tmp_path / 'list.txt'}", f"out={tmp_path / 'out'}", "num_images=2", *SMALL) == 0
+    )
+    assert [document["seed"] for document in documents(tmp_path / "out")] == [0, 1, 2, 3]
+    assert drawn(tmp_path / "out").shape == (4, 32, 32, 3)
