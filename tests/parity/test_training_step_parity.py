@@ -8,6 +8,7 @@ its 1 - alphas_cumprod by 7e-5 at t = 0, hence the second test's limits.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,8 @@ class Case:
     """Learning rates of the text encoders that are trained."""
 
 
-TEXT_RATES = {"text_encoder": LEARNING_RATE, "text_encoder_2": LEARNING_RATE}
+TEXT_RATES = {"text_encoder": 5e-5, "text_encoder_2": 2e-5}
+OWN_RATES = f"optimizer.learning_rates={json.dumps({f'{name}.*': rate for name, rate in TEXT_RATES.items()})}"
 MIN_SNR = {"name": "min_snr", "snr_gamma": 5.0}
 CASES = {
     "SD 1.x, eps": Case(write_sd, {"family": "sd"}, {"name": "eps"}, "epsilon"),
@@ -76,7 +78,7 @@ CASES = {
         {"name": "v", "weighting": MIN_SNR},
         "v_prediction",
         5.0,
-        ("gradient_accumulation_steps=2",),
+        ("gradient_accumulation_steps=2", OWN_RATES),
         TEXT_RATES,
     ),
 }
