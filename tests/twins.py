@@ -107,12 +107,22 @@ class Twins:
         return path
 
     def _data(self, data: recipe.Tree) -> dict[str, Any]:
+        if data["source"] == "mix":
+            changes = [self._source(f"data.sources.{name}", own) for name, own in data["sources"].items()]
+        else:
+            changes = [self._source("data", data)]
+        return {path: value for part in changes for path, value in part.items()} | {"data.resolution": RESOLUTION_PX}
+
+    def _source(self, setting: str, data: recipe.Tree) -> dict[str, Any]:
+        """What is read in place of a source; pictures that are drawn before training are drawn, few of them."""
+        if "generate" in data:
+            return {f"{setting}.generate.count": 3}
         labelled = "idx_to_prompt" in data
         path = self.folder / f"{data['source']}-{'labels' if labelled else 'captions'}"
         if not path.exists():
             {"huggingface": _hugging_face, "webdataset": shards}[data["source"]](path, labelled)
-        by_name = {"data.name": "null"} if data.get("name") else {}
-        return by_name | {"data.path": path, "data.resolution": RESOLUTION_PX}
+        by_name = {f"{setting}.name": "null"} if data.get("name") else {}
+        return by_name | {f"{setting}.path": path}
 
 
 def _picture(number: int) -> bytes:

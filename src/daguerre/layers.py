@@ -127,8 +127,9 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
 
 
 def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
-    for section, plugin in layout.plugin_sections(root).items():
-        old, new = base.get(section), over.get(section)
+    chosen = layout.plugin_sections(root) | layout.plugin_members(root, recipe.merge(base, over))
+    for section, plugin in chosen.items():
+        old, new = recipe.get(base, section), recipe.get(over, section)
         if not (isinstance(old, dict) and isinstance(new, dict)):
             continue
         before, after = old.get(plugin.key, plugin.default), new.get(plugin.key)
@@ -136,7 +137,8 @@ def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: 
             continue
         kept = _shared(plugin, old, str(before), str(after))
         dropped = [name for name in old if name not in kept and name != plugin.key]
-        base = {**base, section: kept}
+        for name in dropped:
+            base = recipe.without(base, f"{section}.{name}")
         if dropped:
             listed = ", ".join(f"{section}.{name}" for name in dropped)
             notices.append(f"{section}.{plugin.key} is {after} instead of {before}: the recipe's {listed} dropped out")

@@ -126,6 +126,16 @@ def members(cls: type[Settings], tree: recipe.Tree) -> Iterator[Leaf | Section]:
                 yield from walk(inner, values, f"{leaf.path}.{name}.", leaf.resume)
 
 
+def plugin_members(cls: type[Settings], tree: recipe.Tree) -> dict[str, Plugin]:
+    """The sections of plug-ins inside settings that map names to them, as `tree` has it: the sources of a mix."""
+    found: dict[str, Plugin] = {}
+    for leaf in leaves(cls, tree).values():
+        plugin, given = _plugin_inside(leaf.field.annotation), recipe.get(tree, leaf.path)
+        if plugin is not None and isinstance(given, Mapping):
+            found |= {f"{leaf.path}.{name}": plugin for name in given}
+    return found
+
+
 def _plugin_inside(annotation: Any) -> Plugin | None:
     """The mark of a mapping's values, if they are sections of plug-ins."""
     mappings = [a for a in alternatives(annotation) if get_origin(a) is dict]

@@ -8,7 +8,7 @@ import socket
 
 import huggingface_hub
 import pytest
-from twins import base, shards
+from twins import base, shards, tree
 
 from daguerre import cli, errors, recipe
 from daguerre.families import architectures
@@ -57,11 +57,14 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     counts = [(int(all_.replace(",", "")), int(own.replace(",", ""))) for all_, own in COUNTS.findall(said)]
     assert counts == [(UNET[kind], UNET[kind]), *((count, 0) for count in FROZEN[kind])]
     assert re.search(rf"^  {re.escape(base(name))}: to be fetched from the hub", said, flags=re.MULTILINE)
+    assert f"daguerre fetch {base(name)} -o DIR" in said
+    assert ("which has no checkpoint yet" in said) == bool(tree(name).get("init_from"))
     assert ("unet/diffusion_pytorch_model.safetensors" in said) == ("scratch" not in name and "lightning" not in name)
     for file in ("vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors", "unet/config.json"):
         assert file in said
     if "stage" not in name:
         assert re.search(r"the data set '[\w/-]+' is not on this machine yet: `daguerre train` fetches it", said)
+    assert ("will be drawn into" in said) == ("dreambooth" in name)
     assert list(tmp_path.glob("**/config.yaml")) == []
 
 

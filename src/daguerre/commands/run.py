@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from daguerre.checkpoint.run_folder import RunFolder, State
+from daguerre.checkpoint.stop import StopSignals
 from daguerre.checkpoint.store import Store
-from daguerre.commands import description, resuming
+from daguerre.commands import class_pictures, description, resuming
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.data import loader
@@ -89,17 +90,19 @@ class Run:
         self.said.update(lines)
 
 
-def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: ExitStack) -> Run:
+def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: ExitStack, stop: StopSignals) -> Run:
     """Puts the run together and brings it to where it goes on from."""
     beginning = resuming.begin(config, folder)
     parts = build(config)
     sizes = batch_sizes(config, beginning.global_batch_size)
     refuse_cut_batches(config, parts.objective, sizes)
-    dataset, held_out = open_datasets(config.data, ["train", "held_out"])
-    every = intervals(config, sizes, dataset.count)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed)
     said = [*notices, *beginning.notices, *parts.numerics.notices(), *parts.family.remarks(parts.objective)]
     said += resuming.restore(state, beginning, config)
+    if beginning.checkpoint is None:
+        said += class_pictures.draw(config, parts, lambda: stop.exit_code)
+    dataset, held_out = open_datasets(config.data, ["train", "held_out"])
+    every = intervals(config, sizes, dataset.count)
     if config.optimizer.scale_lr:
         rate = config.optimizer.learning_rate
         said.append(

@@ -21,7 +21,7 @@ from daguerre import __version__, plugins
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.stop import StopSignals
-from daguerre.commands import description, pictures
+from daguerre.commands import class_pictures, description, pictures
 from daguerre.commands.parts import batch_sizes, outline
 from daguerre.commands.run import Run, intervals, loop_plan, start
 from daguerre.config import Config
@@ -43,7 +43,7 @@ def train(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     with ExitStack() as stack:
         stack.enter_context(folder.hold())
         stop = stack.enter_context(StopSignals())
-        run = start(config, folder, notices, stack)
+        run = start(config, folder, notices, stack, stop)
         if run.state.step >= run.every.total and (folder.read_status() or {}).get("state") == "finished":
             run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
             return 0
@@ -240,15 +240,24 @@ def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     parts = outline(config)
     optimizer.build(config.optimizer, parts.net)  # for what it refuses: patterns, libraries, devices
     sizes = batch_sizes(config)
+    data = class_pictures.told(config)
+    dataset = None
     try:
         with huggingface.from_cache_alone():
-            dataset = open_dataset(config.data, "train")
-        dataset.plan(config.seed, sizes.whole)
+            if data:
+                class_pictures.open_others(config)
+            else:
+                dataset = open_dataset(config.data, "train")
     except Absent as error:
-        data = textwrap.wrap(str(error), 116, break_on_hyphens=False, break_long_words=False)
+        data.append(str(error))
+    if dataset is None:
+        data = [
+            part for line in data for part in textwrap.wrap(line, 116, break_on_hyphens=False, break_long_words=False)
+        ]
         in_steps = config.training.duration.unit != "epochs"
         total = config.training.duration.steps(sizes.whole, None) if in_steps else None
     else:
+        dataset.plan(config.seed, sizes.whole)
         data = description.about_source(dataset, config, sizes.whole)
         total = intervals(config, sizes, dataset.count).total
     print(description.dry_run(config, parts, sizes, total, data, notices))

@@ -64,6 +64,19 @@ class CaptionSettings(Settings):
         return tuple(name for name, weight in zip(self.fields, weights, strict=True) if weight > 0)
 
 
+class GenerateSettings(Settings):
+    """Pictures that are drawn into a source's folder before training, by the model that training starts from: the class
+    pictures of DreamBooth. They are drawn as `sampling` says, at `data.resolution`, and kept; nothing is drawn where
+    there are enough, nor once training has begun."""
+
+    prompt: str | None = Field(None, pattern=r"\S")
+    """What is drawn. Default: `captions.text`."""
+    count: int = Field(100, ge=1)
+    """How many pictures the folder is brought to; those that are there, whoever made them, count."""
+    seed: int = Field(0, ge=0)
+    """Picture i of those that are drawn starts from the noise of seed + i alone."""
+
+
 class BucketSettings(Settings):
     """Pictures of several shapes: each goes to the bucket whose aspect ratio is nearest, and a global batch is of one
     bucket. What is left over in a bucket at the end of an epoch leads that bucket's next epoch."""

@@ -10,15 +10,15 @@ import os
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from daguerre.data import classes, folder_index, shard_index
 from daguerre.data.classes import Labels
 from daguerre.data.folder_captions import CAPTION, Rules, printable
 from daguerre.data.index import Index
-from daguerre.data.settings import SourceSettings
+from daguerre.data.settings import GenerateSettings, SourceSettings
 from daguerre.data.shard_index import ShardIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Split
@@ -57,9 +57,18 @@ class Settings(SourceSettings):
     captions_from: Literal["files", "file_names", "folder_names"] = "files"
     """Where captions are: `files` (metadata.jsonl, or .txt or .json beside each picture), `file_names` (underscores are
     spaces, a number at the end is dropped) or `folder_names` (of the folder that each picture is in: class names)."""
+    generate: GenerateSettings | None = Field(None, json_schema_extra=FREE, exclude_if=lambda made: made is None)
+    """Draws what the folder lacks before training. Default: the folder is taken as it is."""
     idx_to_prompt: Labels | None = None
     """What folder names mean, with captions_from=folder_names: a map from names, a JSON file with one, or, for as many
     folders as there are classes, a list in their sorted order (or `imagenet`)."""
+
+
+    @model_validator(mode="after")
+    def _drawn_of_something(self) -> Self:
+        if self.generate is not None and self.generate.prompt is None and self.captions.text is None:
+            raise ValueError("generate.prompt says what is drawn, or captions.text, which is learnt as well: give one")
+        return self
 
 
 @dataclass(frozen=True)
