@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "adapters": set(),
     "data": set(),
     "training": set(),
+    "parallel": set(),
     "checkpoint": set(),
     "evaluation": {"data"},
     "report": {"training", "checkpoint"},

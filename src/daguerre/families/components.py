@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import safe_open
 
 from daguerre.errors import UserError
 from daguerre.families import places, pretrained, single_file
 from daguerre.families.places import Options
-from daguerre.families.settings import BASE, PretrainedSettings
+from daguerre.families.settings import BASE, SINGLE_FILES, PretrainedSettings
 
 
 class Wanted(NamedTuple):
@@ -93,11 +92,9 @@ class Components:
             return pretrained.load(kind, self.folder(name, self._needed(name)), variant)
         if places.without_weights():
             return pretrained.load(kind, self.base / name)
-        path = places.file(value, self.elsewhere)
-        if _is_checkpoint(path):
-            return pretrained.load(kind, single_file.folder(path, self.elsewhere.pickled) / name)
         net = self._random(name, kind, pretrained.config(kind, self.base / name))
-        pretrained.fill(net, path)
+        path = places.file(value, self.elsewhere)
+        pretrained.fill(net, single_file.network_tensors(path, name, net.state_dict(), self.elsewhere.pickled), path)
         return net
 
     def is_random(self, name: str) -> bool:
@@ -150,15 +147,7 @@ def _at_either(name: str, needed: places.Files) -> places.Files:
 
 
 def _is_file(value: Any) -> bool:
-    return isinstance(value, str) and value.endswith(places.SINGLE_FILES) and not Path(value).is_dir()
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Whether a file holds a whole model in the original layout; if not, it is one network's state."""
-    if path.suffix != ".safetensors":
-        return True
-    with safe_open(path, "pt") as file:
-        return any(name.startswith(("model.diffusion_model.", "first_stage_model.")) for name in file.keys())  # noqa: SIM118
+    return isinstance(value, str) and value.endswith(SINGLE_FILES) and not Path(value).is_dir()
 
 
 def _refuse_unknown(name: str, kind: Any, numbers: Mapping[str, Any]) -> None:

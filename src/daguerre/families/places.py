@@ -16,11 +16,11 @@ import torch
 
 from daguerre.errors import Absent, UserError
 from daguerre.families import architectures, pickled, single_file
+from daguerre.families.settings import SINGLE_FILES
 
 SHIPPED = Path(__file__).parent.parent / "assets"
-SINGLE_FILES = (".safetensors", ".ckpt")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(\S+\.(?:safetensors|ckpt))")
+_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(\S+\.(?:safetensors|ckpt|pt|bin))")
 
 Files = tuple[tuple[str, ...], ...]
 """Files of a component, each by the names that it can have: one of them must be there."""

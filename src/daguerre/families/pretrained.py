@@ -7,15 +7,13 @@ come from is places.py; knows no particular family.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.families.places import without_weights
@@ -83,14 +81,8 @@ def seeded(make: Callable[[], Any], seed: int) -> Any:
         return make()
 
 
-def fill(net: nn.Module, path: Path) -> None:
-    """Reads the weights of `net`, under the names of its own library, from one .safetensors file, in float32."""
-    if without_weights():
-        return
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {error}") from error
+def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Gives `net` the weights that were read from `path`, in float32. UserError where they are not all there."""
     own = net.state_dict()
     odd = sorted(own.keys() ^ tensors.keys())
     odd += sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from daguerre.settings import FREE, Idle, Settings
 
+SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
+"""How the name of a file ends that holds a model, or one of its networks."""
 BASE = "base"
 """A component of `pretrained_model_name_or_path`."""
 Component = str | dict[str, Any] | None
@@ -97,7 +99,7 @@ class PretrainedSettings(LatentSettings):
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(
             ("revision", "variant"),
-            lambda own: own.pretrained_model_name_or_path.endswith((".safetensors", ".ckpt")),
+            lambda own: own.pretrained_model_name_or_path.endswith(SINGLE_FILES),
             "a single file has none",
         ),
     )

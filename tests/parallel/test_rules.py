@@ -1,0 +1,154 @@
+"""Logical axis rules: every parameter of every network has its axes, and goes where the rules say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
+from tiny_models import SDXL_UNET, TINY_UNET
+from transformers import T5Config, T5EncoderModel
+
+from daguerre.errors import UserError
+from daguerre.families import logical_axes, sd, sdxl
+from daguerre.parallel import rules
+from daguerre.parallel.mesh import Mesh
+
+ONE = {"data": 1, "fsdp": 1, "tensor": 1}
+HUB = {
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": sd,
+    "stabilityai/stable-diffusion-2-1": sd,
+    "stabilityai/stable-diffusion-xl-base-1.0": sdxl,
+}
+
+
+def mesh(**ici: int) -> Mesh:
+    return Mesh(ONE, ONE | ici)
+
+
+def shapes(network: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+
+
+def placed(network: torch.nn.Module, on: Mesh, by: rules.Rules = rules.DEFAULT) -> tuple[dict[str, Any], list[str]]:
+    own = shapes(network)
+    dims = rules.logical(logical_axes.patterns(network), own)
+    found, said = rules.place(own, dims, by, on, logical_axes.heads(network))
+    return {each.name: each for each in found}, said
+
+
+@pytest.mark.parametrize("hub_id", HUB)
+def test_every_parameter_of_the_published_networks_has_its_axes(hub_id: str):
+    family = HUB[hub_id]
+    with torch.device("meta"):
+        parts = family.load(family.Settings(pretrained_model_name_or_path=hub_id), 0).parts()
+    for network in parts.values():
+        dims = rules.logical(logical_axes.patterns(network), shapes(network))
+        assert dims.keys() == shapes(network).keys()
+        heads = logical_axes.heads(network)
+        assert all(name in heads for name, axes in dims.items() if "heads" in axes)
+
+
+def networks() -> dict[str, Any]:
+    """Built without memory."""
+    numbers = {"cross_attention_dim": 48, "in_channels": 4, "out_channels": 4}
+    control = {name: value for name, value in TINY_UNET.items() if name not in ("up_block_types", "sample_size")}
+    t5 = T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    with torch.device("meta"):
+        return {
+            "unet": UNet2DConditionModel(**TINY_UNET | numbers),
+            "sdxl": UNet2DConditionModel(**SDXL_UNET),
+            "controlnet": ControlNetModel(
+                **control, cross_attention_dim=48, conditioning_embedding_out_channels=(8, 16)
+            ),
+            "vae": AutoencoderKL(
+                block_out_channels=[16, 16],
+                norm_num_groups=8,
+                down_block_types=["DownEncoderBlock2D"] * 2,
+                up_block_types=["UpDecoderBlock2D"] * 2,
+            ),
+            "one level": AutoencoderKL(block_out_channels=[16], norm_num_groups=8),
+            "t5": T5EncoderModel(t5),
+            "gated t5": T5EncoderModel(T5Config(**t5.to_dict() | {"feed_forward_proj": "gated-gelu"})),
+        }
+
+
+@pytest.mark.parametrize("name", ["unet", "sdxl", "controlnet", "vae", "one level", "t5", "gated t5"])
+def test_every_parameter_of_other_networks_has_its_axes(name: str):
+    network = networks()[name]
+    assert rules.logical(logical_axes.patterns(network), shapes(network)).keys() == shapes(network).keys()
+
+
+def test_both_lists_are_shown_where_patterns_and_parameters_do_not_agree():
+    patterns = {"b.*": ("embed",), "*.weight": ("embed",), "c": ()}
+    said = r"b\.weight \(2,\): b\.\*, \*\.weight\n  a\.bias \(2, 2\): no pattern\n  c: no parameter"
+    with pytest.raises(UserError, match=said):
+        rules.logical(patterns, {"b.weight": (2,), "a.bias": (2, 2)})
+
+
+def test_the_default_rules_on_sdxl():
+    """Heads and feed-forward over tensor, widths over fsdp, kernels by their output channels."""
+    with torch.device("meta"):
+        unet = sdxl.load(
+            sdxl.Settings(pretrained_model_name_or_path="stabilityai/stable-diffusion-xl-base-1.0"), 0
+        ).unet
+    found, said = placed(unet, mesh(fsdp=4, tensor=2))
+    block = "down_blocks.1.attentions.0.transformer_blocks.0"
+    expected = {
+        f"{block}.attn1.to_q.weight": (0, 1),
+        f"{block}.attn1.to_out.0.weight": (1, 0),
+        f"{block}.ff.net.0.proj.weight": (0, 1),
+        f"{block}.ff.net.2.weight": (1, 0),
+        "down_blocks.0.resnets.0.conv1.weight": (None, 0),
+        "conv_out.weight": (None, 0),
+    }
+    assert {name: (found[name].tensor, found[name].fsdp) for name in expected} == expected
+    assert said == []
+    assert sum(each.elements(mesh(fsdp=4, tensor=2)) for each in found.values()) < 2_567_463_684 / 4
+    whole = placed(unet, mesh())[0]
+    assert sum(each.elements(mesh()) for each in whole.values()) == 2_567_463_684
+    assert {(each.tensor, each.fsdp) for each in whole.values()} == {(None, None)}
+
+
+def test_heads_are_split_whole():
+    """SD 1.5 has 8 heads of every width: 16 devices cannot have half a head each."""
+    with torch.device("meta"):
+        name = "stable-diffusion-v1-5/stable-diffusion-v1-5"
+        unet = sd.load(sd.Settings(pretrained_model_name_or_path=name), 0).unet
+    found, said = placed(unet, mesh(tensor=16))
+    assert found["mid_block.attentions.0.transformer_blocks.0.attn1.to_q.weight"].tensor is None
+    assert any("attn1.to_q.weight: heads -> tensor cannot be: 8 heads over 16 devices" in line for line in said)
+    assert found["mid_block.attentions.0.transformer_blocks.0.ff.net.2.weight"].tensor == 1
+
+
+def test_dim_0_serves_where_a_rule_does_not_divide():
+    found, _ = rules.place(
+        {"a": (6, 10), "b": (7, 8), "c": (5,)},
+        {"a": (None, "embed"), "b": (None, "embed"), "c": ("norm",)},
+        rules.DEFAULT,
+        mesh(fsdp=4),
+        {},
+    )
+    assert [(each.fsdp, each.by_rule) for each in found] == [(0, False), (1, True), (0, False)]
+    assert [each.elements(mesh(fsdp=4)) for each in found] == [20, 14, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([("embedding", ["fsdp"])], "no logical axis 'embedding'"),
+        ([("embed", ["sequence"])], "embed goes to sequence; mesh axes are data, fsdp, tensor"),
+        ([("activation_heads", ["fsdp"])], "activation_heads -> fsdp cannot be done"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused_by_name(given, said):
+    with pytest.raises(UserError, match=said):
+        rules.check(given, mesh(fsdp=2, tensor=2))
+
+
+def test_what_does_nothing_on_this_mesh_is_said():
+    assert rules.check(rules.DEFAULT, mesh(data=4)) == []
+    assert rules.check([("activation_heads", ["fsdp"])], mesh(data=4)) == []
+    (line,) = rules.check(rules.DEFAULT, mesh(tensor=2))
+    assert "out_channels -> tensor does nothing" in line
