@@ -8,9 +8,13 @@ SUMMARY = "make one form of a model from another"
 HELP = """\
 usage: daguerre convert VERB ...
 
+  export   a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, or its UNet alone
+  model    a single-file checkpoint or pickled weights as a diffusers folder
   ema      a pipeline with averaged weights of another width than the run was exported with
   config   a recipe from a config of MaxDiffusion, MindOne, open-diffusion or Stable Cascade
 
+  daguerre convert export runs/my-run format=single_file out=my-model.safetensors dtype=float16
+  daguerre convert model sd_xl_base_1.0.safetensors out=sdxl-base
   daguerre convert ema runs/my-run width=0.15
   daguerre convert config base14.yml
 
@@ -23,4 +27,4 @@ def run(arguments: list[str]) -> int:
     if not arguments:
         print(HELP.strip("\n"))
         return 0
-    raise UserError(f"there is no verb `convert {arguments[0]}`; there are: ema, config")
+    raise UserError(f"there is no verb `convert {arguments[0]}`; there are: export, model, ema, config")

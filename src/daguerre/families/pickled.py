@@ -94,11 +94,16 @@ def folder(path: Path) -> Path:
 
     For a folder in diffusers' layout, or one component of it. Weights that are there in safetensors stay as they are.
     """
-    files = _files(path)
-    if not any(_is_pickled(file) for file in files):
+    if not holds(path):
         return path
+    files = _files(path)
     layout = ",".join(file.relative_to(path).as_posix() for file in files)
     return converted.once(files, lambda fresh: convert(path, fresh), layout)
+
+
+def holds(path: Path) -> bool:
+    """Whether a folder has weights that are there in pickled form alone."""
+    return any(_is_pickled(file) for file in _files(path))
 
 
 def convert(path: Path, fresh: Path) -> None:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,18 +18,26 @@ from daguerre.errors import UserError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _STEMS = ("diffusion_pytorch_model", "model")
+_TEXTS = (".json", ".txt", ".md", ".model")
 
 
 def read(folder: Path, variant: str | None = None) -> dict[str, Tensor]:
     """All weights of one network by name, mapped from its files, of which large networks have several."""
+    found = _files(folder, variant)
+    if not found:
+        raise UserError(f"{folder} has no weights in safetensors" + (f" of the variant {variant!r}" if variant else ""))
+    return {name: tensor for path in found for name, tensor in _tensors(path)}
+
+
+def _files(folder: Path, variant: str | None) -> list[Path]:
+    """The files of a network's weights: one, or the shards that an index names; [] if there are none."""
     mark = f".{variant}" if variant else ""
     for stem in _STEMS:
         if (whole := folder / f"{stem}{mark}.safetensors").is_file():
-            return dict(_tensors(whole))
+            return [whole]
         if (index := folder / f"{stem}.safetensors.index{mark}.json").is_file():
-            shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-            return {name: tensor for shard in shards for name, tensor in _tensors(folder / shard)}
-    raise UserError(f"{folder} has no weights in safetensors" + (f" of the variant {variant!r}" if variant else ""))
+            return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    return []
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -57,20 +64,20 @@ def overflowing(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> lis
     return [name for name, t in tensors.items() if t.dtype.is_floating_point and t.numel() and t.abs().amax() > limit]
 
 
-def recast(source: Path, fresh: Path, dtype: torch.dtype) -> None:
-    """Fills the empty folder `fresh` with a pipeline or a network whose weights are of another type."""
-    for path in sorted(source.rglob("*")):
-        made = fresh / path.relative_to(source)
-        if path.is_dir():
-            made.mkdir()
-        elif path.suffix == ".safetensors":
-            tensors = dict(_tensors(path))
-            refuse_overflow(tensors, dtype, path)
-            write_durably(made, encode({name: cast(tensor, dtype) for name, tensor in tensors.items()}))
-        elif path.name == "config.json" or ".safetensors.index" in path.name:
-            made.write_text(json.dumps(_retyped(json.loads(path.read_bytes()), dtype), indent=2) + "\n")
-        else:
-            shutil.copyfile(path, made)
+def recast(source: Path, fresh: Path, dtype: torch.dtype | None, variant: str | None = None) -> None:
+    """Fills the empty folder `fresh` with a pipeline or a network: its weights in one file each, of another type."""
+    for folder in [source, *sorted(inner for inner in source.iterdir() if inner.is_dir())]:
+        made = fresh / folder.relative_to(source)
+        made.mkdir(exist_ok=True)
+        for path in sorted(path for path in folder.iterdir() if path.suffix in _TEXTS):
+            if ".safetensors.index" not in path.name:
+                shutil.copyfile(path, made / path.name)
+        if any(_files(folder, which) for which in (None, variant)):
+            tensors = read(folder, variant)
+            refuse_overflow(tensors, dtype, folder)
+            name = f"{_files(folder, variant)[0].name.partition('.')[0].partition('-')[0]}.safetensors"
+            write_durably(made / name, encode({key: cast(tensor, dtype) for key, tensor in tensors.items()}))
+            _retype(made / "config.json", dtype)
 
 
 def refuse_overflow(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: object) -> None:
@@ -79,9 +86,9 @@ def refuse_overflow(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, wh
         raise UserError(f"{what}: {names[0]} has values above float16's {65504}: choose dtype=bfloat16 or float32")
 
 
-def _retyped(document: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A config that names its type names the new one; an index forgets the size that it had."""
-    own = {key: str(dtype).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in document}
-    if "weight_map" in document:
-        return {**document, "metadata": {}}
-    return document | own
+def _retype(config: Path, dtype: torch.dtype | None) -> None:
+    """A config that names its type names the new one."""
+    document = json.loads(config.read_bytes())
+    if dtype is not None and (own := {"dtype", "torch_dtype"} & document.keys()):
+        document |= dict.fromkeys(own, str(dtype).removeprefix("torch."))
+        config.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
