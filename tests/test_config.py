@@ -219,7 +219,11 @@ def test_a_secret_is_refused_and_not_shown(base):
     [
         (["per_device_batch_size=3"], "training.global_batch_size", "multiple"),
         (["gradient_accumulation_steps=3"], "training.global_batch_size", "multiple"),
-        (["per_device_batch_size=4", "gradient_accumulation_steps=2"], "training.global_batch_size", "is not"),
+        (
+            ["per_device_batch_size=4", "gradient_accumulation_steps=2", "global_batch_size=4"],
+            "training.global_batch_size",
+            "is not",
+        ),
         (["global_batch_size=null"], "training.global_batch_size", "must be given"),
         (["lr_scheduler.warmup=21 steps"], "lr_scheduler.warmup", "longer"),
         (
@@ -234,6 +238,47 @@ def test_a_secret_is_refused_and_not_shown(base):
 )
 def test_sections_that_do_not_fit(base, given_keys, path, word):
     assert word in problems(base, *given_keys)[path]
+
+
+@pytest.mark.parametrize(
+    ("recipe_says", "given", "dropped", "sizes"),
+    [
+        (
+            "global_batch_size: 16, per_device_batch_size: 2",
+            ["gradient_accumulation_steps=4"],
+            "per_device",
+            (16, None, 4),
+        ),
+        (
+            "global_batch_size: 16, per_device_batch_size: 2",
+            ["per_device_batch_size=1", "gradient_accumulation_steps=4"],
+            "global",
+            (None, 1, 4),
+        ),
+        (
+            "global_batch_size: 16, gradient_accumulation_steps: 4",
+            ["per_device_batch_size=8"],
+            "gradient_accumulation",
+            (16, 8, 1),
+        ),
+        (
+            "per_device_batch_size: 2, gradient_accumulation_steps: 4",
+            ["global_batch_size=6"],
+            "gradient_accumulation",
+            (6, 2, 1),
+        ),
+        ("global_batch_size: 8, per_device_batch_size: 2", ["gradient_accumulation_steps=4"], "", (8, 2, 4)),
+        ("global_batch_size: 8, per_device_batch_size: 2", ["per_device_batch_size=4"], "", (8, 4, 1)),
+    ],
+)
+def test_of_three_batch_sizes_the_recipes_own_gives_way(base, recipe_says, given, dropped, sizes):
+    path = beside(base, BASE.replace("global_batch_size: 4", recipe_says))
+    loaded = configs.load(path, given)
+    training = loaded.config.training
+    found = (training.global_batch_size, training.per_device_batch_size, training.gradient_accumulation_steps)
+    assert found == sizes
+    said = [notice for notice in loaded.notices if "dropped out" in notice]
+    assert [f"training.{dropped}" in notice for notice in said] == ([True] if dropped else [])
 
 
 def test_batches_that_fit(base):

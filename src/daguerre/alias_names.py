@@ -8,6 +8,7 @@ from __future__ import annotations
 from daguerre.alias_values import (
     Convert,
     Meaning,
+    averaged,
     base_model,
     cascade_ema,
     choose,
@@ -26,6 +27,7 @@ from daguerre.alias_values import (
 
 SAME = {
     # MaxDiffusion
+    "revision": "model.revision",
     "from_pt": "model.pickled_weights",
     "unet_checkpoint": "model.unet",
     "dataset_save_location": "data.cache_dir",
@@ -51,7 +53,6 @@ SAME = {
     "model.use_ema": "ema.enabled",
     "model.mixed_precision": "training.mixed_precision",
     "model.gradient_checkpointing": "training.gradient_checkpointing",
-    "model.ema.path": "ema.path",
     "experiment.name": "run_name",
     "experiment.log_dir": "output_dir",
     "experiment.eval_caption_file": "sampling.prompts_file",
@@ -87,12 +88,13 @@ BELOW = {
 
 _FP32, _BF16, _FP16 = (one("training.mixed_precision", name) for name in ("no", "bf16", "fp16"))
 _AMP = Meaning(_BF16.values, ("ms_amp_level: bfloat16 over float32 weights, which needs no scaling of the loss",))
-_HALF = Meaning(
-    (("training.weights_dtype", "float16"),),
-    (
-        "weights in float16 lose small updates and may train unstably: weights_dtype=float32 with "
-        "mixed_precision=fp16, or weights_dtype=bfloat16, serve better; the autoencoder stays in float32",
-    ),
+_HALF = (
+    "weights in float16 lose small updates and may train unstably: mixed_precision=fp16 with weights_dtype=float32, or "
+    "weights_dtype=bfloat16, serve better; the autoencoder stays in float32"
+)
+_O3, _FP16_WEIGHTS = (
+    Meaning((("training.weights_dtype", "float16"),), (f"{given}: {_HALF}",))
+    for given in ("ms_amp_level=O3", "param_fp16=True")
 )
 
 CONVERTED: dict[str, Convert] = {
@@ -133,13 +135,14 @@ CONVERTED: dict[str, Convert] = {
     "offset_noise_level": offset_noise,
     "clip_grad": choose("clip_grad", {"True": Meaning(), "False": one("training.max_grad_norm", "null")}),
     # averages
+    "model.ema.path": averaged("ema.path"),
     "ema_start_iters": cascade_ema("ema.start_steps"),
     "ema_iters": cascade_ema("ema.every_steps"),
     "ema_beta": cascade_ema("ema.decay"),
     # precision
     "activations_dtype": choose("activations_dtype", {"float32": _FP32, "bfloat16": _BF16, "float16": _FP16}),
-    "ms_amp_level": choose("ms_amp_level", {"O0": _FP32, "O1": _AMP, "O2": _AMP, "O3": _HALF}),
-    "param_fp16": choose("param_fp16", {"False": one("training.weights_dtype", "float32"), "True": _HALF}),
+    "ms_amp_level": choose("ms_amp_level", {"O0": _FP32, "O1": _AMP, "O2": _AMP, "O3": _O3}),
+    "param_fp16": choose("param_fp16", {"False": one("training.weights_dtype", "float32"), "True": _FP16_WEIGHTS}),
     "precision": choose(
         "precision", values("training.matmul_precision", {"DEFAULT": "medium", "HIGH": "high", "HIGHEST": "highest"})
     ),

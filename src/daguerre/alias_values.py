@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,8 @@ class Meaning:
     values: tuple[tuple[str, str], ...] = ()
     """Settings and the text that each is given."""
     notices: tuple[str, ...] = ()
-    implied: tuple[tuple[str, Callable[[], str]], ...] = ()
-    """Settings that follow where nothing else sets them, and how their text is found."""
+    implied: tuple[tuple[str, Callable[[], str | None]], ...] = ()
+    """Settings that follow where nothing else sets them, and how their text is found; None where they need none."""
 
 
 Convert = Callable[[str], Meaning]
@@ -64,12 +65,18 @@ def counted(path: str, unit: str) -> Convert:
     return convert
 
 
+def averaged(path: str) -> Convert:
+    """A converter to a setting of the averages, which are then kept."""
+    return lambda text: Meaning(((path, text),), implied=(("ema.enabled", lambda: "true"),))
+
+
 def cascade_ema(path: str) -> Convert:
     """A converter of a number of Stable Cascade's averages, which chooses their form as well."""
 
     def convert(text: str) -> Meaning:
         _number(path.partition(".")[2], text)
-        return Meaning((("ema.name", "stable_cascade"), (path, text)))
+        kept = averaged(path)(text)
+        return Meaning((("ema.name", "stable_cascade"), *kept.values), implied=kept.implied)
 
     return convert
 
@@ -100,7 +107,15 @@ def placed(source: str = "") -> Convert:
     """A converter of a path to data; its source is known, or told by what lies there, unless it is given."""
 
     def convert(text: str) -> Meaning:
-        return Meaning((("data.path", text),), implied=(("data.source", lambda: source or guess.kind(_listed(text))),))
+        def kind() -> str:
+            return source or guess.kind(_listed(text))
+
+        def name() -> str | None:
+            with suppress(UserError):  # of unknown kind: said where the source is looked for
+                return "null" if kind() == "huggingface" else None  # a data set has a path or a name
+            return None
+
+        return Meaning((("data.path", text),), implied=(("data.source", kind), ("data.name", name)))
 
     return convert
 

@@ -26,7 +26,7 @@ def from_overrides(
     """
     problems: list[Problem] = []
     pairs: list[tuple[str, str, str]] = []
-    implied: list[tuple[str, str, Callable[[], str]]] = []
+    implied: list[tuple[str, str, Callable[[], str | None]]] = []
     for override in given:
         key, text = override, None
         try:
@@ -50,19 +50,22 @@ def from_overrides(
 
 def _implied(
     pairs: Sequence[tuple[str, str, str]],
-    implied: Sequence[tuple[str, str, Callable[[], str]]],
+    implied: Sequence[tuple[str, str, Callable[[], str | None]]],
     problems: list[Problem],
 ) -> list[tuple[str, str, str]]:
     """What follows from other trainers' names, for settings that no override sets."""
-    given = {path.rpartition(".")[2] for _, path, _ in pairs} | {path for _, path, _ in pairs}
+    given = {path for _, path, _ in pairs}
     found = []
     for key, path, find in implied:
-        if path in given or path.rpartition(".")[2] in given:
+        if path in given or path.rpartition(".")[2] in given:  # as a whole path, or by the setting's own name
             continue
         try:
-            found.append((f"{key} ({path})", path, find()))
+            text = find()
         except UserError as error:
             problems.append(Problem(key, str(error)))
+            break
+        if text is not None:
+            found.append((f"{key} ({path})", path, text))
     return found
 
 
@@ -123,6 +126,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
     base = _without_old_plugins(root, base, over, notices)
     base = _without_idle(root, base, over, notices)
     base = _without_newly_idle(root, base, over, idle_before, notices)
+    base = _without_third_batch_size(base, over, notices)
     return recipe.merge(base, over)
 
 
@@ -173,6 +177,25 @@ def _without_idle(root: type[Settings], base: Tree, over: Tree, notices: list[st
             base = recipe.without(base, path)
             notices.append(f"{switch} is {shown(value)}: the recipe's {path} dropped out")
     return base
+
+
+_ACCUMULATION, _PART, _WHOLE = "gradient_accumulation_steps", "per_device_batch_size", "global_batch_size"
+
+
+def _without_third_batch_size(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`base` without the batch size that follows from the two others, where `over` gives one of them anew."""
+    below, above = base.get("training"), over.get("training")
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return base
+    whole, part, steps = ((below | above).get(name) for name in (_WHOLE, _PART, _ACCUMULATION))
+    if not all(isinstance(number, int) for number in (whole, part, steps)) or whole == part * steps:
+        return base
+    old = [name for name in (_ACCUMULATION, _PART, _WHOLE) if name in below and name not in above]
+    if not old or len(old) == 3 or (old[0] == _ACCUMULATION and steps == 1):
+        return base
+    given = ", ".join(f"training.{name}" for name in (_ACCUMULATION, _PART, _WHOLE) if name in above)
+    notices.append(f"{given} is given: the recipe's training.{old[0]} dropped out")
+    return recipe.without(base, f"training.{old[0]}")
 
 
 def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:

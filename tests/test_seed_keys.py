@@ -1,0 +1,340 @@
+"""What each name of the other trainers' guides becomes on the command line: the whole table, row by row.
+
+`alias`: the setting and its value; `notice`: one printed line; `refused`: a message that says what to use. What only
+`convert config` reads is tested with it (tests/commands/test_convert_config.py) and listed here, so that nothing of the
+table is forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import foreign_names
+import pytest
+
+from daguerre import cli, config, overrides, recipe
+from daguerre.config import Config
+from daguerre.problems import ConfigError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One `key=value` and what it becomes."""
+
+    given: str
+    values: dict[str, Any] = field(default_factory=dict)
+    notice: str = ""
+    refused: str = ""
+    beside: tuple[str, ...] = ()
+    """Further overrides that it needs to mean anything."""
+    recipe: str = "sdxl"
+
+    @property
+    def name(self) -> str:
+        return self.given.partition("=")[0]
+
+
+def alias(given: str, /, *beside: str, on: str = "sdxl", notice: str = "", **values: Any) -> Row:
+    return Row(given, {path.replace("__", "."): value for path, value in values.items()}, notice, "", beside, on)
+
+
+def notice(given: str, words: str) -> Row:
+    return Row(given, notice=words)
+
+
+def refused(given: str, words: str) -> Row:
+    return Row(given, refused=words)
+
+
+LATER = "not there yet"
+
+MAXDIFFUSION = [
+    alias("run_name=001", run_name="001"),
+    alias("output_dir=out", output_dir="out"),
+    refused("output_dir=gs://bucket/", LATER),
+    refused("output_dir=s3://bucket/runs", LATER),
+    alias("learning_rate=1e-5", optimizer__learning_rate=1e-5),
+    alias("max_train_steps=2000", training__duration="2000 steps"),
+    alias("resolution=256", data__resolution=256),
+    alias("seed=3", seed=3),
+    alias("pretrained_model_name_or_path=a/b", model__pretrained_model_name_or_path="a/b"),
+    alias("revision=main", model__revision="main"),
+    alias("from_pt=True", model__pickled_weights=True),
+    alias("unet_checkpoint=folder/unet", model__unet="folder/unet"),
+    alias("per_device_batch_size=1", training__per_device_batch_size=1),
+    alias("weights_dtype=float32", training__weights_dtype="float32"),
+    alias("weights_dtype=bfloat16", training__weights_dtype="bfloat16"),
+    alias("activations_dtype=float32", training__mixed_precision="no"),
+    alias("activations_dtype=bfloat16", training__mixed_precision="bf16"),
+    alias("activations_dtype=float16", training__mixed_precision="fp16"),
+    alias("precision=DEFAULT", training__matmul_precision="medium"),
+    alias("precision=HIGH", training__matmul_precision="high"),
+    alias("precision=HIGHEST", training__matmul_precision="highest"),
+    alias("attention=dot_product", training__attention="math"),
+    alias("attention=flash", training__attention="fused"),
+    alias("attention=cudnn_flash_te", training__attention="cudnn"),
+    alias("dataset_name=someone/captions", data__source="huggingface", data__name="someone/captions"),
+    alias("dataset_name=shapes", "resolution=64", data__source="shapes"),
+    alias("dataset_save_location=prepared", data__cache_dir="prepared"),
+    notice("jax_cache_dir=gs://bucket/cache", "nothing is compiled before it runs"),
+    notice("mesh_axes=['data', 'fsdp', 'tensor']", "names the axes"),
+    refused("mesh_axes=['data', 'model']", "there is no axis model; there are data, fsdp, tensor"),
+    refused("logical_axis_rules=[['batch', 'data']]", LATER),
+    refused("data_sharding=[['data', 'fsdp']]", LATER),
+    *(notice(f"ici_{axis}_parallelism=1", "anyway") for axis in ("data", "fsdp", "tensor")),
+    *(notice(f"dcn_{axis}_parallelism=-1", "anyway") for axis in ("data", "fsdp", "tensor")),
+    *(refused(f"{kind}_fsdp_parallelism=2", LATER) for kind in ("ici", "dcn")),
+    alias("checkpoint_every=10000", checkpoint__every="10000 samples"),
+    alias("checkpoint_every=-1", checkpoint__every=None),
+    alias("snr_gamma=5", objective__weighting__name="min_snr", objective__weighting__snr_gamma=5.0),
+    alias("snr_gamma=-1", objective__weighting__name="none"),
+    alias("timestep_bias.strategy=later", objective__timestep_bias__name="later"),
+    alias("timestep_bias.multiplier=2", "timestep_bias.strategy=earlier", objective__timestep_bias__multiplier=2.0),
+    alias("timestep_bias.begin=100", "timestep_bias.strategy=range", objective__timestep_bias__begin=100),
+    alias("timestep_bias.end=700", "timestep_bias.strategy=range", objective__timestep_bias__end=700),
+    alias("timestep_bias.portion=0.1", "timestep_bias.strategy=later", objective__timestep_bias__portion=0.1),
+]
+
+RANGE = "timestep_bias_strategy=range"
+MINDONE = [
+    alias("weight=model.safetensors", model__pretrained_model_name_or_path="model.safetensors"),
+    refused("weight=sd_xl_base_1.0_ms.ckpt", "checkpoints of MindSpore cannot be read"),
+    refused("optimizer_weight=x.ckpt", "resume_from_checkpoint"),
+    refused("resume_step=100", "resume_from_checkpoint"),
+    refused("save_optimizer=True", "checkpoint"),
+    alias("data_path=a.tar", data__source="webdataset", data__path="a.tar"),
+    alias("data_path=part-{000..009}.tar", data__source="webdataset"),
+    alias("data_path=a.csv", "data.source=parquet", data__source="parquet", data__path="a.csv"),
+    refused("data_path=nowhere", "there is nothing at 'nowhere'"),
+    alias("per_batch_size=1", training__per_device_batch_size=1),
+    alias("gradient_accumulation_steps=8", training__gradient_accumulation_steps=8),
+    alias("max_grad_norm=0.5", training__max_grad_norm=0.5),
+    alias("use_ema=True", ema__enabled=True),
+    alias("use_ema=False", ema__enabled=False),
+    alias("scale_lr=True", optimizer__scale_lr=True),
+    alias("clip_grad=False", training__max_grad_norm=None),
+    alias("clip_grad=True", training__max_grad_norm=1.0),
+    alias("max_device_memory=59GB", training__max_device_memory="59GB"),
+    notice("is_parallel=False", "anyway"),
+    refused("is_parallel=True", LATER),
+    notice("data_sink=True", "prefetch_batches"),
+    notice("sink_size=100", "prefetch_batches"),
+    notice("sink_queue_size=10", "prefetch_batches"),
+    notice("python_multiprocessing=True", "num_workers"),
+    alias("ms_amp_level=O0", training__mixed_precision="no"),
+    alias("ms_amp_level=O1", training__mixed_precision="bf16", notice="needs no scaling"),
+    alias("ms_amp_level=O2", training__mixed_precision="bf16", notice="needs no scaling"),
+    alias("ms_amp_level=O3", training__weights_dtype="float16", notice="unstably"),
+    alias("param_fp16=True", training__weights_dtype="float16", notice="autoencoder stays in float32"),
+    alias("param_fp16=False", training__weights_dtype="float32"),
+    notice("disable_first_stage_amp=True", "float32"),
+    refused("disable_first_stage_amp=False", "the autoencoder computes in float32, always"),
+    alias("use_recompute=True", training__gradient_checkpointing=True),
+    alias("spatial_transformer_attn_type=flash-attention", training__attention="fused"),
+    alias("spatial_transformer_attn_type=vanilla", training__attention="math"),
+    alias("timestep_bias_strategy=earlier", objective__timestep_bias__name="earlier"),
+    alias("timestep_bias_multiplier=2", RANGE, objective__timestep_bias__multiplier=2.0),
+    alias("timestep_bias_begin=200", RANGE, objective__timestep_bias__begin=200),
+    alias("timestep_bias_end=500", RANGE, objective__timestep_bias__end=500),
+    alias("timestep_bias_portion=0.25", RANGE, objective__timestep_bias__name="range", notice="portion has no effect"),
+    alias("timestep_bias_portion=0.5", "timestep_bias_strategy=later", objective__timestep_bias__portion=0.5),
+    alias("offset_noise_level=0.05", objective__noise__offset=0.05, objective__noise__offset_per="sample"),
+    alias("offset_noise_level=0", objective__noise__offset=0.0),
+    refused("task=cache", "the cache verb"),
+    refused("cache_latent=True", "the cache verb is not there yet"),
+    refused("cache_text_embedding=True", "the cache verb is not there yet"),
+    refused("cache_path=./cache_data", "the cache verb is not there yet"),
+    notice("cache_latent=False", "anyway"),
+    alias("lpw=True", model__long_prompts=True),
+    alias("lpw=False", model__long_prompts=False),
+]
+
+OPEN_DIFFUSION = [
+    refused("wandb.api_key=abc", "the environment holds"),
+    refused("wandb.entity=me", LATER),
+    refused("wandb.project=mine", LATER),
+    refused("wandb.mode=online", LATER),
+    notice("wandb.mode=disabled", "anyway"),
+    alias("system.gradient_accumulation=2", training__gradient_accumulation_steps=2),
+    refused("batch_size=32", "per_device_batch_size or global_batch_size"),
+    alias("system.batch_size=1", training__per_device_batch_size=1),
+    alias("system.workers=6", loader__num_workers=6),
+    notice("distributed.dist_backend=nccl", "anyway"),
+    refused("distributed.dist_backend=mpi", LATER),
+    notice("distributed.dist_url=env://", "anyway"),
+    refused("distributed.dist_url=tcp://host:1234", LATER),
+    alias("experiment.log_dir=logs", output_dir="logs"),
+    alias("experiment.name=finetuning", run_name="finetuning"),
+    refused("experiment.project=diffusion", LATER),
+    alias("experiment.num_examples_to_see=64000", training__duration="64000 samples"),
+    alias("num_examples_to_see=64000", training__duration="64000 samples"),
+    alias("experiment.save_every=2000", checkpoint__every="2000 steps"),
+    alias("experiment.save_only_most_recent=True", checkpoint__keep=2),
+    alias("experiment.save_only_most_recent=False", checkpoint__keep=1000000),
+    alias("experiment.requeue=True", resume_from_checkpoint="latest"),
+    alias("experiment.requeue=False", resume_from_checkpoint="never"),
+    alias("requeue=False", resume_from_checkpoint="never"),
+    alias("experiment.eval_caption_file=captions.txt", "sampling.prompts=null", sampling__prompts_file="captions.txt"),
+    alias("experiment.num_eval_images=100", sampling__num_images=100),
+    alias("optimizer.name=adamw", optimizer__name="adamw"),
+    alias("optimizer.params.learning_rate=1e-4", optimizer__learning_rate=1e-4),
+    alias("optimizer.params.beta1=0.8", optimizer__beta1=0.8),
+    alias("optimizer.params.beta2=0.98", optimizer__beta2=0.98),
+    alias("optimizer.params.weight_decay=0.02", optimizer__weight_decay=0.02),
+    alias("optimizer.params.epsilon=1e-7", optimizer__epsilon=1e-7),
+    alias("lr_scheduler.scheduler=ConstantWithWarmup", lr_scheduler__name="constant"),
+    alias("lr_scheduler.scheduler=CosineWithWarmup", lr_scheduler__name="cosine"),
+    alias("lr_scheduler.params.warmup_length=500", lr_scheduler__warmup="500 steps"),
+    alias("lr_scheduler.params.learning_rate=1e-4", optimizer__learning_rate=1e-4),
+    alias("model.pretrained=a/b", model__pretrained_model_name_or_path="a/b"),
+    alias("model.vae.pretrained=a/b", model__vae="a/b"),
+    alias("model.text_encoder.pretrained=a/b", model__text_encoder="a/b"),
+    alias("model.tokenizer.pretrained=a/b", model__tokenizer="a/b"),
+    alias("model.scheduler.pretrained=a/b", model__scheduler="a/b"),
+    alias("model.unet.pretrained=a/b", model__unet="a/b"),
+    alias("model.unet.params.layers_per_block=1", model__unet__layers_per_block=1, on="sd2_scratch"),
+    alias("model.use_ema=True", ema__enabled=True),
+    alias("ema.path=other/average", "use_ema=true", ema__path="other/average"),
+    alias("model.ema.path=other/average", ema__path="other/average", ema__enabled=True),
+    alias("model.mixed_precision=bf16", training__mixed_precision="bf16"),
+    alias("mixed_precision=bf16", training__mixed_precision="bf16"),
+    alias("model.gradient_checkpointing=True", training__gradient_checkpointing=True),
+    alias("gradient_checkpointing=False", training__gradient_checkpointing=False),
+    alias("model.xformers=True", training__attention="fused"),
+    alias("xformers=True", training__attention="fused"),
+    alias("xformers=False", training__attention="auto"),
+    alias("dataset.type=WebDataset", "data.path=a.tar", data__source="webdataset"),
+    alias("dataset.params.path={000..009}.tar", data__source="webdataset", data__path="{000..009}.tar"),
+    alias("dataset.params.path=pipe:aws s3 cp s3://b/{00..09}.tar -", data__source="webdataset"),
+    alias("dataset.params.resolution=256", data__resolution=256),
+    alias("dataset.params.filters={pwatermark: '<=0.5'}", data__filters={"pwatermark": "<=0.5"}),
+    alias("dataset.params.idx_to_prompt=imagenet", "data_path=a.tar", data__idx_to_prompt="imagenet"),
+    alias("dataset.params.batch_size=1", training__per_device_batch_size=1),
+    alias("dataset.params.workers=2", loader__num_workers=2),
+    alias("dataset.params.num_examples_to_see=100", training__duration="100 samples"),
+]
+
+CASCADE = [
+    alias("experiment_id=stage_c", run_name="stage_c"),
+    refused("checkpoint_path=/x", "output_dir"),
+    alias("output_path=out", output_dir="out"),
+    refused("model_version=3.6B", LATER),
+    alias("lr=1e-4", optimizer__learning_rate=1e-4),
+    alias("grad_accum_steps=2", training__gradient_accumulation_steps=2),
+    alias("image_size=768", data__resolution=768),
+    alias("multi_aspect_ratio=[1/1, 2/3]", data__buckets__aspects=["1/1", "2/3"]),
+    alias("updates=1000", training__duration="1000 steps"),
+    alias("save_every=500", checkpoint__every="500 steps"),
+    refused("backup_every=50000", "checkpoint.keep"),
+    alias("warmup_updates=10", lr_scheduler__warmup="10 steps"),
+    notice("use_fsdp=False", "anyway"),
+    refused("use_fsdp=True", LATER),
+    alias("ema_start_iters=5000", ema__enabled=True, ema__name="stable_cascade", ema__start_steps=5000),
+    alias("ema_iters=100", ema__enabled=True, ema__name="stable_cascade", ema__every_steps=100),
+    alias("ema_beta=0.9", ema__enabled=True, ema__name="stable_cascade", ema__decay=0.9),
+    alias(
+        "webdataset_path=[s3://b/a.tar, file:/c.tar]",
+        data__source="webdataset",
+        data__path=["s3://b/a.tar", "file:/c.tar"],
+    ),
+    alias("dataset_filters=[['score', 'lambda s: s > 4.5']]", data__filters=[["score", "lambda s: s > 4.5"]]),
+    refused("wandb_project=x", LATER),
+    refused("wandb_entity=x", LATER),
+    refused("controlnet_blocks=[0, 4]", LATER),
+    refused("controlnet_filter=CannyFilter", LATER),
+    refused("module_filters=['.attn']", LATER),
+    refused("rank=4", LATER),
+    refused("train_tokens=[['[x]', null]]", LATER),
+    refused("effnet_checkpoint_path=x", LATER),
+    refused("previewer_checkpoint_path=x", LATER),
+]
+
+ROWS = {"MaxDiffusion": MAXDIFFUSION, "MindOne": MINDONE, "open-diffusion": OPEN_DIFFUSION, "Stable Cascade": CASCADE}
+EVERY = [row for rows in ROWS.values() for row in rows]
+SCRATCH = ["data.path=a.tar", "run_name=x"]
+
+
+def loaded(row: Row) -> config.Loaded:
+    given = overrides.split([f"--{row.name}", row.given.partition("=")[2], *row.beside]).overrides
+    if row.recipe == "sd2_scratch":
+        return config.load("sd2_scratch_stage1", [*SCRATCH, "model.unet={block_out_channels: [320]}", *given])
+    return config.load(row.recipe, given)
+
+
+@pytest.mark.parametrize("row", [row for row in EVERY if row.values], ids=lambda row: row.given)
+def test_an_alias_is_our_setting(row):
+    found = loaded(row)
+    tree = found.config.model_dump(mode="json")
+    assert {path: recipe.get(tree, path) for path in row.values} == row.values
+    said = [line for line in found.notices if row.name in line]
+    assert (len(said) == 1 and row.notice in said[0]) if row.notice else not said
+
+
+@pytest.mark.parametrize("row", [row for row in EVERY if row.notice and not row.values], ids=lambda row: row.given)
+def test_a_name_without_counterpart_is_one_line(row):
+    found = loaded(row)
+    assert [line for line in found.notices if row.name in line and row.notice in line] == list(found.notices)
+    assert len(found.notices) == 1
+    assert found.config == config.load(row.recipe).config
+
+
+@pytest.mark.parametrize("row", [row for row in EVERY if row.refused], ids=lambda row: row.given)
+def test_a_refused_name_says_what_to_use(row):
+    with pytest.raises(ConfigError) as caught:
+        loaded(row)
+    assert row.refused in str(caught.value)
+    assert row.name in str(caught.value)
+
+
+@pytest.mark.parametrize("trainer", ROWS)
+def test_no_name_of_the_table_is_forgotten(trainer):
+    tested = {row.name for row in ROWS[trainer]}
+    named = foreign_names.COMMAND_LINE[trainer]
+    assert named <= tested, f"no row for {sorted(named - tested)}"
+    assert foreign_names.CONVERTED[trainer] <= foreign_names.keys_of_fixtures(trainer)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("base14.yml", "sd14"),
+        ("base_2_base.yml", "sd2_base"),
+        ("base21.yml", "sd21"),
+        ("base_xl.yml", "sdxl"),
+        ("base_xl_lightning.yml", "sdxl_lightning"),
+        ("sd_xl_base_finetune_910b.yaml", "sdxl"),
+        ("sd_xl_base_finetune_910b_edm.yaml", "sdxl_edm"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["", "src/maxdiffusion/configs/", "configs/training/"])
+def test_their_files_stand_for_our_recipes(theirs, ours, folder):
+    found = config.load(folder + theirs)
+    assert found.config == config.load(ours).config
+    assert found.notices[0] == f"{folder}{theirs} is not a file here: the shipped recipe {ours} stands for it"
+
+
+def test_config_names_the_recipe():
+    for given in (["config=sd14"], ["--config", "sd14"], ["--config=sd14"], ["sd14"]):
+        assert overrides.split(given).recipe == "sd14"
+
+
+def test_everything_that_must_be_given_is_reported_at_once(tmp_path):
+    path = tmp_path / "r.yaml"
+    text = "extends: sd14\nrun_name: ???\ndata: {resolution: '???'}\ntraining: {duration: '???'}\n"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        config.load(str(path))
+    assert {problem.path for problem in caught.value.problems} == {"run_name", "data.resolution", "training.duration"}
+
+
+def test_the_template_is_an_annotated_recipe(capsys):
+    assert cli.run(["recipes", "--template"]) == 0
+    text = capsys.readouterr().out
+    assert "run_name: ???" in text
+    assert all(f"\n{section}:\n" in text for section in ("model", "objective", "data", "training", "optimizer"))
+
+
+def test_no_path_of_ours_is_another_trainers_name():
+    ours = {*Config.model_fields} | {f"{row.name}" for row in EVERY if row.name in row.values}
+    assert {"run_name", "output_dir", "seed"} <= ours
