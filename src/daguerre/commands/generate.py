@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from daguerre import recipe
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands import (
     generate_arguments,
@@ -146,7 +147,7 @@ def record(arguments: Arguments, listed: PictureList, survey: Survey, loading: L
     encoding = Encoding(options.image, options.quality)
     shards = {"shard_samples": options.shard_samples, "shard_image": options.image}
     return {
-        **loading.made_with,
+        **dict(recipe.paths(loading.made_with)),
         "prompts": listed.prompts.name,
         "prompts_sha256": listed.prompts.digest,
         "pictures": survey.pictures,

@@ -137,7 +137,7 @@ def _of_pipeline(target: str, folder: Path) -> Model:
         "run_name": folder.resolve().name,
         "model": {"family": _FAMILIES[class_name], "pretrained_model_name_or_path": str(folder.resolve())},
         "objective": _objective(target, _json(folder / "scheduler" / "scheduler_config.json")),
-        "data": {"source": "shapes", "resolution": unet.get("sample_size", 64) * factor},
+        "data": {"source": "folder", "path": str(folder), "resolution": unet.get("sample_size", 64) * factor},
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
     }
@@ -180,7 +180,9 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
                 f"weights={weights} is for the checkpoint of a run: leave it out, a {model.kind} has one set"
             )
         _refuse_random(model, config)
-        made_with = {model.kind: str(getattr(config.model, "pretrained_model_name_or_path", model.name))}
+        place = str(getattr(config.model, "pretrained_model_name_or_path", model.name))
+        settings = config.model.model_dump(mode="json", exclude_defaults=True)
+        made_with = {model.kind: place, "model": settings, "objective": config.objective.model_dump(mode="json")}
         return Loading(_said(model, config), made_with, partial(_as_they_are, config))
     checkpoint = newest(model.run, config.resume_from_checkpoint)
     averaged = "ema" in checkpoint.tensors

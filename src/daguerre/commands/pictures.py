@@ -1,7 +1,7 @@
 """Pictures from prompts, for the samples of a run, for its evaluation and for `daguerre generate`.
 
 Puts together what the family, the objective and the samplers do. Which weights the net holds, and which prompts there
-are, is the caller's affair; how pictures become files is in pictures_files.py, but for the samples of a run.
+are, is the caller's affair; how pictures become files is in pictures_files.py.
 """
 
 from __future__ import annotations
@@ -11,27 +11,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from daguerre import __version__
-from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.commands import out_of_memory
 from daguerre.commands.parts import Parts
 from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.settings import SamplingSettings
+from daguerre.training import memory
 
-LISTING = "samples.json"
 _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
 _OF_PICTURE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
 _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
-_OF_MODEL = ("run", "base", "pipeline", "checkpoint", "step", "weights", "precision", "code_version")
-KEYS = frozenset({*_SETTINGS, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL})
+_OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective")
+_OF_CODE = ("precision", "code_version")
+KEYS = frozenset({*_SETTINGS, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
 """What the JSON of a picture says itself: a list of prompts may have no column of these names, beside its own."""
 _BATCHES_AHEAD = 16
 """How many batches further a list is read to fill one with pictures of one size."""
@@ -90,7 +89,8 @@ def draw_all(
     for batch in batches(wanted, sampling.batch_size):
         if stop():
             raise Stopped
-        yield from draw_batch(parts, sampling, batch)
+        with memory.explained("drawing pictures", lambda: out_of_memory.of_drawing(sampling)):
+            yield from draw_batch(parts, sampling, batch)
 
 
 def in_order(draw: Callable[[Iterable[Wanted]], Iterator[Drawn]], wanted: Iterable[Wanted]) -> Iterator[Drawn]:
@@ -156,32 +156,6 @@ def draw_pictures(
     wanted = (Wanted(i, prompt, seed, size_px, negative, scale) for i, (prompt, seed) in pairs)
     for drawn in draw_all(parts, sampling, wanted):
         yield drawn.pixels_HWC
-
-
-def write_pictures(
-    parts: Parts,
-    resolution: int,
-    sampling: SamplingSettings,
-    prompts: Sequence[str],
-    folder: Path,
-    made_with: Mapping[str, Any] | None = None,
-) -> list[Path]:
-    """Draws one picture a prompt, picture i from seed `sampling.seed` + i, into `folder`/000.png, 001.png ...
-
-    `folder`/samples.json, written last, says of each how it was made; `made_with` (checkpoint, step) goes into each
-    entry. Files of the same names are overwritten.
-    """
-    size_px, negative, scale = sampling.size_px(resolution), sampling.negative_prompt, sampling.guidance_scale
-    wanted = [Wanted(i, prompt, sampling.seed + i, size_px, negative, scale) for i, prompt in enumerate(prompts)]
-    make_folder(folder)
-    paths, listing = [], []
-    for drawn in draw_all(parts, sampling, wanted):
-        path = folder / f"{numbered(drawn.wanted.number, len(wanted))}.png"
-        Image.fromarray(drawn.pixels_HWC).save(path)
-        listing.append({"file": path.name, **about(parts, sampling, drawn.wanted), **dict(made_with or {})})
-        paths.append(path)
-    write_json_atomically(folder / LISTING, listing)
-    return paths
 
 
 def numbered(number: int, total: int) -> str:

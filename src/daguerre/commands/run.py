@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from daguerre.checkpoint.run_folder import RunFolder, State
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.checkpoint.store import Store
-from daguerre.commands import class_pictures, description, resuming
+from daguerre.commands import class_pictures, description, pictures_samples, resuming
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.data import loader
@@ -96,6 +96,7 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     parts = build(config)
     sizes = batch_sizes(config, beginning.global_batch_size)
     refuse_cut_batches(config, parts.objective, sizes)
+    pictures_samples.check(config, parts)
     state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed)
     said = [*notices, *beginning.notices, *parts.numerics.notices(), *parts.family.remarks(parts.objective)]
     said += resuming.restore(state, beginning, config)

@@ -21,7 +21,7 @@ from daguerre import __version__, plugins
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.stop import StopSignals
-from daguerre.commands import class_pictures, description, pictures
+from daguerre.commands import class_pictures, description, pictures, pictures_samples
 from daguerre.commands.parts import batch_sizes, outline
 from daguerre.commands.run import Run, intervals, loop_plan, start
 from daguerre.config import Config
@@ -159,12 +159,9 @@ def publish(run: Run) -> None:
 
 def draw_samples(run: Run) -> None:
     """The recipe's prompts, or captions of held-out samples, drawn from fixed seeds."""
-    sampling = run.config.sampling
-    prompts = sampling.prompts or captions(run, sampling.num_images)
-    each = [prompts[i % len(prompts)] for i in range(sampling.num_images)]
+    each = pictures_samples.wanted(run.config, lambda count: captions(run, count))
     folder = run.folder.samples / f"step-{run.state.step:08d}"
-    made_with = {"step": run.state.step}
-    pictures.write_pictures(run.parts, run.config.data.resolution, sampling, each, folder, made_with)
+    pictures_samples.write(run.parts, run.config, each, folder, {"step": run.state.step})
 
 
 def captions(run: Run, count: int) -> list[str]:

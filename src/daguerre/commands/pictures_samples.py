@@ -1,0 +1,75 @@
+"""The pictures that a run draws of itself at each save: which they are, and their files in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.commands import generate_prompts, pictures
+from daguerre.commands.generate_list import PictureList
+from daguerre.commands.generate_prompts import Prompts, Row
+from daguerre.commands.parts import Parts
+from daguerre.commands.pictures import Wanted
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.families.family import TextToImage
+
+LISTING = "samples.json"
+
+
+def wanted(config: Config, captions: Callable[[int], list[str]]) -> list[Wanted]:
+    """`sampling.num_images` pictures of the prompts of the recipe or of its file, in turn; without either, of
+    `captions`. Picture i has the seed `sampling.seed` + i, where its row in the file says no other."""
+    sampling = config.sampling
+    if not sampling.num_images:
+        return []
+    if sampling.prompts_file is not None:
+        rows = list(islice(generate_prompts.of_file(sampling.prompts_file).rows(), sampling.num_images))
+    else:
+        rows = [Row(prompt) for prompt in sampling.prompts or captions(sampling.num_images)]
+    each = [_in_turn(rows[i % len(rows)], i // len(rows)) for i in range(sampling.num_images)]
+    single = sampling.model_copy(update={"num_images": 1})
+    listed = PictureList(Prompts("prompts_file", "", lambda: iter(each)), single, config.data.resolution, pictures.KEYS)
+    listed.survey()  # for what it refuses
+    return list(listed)
+
+
+def _in_turn(row: Row, turn: int) -> Row:
+    """The row for its picture number `turn`."""
+    if row.num_images is not None:
+        raise UserError(
+            f"{row.where}: the column num_images is for `generate`: a run draws sampling.num_images pictures in all at "
+            "each save; remove the column, or repeat the row"
+        )
+    return replace(row, seed=None if row.seed is None else row.seed + turn, file_name=None)
+
+
+def check(config: Config, parts: Parts) -> None:
+    """UserError for pictures that could not be drawn: now, and not after hours of training."""
+    if not config.sampling.num_images or not isinstance(parts.family, TextToImage):
+        return
+    for height, width in {one.size_px for one in wanted(config, lambda count: [""] * count)}:
+        parts.family.latent_shape((3, height, width))
+
+
+def write(parts: Parts, config: Config, each: Sequence[Wanted], folder: Path, made_with: Mapping[str, Any]) -> None:
+    """Draws `each` into `folder`/000.png, 001.png ...
+
+    `folder`/samples.json, written last, says of each how it was made; `made_with` goes into each entry. Files of the
+    same names are overwritten.
+    """
+    make_folder(folder)
+    listing: dict[int, dict[str, Any]] = {}
+    for drawn in pictures.draw_all(parts, config.sampling, each):
+        one = drawn.wanted
+        path = folder / f"{pictures.numbered(one.number, len(each))}.png"
+        Image.fromarray(drawn.pixels_HWC).save(path)
+        listing[one.number] = {"file": path.name, **one.about, **pictures.about(parts, config.sampling, one)}
+        listing[one.number] |= dict(made_with)
+    write_json_atomically(folder / LISTING, [listing[number] for number in sorted(listing)])
