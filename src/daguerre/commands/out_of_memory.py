@@ -1,0 +1,82 @@
+"""What a run says when memory runs out: of what there may be less. The micro-batch that fits is measured."""
+
+from __future__ import annotations
+
+from daguerre.checkpoint.store import Store
+from daguerre.commands.parts import BatchSizes, Parts
+from daguerre.config import Config
+from daguerre.data.loader import Loading
+from daguerre.samplers.settings import SamplingSettings
+from daguerre.training import device, memory
+from daguerre.training.state import TrainState
+
+
+def of_training(
+    config: Config, store: Store, parts: Parts, state: TrainState, loading: Loading, sizes: BatchSizes
+) -> str:
+    """The largest micro-batch that fits, found with samples of the update that did not, and what else spares memory.
+
+    The state is not to be trained on or saved afterwards.
+    """
+    batch = device.on(parts.device, loading.first(state.slots))
+    tried = memory.divisors(sizes.whole, len(batch.names))
+    if parts.objective.couples_samples:
+        tried = tried[-1:]
+    fitting = memory.largest_that_fits(
+        tried, lambda size: memory.update_fits(state, memory.first_of(batch, size), parts.loss, parts.autocast)
+    )
+    if parts.objective.couples_samples:
+        said = (
+            "This objective compares the samples of a batch, so that it cannot be cut: make global_batch_size smaller."
+        )
+    elif fitting is None:
+        said = "Not even a micro-batch of one sample fits."
+    elif fitting == sizes.micro:
+        said = f"A micro-batch of {fitting} fits by itself, so that something else beside it takes the memory."
+    else:
+        said = (
+            f"The largest micro-batch that fits is {fitting} (it was {len(batch.names)}): "
+            f"training.per_device_batch_size={fitting} training.gradient_accumulation_steps={sizes.whole // fitting} "
+            f"computes the same updates of {sizes.whole} samples with it."
+        )
+    return "\n".join([said, *_less(config, fitting is None), kept(store)])
+
+
+def _less(config: Config, needed: bool) -> list[str]:
+    """What else spares memory and is not done yet."""
+    ways = []
+    if not config.training.gradient_checkpointing:
+        ways.append("training.gradient_checkpointing=true keeps fewer activations")
+    if config.training.weights_dtype == "float32":
+        ways.append("training.weights_dtype=bfloat16 halves weights and gradients (in a new run)")
+    if config.optimizer.name not in ("adafactor", "adamw_8bit"):
+        ways.append("optimizer.name=adafactor or adamw_8bit keeps smaller moments (in a new run)")
+    if needed:
+        ways.append("data.resolution may be smaller (in a new run)")
+    return [f"Other ways: {'; '.join(ways)}."] if ways else []
+
+
+def kept(store: Store) -> str:
+    """What the run goes on from."""
+    names = store.names()
+    return f"The last checkpoint is {names[-1]}." if names else "No checkpoint was saved yet."
+
+
+def of_drawing(sampling: SamplingSettings) -> str:
+    """For pictures."""
+    if sampling.batch_size > 1:
+        return f"Draw fewer at once: sampling.batch_size is {sampling.batch_size}."
+    return "Draw smaller pictures (sampling.height, sampling.width), or none while training: sampling.num_images=0."
+
+
+def of_validation(store: Store) -> str:
+    """For the loss on held-out samples."""
+    return f"Make training.per_device_batch_size smaller, or switch it off: validation.every=null. {kept(store)}"
+
+
+def of_exporting(store: Store) -> str:
+    """For the pipeline that others open."""
+    return (
+        f"Switch it off (checkpoint.export=false), and export later where there is room: `daguerre convert`. "
+        f"{kept(store)}"
+    )
