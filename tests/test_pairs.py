@@ -53,6 +53,11 @@ def test_it_is_refused_with_the_reason(name, given, reason, capsys):
     assert reason in " ".join(capsys.readouterr().err.split())
 
 
+PLAYGROUND = [
+    "model.scaling_factor=0.5",
+    "model.latents_mean=[-1.6574,1.886,-1.383,2.5155]",
+    "model.latents_std=[8.4927,5.9022,6.5498,5.2299]",
+]
 ALLOWED = [
     # what it is, and whether something is said of the pretrained weights
     ("sd15", [], None),
@@ -63,6 +68,7 @@ ALLOWED = [
     ("sd15", ["objective.name=flow"], "knows the noise levels of a beta schedule, not linear_flow"),
     ("sd15", ["objective.schedule.beta_end=0.02"], "was trained with beta_end 0.012, this recipe has 0.02"),
     ("sdxl_edm", [], "is told timesteps from 0 to 999, EDM tells it ln(sigma)/4"),
+    ("sdxl_edm", PLAYGROUND, "ln(sigma)/4"),
     ("sdxl_edm", ["model.unet=null"], None),
     ("sdxl_edm", ["model.scheduler=null"], None),
     ("sdxl_edm", [*BIAS, "timestep_bias.begin=200", "timestep_bias.end=500", "snr_gamma=5"], "ln(sigma)/4"),

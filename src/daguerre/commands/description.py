@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from daguerre import config as configs
+from daguerre.commands import resuming
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data import skips
@@ -123,21 +124,44 @@ def about_files(config: Config) -> list[str]:
     """Where the files of pretrained networks come from: each place, whether it is on this machine, and its files."""
     if not isinstance(config.model, PretrainedSettings):
         return []
-    lines = ["Files"]
+    lines = []
     for wanted in Components(config.model, config.seed).wanted():
         found = places.here(wanted.place, wanted.options)
         files = [f"{part}/{names[0]}".lstrip("/") for part, each in wanted.needed.items() for names in each]
         absent = files if found is None else places.missing_files(found, wanted.needed)
         where = "to be fetched from the hub" if found is None else "on this machine" if not absent else "incomplete"
-        lines += textwrap.wrap(
-            f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""),
-            116,
-            initial_indent="  ",
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-    return [*lines, ""]
+        lines += _wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""))
+        if found is None:
+            lines.append(f"  for a machine without a network: daguerre fetch {wanted.place} -o DIR")
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    """A text in lines of a terminal's width; paths stay whole."""
+    return textwrap.wrap(text, 114, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def about_networks(parts: Parts) -> list[str]:
+    """Each network with its class and size, and how much of it is trained."""
+    trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
+    lines = []
+    for name, part in parts.family.parts().items():
+        count = sum(p.numel() for p in part.parameters())
+        own = sum(p.numel() for p in part.parameters() if id(p) in trained)
+        lines.append(f"{name:14} {type(part).__name__:28} {count:>14,} parameters, {own:>14,} trained")
+    return lines
+
+
+def about_plan(config: Config, parts: Parts, sizes: BatchSizes, total_steps: int | None) -> list[str]:
+    """How long is trained, in which batches, and from which weights."""
+    if total_steps == 0:
+        return ["no updates: the networks are there to be drawn with as they are (daguerre generate)"]
+    cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
+    return [
+        *headline(config, parts, sizes, total_steps),
+        f"a global batch of {sizes.whole} samples is computed as {cut}",
+        *resuming.foreseen(config),
+    ]
 
 
 def dry_run(
@@ -148,31 +172,16 @@ def dry_run(
     data: Sequence[str],
     notices: Sequence[str],
 ) -> str:
-    """The resolved recipe, the networks with parameter counts, their files, the data and the plan. `total_steps` is None
-    where the data that would tell is not here."""
-    trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
-    rows = []
-    for name, part in parts.family.parts().items():
-        count = sum(p.numel() for p in part.parameters())
-        own = sum(p.numel() for p in part.parameters() if id(p) in trained)
-        rows.append(f"  {name:14} {type(part).__name__:28} {count:>14,} parameters, {own:>14,} trained")
-    cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
-    return "\n".join(
-        [
-            *notices,
-            *parts.family.remarks(parts.objective),
-            configs.dump(config).rstrip(),
-            "",
-            "Networks",
-            *rows,
-            "",
-            *about_files(config),
-            "Data",
-            *(f"  {line}" for line in data),
-            "",
-            "Plan",
-            *(f"  {line}" for line in headline(config, parts, sizes, total_steps)),
-            f"  a global batch of {sizes.whole} samples is computed as {cut}",
-            "Nothing was trained and nothing was written (--dry-run).",
-        ]
-    )
+    """The resolved recipe, the networks with parameter counts, their files, the data, the plan, and what to know of
+    it. `total_steps` is None where the data that would tell is not here."""
+    sections = {
+        "Networks": about_networks(parts),
+        "Files": about_files(config),
+        "Data": data,
+        "Plan": about_plan(config, parts, sizes, total_steps),
+        "Notes": [line for note in [*notices, *parts.family.remarks(parts.objective)] for line in _wrapped(note)],
+    }
+    lines = [configs.dump(config).rstrip()]
+    for title, content in sections.items():
+        lines += ["", title, *(f"  {line}" for line in content)] if content else []
+    return "\n".join([*lines, "", "Nothing was trained and nothing was written (--dry-run)."])

@@ -11,6 +11,7 @@ from daguerre.checkpoint.atomic import write_bytes_atomically, write_json_atomic
 from daguerre.checkpoint.environment import environment
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Store
+from daguerre.commands import ema_start
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.training.sinks import cut_after
@@ -74,16 +75,32 @@ def restore(state: TrainState, beginning: Beginning, config: Config) -> list[str
     if beginning.checkpoint is not None:
         state.load(beginning.checkpoint.tensors, beginning.checkpoint.documents["state"])
         return [f"going on from {beginning.checkpoint.name}"]
-    if config.init_from is None:
-        return []
-    other = RunFolder(Path(config.init_from))
+    said = [] if config.init_from is None else _other_weights(state, config.init_from)
+    if config.ema.path is not None:
+        state.ema.start_from(ema_start.read(Path(config.ema.path), state.net))
+        said.append(f"the averages start from the weights of {config.ema.path}")
+    return said
+
+
+def _other_weights(state: TrainState, init_from: str) -> list[str]:
+    other = RunFolder(Path(init_from))
     found = Store(other.checkpoints).newest_verified()
     if found.path is None:
         raise UserError(
-            f"init_from={config.init_from}: there is no checkpoint in {other.checkpoints}; give a run folder"
+            f"init_from={init_from}: there is no checkpoint in {other.checkpoints}; train that run first, or "
+            "give the folder of another"
         )
     start_from(state, Store(other.checkpoints).load(found.path).tensors)
     return [*found.notices, f"starting from the weights of {found.path}"]
+
+
+def foreseen(config: Config) -> list[str]:
+    """What a fresh run would start from, for people; nothing is read but the names of checkpoints."""
+    if config.init_from is None:
+        return []
+    names = Store(RunFolder(Path(config.init_from)).checkpoints).names()
+    newest = f"{names[-1]} of {config.init_from}" if names else f"{config.init_from}, which has no checkpoint yet"
+    return [f"a new run starts from the weights of {newest} (init_from)"]
 
 
 def record(
