@@ -40,6 +40,7 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
         "stabilityai/stable-diffusion-xl-base-0.9",
         "stabilityai/stable-diffusion-xl-base-1.0",
         "ByteDance/SDXL-Lightning",
+        "madebyollin/sdxl-vae-fp16-fix",
     ),
 }
 """Hub ids by the folder that has their numbers."""

@@ -1,0 +1,39 @@
+"""docs/families.md: each command that it gives for a recipe is a run that could start, by its dry run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import data_sets
+import pytest
+from tiny_models import write_sd
+
+from daguerre import cli, errors
+
+DOCS = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("families_docs")
+    write_sd(folder / "base")
+    data_sets.folder(folder / "my_pictures", 30)
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_run_could_start(command, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    program, *words = shlex.split(command)
+    assert program == "daguerre"
+    assert cli.run([*words, "--dry-run"]) == errors.DONE, capsys.readouterr().err
+
+
+def test_there_are_commands_for_most_recipes():
+    named = {shlex.split(command)[2] for command in COMMANDS}
+    assert {"sd15", "sd21", "sd2_base", "sdxl", "sdxl_edm"} <= named
