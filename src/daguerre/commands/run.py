@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from types import TracebackType
 
 from daguerre.checkpoint.run_folder import RunFolder, State
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.checkpoint.store import Store
-from daguerre.commands import class_pictures, description, pictures_samples, resuming
+from daguerre.commands import class_pictures, description, out_of_memory, pictures_samples, resuming
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.skips import Skips
+from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
+from daguerre.report import page
 from daguerre.settings import Duration
-from daguerre.training import device, loop
+from daguerre.training import device, loop, memory
 from daguerre.training.progress import Progress, duration_text
 from daguerre.training.sinks import MetricsFile, Sink, TensorBoard
 from daguerre.training.state import TrainState
@@ -68,7 +71,8 @@ class Run:
     loading: loader.Loading
     terminal: Progress
     sinks: list[Sink]
-    flops_per_sample: float
+    flops_per_sample: float = 0.0
+    """Counted in the first pass."""
     said: set[str] = field(default_factory=set)
 
     def status(self, state: State, reason: str = "") -> None:
@@ -88,6 +92,31 @@ class Run:
             if line not in self.said:
                 self.terminal.message(line)
         self.said.update(lines)
+
+    def enough_memory(self) -> AbstractContextManager[None]:
+        """For passes that train: running out of memory there is told in words, and ends the run."""
+        facts = (self.config, self.store, self.parts, self.state, self.loading, self.sizes)
+        return memory.explained("training", lambda: out_of_memory.of_training(*facts))
+
+
+class FailureOnRecord:
+    """Writes into the status why a run failed, and hands the error on."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        # On a full disk these fail too; the first error is the one to show.
+        with suppress(OSError, UserError):
+            self._run.status("failed", reason=f"{type(error).__name__}: {error}")
+            page.write(self._run.folder.path)
 
 
 def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: ExitStack, stop: StopSignals) -> Run:
@@ -128,13 +157,15 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     sinks += [TensorBoard(folder.tensorboard, beginning.step)] if config.logging.tensorboard else []
     for sink in sinks:
         stack.callback(sink.close)
-    flops = description.training_flops_per_sample(parts, probe)
     run = Run(
         config, folder, Store(folder.checkpoints), parts, sizes, every, dataset, held_out, state, loading, terminal,
-        sinks, flops,
+        sinks,
     )  # fmt: skip
+    stack.enter_context(FailureOnRecord(run))
     left = max(0, every.total - state.step)
-    seconds = description.probe_seconds(parts, probe) / len(probe.names) * sizes.whole * left if left else 0.0
+    with run.enough_memory():
+        run = replace(run, flops_per_sample=description.training_flops_per_sample(parts, probe))
+        seconds = description.probe_seconds(parts, probe) / len(probe.names) * sizes.whole * left if left else 0.0
     length = f"about {duration_text(seconds)} of training" if left else "all done"
     run.say([*description.headline(config, parts, sizes, left, length), *said, f"run folder: {folder.path}"])
     return run

@@ -10,9 +10,8 @@ import json
 import resource
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -21,17 +20,17 @@ from daguerre import __version__, plugins
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.stop import StopSignals
-from daguerre.commands import class_pictures, description, pictures, pictures_samples
+from daguerre.commands import class_pictures, description, out_of_memory, pictures, pictures_samples
 from daguerre.commands.parts import batch_sizes, outline
 from daguerre.commands.run import Run, intervals, loop_plan, start
 from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import huggingface
-from daguerre.errors import Absent, UserError
+from daguerre.errors import Absent
 from daguerre.families.family import TextToImage
 from daguerre.report import page
-from daguerre.training import device, loop, validation
+from daguerre.training import device, loop, memory, validation
 from daguerre.training.optimizers import optimizer
 from daguerre.training.sinks import read_metrics
 from daguerre.training.state import evaluating
@@ -47,15 +46,15 @@ def train(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
         if run.state.step >= run.every.total and (folder.read_status() or {}).get("state") == "finished":
             run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
             return 0
-        stack.enter_context(FailureOnRecord(run))
         run.status("running")
         publish_if_missing(run)
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, loop_plan(run), run.parts.autocast)
-        for update in updates:
-            stopping = stop.requested  # asked once: a signal that comes while `after` works waits for the next update
-            after(run, update, stopping)
-            if stopping:
-                break
+        with run.enough_memory():
+            for update in updates:
+                stopping = stop.requested  # asked once: a signal while `after` works waits for the next update
+                after(run, update, stopping)
+                if stopping:
+                    break
         if run.state.step < run.every.total:
             return stopped(run, stop)
         finish(run)
@@ -104,7 +103,8 @@ def validate(run: Run) -> None:
             return run.parts.loss(run.parts.net, replace(batch, draws=draws))
 
     settings = run.config.validation
-    with run.terminal.busy("validating"), evaluating(run.state):
+    told = memory.explained("validating", lambda: out_of_memory.of_validation(run.store))
+    with run.terminal.busy("validating"), evaluating(run.state), told:
         made = loader.fixed_batches(run.held_out, settings.num_samples, run.loading.micro_size)
         values = validation.validation_losses(
             device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels
@@ -146,7 +146,8 @@ def publish(run: Run) -> None:
     """Export, sample pictures, what was skipped and the report, of the state that was just saved."""
     with evaluating(run.state):
         if run.config.checkpoint.export:
-            with run.terminal.busy("exporting"):
+            told = memory.explained("exporting", lambda: out_of_memory.of_exporting(run.store))
+            with run.terminal.busy("exporting"), told:
                 run.say(run.parts.family.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
         if run.config.sampling.num_images and isinstance(run.parts.family, TextToImage):
             with run.terminal.busy("drawing pictures"):
@@ -212,30 +213,11 @@ def where(run: Run) -> str:
     return f"pictures: {run.folder.samples}, pipeline: {run.folder.pipeline}, report: {run.folder.report}"
 
 
-class FailureOnRecord:
-    """Writes into the status why a run failed, and hands the error on."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
-        # On a full disk these fail too; the first error is the one to show.
-        with suppress(OSError, UserError):
-            self._run.status("failed", reason=f"{type(error).__name__}: {error}")
-            page.write(self._run.folder.path)
-
-
 def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
     parts = outline(config)
     optimizer.build(config.optimizer, parts.net)  # for what it refuses: patterns, libraries, devices
+    pictures_samples.check(config, parts)
     sizes = batch_sizes(config)
     data = class_pictures.told(config)
     dataset = None

@@ -51,7 +51,7 @@ def _able(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _switch_on(network: Any, contexts: Contexts) -> None:
-    facts = {"use_reentrant": False, "context_fn": contexts}
+    facts: dict[str, Any] = {"use_reentrant": False, "context_fn": contexts}
     if hasattr(network, "enable_gradient_checkpointing"):
         network.enable_gradient_checkpointing(partial(checkpoint, **facts))
     elif hasattr(network, "activation_checkpointing_enable"):
