@@ -4,6 +4,7 @@ import builtins
 import io
 import json
 import shutil
+import time
 
 import datasets
 import numpy as np
@@ -286,6 +287,23 @@ def test_a_data_set_by_name(named):
 def test_a_name_that_nobody_has(named):
     with pytest.raises(UserError, match=r"(?s)data\.name: .* 'nobody/nothing' cannot be loaded: .*Check its name"):
         opened(name="nobody/nothing")
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(named, monkeypatch):
+    """Nothing listens at the address: the library alone would try for half a minute."""
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    told = (
+        r"the data set 'nobody/nothing' is not on this machine, and the hub cannot be reached \(http://127.*refused\)"
+        r"\. Without a network: `hf download --repo-type dataset nobody/nothing --revision v2 --local-dir DIR` on a "
+        r"machine that has one, then data\.name=DIR here"
+    )
+    with pytest.raises(Absent, match=told):
+        opened(name="nobody/nothing", revision="v2")
+    assert time.monotonic() - began < 10
+    assert datasets.config.HF_HUB_OFFLINE is False
+    assert opened(name=named).index.count == 5, "what is here needs no hub"
 
 
 def test_what_is_in_no_cache_is_not_fetched_where_it_is_only_looked_for(named, monkeypatch):

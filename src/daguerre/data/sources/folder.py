@@ -63,7 +63,6 @@ class Settings(SourceSettings):
     """What folder names mean, with captions_from=folder_names: a map from names, a JSON file with one, or, for as many
     folders as there are classes, a list in their sorted order (or `imagenet`)."""
 
-
     @model_validator(mode="after")
     def _drawn_of_something(self) -> Self:
         if self.generate is not None and self.generate.prompt is None and self.captions.text is None:

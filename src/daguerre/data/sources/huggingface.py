@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from urllib.error import HTTPError
+from urllib.request import Request, getproxies, urlopen
 
 from pydantic import Field, model_validator
 
@@ -27,6 +30,7 @@ from daguerre.settings import FREE, Idle
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SPLIT = re.compile(r"\w+(\.\w+)*")
+_PATIENCE_SECONDS = 10.0
 _offline: ContextVar[bool] = ContextVar("offline", default=False)
 
 
@@ -142,10 +146,13 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _absent(settings: Settings, where: str, error: Exception) -> str:
     """What to do about a data set that could not be loaded, or was only looked for in the cache."""
-    saved = f"datasets.load_dataset({settings.name!r}).save_to_disk('DIR')"
-    elsewhere = f"Without a network: {saved} on a machine that has one, then data.name=null data.path=DIR"
+    revision = f" --revision {settings.revision}" if settings.revision else ""
+    command = f"hf download --repo-type dataset {settings.name}{revision} --local-dir DIR"
+    elsewhere = f"Without a network: `{command}` on a machine that has one, then data.name=DIR here"
     if _offline.get():
         return f"{where} is not on this machine yet: `daguerre train` fetches it. {elsewhere}"
+    if isinstance(error, _Unreachable):
+        return f"data.name: {where} is not on this machine, and the hub cannot be reached ({error}). {elsewhere}"
     return (
         f"data.name: {where} cannot be loaded: {type(error).__name__}: {str(error)[:500]}. Check its name, "
         f"data.config, data.split, the network and your login (hf auth login). {elsewhere}"
@@ -163,15 +170,40 @@ def from_cache_alone() -> Iterator[None]:
         _offline.reset(token)
 
 
+class _Unreachable(Exception):
+    """Why no answer comes from the hub."""
+
+
 @contextmanager
-def _as_asked(config: Any) -> Iterator[None]:
-    """The library's own switch is a variable of its module."""
+def _as_asked(config: Any, settings: Settings) -> Iterator[None]:
+    """Looks in the cache alone where that was asked for, or where no hub can be reached: the library would try for half
+    a minute. Its own switch is a variable of its module."""
     before = config.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = before or _offline.get()
+    near = before or _offline.get() or Path(settings.name or "").exists()
+    why = None if near else _unreachable(config.HF_ENDPOINT)
+    config.HF_HUB_OFFLINE = before or _offline.get() or why is not None
     try:
         yield
+    except (OSError, ValueError, RuntimeError, LookupError) as error:
+        if why is None:
+            raise
+        raise _Unreachable(why) from error
     finally:
         config.HF_HUB_OFFLINE = before
+
+
+def _unreachable(address: str) -> str | None:
+    """Why no connection comes about within a few seconds; None where one does, or where only the library can tell."""
+    if "all" in getproxies():
+        return None
+    try:
+        urlopen(Request(address, method="HEAD"), timeout=_PATIENCE_SECONDS).close()
+    except HTTPError:
+        return None  # an answer
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        return None if isinstance(reason, ssl.SSLError) else f"{address}: {reason}"
+    return None
 
 
 def _by_name(settings: Settings) -> list[Path]:
@@ -185,13 +217,13 @@ def _by_name(settings: Settings) -> list[Path]:
 
     where = f"the data set {settings.name!r}"
     try:
-        with _as_asked(datasets.config):
+        with _as_asked(datasets.config, settings):
             names = datasets.get_dataset_split_names(settings.name, settings.config, revision=settings.revision)
             wanted = _chosen(list(names), settings, where)
             found = datasets.load_dataset(settings.name, settings.config, split=wanted, revision=settings.revision)
     except UserError:
         raise
-    except (OSError, ValueError, RuntimeError, LookupError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, LookupError, _Unreachable, datasets.exceptions.DatasetsError) as error:
         raise Absent(_absent(settings, where, error)) from error
     files = [Path(entry["filename"]) for entry in found.cache_files]
     if not files:
