@@ -93,7 +93,7 @@ def file(name: str, options: Options) -> Path:
     try:
         return Path(huggingface_hub.hf_hub_download(repository, path, revision=options.revision))
     except OSError as error:
-        raise _unreachable(name, repository, f"hf download {repository} {path} --local-dir DIR", error) from error
+        raise _unreachable(name, repository, f"daguerre fetch {name} -o DIR", error) from error
 
 
 def missing_files(folder: Path, needed: Needed) -> list[str]:
@@ -114,9 +114,19 @@ def here(name: str, options: Options) -> Path | None:
         return Path(name) if Path(name).is_dir() else Path(name).parent
     repository = match[1] if (match := _HUB_FILE.fullmatch(name)) else name
     try:
-        return Path(huggingface_hub.snapshot_download(repository, revision=options.revision, local_files_only=True))
+        return _cached(repository, options)
     except (OSError, ValueError):
         return None
+
+
+def _cached(repository: str, options: Options) -> Path:
+    """The repository's folder in the hub's cache, whichever of its files are there. OSError if there is none."""
+    try:
+        return Path(huggingface_hub.snapshot_download(repository, revision=options.revision, local_files_only=True))
+    except OSError as error:
+        if (found := getattr(error, "snapshot_path", None)) is None:  # newer libraries ask for all files at once
+            raise
+        return Path(found)
 
 
 def _complete(folder: Path, name: str, needed: Needed, options: Options) -> Path:
@@ -141,7 +151,7 @@ def _complete(folder: Path, name: str, needed: Needed, options: Options) -> Path
 
 def _from_hub(name: str, needed: Needed, options: Options) -> Path:
     try:
-        cached = Path(huggingface_hub.snapshot_download(name, revision=options.revision, local_files_only=True))
+        cached = _cached(name, options)
         if not missing_files(cached, needed):
             return cached
     except OSError:
