@@ -19,6 +19,9 @@ def twins(tmp_path_factory):
     return Twins(tmp_path_factory.mktemp("twins"))
 
 
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
 def train(name, twins, output_dir, *more):
     return cli.run(["train", name, f"output_dir={output_dir}", *twins.overrides(name), *more])
 
@@ -86,6 +89,14 @@ def test_a_header_says_what_one_must_know(name):
         assert word in head, f"the header of {name}.yaml does not say {word}"
     for blank in ("TIME", "RESULT", "PROVISIONAL", "TODO"):
         assert blank not in text.split()
+
+
+@pytest.mark.parametrize("name", recipe.shipped())
+def test_readme_has_a_row_with_the_memory_of_the_header(name):
+    (row,) = [line for line in README.splitlines() if re.match(rf"\|[^|]*`{name}`[^|]*\|", line)]
+    if base(name):
+        expected = re.search(r"= (\d+) GB", recipe.shipped()[name].read_text(encoding="utf-8"))
+        assert row.endswith(f"| {expected[1]} GB |")
 
 
 def test_a_loss_that_couples_samples_is_not_cut_into_micro_batches(tmp_path, capsys):
