@@ -70,7 +70,8 @@ def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_checkpoint(path: Path) -> Iterator[tuple[str, Tensor]]:
-    groups = Store(path.parent).load(path, ("model", "ema")).tensors
+    wanted = ("model", "ema") if (path / "ema.safetensors").is_file() else ("model",)
+    groups = Store(path.parent).load(path, wanted).tensors
     yield from groups["model"].items()
     yield from groups.get("ema", {}).items()  # later, so that they count
 
