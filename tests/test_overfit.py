@@ -2,7 +2,7 @@
 
 Objective, weighting, optimizer and average are the recipe's own (twins.py); the learning rate is one for networks of
 this size, and latents are taken from the posterior's mean, so that there is one picture indeed. Two recipes run in
-`make test`, where a third of the updates has to do.
+`make test`, where a quarter of the updates has to do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GIVEN = [
 OWN = ("training.duration", "lr_scheduler.", "checkpoint.", "validation.", "sampling.")
 """What of a twin is said here instead."""
 OWN += tuple(given.partition("=")[0] for given in GIVEN)
-UPDATES = {"sd15": 100, "sdxl": 100}
+UPDATES = {"sd15": 80, "sdxl": 80}
 """Recipes of which `make test` trains a few updates; all others train 300 in `make test-long`."""
 
 

@@ -23,6 +23,7 @@ Conditioning = Callable[[Any], dict[str, Any]]
 Losses = Callable[[Any, Mapping[str, Any]], Tensor]
 """The loss of each sample of a batch under its conditioning."""
 EDM = EDMEulerScheduler(sigma_data=0.5)
+Measure = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], float]
 SCALED_LINEAR = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
 
 
@@ -169,3 +170,34 @@ def train(
     outcome.weights = {name: p.detach().clone() for name, p in named.items()}
     outcome.ema = dict(zip(named, ema.shadow_params, strict=True))
     return outcome
+
+
+def largest(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """The largest difference of a tensor over the largest number of its tensor, of the worst tensor."""
+    assert ours.keys() == theirs.keys()
+    different = [(ours[name], theirs[name]) for name in ours if not torch.equal(ours[name], theirs[name])]
+    return max([float((a - b).abs().max() / b.abs().max()) for a, b in different], default=0.0)
+
+
+def overall(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """The norm of all differences over the norm of all numbers.
+
+    Without the biases of CLIP's keys: they add the same to all scores of a query, so that their gradients are rounding
+    errors, and Adam makes whole steps of them.
+    """
+    assert ours.keys() == theirs.keys()
+    theirs = {name: value for name, value in theirs.items() if not name.endswith("k_proj.bias")}
+    squares = [
+        (float((ours[n] - t).double().square().sum()), float(t.double().square().sum())) for n, t in theirs.items()
+    ]
+    return float((sum(difference for difference, _ in squares) / sum(norm for _, norm in squares)) ** 0.5)
+
+
+def differences(ours: Any, theirs: Outcome, measure: Measure) -> dict[str, float]:
+    """Of a recorded run's losses, gradients, weights and averages, relative, the worst of all updates."""
+    losses = [abs(a - b) / b for a, b in zip(ours.losses, theirs.losses, strict=True)]
+    gradients = [measure(a, b) for a, b in zip(ours.gradients, theirs.gradients, strict=True)]
+    found = {"loss": max(losses), "gradient": max(gradients)}
+    found |= {"weights": measure(ours.weights, theirs.weights), "ema": measure(ours.ema, theirs.ema)}
+    print(found)
+    return found

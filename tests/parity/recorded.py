@@ -59,7 +59,8 @@ def train(place: Path, recipe: Mapping[str, Any], *given: str) -> Recorded:
     """Trains this recipe over 12 captioned pictures of several sizes; `given` goes onto the command line."""
     data = pictures(place / "pictures", 12)
     tree = json.loads(json.dumps(RECIPE | recipe | {"output_dir": str(place / "runs")}))
-    tree["data"].setdefault("path", str(data))
+    if tree["data"]["source"] == "folder":
+        tree["data"].setdefault("path", str(data))
     (place / "recorded.yaml").write_text(json.dumps(tree))
     recorded = Recorded()
     with pytest.MonkeyPatch.context() as patch:

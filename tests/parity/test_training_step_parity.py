@@ -16,13 +16,9 @@ from typing import Any
 
 import plain_loop
 import pytest
-import torch
-from plain_loop import Models
+from plain_loop import Models, differences, largest, overall
 from recorded import LEARNING_RATE, Recorded, train
 from tiny_models import write_sd, write_sdxl
-from torch import Tensor
-
-Measure = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], float]
 
 
 @dataclass(frozen=True)
@@ -113,37 +109,6 @@ def replayed(case: Case, folder: Path, recorded: Recorded, *, by_formula: bool) 
     )
 
 
-def largest(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    """The largest difference of a tensor over the largest number of its tensor, of the worst tensor."""
-    assert ours.keys() == theirs.keys()
-    different = [(ours[name], theirs[name]) for name in ours if not torch.equal(ours[name], theirs[name])]
-    return max([float((a - b).abs().max() / b.abs().max()) for a, b in different], default=0.0)
-
-
-def overall(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    """The norm of all differences over the norm of all numbers.
-
-    Without the biases of CLIP's keys: they add the same to all scores of a query, so that their gradients are rounding
-    errors, and Adam makes whole steps of them.
-    """
-    assert ours.keys() == theirs.keys()
-    theirs = {name: value for name, value in theirs.items() if not name.endswith("k_proj.bias")}
-    squares = [
-        (float((ours[n] - t).double().square().sum()), float(t.double().square().sum())) for n, t in theirs.items()
-    ]
-    return float((sum(difference for difference, _ in squares) / sum(norm for _, norm in squares)) ** 0.5)
-
-
-def differences(ours: Recorded, theirs: plain_loop.Outcome, measure: Measure) -> dict[str, float]:
-    """Of losses, gradients, weights and averages, relative, the worst of all updates."""
-    losses = [abs(a - b) / b for a, b in zip(ours.losses, theirs.losses, strict=True)]
-    gradients = [measure(a, b) for a, b in zip(ours.gradients, theirs.gradients, strict=True)]
-    found = {"loss": max(losses), "gradient": max(gradients)}
-    found |= {"weights": measure(ours.weights, theirs.weights), "ema": measure(ours.ema, theirs.ema)}
-    print(found)
-    return found
-
-
 def test_equal_to_the_published_formulas(recorded):
     case, folder, ours = recorded
     found = differences(ours, replayed(case, folder, ours, by_formula=True), largest)
@@ -158,7 +123,10 @@ def test_equal_to_diffusers_own_calls(recorded):
     assert max(found["weights"], found["ema"]) <= 1e-6, found
 
 
-@pytest.mark.parametrize("statistics", [{}, PLAYGROUND], ids=["", "Playground's latents"])
+@pytest.mark.parametrize(
+    "statistics",
+    [pytest.param({}, marks=pytest.mark.long, id="SDXL's latents"), pytest.param(PLAYGROUND, id="Playground's")],
+)
 def test_edm_with_sdxl_is_diffusers_preconditioning(tmp_path, statistics):
     folder = write_sdxl(tmp_path / "model")
     model = {"family": "sdxl", "pretrained_model_name_or_path": str(folder), **statistics}
