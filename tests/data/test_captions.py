@@ -1,16 +1,22 @@
 """Captions: which fields, templates, tags and prefix make one, and that it is dropped for a set share of keys."""
 
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from pydantic import ValidationError
 
 from daguerre.data import captions
+from daguerre.data.dataset import open_dataset
 from daguerre.data.headers import Undecodable
-from daguerre.data.settings import CaptionSettings, SourceSettings
+from daguerre.data.loader import Loading
+from daguerre.data.rows import Rows
+from daguerre.data.settings import CaptionSettings, LoaderSettings, SourceSettings
+from daguerre.data.sources import folder
 from daguerre.types import Record
 
 RECORD = Record("a", b"", {"text": "a cat"})
@@ -200,3 +206,27 @@ def test_rules_that_do_not_fit_are_refused(rules, words):
     with pytest.raises(ValidationError) as caught:
         CaptionSettings(**rules)
     assert words in caught.value.errors()[0]["msg"]
+
+
+def test_a_dropped_caption_is_empty_as_a_whole_whatever_it_was_made_of():
+    """One text a sample, which the family encodes for all of its encoders: what is dropped is dropped for all."""
+    rules = {"fields": ["text", "tags"], "join": ", ", "templates": ["a photo of a {}"], "prefix": "sharp, "}
+    found = drawn(rules, dropout=0.5)
+    assert set(found) == {"", "sharp, a photo of a a cat, cat, mat , red,,wool"}
+    assert set(drawn(rules, dropout=1.0)) == {""}
+
+
+def test_words_of_classes_are_dropped_like_any_caption(tmp_path):
+    """Labels become words in the source; nothing of the class is left where the caption is dropped."""
+    for label in ("n01440764", "n01443537"):
+        (tmp_path / label).mkdir()
+        Image.fromarray(np.zeros((20, 20, 3), dtype=np.uint8)).save(tmp_path / label / "0.png")
+    given = {"path": str(tmp_path), "captions_from": "folder_names", "resolution": 16, "held_out_fraction": 0}
+    given |= {"idx_to_prompt": {"n01440764": "tench", "n01443537": "goldfish"}}
+    settings = folder.Settings(**given, caption_dropout=0.5, captions={"templates": ["a photo of a {}"]})
+    dataset = open_dataset(settings, "train")
+    tasks = Loading(dataset, LoaderSettings(), 0, 2, 2, lambda batch: {}, lambda texts: {}).tasks(0)
+    made = [Rows(dataset.members, 0).made(task)[0].texts for task, _ in islice(tasks, 100)]
+    texts = Counter(text for batch in made for text in batch)
+    assert set(texts) == {"", "a photo of a tench", "a photo of a goldfish"}
+    assert 70 < texts[""] < 130

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
-from daguerre import config
+from daguerre import cli, config, errors
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loader import Loading, fixed_batches
 from daguerre.data.settings import LoaderSettings
@@ -104,3 +104,11 @@ def test_weights_are_written_where_they_are_not_1_and_read_back(tmp_path):
 def test_weights_that_mean_nothing_are_refused(given, told):
     with pytest.raises(ConfigError, match=told):
         config.load("quickstart", given)
+
+
+def test_a_loss_that_couples_samples_refuses_weights(tmp_path, capsys):
+    given = ["data.source=mix", "data.sources.a.source=shapes", "data.sources.b.source=shapes", "data.resolution=64"]
+    given += ["data.sources.b.loss_weight=2", f"output_dir={tmp_path}"]
+    assert cli.run(["train", "quickstart_text", *given]) == errors.REFUSED
+    told = "data.sources.b.loss_weight: the objective contrastive compares the samples of a batch with each other"
+    assert told in capsys.readouterr().err

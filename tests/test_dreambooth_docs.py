@@ -1,0 +1,33 @@
+"""docs/dreambooth.md: its commands are understood, and its recipe is what the shipped one says."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from daguerre import cli, config, errors
+from daguerre.data.sources import mix
+
+DOCS = (Path(__file__).parents[1] / "docs" / "dreambooth.md").read_text(encoding="utf-8")
+COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"^    (daguerre train .*)$", DOCS, flags=re.MULTILINE)]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_its_commands_are_understood(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my_dog").mkdir()
+    for i in range(4):
+        Image.fromarray(np.full((20, 20, 3), i, dtype=np.uint8)).save(f"my_dog/{i}.png")
+    size = [] if "dreambooth" in command[1] else ["training.global_batch_size=2", "training.per_device_batch_size=2"]
+    assert cli.run([*command, *size, "--dry-run"]) == errors.DONE
+    assert ("200 pictures of 'a photo of a dog' will be drawn" in capsys.readouterr().out) == (not size)
+
+
+def test_its_recipe_is_the_shipped_ones_data():
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
+    shipped = config.load("sd15_dreambooth", ["instance_data_dir=my_dog", "data.sources.class.loss_weight=1"]).config
+    assert mix.Settings(**yaml.safe_load(block)["data"]).members() == shipped.data.members()
