@@ -24,8 +24,8 @@ class CaptionSettings(Settings):
     )
 
     text: str | None = Field(None, pattern=r"\S", exclude_if=lambda text: text is None)
-    """The caption of every picture, whatever its source says of it; then pictures need no captions. Default: what the
-    `fields` say."""
+    """The caption of every picture, whatever its source says of it; then pictures need no captions (those in tar shards
+    still do: their indexes hold captioned ones only). Default: what the `fields` say."""
 
     fields: tuple[str, ...] = Field(("text",), min_length=1)
     """Caption fields of a record. Of several, one is drawn for each sample and epoch, or all are joined (`join`)."""
