@@ -6,6 +6,7 @@ Only what tells them apart; `daguerre convert config` reads them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Any
 
@@ -21,6 +22,18 @@ RECIPES = {
     "sd_xl_base_finetune_910b_edm.yaml": "sdxl_edm",
 }
 """Files of other trainers by name, and the shipped recipe that stands for each where there is no such file."""
+
+LATER = {
+    "finetune_c_*_lora*": "LoRA for Stable Cascade",
+    "lora_c_*": "LoRA for Stable Cascade",
+    "controlnet_c_*": "ControlNet for Stable Cascade",
+    "finetune_[bc]_*": "the family of Stable Cascade",
+    "stage_[bc]_*": "the family of Stable Cascade",
+    "*dreambooth*lora*": "LoRA",
+    "sd_xl_base_finetune_lora*": "LoRA",
+    "sd_xl_base_finetune_controlnet*": "ControlNet",
+}
+"""Files of other trainers by patterns, whose part is still to be written, and what that is."""
 
 _SIGNS: dict[str, tuple[tuple[str, ...], ...]] = {
     # trainer: groups of keys at the top level; a file is its where all of a group are there
@@ -38,6 +51,12 @@ _SIGNS: dict[str, tuple[tuple[str, ...], ...]] = {
 def stands_for(name: str) -> str | None:
     """The shipped recipe that stands for a file of another trainer, None for any other name."""
     return RECIPES.get(PurePath(name).name)
+
+
+def later(name: str) -> str | None:
+    """What is to come for a file of another trainer; None for any other name."""
+    file = PurePath(name).name
+    return next((what for pattern, what in LATER.items() if fnmatchcase(file, f"{pattern}.y*ml")), None)
 
 
 def trainer(tree: Mapping[str, Any]) -> str | None:
