@@ -73,6 +73,13 @@ def test_schedulers_say_what_the_models_predict():
     assert numbers("sdxl", "vae")["force_upcast"] is True
 
 
+def test_what_was_taken_down_is_kept_elsewhere():
+    for gone, there in architectures.MOVED.items():
+        assert architectures.find(gone) == architectures.find(there) is not None
+        assert architectures.moved(gone.upper()) == there
+        assert architectures.moved(there) is None
+
+
 def test_what_is_found():
     assert architectures.find("stabilityai/stable-diffusion-xl-base-1.0") == architectures.FOLDER / "sdxl"
     assert architectures.find("compvis/Stable-Diffusion-v1-4") == architectures.FOLDER / "sd1"

