@@ -147,6 +147,8 @@ def test_what_the_hub_refuses_is_explained(hub, tmp_path, monkeypatch, capsys):
         return capsys.readouterr().err
 
     assert "the hub has no model owner/none, or keeps it private" in said("owner/none")
+    gone = "stabilityai/stable-diffusion-2-1"
+    assert f"{gone} was taken down by its publisher; the hub keeps it as sd2-community" in said(gone)
     assert "has no revision v9" in said(MODEL, "revision=v9")
     hub.gated.add(MODEL)
     told = said(MODEL)

