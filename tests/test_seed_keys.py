@@ -14,6 +14,7 @@ import foreign_names
 import pytest
 
 from daguerre import cli, config, overrides, recipe
+from daguerre.commands import doctor
 from daguerre.config import Config
 from daguerre.problems import ConfigError
 
@@ -312,6 +313,37 @@ def test_their_files_stand_for_our_recipes(theirs, ours, folder):
     found = config.load(folder + theirs)
     assert found.config == config.load(ours).config
     assert found.notices[0] == f"{folder}{theirs} is not a file here: the shipped recipe {ours} stands for it"
+
+
+def test_a_folder_of_mindones_is_read_by_its_tables(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "img_txt.csv").write_text("dir,text\nimages/0.jpg,a cat\n", encoding="utf-8")
+    (tmp_path / "0.jpg").write_bytes(b"")
+    data = config.load("sdxl", [f"data_path={tmp_path}"]).config.data
+    assert (data.source, data.image_column, data.caption_column) == ("csv", "dir", "text")
+    (tmp_path / "img_txt.csv").write_text("url,text\nx,a cat\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="say which is meant"):
+        config.load("sdxl", [f"data_path={tmp_path}"])
+
+
+def test_is_parallel_is_compared_with_the_launch(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"is_parallel=False, and 2 process"):
+        config.load("sdxl", ["is_parallel=False"])
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigError, match=r"is_parallel=True, and 1 process"):
+        config.load("sdxl", ["is_parallel=True"])
+
+
+def test_tpu_settings_of_the_environment_are_mentioned_by_doctor(monkeypatch):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
+    (found,) = doctor._environment()
+    assert "no TPU engine" in found.text
+
+
+def test_their_download_script_is_a_verb():
+    assert "[-o DIR]" in cli.verbs()["fetch"].texts["HELP"]
+    assert "-m MODEL" in cli.verbs()["fetch"].texts["HELP"]
 
 
 def test_config_names_the_recipe():

@@ -6,6 +6,7 @@ The names come from MaxDiffusion, MindOne SDXL, open-diffusion and Stable Cascad
 from __future__ import annotations
 
 from daguerre.alias_values import (
+    SEVERAL,
     Convert,
     Meaning,
     averaged,
@@ -14,8 +15,10 @@ from daguerre.alias_values import (
     choose,
     counted,
     data_set,
+    is_parallel,
     mesh_axes,
     min_snr,
+    mindone_data,
     offset_noise,
     one,
     placed,
@@ -120,7 +123,7 @@ CONVERTED: dict[str, Convert] = {
     "experiment.requeue": requeue,
     # models and data
     "weight": base_model,
-    "data_path": placed(),
+    "data_path": mindone_data,
     "dataset_name": data_set,
     "dataset.type": choose("dataset.type", values("data.source", {"WebDataset": "webdataset", "Parquet": "parquet"})),
     "dataset.params.path": placed(),
@@ -159,6 +162,7 @@ CONVERTED: dict[str, Convert] = {
     "model.xformers": choose("model.xformers", values("training.attention", {"True": "fused", "False": "auto"})),
     # several devices
     "mesh_axes": mesh_axes,
+    "is_parallel": is_parallel,
 }
 """A name whose value is another one here."""
 
@@ -195,21 +199,19 @@ ALWAYS = {
 """A name with the one value that always holds, and what that means; another value is an error."""
 
 _OFF = ("false", "none", "null")
-_SEVERAL = "training on several devices"
 _CASCADE = "the family of Stable Cascade"
 
 LATER: dict[str, tuple[str, tuple[str, ...]]] = {
-    "logical_axis_rules": (_SEVERAL, ("[]", *_OFF)),
-    "data_sharding": (_SEVERAL, ("[]", *_OFF)),
-    "ici_*_parallelism": (_SEVERAL, ("1", "-1")),
-    "dcn_*_parallelism": (_SEVERAL, ("1", "-1")),
-    "use_fsdp": (_SEVERAL, _OFF),
-    "is_parallel": (_SEVERAL, _OFF),
-    "distributed.dist_backend": (_SEVERAL, ("nccl", "gloo")),
-    "distributed.dist_url": (_SEVERAL, ("env://",)),
-    "distributed.*": (_SEVERAL, ()),
-    "system.dist_backend": (_SEVERAL, ("nccl", "gloo")),
-    "system.dist_url": (_SEVERAL, ("env://",)),
+    "logical_axis_rules": (SEVERAL, ("[]", *_OFF)),
+    "data_sharding": (SEVERAL, ("[]", *_OFF)),
+    "ici_*_parallelism": (SEVERAL, ("1", "-1")),
+    "dcn_*_parallelism": (SEVERAL, ("1", "-1")),
+    "use_fsdp": (SEVERAL, _OFF),
+    "distributed.dist_backend": (SEVERAL, ("nccl", "gloo")),
+    "distributed.dist_url": (SEVERAL, ("env://",)),
+    "distributed.*": (SEVERAL, ()),
+    "system.dist_backend": (SEVERAL, ("nccl", "gloo")),
+    "system.dist_url": (SEVERAL, ("env://",)),
     "task": ("a task other than training (the cache verb)", ("txt2img", "train")),
     "cache_*": ("the cache verb", _OFF),
     "experiment.project": ("tracking by Weights & Biases", _OFF),

@@ -5,7 +5,9 @@ Each takes the text of one `key=value` and gives a `Meaning`. Which name means w
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ class Meaning:
 
 
 Convert = Callable[[str], Meaning]
+SEVERAL = "training on several devices"
 
 
 def one(path: str, text: str) -> Meaning:
@@ -120,6 +123,21 @@ def placed(source: str = "") -> Convert:
     return convert
 
 
+def mindone_data(text: str) -> Meaning:
+    """MindOne's `data_path`: a folder whose CSV files have the columns `dir` (paths) and `text`, or as `placed`."""
+    folder = Path(text).expanduser()
+    tables = sorted(folder.glob("*.csv")) if folder.is_dir() else []
+    if not tables or not {"dir", "text"} <= _columns(tables[0]):
+        return placed()(text)
+    columns = (("data.image_column", lambda: "dir"), ("data.caption_column", lambda: "text"))
+    return Meaning((("data.path", text),), implied=(("data.source", lambda: "csv"), *columns))
+
+
+def _columns(table: Path) -> set[str]:
+    with table.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        return set(next(csv.reader(file), []))
+
+
 def _listed(text: str) -> Sequence[str]:
     return [part.strip() for part in text[1:-1].split(",")] if text.startswith("[") else [text]
 
@@ -171,4 +189,14 @@ def mesh_axes(text: str) -> Meaning:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UserError(f"mesh_axes: there is no axis {', '.join(unknown)}; there are {', '.join(known)}")
-    return Meaning((), (f"mesh_axes={text} names the axes; training on several devices is not there yet",))
+    return Meaning((), (f"mesh_axes={text} names the axes; {SEVERAL} is not there yet",))
+
+
+def is_parallel(text: str) -> Meaning:
+    """MindOne's `is_parallel`, compared with how the job was launched."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if text.lower() not in ("true", "false"):
+        raise UserError(f"is_parallel is one of True, False, got {text!r}")
+    if text.lower() == "true" or processes != "1":
+        raise UserError(f"is_parallel={text}, and {processes} process(es) were launched: {SEVERAL} is not there yet")
+    return Meaning((), (f"is_parallel={text} is what happens anyway: one process was launched",))

@@ -187,11 +187,12 @@ def _without_third_batch_size(base: Tree, over: Tree, notices: list[str]) -> Tre
     below, above = base.get("training"), over.get("training")
     if not isinstance(below, dict) or not isinstance(above, dict):
         return base
-    whole, part, steps = ((below | above).get(name) for name in (_WHOLE, _PART, _ACCUMULATION))
-    if not all(isinstance(number, int) for number in (whole, part, steps)) or whole == part * steps:
+    both = below | above
+    sizes = [size for name in (_WHOLE, _PART, _ACCUMULATION) if isinstance(size := both.get(name), int)]
+    if len(sizes) < 3 or sizes[0] == sizes[1] * sizes[2]:
         return base
     old = [name for name in (_ACCUMULATION, _PART, _WHOLE) if name in below and name not in above]
-    if not old or len(old) == 3 or (old[0] == _ACCUMULATION and steps == 1):
+    if not old or len(old) == 3 or (old[0] == _ACCUMULATION and sizes[2] == 1):
         return base
     given = ", ".join(f"training.{name}" for name in (_ACCUMULATION, _PART, _WHOLE) if name in above)
     notices.append(f"{given} is given: the recipe's training.{old[0]} dropped out")
