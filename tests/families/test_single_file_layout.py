@@ -120,10 +120,25 @@ def test_what_readers_would_compute_otherwise_is_said():
     numbers.configs["text_encoder"]["hidden_act"] = "gelu"
     numbers.scheduler.update(beta_end=0.02, prediction_type="v_prediction")
     said = " ".join(single_file_readers.differences(numbers))
-    for words in ("norm_eps is 1e-06", "hidden_act is gelu", "noise levels are not", "it predicts v"):
+    for words in ("norm_eps is 1e-06", "hidden_act is gelu", "noise levels are not", "ModelSamplingDiscrete"):
         assert words in said
+    numbers.scheduler.update(prediction_type="v_prediction", rescale_betas_zero_snr=True)
+    assert "trained with zero terminal SNR" in " ".join(single_file_readers.differences(numbers))
     numbers.scheduler["prediction_type"] = "flow_prediction"
     assert "no mark" in " ".join(single_file_readers.differences(numbers))
+
+
+def test_2x_that_comfyui_would_take_for_another_is_told():
+    norm = "up_blocks.3.attentions.2.transformer_blocks.0.norm1.bias"
+    for name, scale, told in (
+        ("sd21", 0.3, ""),
+        ("sd21", 0.0, "takes it for epsilon"),
+        ("sd2_base", 0.3, "takes it for v"),
+    ):
+        said = single_file_readers.taken_for(published(name)[0], {norm: torch.linspace(-scale, scale, 320)})
+        assert told in " ".join(said)
+        assert bool(said) == bool(told)
+    assert single_file_readers.taken_for(published("sd1")[0], {}) == []
 
 
 @pytest.fixture(scope="module")

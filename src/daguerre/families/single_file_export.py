@@ -35,8 +35,8 @@ def write(path: Path, folder: Path, dtype: torch.dtype | None = None, variant: s
     A kill leaves nothing under `path`. UserError for what the layout has no place for.
     """
     numbers = read_numbers(folder)
-    notices = single_file_readers.differences(numbers)
     networks = {name: weights.read(folder / name, variant) for name in numbers.configs}
+    notices = [*single_file_readers.differences(numbers), *single_file_readers.taken_for(numbers, networks["unet"])]
     if (readers_vae := single_file_readers.scaled_vae(numbers, networks["vae"])) is not None:
         networks["vae"], config = readers_vae
         numbers.configs["vae"].update(config)

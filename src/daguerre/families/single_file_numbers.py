@@ -184,12 +184,16 @@ def _prediction(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> t
         return "v_prediction", []
     if said or layout_of(tensors) != "sd2" or _V_NORM not in tensors:
         return "epsilon", []
-    # The same test, and the same bound, by which ComfyUI tells the published 2.x models apart.
-    guess = "v_prediction" if tensors[_V_NORM].float().std(correction=0) > 0.09 else "epsilon"
+    guess = guessed_prediction(tensors[_V_NORM])
     return guess, [
         f"the file does not say whether it predicts the noise (2-base) or v (2.1 at 768 px); by its weights it is "
         f"{guess}. Compare with the model's page; `daguerre convert model` takes prediction_type="
     ]
+
+
+def guessed_prediction(bias: Tensor) -> str:
+    """What a 2.x UNet predicts by the bias of its last norm, as ComfyUI tells the published models apart."""
+    return "v_prediction" if bias.float().std(correction=0) > 0.09 else "epsilon"
 
 
 def _as_playground(numbers: Numbers, tensors: Mapping[str, Tensor]) -> Numbers:

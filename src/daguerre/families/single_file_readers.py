@@ -15,7 +15,7 @@ from torch import Tensor
 
 from daguerre.families import architectures, vae
 from daguerre.families.original_layout import PLAYGROUND, V_PREDICTION, ZERO_TERMINAL_SNR
-from daguerre.families.single_file_numbers import Numbers, of_architecture, shapes
+from daguerre.families.single_file_numbers import Numbers, guessed_prediction, of_architecture, shapes
 
 SCALING_FACTORS = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PLAYGROUND_MEAN = (-1.6574, 1.886, -1.383, 2.5155)
@@ -83,12 +83,37 @@ def _about_scheduler(numbers: Numbers) -> list[str]:
     notices = []
     if any(found.get(name, usual) != usual for name, usual in levels.items()):
         notices.append("its noise levels are not Stable Diffusion's, which readers of one file take for granted")
-    if prediction == "v_prediction" and numbers.layout == "sd1":
+    return notices + ([] if prediction == "epsilon" else _about_v(numbers))
+
+
+def _about_v(numbers: Numbers) -> list[str]:
+    """Marks are read in SDXL's files alone; elsewhere programs must be told."""
+    notices = []
+    if numbers.layout == "sd1":
         notices.append(
-            "it predicts v: ComfyUI sees that by the tensor `v_pred`; older A1111 needs a .yaml beside the file "
-            "(parameterization: v)"
+            "it predicts v, which programs do not expect of a 1.x model: ComfyUI needs the node ModelSamplingDiscrete "
+            "(v_prediction), A1111 a .yaml beside the file (parameterization: v)"
+        )
+    if numbers.layout != "sdxl" and numbers.scheduler.get("rescale_betas_zero_snr"):
+        notices.append(
+            "it was trained with zero terminal SNR: ComfyUI needs the node ModelSamplingDiscrete (zsnr), A1111 the "
+            "noise schedule for sampling `Zero Terminal SNR`"
         )
     return notices
+
+
+def taken_for(numbers: Numbers, unet: Mapping[str, Tensor]) -> list[str]:
+    """Whether ComfyUI, which looks at the weights of 2.x, would take the UNet for one that predicts something else."""
+    said = numbers.scheduler.get("prediction_type", "epsilon")
+    if numbers.layout != "sd2" or _known(numbers) is None:
+        return []
+    guess = guessed_prediction(unet["up_blocks.3.attentions.2.transformer_blocks.0.norm1.bias"])
+    if guess == said or said not in ("epsilon", "v_prediction"):
+        return []
+    return [
+        f"it predicts {said}, but by the weights ComfyUI takes it for {guess}: give it the node ModelSamplingDiscrete "
+        f"({'eps' if said == 'epsilon' else said})"
+    ]
 
 
 def marks(numbers: Numbers) -> dict[str, Tensor]:
