@@ -29,5 +29,5 @@ def test_its_commands_are_understood(command, tmp_path, monkeypatch, capsys):
 
 def test_its_recipe_is_the_shipped_ones_data():
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
-    shipped = config.load("sd15_dreambooth", ["instance_data_dir=my_dog", "data.sources.class.loss_weight=1"]).config
+    shipped = config.load("sd15_dreambooth", ["instance_data_dir=my_dog", "class_data_dir=dogs"]).config
     assert mix.Settings(**yaml.safe_load(block)["data"]).members() == shipped.data.members()

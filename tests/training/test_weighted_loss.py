@@ -61,3 +61,18 @@ def test_a_poisoned_sample_in_an_empty_slot_poisons_nothing_whatever_its_weight(
     batch.draws["scale"][0] = float("inf")
     state = toy.state()
     assert torch.isfinite(step.backward(state.net, [batch], toy.loss_fn, 3, nullcontext, state.meter))
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_twice_the_weights_are_the_loss_of_other_dreambooth_trainers(toy, parts):
+    """docs/dreambooth.md: mean(instance) + w * mean(class) is what weights of 2 and 2w give; 1 and w give its half."""
+    own = torch.tensor([True, False] * 4)
+    batch, net = toy.batch(0, 8), toy.state().net.double()
+    losses = toy.loss_fn(net, batch).loss_B
+    theirs = losses[own].mean() + 0.3 * losses[~own].mean()
+    theirs.backward()
+    _, twice, _ = gradients(toy, cut(batch, torch.where(own, 2.0, 0.6), parts), 8)
+    _, once, _ = gradients(toy, cut(batch, torch.where(own, 1.0, 0.3), parts), 8)
+    for parameter, double, single in zip(net.parameters(), twice, once, strict=True):
+        torch.testing.assert_close(double, parameter.grad, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(2 * single, parameter.grad, rtol=1e-6, atol=1e-9)
