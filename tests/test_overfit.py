@@ -23,8 +23,6 @@ GIVEN = [
     "run_name=overfit",
     "model.sample_posterior=false",
     "data.random_flip=false",
-    "data.held_out_fraction=0",
-    f"data.repeats={BATCH}",
     f"training.global_batch_size={BATCH}",
     f"training.per_device_batch_size={BATCH}",
     "optimizer.learning_rate=2e-3",
@@ -52,13 +50,18 @@ def trainable() -> list[str]:
 
 
 def one_picture(name: str, made: Twins) -> list[str]:
-    """The twin's overrides, with a data set of one picture that is never cropped or mirrored by chance."""
-    endless = tree(name)["data"]["source"] == "shapes"
+    """The twin's overrides, with a data set of one picture, seen by all samples of a batch; of a mix, one a source."""
+    data = tree(name)["data"]
     kept = [override for override in made.overrides(name) if not override.startswith(OWN)]
-    if endless:
+    if data["source"] == "mix":
+        drawn = [
+            f"data.sources.{source}.generate.count=1" for source, own in data["sources"].items() if "generate" in own
+        ]
+        return kept + drawn + [f"data.sources.{source}.repeats={BATCH}" for source in data["sources"]]
+    if data["source"] == "shapes":  # these pictures have no end
         kept = ["loader.num_workers=0", "logging.every=1 step", "logging.tensorboard=false"]
         kept += ["data.source=folder", f"data.path={pictures(made.folder / name, 1)}"]
-    return kept
+    return [*kept, "data.held_out_fraction=0", f"data.repeats={BATCH}"]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +73,8 @@ def test_a_twin_overfits_one_picture(name: str, tmp_path: Path, monkeypatch: pyt
     made.folder.mkdir()
     begun_from = Path(tree(name).get("init_from") or "").name
     if begun_from:
-        first = [f"output_dir={tmp_path}", *made.overrides(begun_from), f"training.global_batch_size={BATCH}"]
-        assert cli.run(["train", begun_from, *first, *GIVEN[1:], "training.duration=1 step"]) == 0
+        first = [f"output_dir={tmp_path}", "training.duration=20 steps", *one_picture(begun_from, made), *GIVEN[1:]]
+        assert cli.run(["train", begun_from, *first]) == 0
     updates = UPDATES.get(name, 300)
     given = [f"output_dir={tmp_path}", f"training.duration={updates} steps", *GIVEN]
     assert cli.run(["train", name, *one_picture(name, made), *given]) == 0

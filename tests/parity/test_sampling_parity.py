@@ -29,6 +29,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 PROMPTS = ["a large red circle", "blue"]
 SEED = 3
 SIDE_PX = 16
+"""Of the pictures that are trained on."""
+HEIGHT_PX, WIDTH_PX = 24, 16
+"""Of those that are drawn: SDXL is told the two in this order."""
 SAMPLERS = ("ddim", "euler", "dpmpp_2m")
 MODELS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], dict[str, Any]]] = {
     "SD 1.x": (write_sd, {"family": "sd"}, {"name": "eps"}),
@@ -63,7 +66,8 @@ def ours(run: Path | str, out: Path, prompts: Sequence[str], *given: str) -> np.
     """Pictures [N, H, W, 3] of `daguerre generate`, from seed SEED + i."""
     listed = out.with_suffix(".txt")
     listed.write_text("\n".join(prompts))
-    assert cli.run(["generate", str(run), f"prompts_file={listed}", f"seed={SEED}", f"out={out}", *given]) == 0
+    size = [f"height={HEIGHT_PX}", f"width={WIDTH_PX}"]
+    assert cli.run(["generate", str(run), f"prompts_file={listed}", f"seed={SEED}", f"out={out}", *size, *given]) == 0
     return np.stack([np.asarray(Image.open(path)).astype(int) for path in sorted(out.glob("*.png"))])
 
 
@@ -77,8 +81,8 @@ def theirs(folder: Path, prompts: Sequence[str], **call: Any) -> np.ndarray:
 def called(pipe: Any, prompts: Sequence[str], **call: Any) -> np.ndarray:
     """Pictures of an open pipeline, from the same noise."""
     pipe.set_progress_bar_config(disable=True)
-    noise = initial_noise([SEED + i for i in range(len(prompts))], (4, SIDE_PX // 2, SIDE_PX // 2))
-    drawn = pipe(list(prompts), latents=noise, height=SIDE_PX, width=SIDE_PX, output_type="np", **call).images
+    noise = initial_noise([SEED + i for i in range(len(prompts))], (4, HEIGHT_PX // 2, WIDTH_PX // 2))
+    drawn = pipe(list(prompts), latents=noise, height=HEIGHT_PX, width=WIDTH_PX, output_type="np", **call).images
     return (drawn * 255).round().astype(int)
 
 
@@ -132,8 +136,7 @@ def test_lightning_in_four_steps_is_what_its_model_card_says(tmp_path):
     base = write_sdxl(tmp_path / "base")
     distilled = write_sdxl(tmp_path / "distilled", seed=1) / "unet" / "diffusion_pytorch_model.safetensors"
     places = [f"model.pretrained_model_name_or_path={base}", f"model.unet={distilled}"]
-    size = [f"height={SIDE_PX}", f"width={SIDE_PX}", "batch_size=2"]
-    drawn = ours("sdxl_lightning", tmp_path / "drawn", PROMPTS, *places, *size)
+    drawn = ours("sdxl_lightning", tmp_path / "drawn", PROMPTS, *places)
     unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(base / "unet"))
     unet.load_state_dict(load_file(distilled))
     pipe = DiffusionPipeline.from_pretrained(base, unet=unet, local_files_only=True, low_cpu_mem_usage=False)
