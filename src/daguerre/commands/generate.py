@@ -224,8 +224,16 @@ def conclude(job: Job, work: Work, left: int) -> int:
     print(work.where())
     wanted = job.arguments.options.contact_sheet and work.total > 1
     if wanted and (left or not (job.folder.path / pictures_sheet.NAME).exists()):
-        print(f"to look at: {pictures_sheet.write(job.folder.path, work.examples(), work.total)}")
+        print(f"to look at: {pictures_sheet.write(job.folder.path, work.examples(), work.total, made_with(job))}")
     return 0
+
+
+def made_with(job: Job) -> str:
+    """The model and the settings that all pictures have in common, for the contact sheet."""
+    sampling = job.arguments.config.sampling
+    steps = f"{sampling.sampler}, {sampling.num_inference_steps} step{'s' * (sampling.num_inference_steps != 1)}"
+    guided = f"guidance {sampling.guidance_scale:g}" if sampling.guided else "no guidance"
+    return f"Drawn with {job.loading.said}: {steps}, {guided}."
 
 
 class Cut:

@@ -20,6 +20,8 @@ from daguerre.checkpoint.store import Checkpoint, Store
 from daguerre.commands.parts import Parts, build
 from daguerre.config import Config
 from daguerre.errors import UserError
+from daguerre.families import single_file
+from daguerre.families.settings import SINGLE_FILES
 from daguerre.problems import ConfigError
 from daguerre.training.state import load_weights
 
@@ -72,6 +74,8 @@ def find(target: str, place: Sequence[str], base: bool) -> Model:
         known = ", ".join(recipe.shipped())
         raise UserError(f"which run? Give a run folder, such as runs/quickstart, or a recipe ({known})")
     folder = Path(target).expanduser()
+    if folder.is_file() and folder.suffix in SINGLE_FILES:
+        return _of_file(target, folder, place)
     if not folder.is_dir() or target in recipe.shipped():
         return _of_recipe(target, place, base)
     if place:
@@ -79,7 +83,7 @@ def find(target: str, place: Sequence[str], base: bool) -> Model:
     if (folder / "config.yaml").is_file():
         return _base(target, str(folder), folder) if base else _of_run(target, RunFolder(folder))
     if (folder / "model_index.json").is_file():
-        return _of_pipeline(target, folder)
+        return _of_pipeline(target, folder, folder.resolve().name)
     raise UserError(
         f"{target} is no run folder (it has no config.yaml) and no pipeline (no model_index.json): give a run's "
         "folder, a diffusers pipeline or a recipe"
@@ -121,7 +125,22 @@ def _base(target: str, source: str, folder: Path, defaults: tuple[str, ...] = ()
     return Model("base", target, source, folder.parent / "generated" / folder.name, defaults)
 
 
-def _of_pipeline(target: str, folder: Path) -> Model:
+def _of_file(target: str, file: Path, place: Sequence[str]) -> Model:
+    """A single-file checkpoint, as the pipeline that it is made into once. A pickled one is not read without being
+    asked for: a recipe says model.pickled_weights."""
+    if place:
+        raise UserError(f"{target} is a file: {' '.join(place)} would have no effect, leave it out")
+    folder = single_file.folder(file, pickled=False)
+    if not (folder / "model_index.json").is_file():
+        held = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+        raise UserError(
+            f"{target} holds {held} alone: give a recipe for the rest, such as `daguerre generate sd15 base=true "
+            f"model.unet={target}`"
+        )
+    return _of_pipeline(target, folder, file.stem)
+
+
+def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     """A pipeline in diffusers' layout: its scheduler says what the network predicts, and at which noise levels."""
     above = RunFolder(folder.resolve().parent)
     if above.config.is_file():
@@ -134,14 +153,14 @@ def _of_pipeline(target: str, folder: Path) -> Model:
     unet, vae = (_json(folder / part / "config.json") for part in ("unet", "vae"))
     factor = 2 ** (len(vae.get("block_out_channels", [0] * 4)) - 1)
     tree = {
-        "run_name": folder.resolve().name,
+        "run_name": name,
         "model": {"family": _FAMILIES[class_name], "pretrained_model_name_or_path": str(folder.resolve())},
         "objective": _objective(target, _json(folder / "scheduler" / "scheduler_config.json")),
         "data": {"source": "folder", "path": str(folder), "resolution": unet.get("sample_size", 64) * factor},
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
     }
-    home = Path("runs") / "generated" / folder.resolve().name
+    home = Path("runs") / "generated" / name
     return Model("pipeline", target, tree, home)
 
 
@@ -182,6 +201,7 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
         _refuse_random(model, config)
         place = str(getattr(config.model, "pretrained_model_name_or_path", model.name))
         settings = config.model.model_dump(mode="json", exclude_defaults=True)
+        place = model.name if model.kind == "pipeline" else place
         made_with = {model.kind: place, "model": settings, "objective": config.objective.model_dump(mode="json")}
         return Loading(_said(model, config), made_with, partial(_as_they_are, config))
     checkpoint = newest(model.run, config.resume_from_checkpoint)

@@ -150,8 +150,11 @@ def draw_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[Wanted]
 def draw_pictures(
     parts: Parts, resolution: int, sampling: SamplingSettings, prompts: Sequence[str], seeds: Sequence[int]
 ) -> Iterator[np.ndarray]:
-    """Yields one picture [H, W, 3] uint8 for each prompt and seed, in their order; see `draw_all`."""
-    size_px, negative, scale = sampling.size_px(resolution), sampling.negative_prompt, sampling.guidance_scale
+    """Yields one picture [resolution, resolution, 3] uint8 for each prompt and seed, in their order; see `draw_all`.
+
+    For metrics, which read pictures as large as those that are trained on.
+    """
+    size_px, negative, scale = (resolution, resolution), sampling.negative_prompt, sampling.guidance_scale
     pairs = enumerate(zip(prompts, seeds, strict=True))
     wanted = (Wanted(i, prompt, seed, size_px, negative, scale) for i, (prompt, seed) in pairs)
     for drawn in draw_all(parts, sampling, wanted):

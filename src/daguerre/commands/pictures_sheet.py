@@ -18,6 +18,7 @@ NAME = "contact-sheet.html"
 MOST = 240
 """Pictures on a page."""
 _SIDE_PX = 320
+_EMPTY = "(empty prompt)"
 _SMALL_PX = 128
 """Pictures up to this side keep every pixel and are shown with hard edges."""
 
@@ -37,55 +38,67 @@ class Example:
     """Its file relative to the page, where it has one of its own."""
 
 
-def write(folder: Path, examples: Iterable[Example], total: int) -> Path:
+def write(folder: Path, examples: Iterable[Example], total: int, made_with: str) -> Path:
     """Writes the page into the folder of the pictures; returns its path."""
     path = folder / NAME
-    write_bytes_atomically(path, page(folder.resolve().name, examples, total).encode())
+    write_bytes_atomically(path, page(folder.resolve().name, examples, total, made_with).encode())
     return path
 
 
-def page(title: str, examples: Iterable[Example], total: int) -> str:
+def page(title: str, examples: Iterable[Example], total: int, made_with: str) -> str:
     """The page. Pictures that follow each other with one prompt stand below it together."""
-    groups: list[tuple[str, list[Html]]] = []
+    groups: list[tuple[str, list[_Cell]]] = []
     shown = 0
     for example in examples:
         if not groups or groups[-1][0] != example.prompt:
             groups.append((example.prompt, []))
-        groups[-1][1].append(_figure(example))
+        groups[-1][1].append(_cell(example))
         shown += 1
     count = f"{total:,} picture{'s' * (total != 1)}"
     note = count if shown == total else f"{shown:,} of {count}, evenly spread"
-    header = join(element("p", "Daguerre · contact sheet", class_="kicker"), element("h1", title), element("p", note))
-    single = all(len(figures) == 1 for _, figures in groups)
-    body = _together(groups) if single else join(*(_group(prompt, figures) for prompt, figures in groups))
+    header = join(
+        element("p", "Daguerre · contact sheet", class_="kicker"),
+        element("h1", title),
+        element("p", note, class_="summary"),
+        element("p", made_with, class_="note"),
+    )
+    body = join(*(_group(prompt, cells) for prompt, cells in groups))
+    if all(len(cells) == 1 for _, cells in groups):
+        body = element("div", *(_captioned(prompt, cells[0]) for prompt, cells in groups), class_="sheet")
     return whole(f"{title} · Daguerre", header, body, "the pictures beside it", ("style.css", "contact.css"))
 
 
-def _together(groups: list[tuple[str, list[Html]]]) -> Html:
-    cells = (
-        element("div", figures[0], element("p", prompt or "(empty prompt)", class_="prompt"), class_="cell")
-        for prompt, figures in groups
-    )
-    return element("div", *cells, class_="sheet")
+@dataclass(frozen=True)
+class _Cell:
+    """A picture with its note, as wide as its shape wants at the height of a row."""
+
+    figure: Html
+    style: str
 
 
-def _group(prompt: str, figures: list[Html]) -> Html:
+def _captioned(prompt: str, cell: _Cell) -> Html:
+    caption = element("p", prompt or _EMPTY, class_="prompt")
+    return element("div", cell.figure, caption, class_="cell", style=cell.style)
+
+
+def _group(prompt: str, cells: list[_Cell]) -> Html:
     return element(
         "section",
-        element("p", prompt or "(empty prompt)", class_="prompt"),
-        element("div", *(element("div", figure, class_="cell") for figure in figures), class_="sheet"),
+        element("p", prompt or _EMPTY, class_="prompt"),
+        element("div", *(element("div", c.figure, class_="cell", style=c.style) for c in cells), class_="sheet"),
         class_="prompt-group",
     )
 
 
-def _figure(example: Example) -> Html:
+def _cell(example: Example) -> _Cell:
     height, width = example.size_px
     address, small = _embedded(example.image)
     alt = f"{example.prompt}, seed {example.seed}"
     picture = element("img", src=address, alt=alt, title=example.name, class_="pixels" if small else None)
     if example.link is not None:
         picture = element("a", picture, href=_address(example.link))
-    return element("figure", picture, element("figcaption", f"seed {example.seed} · {width} × {height}"))
+    figure = element("figure", picture, element("figcaption", f"seed {example.seed} · {width} × {height}"))
+    return _Cell(figure, f"--ratio: {width / height:.3f}")
 
 
 def _address(link: str) -> str:
