@@ -6,6 +6,7 @@ losses, gradients and weights. Letters: B samples, T tokens, D features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,12 +94,35 @@ class Models:
         added = {"text_embeds": made[1].text_embeds * said_B[:, None], "time_ids": time_ids}
         return {"encoder_hidden_states": text_BTD * said_B[:, None, None], "added_cond_kwargs": added}
 
+    def sdxl_long(self, batch: Any) -> dict[str, Any]:
+        """Windows of as many tokens as fit between start and end; windows that a text does not have are masked."""
+        hidden, pooled, used = [], [], []
+        for net, tokenizer in zip(self.texts, self.tokenizers, strict=True):
+            room = tokenizer.model_max_length - 2
+            bodies = [tokenizer(text, add_special_tokens=False).input_ids for text in batch.texts]
+            counts = [max(1, math.ceil(len(body) / room)) for body in bodies]
+            windows = []
+            for body in bodies:
+                for start in range(0, max(counts) * room, room):
+                    part = [tokenizer.bos_token_id, *body[start : start + room], tokenizer.eos_token_id]
+                    windows.append(part + [tokenizer.pad_token_id] * (room + 2 - len(part)))
+            made = net(torch.tensor(windows), output_hidden_states=True)
+            hidden.append(made.hidden_states[-2].reshape(len(bodies), max(counts) * (room + 2), -1))
+            pooled = made.text_embeds.reshape(len(bodies), max(counts), -1)[:, 0] if "text_embeds" in made else pooled
+            used = [[k < count for k in range(max(counts)) for _ in range(room + 2)] for count in counts]
+        said_B = torch.tensor([float(text != "") for text in batch.texts])
+        added = {"text_embeds": pooled * said_B[:, None], "time_ids": torch.from_numpy(batch.sizes).float()}
+        text = torch.cat(hidden, dim=-1) * said_B[:, None, None]
+        mask = torch.tensor(used)
+        return {"encoder_hidden_states": text, "encoder_attention_mask": mask, "added_cond_kwargs": added}
+
     def by_formula(self, batch: Any, conditioning: Mapping[str, Any]) -> Tensor:
         """x_t = a x0 + s eps, v = a eps - s x0, w = min(SNR, gamma) / (SNR + 1) or / SNR; a, s and w from float64."""
         x0, eps, t_B = self.latents(batch), batch.draws["noise"], batch.draws["c_noise"].long()
         acp_B = self.alphas_cumprod[t_B]
         a, s = (c.sqrt().float().view(-1, 1, 1, 1) for c in (acp_B, 1 - acp_B))
-        y = self.unet(a * x0 + s * eps, t_B, **conditioning).sample
+        seen = eps + batch.draws.get("perturbation", 0.0)  # Ning et al. 2023: of the input, not of the target
+        y = self.unet(a * x0 + s * seen, t_B, **conditioning).sample
         target = -s * x0 + a * eps if self.predicts_v else eps
         losses_B = (y - target).square().mean(dim=(1, 2, 3))
         return losses_B * self._weight(acp_B / (1 - acp_B)).float()
@@ -106,7 +130,8 @@ class Models:
     def by_scheduler(self, batch: Any, conditioning: Mapping[str, Any]) -> Tensor:
         """The same by DDPMScheduler's add_noise and get_velocity, compute_snr and mse_loss, as diffusers' trainers."""
         x0, eps, t_B = self.latents(batch), batch.draws["noise"], batch.draws["c_noise"].long()
-        y = self.unet(self.scheduler.add_noise(x0, eps, t_B), t_B, **conditioning).sample
+        seen = eps + batch.draws.get("perturbation", 0.0)
+        y = self.unet(self.scheduler.add_noise(x0, seen, t_B), t_B, **conditioning).sample
         target = self.scheduler.get_velocity(x0, eps, t_B) if self.predicts_v else eps
         losses_B = nn.functional.mse_loss(y, target, reduction="none").mean(dim=(1, 2, 3))
         return losses_B * self._weight(compute_snr(self.scheduler, t_B))

@@ -33,6 +33,8 @@ class Case:
     given: tuple[str, ...] = ()
     text_rates: Mapping[str, float] = field(default_factory=dict)
     """Learning rates of the text encoders that are trained."""
+    reads: str = ""
+    """How the plain loop reads captions, where not as the family is called."""
 
 
 TEXT_RATES = {"text_encoder": 5e-5, "text_encoder_2": 2e-5}
@@ -77,6 +79,15 @@ CASES = {
         ("gradient_accumulation_steps=2", OWN_RATES),
         TEXT_RATES,
     ),
+    "SDXL, prompts of several windows": Case(
+        write_sdxl,
+        {"family": "sdxl", "long_prompts": True, "train_text_encoder_2": True},
+        {"name": "eps", "noise": {"input_perturbation": 0.1}},
+        "epsilon",
+        given=("data.captions.prefix=one of a dozen of pictures that were drawn by a program, namely ",),
+        text_rates={"text_encoder_2": LEARNING_RATE},
+        reads="sdxl_long",
+    ),
 }
 PLAYGROUND = {
     "scaling_factor": 0.5,
@@ -102,7 +113,7 @@ def replayed(case: Case, folder: Path, recorded: Recorded, *, by_formula: bool) 
     return plain_loop.train(
         recorded.updates,
         models.by_formula if by_formula else models.by_scheduler,
-        getattr(models, case.model["family"]),
+        getattr(models, case.reads or case.model["family"]),
         {"unet": models.unet} | {name: encoders[name] for name in case.text_rates},
         {"unet": LEARNING_RATE} | dict(case.text_rates),
         fused=by_formula,
