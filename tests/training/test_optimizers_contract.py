@@ -7,10 +7,12 @@ import torch
 
 from daguerre import plugins
 from daguerre.training import step
+from daguerre.training.settings import EMASettings
 from daguerre.training.state import evaluating, start_from
 
 NAMES = [name for name in plugins.names("optimizers") if name != "adamw_8bit"]
 """It works on a GPU only; test_optimizers.py has its own test."""
+SETTINGS = {name: plugins.find("optimizers", name).Settings(learning_rate=0.01, weight_decay=0.1) for name in NAMES}
 RATES = {"prodigy": 1.0, "lion": 0.003}
 
 
@@ -87,6 +89,31 @@ def test_stopped_and_restored_it_goes_on_equal_to_the_bit(toy, name, stop_at):
     assert expected.keys() == found.keys()
     for key, tensor in expected.items():
         assert torch.equal(tensor, found[key]), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parameter_that_no_gradient_reaches_stays_and_its_run_goes_on(toy, name):
+    """As layers of a text encoder behind the one that is read."""
+
+    def unread(seed):
+        state = make(toy, name, seed)
+        state.net.extra = torch.nn.Linear(2, 2)
+        return type(state).start(state.net, toy.Stateless(), SETTINGS[name], EMASettings(enabled=False))
+
+    whole, first, second = unread(0), unread(0), unread(1)
+    before = whole.net.extra.weight.detach().clone()
+    for number in range(6):
+        update(toy, whole, toy.batch(number))
+    for number in range(3):
+        update(toy, first, toy.batch(number))
+    second.load({f: {k: t.clone() for k, t in entries.items()} for f, entries in first.tensors().items()},
+                first.document())  # fmt: skip
+    for number in range(3, 6):
+        update(toy, second, toy.batch(number))
+    assert torch.equal(whole.net.extra.weight, before)
+    expected, found = snapshot(whole), snapshot(second)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())
 
 
 @pytest.mark.parametrize("name", NAMES)

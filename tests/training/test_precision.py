@@ -1,6 +1,7 @@
 """Compute types, loss scale, attention kernels, the whole process' settings: what they do and what is refused."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -265,3 +266,50 @@ def test_training_in_16_bits_learns_what_float32_learns(toy, weights_dtype, mixe
     found = losses(precision.choose(settings(weights_dtype=weights_dtype, mixed_precision=mixed_precision), CPU))
     assert found == pytest.approx(whole, rel=0.05)
     assert found[1] < 0.5 * found[0]
+
+
+# A GPU, as torch would describe it
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    """What torch says of one; the fraction that is set comes out in the list."""
+    fractions = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=150 * 10**9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: fractions.append(share))
+    return fractions
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "bf16"),
+        ({"mixed_precision": "no", "attention": "fused"}, "fp32, attention: efficient"),
+        ({"attention": "fused"}, "bf16, attention: cudnn, else flash, else efficient"),
+        ({"weights_dtype": "float16", "attention": "flash"}, "fp16 with weights of fp16, attention: flash"),
+    ],
+)
+def test_what_is_chosen_on_a_gpu(h200, given, text):
+    assert str(precision.choose(settings(**given), torch.device("cuda"))) == text
+
+
+def test_flash_attention_in_float32_is_refused_on_a_gpu(h200):
+    with pytest.raises(UserError, match="no such kernel for fp32 on H200; there are efficient, math"):
+        precision.choose(settings(attention="flash", mixed_precision="no"), torch.device("cuda"))
+
+
+def test_a_gpu_without_bf16_is_told_what_it_can(h200, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    with pytest.raises(UserError, match="no bf16; use training.mixed_precision=fp16 or no"):
+        precision.choose(settings(), torch.device("cuda"))
+    assert str(precision.choose(settings(mixed_precision="fp16"), torch.device("cuda"))) == "fp16"
+
+
+def test_memory_of_a_gpu_is_capped(h200):
+    device.prepare(settings(max_device_memory="60GB"), torch.device("cuda"))
+    assert h200 == [0.4]
+    with pytest.raises(UserError, match=r"max_device_memory=200GB: H200 has 150.0 GB"):
+        device.prepare(settings(max_device_memory="200GB"), torch.device("cuda"))

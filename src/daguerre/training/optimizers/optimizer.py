@@ -20,6 +20,8 @@ from daguerre.training.settings import OptimizerSettings
 
 _NUMBER = ".number"
 """Ends the name of a saved tensor that is a Python number while training."""
+_UNTOUCHED = "untouched"
+"""Saved for a parameter that no gradient ever reached, such as a layer behind the one that is read."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,10 @@ class Optimizer:
     def tensors(self) -> dict[str, Tensor]:
         """The state by `index.name`, in the order of the parameters, and by `group.index.name` what groups count."""
         found: dict[str, Tensor] = {}
+        begun = any(part.optimizer.state.get(p) for part in self.parts for p in part.parameters)
         for prefix, entry, part in self._entries():
+            if begun and not entry:
+                found[f"{prefix}.{_UNTOUCHED}"] = torch.zeros(1, dtype=torch.uint8)
             for name, value in entry.items():
                 if name in part.constants or (prefix.startswith("group") and name not in part.counters):
                     continue
@@ -212,6 +217,8 @@ class Optimizer:
         given: dict[str, dict[str, Any]] = {}
         for key, value in tensors.items():
             prefix, _, name = key.removesuffix(_NUMBER).rpartition(".")
+            if name == _UNTOUCHED:
+                continue
             given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
         device = self.parts[0].parameters[0].device
         for prefix, entry, _ in self._entries():
