@@ -6,7 +6,6 @@ Each takes the text of one `key=value` and gives a `Meaning`. Which name means w
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -143,8 +142,8 @@ def _listed(text: str) -> Sequence[str]:
 
 
 def verbatim(path: str, *more: tuple[str, str]) -> Convert:
-    """A converter of text inside a setting that is a mapping, where it would be read as YAML."""
-    return lambda text: Meaning((*more, (path, json.dumps(text, ensure_ascii=False))))
+    """A converter of text that sets something else beside."""
+    return lambda text: Meaning((*more, (path, text)))
 
 
 def with_prior(text: str) -> Meaning:

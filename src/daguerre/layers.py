@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from daguerre import aliases, checks, layout, overrides, plugins, recipe
@@ -43,7 +44,8 @@ def from_overrides(
     names = [f"{section}.{plugin.key}" for section, plugin in layout.plugin_sections(root).items()]
     names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
     values: Tree = {}
-    for key, path, text in sorted(pairs, key=lambda item: item[1] not in names):
+    kinds = tuple(f".{name}" for name in names)  # also those inside others: the sources of a mix
+    for key, path, text in sorted(pairs, key=lambda item: (item[1] not in names, not item[1].endswith(kinds))):
         problems += _set(root, values, tree, (key, path, text), notices)
     return values, problems
 
@@ -95,18 +97,26 @@ def _set(
     if found is None:
         if _of_no_plugin(root, below, path):
             return []  # the check refuses the plug-in's name; what its keys would be, nobody knows
-        return [unknown(key, text, leaves, sections)]
+        return [_with_recipes(unknown(key, text, leaves, sections), path)]
     target, inside = found
     if target in sections and not text.lstrip().startswith("{"):
         return [group(key, text, leaves, target)]
-    plain = inside or target in sections
-    value = overrides.yaml_value(text) if plain else overrides.typed(text, leaves[target].field.annotation)
     full = ".".join([target, *inside])
+    leaf = layout.member(root, below, full) if inside else leaves.get(target)
+    value = overrides.yaml_value(text) if leaf is None else overrides.typed(text, leaf.field.annotation)
     before = recipe.get(values, full)
     if before is not recipe.ABSENT and before != value:
         notices.append(f"{full} is given twice: {shown(value)} holds, {shown(before)} does not")
     values.update(recipe.merge(values, overrides.nested(full, value)))
     return []
+
+
+def _with_recipes(problem: Problem, path: str) -> Problem:
+    """Names of DreamBooth's sets mean something on recipes that have both."""
+    if not path.startswith("data.sources."):
+        return problem
+    recipes = [name for name in recipe.shipped() if name.endswith("dreambooth")]
+    return replace(problem, text=f"{problem.text}; the sets `instance` and `class` are in {' and '.join(recipes)}")
 
 
 def _of_no_plugin(root: type[Settings], tree: Tree, path: str) -> bool:

@@ -126,6 +126,11 @@ def members(cls: type[Settings], tree: recipe.Tree) -> Iterator[Leaf | Section]:
                 yield from walk(inner, values, f"{leaf.path}.{name}.", leaf.resume)
 
 
+def member(cls: type[Settings], tree: recipe.Tree, path: str) -> Leaf | None:
+    """The setting at a path inside such a section; None where there is none, or nobody knows."""
+    return next((found for found in members(cls, tree) if isinstance(found, Leaf) and found.path == path), None)
+
+
 def plugin_members(cls: type[Settings], tree: recipe.Tree) -> dict[str, Plugin]:
     """The sections of plug-ins inside settings that map names to them, as `tree` has it: the sources of a mix."""
     found: dict[str, Plugin] = {}
