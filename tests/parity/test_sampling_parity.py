@@ -146,3 +146,32 @@ def test_lightning_in_four_steps_is_what_its_model_card_says(tmp_path):
     assert np.abs(drawn - expected).max() <= 2
     pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="leading")
     assert np.abs(drawn - called(pipe, PROMPTS, num_inference_steps=4, guidance_scale=0)).max() > 20
+
+
+@pytest.mark.parametrize(
+    ("recipe", "write", "layers"),
+    [
+        ("sd15", write_sd, ["model.text_encoder_layer=-2"]),
+        ("sdxl", write_sdxl, ["model.text_encoder_layer=-3", "model.text_encoder_layer_2=-3"]),
+    ],
+)
+def test_an_earlier_hidden_state_is_diffusers_clip_skip(tmp_path, recipe, write, layers):
+    """By the pretrained networks as they are; diffusers applies CLIP's last norm in SD and none in SDXL.
+
+    It reads SD's negative prompts at the last layer all the same, so that they are given as features here.
+    """
+    base = write(tmp_path / "base")
+    place = f"model.pretrained_model_name_or_path={base}"
+    given = ["base=true", place, "sampler=euler", "num_inference_steps=5", "guidance_scale=4", "batch_size=2"]
+    pipe = DiffusionPipeline.from_pretrained(base, local_files_only=True, low_cpu_mem_usage=False)
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="trailing")
+    call: dict[str, Any] = {"num_inference_steps": 5, "guidance_scale": 4.0}
+    plain = called(pipe, PROMPTS, **call)
+    if recipe == "sd15":
+        vars(pipe.text_encoder)["text_model"] = pipe.text_encoder  # where diffusers 0.42 looks for the norm
+        call["negative_prompt_embeds"] = pipe.encode_prompt([""] * 2, "cpu", 1, False, clip_skip=1)[0]
+    expected = called(pipe, PROMPTS, clip_skip=1, **call)
+    difference = np.abs(ours(recipe, tmp_path / "drawn", PROMPTS, *given, *layers) - expected).max()
+    print(recipe, "clip_skip", difference)
+    assert difference <= 2
+    assert np.abs(plain - expected).mean() > 2
