@@ -39,11 +39,11 @@ SHORT = {
     "training.per_device_batch_size": 2,
     "lr_scheduler.warmup": "1 step",
     "loader.num_workers": 0,
-    "checkpoint.every": "1 step",
+    "checkpoint.every": "2 steps",
     "logging.every": "1 step",
     "logging.tensorboard": "false",
 }
-"""A run of two updates, saved after each."""
+"""A run of two updates, then saved."""
 
 
 def tree(name: str) -> recipe.Tree:
