@@ -1,5 +1,6 @@
 """Files of the wild: the published models are recognised by their shapes, everything else is refused by name."""
 
+import json
 import re
 
 import pytest
@@ -92,6 +93,22 @@ def test_2x_without_a_mark_is_told_apart_by_its_weights():
     got, notices = of_file(found, {}, "v_prediction")
     assert (got.scheduler["prediction_type"], notices) == ("v_prediction", [])
     assert numbers.scheduler["prediction_type"] == "v_prediction"
+
+
+def test_a_unet_alone_is_converted_alone_and_says_so(tmp_path, monkeypatch):
+    folder = write_sd(tmp_path / "p")
+    config = json.loads((folder / "unet" / "config.json").read_text())
+    own = load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
+    alone = {link.original: own[link.names[0]] for link in original_names.unet(own)}
+    save_file(alone, tmp_path / "unet.safetensors")
+    numbers = of_architecture("sd1", ("unet",))
+    numbers.configs["unet"] = config  # as if the tiny one were published
+    monkeypatch.setattr(single_file_numbers, "of_architecture", lambda name, parts: numbers)
+    (tmp_path / "made").mkdir()
+    notices = single_file.convert(tmp_path / "unet.safetensors", tmp_path / "made")
+    assert notices == ["it holds no vae, text_encoder: give it as model.unet or model.vae beside a whole base model"]
+    found = load_file(tmp_path / "made" / "unet" / "diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
 
 
 def test_playground_is_written_and_read_as_edm():

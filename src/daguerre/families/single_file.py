@@ -111,6 +111,8 @@ def convert(path: Path, fresh: Path, weights: str = "raw", prediction_type: str 
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     used = _write_networks(path, fresh, tensors, numbers)
+    if missing := [name for name in LAYOUTS[numbers.layout] if name not in numbers.configs]:
+        more.append(f"it holds no {', '.join(missing)}: give it as model.unet or model.vae beside a whole base model")
     if rest := original_layout.unused(tensors, used):
         more.append(f"{len(rest)} tensors belong to none of its networks and are left out: {', '.join(rest[:3])} ...")
     return [*notices, *more, *_write_texts(fresh, numbers, tensors)]
