@@ -130,6 +130,16 @@ def test_a_run_draws_before_its_first_update_only(given, tmp_path, capsys):
         assert all(name.startswith("unet.") for name in weights)
 
 
+def test_a_run_goes_on_as_if_it_had_not_been_stopped(given, tmp_path):
+    weighed = ["prior_loss_weight=0.3", "checkpoint.every=4 steps"]
+    for name, lengths in (("whole", [5]), ("parts", [2, 5])):
+        for length in lengths:
+            assert train(given, *weighed, f"run_name={name}", f"training.duration={length} steps") == errors.DONE
+    states = [tmp_path / "out" / name / "checkpoints" / "step-00000005" for name in ("whole", "parts")]
+    for file in ("model.safetensors", "optimizer.safetensors", "loading.json"):
+        assert states[0].joinpath(file).read_bytes() == states[1].joinpath(file).read_bytes(), file
+
+
 def test_a_run_that_starts_from_anothers_weights_draws_with_these(given, tmp_path):
     assert train(given, "optimizer.learning_rate=0.1", "ema.enabled=false") == errors.DONE
     begun = [f"init_from={tmp_path / 'out' / 'sd15_dreambooth'}", "run_name=second"]
@@ -182,6 +192,12 @@ def test_a_dry_run_says_what_will_be_drawn_and_draws_nothing(given, tmp_path, ca
     said = capsys.readouterr().out
     assert "mix: 9 samples of 2 sources" in said
     assert "will be drawn" not in said
+
+
+def test_tools_of_the_data_say_that_there_is_nothing_yet(given, capsys):
+    of_data = [setting for setting in given if setting.startswith(("instance", "class", "num_class", "data."))]
+    assert cli.run(["data", "stats", "sd15_dreambooth", *of_data]) == errors.REFUSED
+    assert "does not exist yet: `daguerre train` draws 5 pictures into it before it trains" in capsys.readouterr().err
 
 
 def test_a_lone_folder_can_be_drawn_as_well(given, tmp_path, capsys):

@@ -23,6 +23,7 @@ from daguerre.data.shard_index import ShardIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Split
 from daguerre.data.table_source import cache_of, in_blocks
+from daguerre.errors import UserError
 from daguerre.settings import FREE, Idle
 from daguerre.types import Record
 
@@ -116,6 +117,11 @@ class FolderSource:
 def open_source(settings: Settings, split: Split) -> FolderSource:
     """Scans the folder. UserError if it is missing or holds nothing to train on."""
     folder = Path(settings.path).expanduser()
+    if settings.generate is not None and not folder.exists():
+        raise UserError(
+            f"data.path: {str(folder)!r} does not exist yet: `daguerre train` draws {settings.generate.count:,} "
+            "pictures into it before it trains"
+        )
     named = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
     rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named)
     index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
