@@ -33,6 +33,20 @@ def test_a_package_that_is_missing_or_too_old(monkeypatch):
     assert "pytest" not in found
 
 
+def test_packages_that_only_some_settings_need(monkeypatch):
+    def version(name):
+        if name == "datasets":
+            raise PackageNotFoundError(name)
+        return "999.0"
+
+    monkeypatch.setattr(doctor, "version", version)
+    found = {finding.what: finding for finding in doctor._extras()}
+    assert set(found) == set(doctor.EXTRAS)
+    assert (found["datasets"].mark, found["datasets"].fix) == ("--", "")
+    assert "pip install 'daguerre[datasets]'" in found["datasets"].text
+    assert found["prodigyopt"].mark == "ok"
+
+
 def test_missing_networks_and_recipes_come_with_a_command(monkeypatch, tmp_path):
     (found,) = doctor._assets(tmp_path)
     assert found.mark == "!!"

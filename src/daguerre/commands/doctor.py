@@ -43,6 +43,14 @@ SHIPPED = {
 }
 """Networks in assets/, and what has to be there of each."""
 
+EXTRAS = {
+    "datasets": "data sets of the hub by name, which recipes of real models take if they are given no other",
+    "bitsandbytes": "optimizer.name=adamw_8bit",
+    "prodigyopt": "optimizer.name=prodigy",
+    "schedulefree": "optimizer.name=schedule_free",
+}
+"""Packages that only some settings need, and which."""
+
 Mark = Literal["ok", "--", "!!"]
 
 
@@ -63,7 +71,7 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"`daguerre doctor` takes no arguments, got {' '.join(arguments)}")
     torch = import_module("torch") if find_spec("torch") else None
     groups = {
-        "Software": [*_python(), *_packages()],
+        "Software": [*_python(), *_packages(), *_extras()],
         "Devices": list(_devices(torch)),
         "Machine": [*_machine(), *_environment()],
         "Shipped with Daguerre": [*_recipes(), *_assets(PACKAGE / "assets")],
@@ -113,6 +121,21 @@ def _packages() -> Iterator[Finding]:
             yield Finding("ok", requirement.name, found)
         else:
             yield Finding("!!", requirement.name, f"{found}; {requirement.specifier} is needed", fix)
+
+
+def _extras() -> Iterator[Finding]:
+    for text in requires("daguerre") or []:
+        requirement = Requirement(text)
+        if requirement.name not in EXTRAS or requirement.extras:
+            continue
+        extra = str(requirement.marker).rpartition("==")[2].strip(" \"'")
+        if extra == "dev":
+            continue
+        try:
+            yield Finding("ok", requirement.name, version(requirement.name))
+        except PackageNotFoundError:
+            wanted = f"not installed; for {EXTRAS[requirement.name]}: pip install 'daguerre[{extra}]'"
+            yield Finding("--", requirement.name, wanted)
 
 
 def _devices(torch: ModuleType | None) -> Iterator[Finding]:

@@ -60,7 +60,16 @@ class Settings(TableSettings):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.path is None) == (self.name is None):
-            raise ValueError("give either path (a folder that save_to_disk wrote) or name (a data set on the hub)")
+            both = (
+                ""
+                if self.path is None
+                else (
+                    "; data.name=null drops a recipe's, and pictures in a folder are data.source=folder data.path=DIR"
+                )
+            )
+            raise ValueError(
+                f"give either path (a folder that save_to_disk wrote) or name (a data set on the hub){both}"
+            )
         return self
 
 
