@@ -297,13 +297,13 @@ def test_what_is_chosen_on_a_gpu(h200, given, text):
 
 
 def test_flash_attention_in_float32_is_refused_on_a_gpu(h200):
-    with pytest.raises(UserError, match="no such kernel for fp32 on H200; there are efficient, math"):
+    with pytest.raises(UserError, match="no such kernel for fp32 on H200; there are efficient"):
         precision.choose(settings(attention="flash", mixed_precision="no"), torch.device("cuda"))
 
 
 def test_a_gpu_without_bf16_is_told_what_it_can(h200, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    with pytest.raises(UserError, match="no bf16; use training.mixed_precision=fp16 or no"):
+    with pytest.raises(UserError, match="this GPU has no bf16; use"):
         precision.choose(settings(), torch.device("cuda"))
     assert str(precision.choose(settings(mixed_precision="fp16"), torch.device("cuda"))) == "fp16"
 
