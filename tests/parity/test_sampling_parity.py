@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from data_sets import folder as pictures
 from diffusers import DiffusionPipeline, EulerDiscreteScheduler, UNet2DConditionModel
 from PIL import Image
@@ -40,7 +41,11 @@ MODELS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], dict[str, Any]]]
         {"family": "sd"},
         {"name": "v", "schedule": {"zero_terminal_snr": True}},
     ),
-    "SDXL": (write_sdxl, {"family": "sdxl"}, {"name": "eps"}),
+    "SDXL, text encoders trained": (
+        write_sdxl,
+        {"family": "sdxl", "train_text_encoder": True, "train_text_encoder_2": True},
+        {"name": "eps"},
+    ),
 }
 
 
@@ -53,6 +58,7 @@ def trained(place: Path, model: dict[str, Any], objective: dict[str, Any], *give
         "objective": objective,
         "data": {"source": "folder", "path": str(pictures(place / "pictures", 4)), "resolution": SIDE_PX},
         "training": {"duration": "2 steps", "global_batch_size": 2, "device": "cpu", "mixed_precision": "no"},
+        "optimizer": {"learning_rate": 1e-3},
         "validation": {"every": None},
         "sampling": {"num_images": 0},
         "logging": {"tensorboard": False},
@@ -100,7 +106,7 @@ def test_pictures_are_those_of_the_exported_pipeline(run, tmp_path, number, samp
     """With guidance, with a negative prompt and with none (SDXL's none is zeros, in both)."""
     more = [str(run), f"sampler={sampler}", f"training.duration={3 + number} steps", "num_inference_steps=9"]
     assert cli.run(["train", *more]) == 0  # goes on and exports for this sampler
-    call = {"num_inference_steps": 9, "guidance_scale": 4.0}
+    call: dict[str, Any] = {"num_inference_steps": 9, "guidance_scale": 4.0}
     given = [f"sampler={sampler}", "num_inference_steps=9", "guidance_scale=4"]
     drawn = {}
     for name, negative in (("none", None), ("dark", "dark")):
@@ -109,8 +115,23 @@ def test_pictures_are_those_of_the_exported_pipeline(run, tmp_path, number, samp
         difference = int(np.abs(drawn[name] - expected).max())
         print(sampler, name, difference)
         assert difference <= 2
-    for other in (drawn["dark"], drawn["none"][::-1]):
+    before = theirs(run.parent / "model", PROMPTS, **call)
+    for other in (drawn["dark"], drawn["none"][::-1], before):
         assert np.abs(drawn["none"] - other).mean() > 2, "the pictures must depend on what is compared"
+
+
+def test_what_was_trained_is_exported(run):
+    """And nothing else changes. transformers 5 leaves a prefix out that our exports have, for transformers 4."""
+    model = json.loads((run.parent / "drawn.yaml").read_text())["model"]
+    for part in ("text_encoder", "text_encoder_2", "vae"):
+        found = [list((place / part).glob("*.safetensors")) for place in (run.parent / "model", run / "pipeline")]
+        if not any(found):
+            continue
+        old, new = (
+            {name.removeprefix("text_model."): value for name, value in load_file(*files).items()} for files in found
+        )
+        assert old.keys() == new.keys()
+        assert all(torch.equal(new[name], old[name]) for name in old) == (f"train_{part}" not in model)
 
 
 def test_prompts_of_up_to_a_window_are_read_as_ever_with_long_prompts(tmp_path):
