@@ -190,3 +190,30 @@ def test_a_trained_encoder_is_exported_as_every_transformers_reads_it(small: Pat
     again = load_sd(tmp_path / "pipeline")
     for name, value in again.texts.readers[0].encoder.state_dict().items():
         assert torch.equal(value, family.net.state_dict()[f"text_encoder.{name}"])
+
+
+def test_layers_that_nothing_reads_are_not_trained(large: Path, small: Path):
+    """SDXL's first encoder is read before its last layer; the second's pooled features come out of its last."""
+    family = load_xl(large, train_text_encoder=True, train_text_encoder_2=True)
+    still = {name for name, p in family.net.named_parameters() if not p.requires_grad}
+    assert still
+    assert all(name.startswith(("text_encoder.encoder.layers.2.", "text_encoder.final_layer_norm")) for name in still)
+    plain = load_sd(small, train_text_encoder=True)
+    assert all(p.requires_grad for p in plain.net.parameters())
+    x0, cond = family.encode(batch(family, [SHORT, LONG]))
+    family.net(x0, torch.tensor([1.0, 500.0]), cond).square().mean().backward()
+    assert {name for name, p in family.net.named_parameters() if p.grad is None} == still
+
+
+@pytest.mark.parametrize("load", [load_sd, load_xl])
+def test_an_export_needs_no_clip_skip(load: Any, small: Path, large: Path, tmp_path: Path):
+    """Layers behind the one that is read are left out, so that a stock pipeline reads the right one by itself."""
+    layer = -2 if load is load_sd else -3
+    family = load(small if load is load_sd else large, text_encoder_layer=layer)
+    objective = plugins.find("objectives", "eps")
+    said = family.export(tmp_path / "pipeline", objective.build(objective.Settings()), SamplingSettings())
+    assert not [line for line in said if "layer" in line]
+    again = load(tmp_path / "pipeline")
+    ours, theirs = (made.encode_prompts([SHORT], SHAPE)["text"] for made in (family, again))
+    assert torch.equal(ours, theirs)
+    assert family.texts.readers[0].layers == again.texts.readers[0].layers + 1

@@ -1,4 +1,4 @@
-"""Full training: every parameter of the family's net is trained. Adds nothing to the networks."""
+"""Full training: every parameter of the family's net that it uses is trained. Adds nothing to the networks."""
 
 from __future__ import annotations
 
@@ -17,5 +17,8 @@ class Settings(AdapterSettings):
 
 
 def apply(settings: Settings, net: nn.Module) -> nn.Module:
-    """Marks what is trained and returns the module whose state the run saves: the net itself."""
-    return net.requires_grad_(True)
+    """Marks what is trained and returns the module whose state the run saves: the net itself, as the family made it.
+
+    Only what the family leaves out, such as layers behind the hidden state that is read, stays untrained.
+    """
+    return net

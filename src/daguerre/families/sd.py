@@ -79,6 +79,9 @@ class StableDiffusion(TextToImage):
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """A folder that stock `StableDiffusionPipeline.from_pretrained` opens offline, tokenizer included."""
         networks: dict[str, Any] = self.parts()
+        reader = self.texts.readers[0]
+        if reader.layer != -1 and reader.final_norm:  # the pipeline reads the last layer
+            networks["text_encoder"] = text_encoder.cut_to(reader, reader.layers + reader.layer + 1)
         if self.vae.has_statistics:  # StableDiffusionPipeline applies the scaling factor alone
             networks["vae"] = vae.folded(self.vae.net)
         return pipeline.export(
@@ -102,9 +105,6 @@ class StableDiffusion(TextToImage):
             said.append("StableDiffusionPipeline cuts prompts to one window; this run reads them whole")
         if not reader.final_norm:
             said.append("StableDiffusionPipeline applies the text encoder's last norm, which this run leaves out")
-        elif reader.layer != -1:
-            skip = -1 - reader.layer
-            said.append(f"the text encoder is read {skip} layers early: give clip_skip={skip} to the call")
         return said
 
 

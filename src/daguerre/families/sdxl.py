@@ -114,10 +114,14 @@ class StableDiffusionXL(TextToImage):
             "image_encoder": [None, None],
             "force_zeros_for_empty_prompt": self.texts.zero_null,
         }
+        networks: dict[str, Any] = self.parts()
+        reader = self.texts.readers[0]
+        if reader.layer < -2 and not reader.final_norm:  # the pipeline reads the layer before the last
+            networks["text_encoder"] = text_encoder.cut_to(reader, reader.layers + reader.layer + 2)
         return pipeline.export(
             folder,
             "StableDiffusionXLPipeline",
-            self.parts(),
+            networks,
             self.files(),
             more,
             objective,
@@ -136,15 +140,12 @@ class StableDiffusionXL(TextToImage):
 
     def _notices(self) -> list[str]:
         """Where StableDiffusionXLPipeline reads captions otherwise."""
-        layers = {(reader.layer, reader.final_norm) for reader in self.texts.readers}
+        first, second = self.texts.readers
         said = []
         if self.texts.readers[0].long:
             said.append("StableDiffusionXLPipeline cuts prompts to one window; this run reads them whole")
-        if len(layers) > 1 or any(norm or layer == -1 for layer, norm in layers):
+        if first.layer == -1 or first.final_norm or (second.layer, second.final_norm) != (-2, False):
             said.append("StableDiffusionXLPipeline reads both text encoders before the last layer, this run does not")
-        elif layers != {(-2, False)}:
-            (layer, _), *_ = layers
-            said.append(f"the text encoders are read early: give clip_skip={-2 - layer} to the call")
         return said
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTokenizer, T5Tokenizer
 
 from daguerre.errors import UserError
@@ -57,6 +57,11 @@ class TextReader:
         """D."""
         config = self.encoder.config
         return int(config.d_model if config.model_type == "t5" else config.hidden_size)
+
+    @property
+    def layers(self) -> int:
+        """How many layers the encoder has."""
+        return int(self.encoder.config.num_hidden_layers)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """The tokens of texts, on the encoder's device."""
@@ -142,9 +147,34 @@ def load(components: Components, encoder: str, tokenizer: str, layer: int, final
         trained,
     )
     _check_layer(reader, wanted_layer is not None or wanted_norm is not None)
+    for parameter in unread(reader):
+        parameter.requires_grad_(False)
     if words is not None:
         _check_pair(reader)
     return reader
+
+
+def unread(reader: TextReader) -> list[nn.Parameter]:
+    """Parameters that no feature depends on: layers behind the one that is read, and a last norm that is left out.
+
+    Pooled features come out of the last layer, and depend on all.
+    """
+    if reader.encoder.config.model_type == "t5" or hasattr(reader.encoder, "text_projection"):
+        return []
+    layers = next(m for name, m in reader.encoder.named_modules() if name.endswith("encoder.layers"))
+    behind: list[nn.Module] = list(layers)[len(layers) + reader.layer + 1 :]
+    behind += [] if reader.final_norm else [_final_norm(reader.encoder)]
+    return [parameter for module in behind for parameter in module.parameters()]
+
+
+def cut_to(reader: TextReader, layers: int) -> Any:
+    """The encoder with its first `layers` layers alone; weights are shared, not copied."""
+    config = type(reader.encoder.config)(**(reader.encoder.config.to_dict() | {"num_hidden_layers": layers}))
+    with torch.device("meta"):
+        made = type(reader.encoder)(config)
+    tensors = reader.encoder.state_dict()
+    made.load_state_dict({name: tensors[name] for name in made.state_dict()}, assign=True)
+    return made
 
 
 def _config(components: Components, encoder: str) -> Mapping[str, Any]:
@@ -206,9 +236,8 @@ def _check_layer(reader: TextReader, given: bool) -> None:
         object.__setattr__(reader, "layer", -1)
         object.__setattr__(reader, "final_norm", True)
         return
-    layers = reader.encoder.config.num_hidden_layers
-    if -reader.layer > layers:
-        raise UserError(f"model.{reader.name}_layer is {reader.layer}, but the encoder has {layers} layers")
+    if -reader.layer > reader.layers:
+        raise UserError(f"model.{reader.name}_layer is {reader.layer}, but the encoder has {reader.layers} layers")
 
 
 def _check_pair(reader: TextReader) -> None:
