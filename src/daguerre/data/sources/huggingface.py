@@ -60,13 +60,8 @@ class Settings(TableSettings):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.path is None) == (self.name is None):
-            both = (
-                ""
-                if self.path is None
-                else (
-                    "; data.name=null drops a recipe's, and pictures in a folder are data.source=folder data.path=DIR"
-                )
-            )
+            drop = "data.name=null drops a recipe's, and pictures in a folder are data.source=folder data.path=DIR"
+            both = f"; {drop}" if self.path is not None else ""
             raise ValueError(
                 f"give either path (a folder that save_to_disk wrote) or name (a data set on the hub){both}"
             )
