@@ -57,6 +57,7 @@ _KNOWN_REST = re.compile(
     r"model_ema\..*|first_stage_model\.loss\..*|.*\.position_ids|.*logit_scale|.*\.attn_mask|alphas_cumprod.*|betas"
     r"|(sqrt|log)_\w+|posterior_\w+|lvlb_weights|logvar|scale_factor|denoiser\..*|v_pred|ztsnr|edm_(mean|std)"
     r"|edm_vpred\..*|embedding_manager\..*|cond_stage_model\.model\.(text_projection|transformer\.resblocks\.\d+\..*)"
+    r"|cond_stage_model\.transformer\.text_model\.encoder\.layers\.\d+\..*"
     r"|cond_stage_model\.transformer\.text_projection\.weight|conditioner\.embedders\.0\.transformer\.text_projection\..*"
 )
 """What may stand beside the networks: schedules, averaged weights, the layers of OpenCLIP that 2.x does not use."""

@@ -41,6 +41,9 @@ def write(path: Path, folder: Path, dtype: torch.dtype | None = None, variant: s
         networks["vae"], config = readers_vae
         numbers.configs["vae"].update(config)
         notices.append("the latents' scaling is not the one that readers of one file know: it is folded into the VAE")
+    if single_file_readers.opens(numbers):
+        layers = single_file_readers.whole_text(numbers)["num_hidden_layers"]
+        networks["text_encoder"] = single_file_readers.lengthened(networks["text_encoder"], layers)
     tensors: Made = {}
     for component, network in networks.items():
         weights.refuse_overflow(network, dtype, f"{component} of {folder}")
@@ -104,7 +107,7 @@ def _original(numbers: Numbers, component: str, network: Mapping[str, Tensor], d
         positions = torch.arange(config["max_position_embeddings"]).unsqueeze(0)
         found[f"{place.prefix}text_model.embeddings.position_ids"] = positions
     if numbers.layout == "sd2" and component == "text_encoder":
-        found |= dict(_unused_layer(found, place.prefix, config, dtype))
+        found |= dict(_unused_layer(found, place.prefix, config["hidden_size"], dtype))
     return found
 
 
@@ -121,17 +124,18 @@ def _packed(link: Link, network: Mapping[str, Tensor], dtype: torch.dtype | None
 
 
 def _unused_layer(
-    found: Made, prefix: str, config: Mapping[str, Any], dtype: torch.dtype | None
+    found: Made, prefix: str, width: int, dtype: torch.dtype | None
 ) -> Iterator[tuple[str, Tensor | Later]]:
     """2.x takes the features before OpenCLIP's last layer: files hold that layer and the projection without any use.
 
     Readers skip them; some refuse a file that lacks them. Here they are a copy of the layer before, and ones.
     """
-    last = config["num_hidden_layers"]
+    stem = f"{prefix}transformer.resblocks."
+    last = 1 + max(int(name.removeprefix(stem).partition(".")[0]) for name in found if name.startswith(stem))
     of_last = f"{prefix}transformer.resblocks.{last - 1}."
     for name in [name for name in found if name.startswith(of_last)]:
         yield f"{prefix}transformer.resblocks.{last}.{name.removeprefix(of_last)}", found[name]
-    width, to = config["hidden_size"], dtype or torch.float32
+    to = dtype or torch.float32
     yield f"{prefix}text_projection", Later(to, (width, width), partial(torch.eye, width, dtype=to))
 
 

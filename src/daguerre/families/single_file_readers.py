@@ -6,6 +6,7 @@ levels. The networks' shapes tell them which it is, two or three empty tensors w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,13 +21,16 @@ from daguerre.families.single_file_numbers import Numbers, guessed_prediction, o
 SCALING_FACTORS = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025}
 PLAYGROUND_MEAN = (-1.6574, 1.886, -1.383, 2.5155)
 PLAYGROUND_STD = (8.4927, 5.9022, 6.5498, 5.2299)
+TEXT_LAYERS = {"sd1": 12, "sd2": 23}
+"""Layers of the text encoder whose last is read."""
+_TEXT_LAYER = re.compile(r"((?:text_model\.)?encoder\.layers\.)(\d+)\.(.+)")
 _NO_NUMBERS = {
     # What of a config does not change what a network computes, or is carried otherwise.
     "unet": {"sample_size", "upcast_attention"},
     "vae": {"sample_size", "force_upcast", "scaling_factor", "latents_mean", "latents_std", "shift_factor"},
     "text": {
         *("architectures", "attention_dropout", "dropout", "dtype", "torch_dtype", "initializer_factor", "model_type"),
-        *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "projection_dim"),
+        *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "projection_dim", "num_hidden_layers"),
     },
 }
 
@@ -49,14 +53,43 @@ def differences(numbers: Numbers) -> list[str]:
     return [*notices, *_about_scheduler(numbers)]
 
 
+def opens(numbers: Numbers) -> bool:
+    """Whether such programs know the networks."""
+    return _known(numbers) is not None
+
+
 def _known(numbers: Numbers) -> Numbers | None:
-    """The shipped architecture with the same names and shapes in every network."""
-    wanted = {name: shapes(name, config) for name, config in numbers.configs.items()}
+    """The shipped architecture with the same names and shapes in every network, `whole_text` given."""
+    configs = numbers.configs | {"text_encoder": whole_text(numbers)}
+    wanted = {name: shapes(name, config) for name, config in configs.items()}
     for name in architectures.names():
         other = of_architecture(name, tuple(numbers.configs))
         if other.layout == numbers.layout and all(shapes(n, c) == wanted[n] for n, c in other.configs.items()):
             return other
     return None
+
+
+def whole_text(numbers: Numbers) -> dict[str, Any]:
+    """The text encoder's config with as many layers as readers have: 1.x and 2.x may be cut to the one that is read.
+
+    The first encoder of SDXL is read before its last layer, so nothing can be put behind it.
+    """
+    config = numbers.configs["text_encoder"]
+    layers = max(config.get("num_hidden_layers", 12), TEXT_LAYERS.get(numbers.layout, 0))
+    return config | {"num_hidden_layers": layers}
+
+
+def lengthened(network: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """A text encoder with layers behind its last that change nothing: copies that add zero to what they get."""
+    own = {name: match for name in network if (match := _TEXT_LAYER.fullmatch(name))}
+    count = 1 + max(int(match[2]) for match in own.values())
+    made = dict(network)
+    for name, match in own.items():
+        if int(match[2]) == count - 1:
+            adds = match[3].startswith(("self_attn.out_proj.", "mlp.fc2."))
+            tensor = torch.zeros_like(network[name]) if adds else network[name]
+            made |= {f"{match[1]}{layer}.{match[3]}": tensor for layer in range(count, layers)}
+    return made
 
 
 def _alike(component: str, name: str, value: Any, other: Any) -> bool:
