@@ -97,6 +97,24 @@ MAXDIFFUSION = [
     alias("timestep_bias.portion=0.1", "timestep_bias.strategy=later", objective__timestep_bias__portion=0.1),
 ]
 
+DREAMBOOTH = "sdxl_dreambooth"
+MAXDIFFUSION += [
+    alias("instance_data_dir=mine", on=DREAMBOOTH, data__sources__instance__path="mine"),
+    alias("instance_data_dir=mine", on=DREAMBOOTH, data__sources__instance__source="folder"),
+    alias("instance_prompt=a: sks dog", on=DREAMBOOTH, data__sources__instance__captions__text="a: sks dog"),
+    alias("class_data_dir=dogs", on=DREAMBOOTH, data__sources__class__path="dogs"),
+    alias("class_prompt=a dog", on=DREAMBOOTH, data__sources__class__captions__text="a dog"),
+    alias("num_class_images=300", on=DREAMBOOTH, data__sources__class__generate__count=300),
+    alias("prior_loss_weight=0.5", on=DREAMBOOTH, data__sources__class__loss_weight=0.5),
+    alias("sample_batch_size=3", on=DREAMBOOTH, sampling__batch_size=3),
+    notice("with_prior_preservation=True", "there is a class set"),
+    refused("with_prior_preservation=False", "data.source=folder data.path=DIR"),
+    refused("instance_data_dir=mine", "are in sd15_dreambooth and sdxl_dreambooth"),
+    notice("cache_dreambooth_dataset=False", "anyway"),
+    notice("enable_profiler=False", "anyway"),
+    refused("enable_profiler=True", LATER),
+]
+
 RANGE = "timestep_bias_strategy=range"
 MINDONE = [
     alias("weight=model.safetensors", model__pretrained_model_name_or_path="model.safetensors"),

@@ -214,6 +214,7 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "system.dist_url": (SEVERAL, ("env://",)),
     "task": ("a task other than training (the cache verb)", ("txt2img", "train")),
     "cache_*": ("the cache verb", _OFF),
+    "enable_profiler": ("profiling a run", _OFF),
     "experiment.project": ("tracking by Weights & Biases", _OFF),
     "wandb.mode": ("tracking by Weights & Biases", ("disabled", *_OFF)),
     "wandb.*": ("tracking by Weights & Biases", _OFF),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import foreign_configs
 import pytest
+import yaml
 
 from daguerre import cli, foreign, recipe
 from daguerre import config as configs
@@ -338,6 +342,39 @@ def test_a_config_of_theirs_as_recipe_is_refused_with_the_command(tmp_path):
     path.write_text(foreign_configs.MAXDIFFUSION, encoding="utf-8")
     with pytest.raises(configs.UserError, match=r"daguerre convert config .*base14\.yml"):
         configs.load(str(path))
+
+
+ODD = [None, "", -1, 3.5, True, [], {}, "x: y", [1, 2], {"a": 1}, [{"target": "x.Y"}], REQUIRED, [None], {"a.b": 2}]
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every value as (what it is in, its key or number)."""
+    inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in inner:
+        yield tree, key
+        yield from places(value)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_config_says_it_is_a_recipe_or_a_users_error(convert, seed):
+    drawn = random.Random(seed)
+    tree = yaml.safe_load(drawn.choice(list(TEXTS.values())))
+    for holder, key in drawn.sample(list(places(tree)), 3):
+        holder[key] = drawn.choice(ODD)
+    code, values, lines, output = convert(yaml.safe_dump(tree))
+    assert code in (0, 2)
+    assert bool(values) == bool(lines)
+    assert values or "daguerre: theirs.yaml" in output
+    if values:
+        said_of = {*lines, *(key.rpartition(".")[0] for key in lines)}  # a reference may have become a group
+        assert {key for key, _ in leaves(tree)} <= said_of
+
+
+def test_what_their_config_does_not_have_at_all_is_required(convert):
+    text = foreign_configs.MAXDIFFUSION.replace("max_train_steps: 1500\n", "").replace("run_name: ''\n", "")
+    code, values, _, output = convert(text)
+    assert (code, values["run_name"], values["training.duration"]) == (0, REQUIRED, REQUIRED)
+    assert "must be given on the command line: run_name=..., training.duration=..." in output
 
 
 def test_each_reader_leaves_nothing_unsaid():

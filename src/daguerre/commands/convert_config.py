@@ -70,9 +70,10 @@ def run(arguments: list[str]) -> int:
     values = typed(reading.values)
     family = values["model"]["family"]
     later = family not in plugins.names("families")
-    text = written(trainer, path, values, reading)
-    required = check(text, values, str(path), later)
-    write_bytes_atomically(out, text.encode())
+    required = check(values, str(path), later)
+    for name in required:  # of those that their config does not have at all
+        values = recipe.merge(values, overrides.nested(name, REQUIRED))
+    write_bytes_atomically(out, written(trainer, path, values, reading).encode())
     for line in report(trainer, reading):
         print(line)
     print(f"\n{out}: a recipe from this config of {trainer}")
@@ -133,18 +134,15 @@ def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:
     return "\n".join(head) + "\n\n" + configs.as_yaml(values)
 
 
-def check(text: str, values: Tree, source: str, later: bool) -> list[str]:
+def check(values: Tree, source: str, later: bool) -> list[str]:
     """What must still be given. ConfigError for values that fit no setting here."""
-    if later:
-        text = configs.as_yaml(values | {"model": STAND_IN})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(configs.as_yaml(values | {"model": STAND_IN} if later else values), encoding="utf-8")
         try:
             configs.load(str(path))
         except ConfigError as error:
-            required = {key for key, value in leaves(values) if value == REQUIRED}
-            wrong = [p for p in error.problems if not (p.path in required and p.text.startswith("must be given"))]
+            wrong = [problem for problem in error.problems if not problem.text.startswith("must be given")]
             if wrong:
                 raise ConfigError(wrong, f"{source}, as a recipe") from error
             return [problem.path for problem in error.problems]

@@ -23,7 +23,7 @@ ALIASES = (
 LATER = {
     "backup_every": "checkpoint.keep is the number of states that are kept: there are no others beside them",
     "adaptive_loss_weight": "weights that adapt to the loss are not there yet; P2's are taken",
-    "shift": "read by nothing there; objective.schedule.shift is there",
+    "shift": "their code never reads it; objective.schedule.shift moves the noise levels",
     "rank": "LoRA is not there yet",
     "module_filters": "LoRA is not there yet",
     "train_tokens": "training of new tokens is not there yet",

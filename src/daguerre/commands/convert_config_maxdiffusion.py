@@ -61,7 +61,6 @@ NOTICES = {
 }
 
 OFF: dict[str, tuple[Any, str]] = {
-    "enable_profiler": (False, "profiling is not part of a run"),
     "enable_mllog": (False, "numbers are written to metrics/metrics.jsonl of the run"),
     "reuse_example_batch": (False, "every update has its own batch"),
     "use_controlnet": (False, "ControlNet is not there yet"),
@@ -90,7 +89,8 @@ def convert(reading: Reading) -> None:
     reading.carry("log_period", "logging.every", f"{reading.get('log_period')} steps")
     for key in ("max_train_steps", "checkpoint_every", "snr_gamma", "activations_dtype", "precision", "attention"):
         reading.alias(key)
-    reading.alias("jax_cache_dir")
+    for key in ("jax_cache_dir", "enable_profiler"):
+        reading.alias(key)
     for key in [*reading.keys("ici_*"), *reading.keys("dcn_*"), "mesh_axes", "logical_axis_rules", "data_sharding"]:
         reading.alias(key)
     for key, text in NOTICES.items():

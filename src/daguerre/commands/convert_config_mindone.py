@@ -162,7 +162,7 @@ def _transform(reading: Reading, key: str, name: str) -> None:
         reading.notice(f"{key}.target", "pictures are resized to cover the square")
         reading.expect(f"{key}.params.size", size, "pictures are resized to data.resolution")
         number = reading.get(f"{key}.params.interpolation")
-        if number in INTERPOLATION:
+        if isinstance(number, int) and number in INTERPOLATION:
             reading.carry(f"{key}.params.interpolation", "data.interpolation", INTERPOLATION[number])
     elif name == "AddOriginalImageSizeAsTupleAndCropToSquare":
         reading.carry(f"{key}.target", "data.crop", "random", "sizes and crop are always kept")

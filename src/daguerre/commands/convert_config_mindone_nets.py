@@ -81,9 +81,12 @@ def _published() -> dict[str, Any]:
 
 
 def _numbers(theirs: dict[str, Any]) -> dict[str, Any]:
-    """Their numbers of a UNet as diffusers' ones; nothing where one is missing."""
-    needed = ("model_channels", "channel_mult", "num_res_blocks", "num_head_channels", "transformer_depth")
-    if not all(name in theirs for name in (*needed, "attention_resolutions", "context_dim", "adm_in_channels")):
+    """Their numbers of a UNet as diffusers' ones; nothing where one is missing or of another kind."""
+    single = ("model_channels", "num_res_blocks", "num_head_channels", "context_dim", "adm_in_channels")
+    several = ("channel_mult", "attention_resolutions")
+    if not all(_whole(theirs.get(name)) for name in single) or "transformer_depth" not in theirs:
+        return {}
+    if not all(isinstance(theirs.get(name), list) and all(map(_whole, theirs[name])) for name in several):
         return {}
     mult, depth = theirs["channel_mult"], theirs["transformer_depth"]
     channels = [theirs["model_channels"] * factor for factor in mult]
@@ -98,6 +101,10 @@ def _numbers(theirs: dict[str, Any]) -> dict[str, Any]:
         "down_block_types": ["CrossAttnDownBlock2D" if has else "DownBlock2D" for has in attends],
         "up_block_types": ["CrossAttnUpBlock2D" if has else "UpBlock2D" for has in reversed(attends)],
     }
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def _embedder(reading: Reading, key: str, name: str) -> None:
@@ -125,8 +132,8 @@ def _layer(reading: Reading, key: str, mark: str) -> None:
         ours = index - CLIP_LAYERS - 1 if index > 0 else index
         reading.carry(f"{key}.layer_idx", f"model.text_encoder_layer{mark}", ours)
         reading.notice(f"{key}.layer", f"model.text_encoder_layer{mark} says which")
-    elif layer in LAYERS:
-        reading.carry(f"{key}.layer", f"model.text_encoder_layer{mark}", LAYERS[layer])
+    elif str(layer) in LAYERS:
+        reading.carry(f"{key}.layer", f"model.text_encoder_layer{mark}", LAYERS[str(layer)])
 
 
 def _encoder(reading: Reading, key: str, mark: str) -> None:
