@@ -1,6 +1,7 @@
 """Class pictures: drawn by the model that training starts from, once, kept and counted; what is refused, and why."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.png"))}
 
 
-def test_what_is_missing_is_drawn_of_the_class_prompt_from_seeds_that_are_on_record(given, tmp_path):
+def test_what_is_missing_is_drawn_of_the_class_prompt_from_seeds_that_are_on_record(given, base, tmp_path):
     (said,) = draw(given)
     assert said.startswith(f"data.sources.class.generate: drew 5 pictures of '{PROMPT}' (seed 0) in ")
     assert list(contents(tmp_path / "class")) == [f"drawn-0000{i}.png" for i in range(5)]
@@ -81,6 +82,7 @@ def test_what_is_missing_is_drawn_of_the_class_prompt_from_seeds_that_are_on_rec
         assert (about["prompt"], about["seed"], about["height"], about["width"]) == (PROMPT, i, 16, 16)
         assert about["base"].endswith("sd")
     assert draw(given) == []
+    assert draw([*given, f"pretrained_model_name_or_path={os.path.relpath(base)}"]) == []
     drawn = contents(tmp_path / "class")
     (said,) = draw(given, "num_class_images=7")
     assert "drew 2 pictures" in said

@@ -118,8 +118,9 @@ def _drawn(wish: Wish, config: Config, parts: Parts, made_with: Mapping[str, Any
 
 
 def _made_with(config: Config) -> dict[str, Any]:
-    """Which model draws."""
+    """Which model draws; a folder by its whole path, wherever the command is given."""
     place = getattr(config.model, "pretrained_model_name_or_path", None)
+    place = str(Path(place).resolve()) if place is not None and Path(place).exists() else place
     revision = getattr(config.model, "revision", None)
     found = {"base": place, "revision": revision, "init_from": config.init_from}
     return {name: value for name, value in found.items() if value is not None}
