@@ -145,9 +145,11 @@ def test_prompts_of_up_to_a_window_are_read_as_ever_with_long_prompts(tmp_path):
     call = {"num_inference_steps": 5, "guidance_scale": 4.0}
     expected = theirs(run / "pipeline", [fits, "", "blue"], **call)
     alone = ours(run, tmp_path / "alone", [fits, "blue"], *given)
-    assert np.abs(alone[0] - expected[0]).max() <= 2
     beside = ours(run, tmp_path / "beside", [fits, longer], *given)
-    assert np.abs(beside[0] - alone[0]).max() <= 1
+    found = [int(np.abs(alone[0] - expected[0]).max()), int(np.abs(beside[0] - alone[0]).max())]
+    print("one window", found)
+    assert found[0] <= 2
+    assert found[1] <= 1
     cut = theirs(run / "pipeline", ["x", longer], **call)
     assert np.abs(beside[1] - cut[1]).max() > 2, "the 76th token is read"
 
@@ -167,6 +169,20 @@ def test_lightning_in_four_steps_is_what_its_model_card_says(tmp_path):
     assert np.abs(drawn - expected).max() <= 2
     pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="leading")
     assert np.abs(drawn - called(pipe, PROMPTS, num_inference_steps=4, guidance_scale=0)).max() > 20
+
+
+@pytest.mark.parametrize(("family", "layer"), [("sd", -2), pytest.param("sdxl", -3, marks=pytest.mark.long)])
+def test_an_export_whose_text_is_read_early_needs_no_word_to_the_pipeline(tmp_path, family, layer):
+    """The layers behind the one that is read are not exported (SDXL: of the first encoder)."""
+    folder = {"sd": write_sd, "sdxl": write_sdxl}[family](tmp_path / "model")
+    model = {"family": family, "pretrained_model_name_or_path": str(folder), "text_encoder_layer": layer}
+    run = trained(tmp_path, model, {"name": "eps"})
+    call: dict[str, Any] = {"num_inference_steps": 5, "guidance_scale": 4.0, "negative_prompt": ["dark"] * 2}
+    given = ["num_inference_steps=5", "guidance_scale=4", "negative_prompt=dark"]
+    expected = theirs(run / "pipeline", PROMPTS, **call)
+    difference = int(np.abs(ours(run, tmp_path / "early", PROMPTS, *given) - expected).max())
+    print(family, "read early", difference)
+    assert difference <= 2
 
 
 @pytest.mark.parametrize(
