@@ -12,6 +12,7 @@ from daguerre.training import rounding, step
 from daguerre.training.ema import EMA
 from daguerre.training.precision import Precision
 from daguerre.training.rounding import Rounding, random_bits
+from daguerre.training.scaling import DynamicScale
 from daguerre.training.settings import EMASettings
 from daguerre.training.state import TrainState, evaluating
 
@@ -259,3 +260,24 @@ def test_averages_of_float32_follow_weights_of_16_bits(toy):
     with evaluating(state):
         assert all(p.dtype == torch.float32 for p in state.net.parameters())
     assert all(p.dtype == torch.bfloat16 for p in state.net.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_an_update_never_asks_the_device(toy, monkeypatch, name, dtype):
+    """With a scaler and rounding: nothing of an update is read by the host."""
+    state = make(toy, name, dtype=dtype)
+    state.scaler = DynamicScale(CPU)
+    update(toy, state, toy.batch(0))
+    batch = toy.batch(1)
+
+    def asked(self, *args):
+        raise AssertionError("the host waits for the device")
+
+    valid = batch.valid_B.sum()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "__int__", lambda self: 4 if torch.equal(self, valid) else asked(self))
+        for method in ("item", "tolist", "__bool__", "__float__", "cpu", "numpy"):
+            patch.setattr(torch.Tensor, method, asked)
+        update(toy, state, batch)
+    assert all(torch.isfinite(p).all() for p in state.net.parameters())

@@ -146,7 +146,7 @@ def _devices(torch: ModuleType | None) -> Iterator[Finding]:
     for index in range(count):
         gpu = torch.cuda.get_device_properties(index)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bf16" if bf16 else "no bf16: set mixed_precision=no"
+        precision = "bf16" if bf16 else "no bf16: set mixed_precision=fp16 or no"
         yield Finding("ok" if bf16 else "--", f"cuda:{index}", f"{gpu.name}, {_gb(gpu.total_memory)}, {precision}")
     if count:
         return

@@ -74,6 +74,11 @@ def of_validation(store: Store) -> str:
     return f"Make training.per_device_batch_size smaller, or switch it off: validation.every=null. {kept(store)}"
 
 
+def of_saving(store: Store) -> str:
+    """For a checkpoint."""
+    return f"Make training.per_device_batch_size smaller: what is saved is copied beside it. {kept(store)}"
+
+
 def of_exporting(store: Store) -> str:
     """For the pipeline that others open."""
     return (

@@ -96,7 +96,12 @@ class Run:
     def enough_memory(self) -> AbstractContextManager[None]:
         """For passes that train: running out of memory there is told in words, and ends the run."""
         facts = (self.config, self.store, self.parts, self.state, self.loading, self.sizes)
-        return memory.explained("training", lambda: out_of_memory.of_training(*facts))
+
+        def advice() -> str:
+            self.say(["out of memory: looking for the micro-batch that fits"])
+            return out_of_memory.of_training(*facts)
+
+        return memory.explained("training", advice)
 
 
 class FailureOnRecord:

@@ -129,7 +129,8 @@ def save(run: Run) -> None:
         "config": run.config.model_dump(mode="json"),
         "code": {"version": __version__},
     }
-    with run.terminal.busy("saving"):
+    told = memory.explained("saving", lambda: out_of_memory.of_saving(run.store))
+    with run.terminal.busy("saving"), told:
         run.store.save(f"step-{run.state.step:08d}", run.state.tensors(), documents, run.parts.family.files())
         run.say(run.store.purge(run.config.checkpoint.keep))
     publish(run)

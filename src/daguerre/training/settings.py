@@ -64,7 +64,8 @@ class TrainingSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=ELASTIC)
     """Where the run computes; `auto` takes a GPU if there is one."""
     max_nonfinite_steps: int = Field(5, ge=1, json_schema_extra=FREE)
-    """Updates in a row with a non-finite loss or gradient (each is skipped and counted) after which the run stops."""
+    """Updates in a row with a non-finite loss or gradient (each is skipped and counted) after which the run stops.
+    Overflows by which the loss scale of fp16 finds its size do not count."""
 
     @field_validator("max_device_memory")
     @classmethod

@@ -246,4 +246,6 @@ def build(settings: OptimizerSettings, net: nn.Module, rounding: Rounding | None
     groups.check(settings.weight_decay_exclude or (), trained, "optimizer.weight_decay_exclude")
     groups.check_rates(list(settings.learning_rates), trained)
     parts: list[Part] = plugins.find("optimizers", settings.name).build(settings, trained)
+    every = [group for part in parts for group in part.optimizer.param_groups]
+    assert all("share" in group for group in every), "an optimizer's groups are made by groups.decay_groups"
     return Optimizer(tuple(parts), InPlace() if rounding is None else Rounded(rounding))
