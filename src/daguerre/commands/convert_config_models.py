@@ -42,6 +42,13 @@ class Base:
     known: bool = True
     """Whether it is known, or taken for what most are."""
 
+    @property
+    def doubt(self) -> str:
+        """What to say of one that is not known; nothing of others."""
+        return (
+            "" if self.known else f"taken for a model of family {self.family} that predicts {self.objective}: check it"
+        )
+
 
 def base(place: Any) -> Base:
     """What the base model at a place is; one that is not at hand is taken for Stable Diffusion 1's kind."""

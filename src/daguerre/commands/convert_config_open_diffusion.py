@@ -90,17 +90,18 @@ def _model(reading: Reading) -> None:
     given = [place for place in places.values() if place is not None]
     whole = reading.get("model.pretrained", reading.get("model.pt_path"))
     base = next((place for place in (whole, *given) if place is not None), REQUIRED)
-    for key in ("model.pretrained", "model.pt_path"):
-        reading.carry(key, "model.pretrained_model_name_or_path")
-    reading.assume({"model.pretrained_model_name_or_path": base})
     found = models.base(base)
-    reading.assume({"model.family": found.family})
+    for key in ("model.pretrained", "model.pt_path"):
+        reading.carry(key, "model.pretrained_model_name_or_path", why=found.doubt)
+    reading.assume({"model.pretrained_model_name_or_path": base, "model.family": found.family})
     first = next((part for part in PARTS if places[part] is not None), "") if whole is None else ""
     for part in PARTS[:3]:
         _component(reading, part, base, part == first)
     _unet(reading, base, first)
     _schedulers(reading, base)
-    reading.assume({"objective.name": found.objective})
+    theirs = (reading.get(f"model.{name}.pretrained") for name in TRAINING)
+    scheduler = next((place for place in theirs if place is not None), base)
+    reading.assume({"objective.name": models.base(scheduler).objective})
 
 
 def _component(reading: Reading, part: str, base: Any, is_base: bool) -> None:
@@ -109,7 +110,8 @@ def _component(reading: Reading, part: str, base: Any, is_base: bool) -> None:
     if target in reading.rest and models.CLASSES.get(last(reading.get(target))) == part:
         reading.notice(target, "the class of this component")
     if is_base:
-        reading.carry(place, "model.pretrained_model_name_or_path", why="the base, of which all else is")
+        why = "; ".join(filter(None, ("the base, of which all else is", models.base(base).doubt)))
+        reading.carry(place, "model.pretrained_model_name_or_path", why=why)
     elif reading.get(place) == base != REQUIRED:
         reading.notice(place, "the base's own")
     else:
