@@ -23,7 +23,7 @@ def run(tmp_path_factory):
     given = Twins(folder / "twins").overrides("sd15")
     given += ["run_name=r", f"output_dir={folder}", "training.duration=3 steps", "model.train_text_encoder=true"]
     given += ["ema.decay=0.9", "optimizer.learning_rate=1e-3", "checkpoint.keep=3"]
-    given += ["sampling.num_images=0"]
+    given += ["sampling.num_images=0", "checkpoint.every=1 step"]
     assert cli.run(["train", "sd15", *given]) == errors.DONE
     return folder / "r"
 
@@ -66,6 +66,26 @@ def test_the_weights_that_are_asked_for(run, tmp_path, given, group, name, capsy
     assert_equal(pipe.unet.state_dict(), saved(run, group, "unet", name))
     assert_equal(pipe.text_encoder.state_dict(), saved(run, group, "text_encoder", name))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "model.safetensors"]
+
+
+def test_sdxl_with_both_text_encoders(tmp_path):
+    given = [*Twins(tmp_path / "twins").overrides("sdxl"), "run_name=xl", f"output_dir={tmp_path}"]
+    given += [
+        "model.train_text_encoder=true",
+        "model.train_text_encoder_2=true",
+        "sampling.num_images=0",
+        "ema.enabled=true",
+    ]
+    assert cli.run(["train", "sdxl", *given]) == errors.DONE
+    file, run = tmp_path / "xl.safetensors", tmp_path / "xl"
+    assert export(run, "format=single_file", f"out={file}") == errors.DONE
+    pipe = StableDiffusionXLPipeline.from_single_file(str(file), config=str(run / "pipeline"), local_files_only=True)
+    name = sorted(path.name for path in (run / "checkpoints").glob("step-*"))[-1]
+    for component in ("unet", "text_encoder", "text_encoder_2"):
+        found = {with_wrapper(n): t for n, t in getattr(pipe, component).state_dict().items()}
+        trained = {with_wrapper(n): t for n, t in saved(run, "ema", component, name).items()}
+        assert trained
+        assert_equal({n: found[n] for n in trained}, trained)
 
 
 def test_raw_and_averaged_weights_differ_and_the_run_exports_the_averages(run):
