@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from PIL import Image
 from tiny_drawings import documents, drawn, generate
 
 from daguerre import cli
-from daguerre.commands import generate_prompts, generate_ranks, pictures
+from daguerre.commands import generate as generate_command
+from daguerre.commands import generate_arguments, generate_prompts, generate_ranks, pictures
 from daguerre.commands.generate_list import PictureList
 from daguerre.commands.pictures import Wanted, batches
 from daguerre.data.dataset import open_dataset
@@ -262,6 +264,14 @@ def test_shards_that_our_own_reader_and_verify_take(run, tmp_path, capsys, monke
     assert (out / "contact-sheet.html").read_text().count("<figure>") == 10
 
 
+def test_samples_of_shards_have_words(run, tmp_path, capsys):
+    (tmp_path / "list.jsonl").write_text('{"prompt": "a"}\n{"prompt": " "}\n')
+    given = [run, f"prompts_file={tmp_path / 'list.jsonl'}", *SMALL]
+    assert generate(*given, f"out={tmp_path / 'files'}") == 0
+    assert generate(*given, f"out={tmp_path / 'shards'}", "format=webdataset") == 2
+    assert "line 2: an empty prompt" in capsys.readouterr().err
+
+
 def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
     path = mixed(tmp_path / "list.csv", 10)
     out = tmp_path / "out"
@@ -286,6 +296,8 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
         ("a.jsonl", "[1]\n", "is no object"),
         ("a.jsonl", '{"prompt": 7}\n', "prompt is 7: write text"),
         ("a.jsonl", '{"prompt": "a", "seed": NaN}\n', "NaN is no number"),
+        ("a.jsonl", '{"prompt": "a\\u0000b"}\n', "write text"),
+        ("a.jsonl", '{"prompt": "a", "negative_prompt": "\\ud800"}\n', "write text"),
         ("a.json", "[]", "give JSONL"),
         ("a.csv", "prompt,seed\na,1\nb,x\n", "a.csv line 3: seed is 'x': write a number"),
         ("a.csv", "prompt,seed\na,-1\n", "write a whole number from 0"),
@@ -379,3 +391,15 @@ def test_pictures_of_a_list_have_the_seeds_of_their_places(run, tmp_path):
     )
     assert [document["seed"] for document in documents(tmp_path / "out")] == [0, 1, 2, 3]
     assert drawn(tmp_path / "out").shape == (4, 32, 32, 3)
+
+
+def test_what_the_documentation_says_is_accepted():
+    """Keys and columns in docs/generate.md and in the help."""
+    said = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
+    for name in generate_prompts.KNOWN:
+        assert f"`{name}`" in said
+        assert name in generate_command.HELP
+    keys = set(re.findall(r"(?<![\w.-])(\w+)=", said + generate_command.HELP))
+    known = {*generate_arguments.Options.model_fields, *generate_arguments.SAMPLING, *generate_arguments.PLACE}
+    assert keys - known <= {"key", "resume_from_checkpoint", "pretrained_model_name_or_path"}
+    assert known - set(re.findall(r"\w+", generate_command.HELP)) <= {"prompts_file"}

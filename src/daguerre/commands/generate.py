@@ -117,7 +117,8 @@ def prepare(arguments: list[str]) -> Job:
     if part.said:
         print(part.said)
     config = asked_for.config
-    listed = PictureList(prompts(asked_for), config.sampling, config.data.resolution, pictures.KEYS)
+    captioned = asked_for.options.format == "webdataset"
+    listed = PictureList(prompts(asked_for), config.sampling, config.data.resolution, pictures.KEYS, captioned)
     survey = listed.survey()
     if not survey.pictures:
         raise UserError("num_images=0: there is nothing to draw")

@@ -42,6 +42,8 @@ class PictureList:
     """Side of a picture where neither row nor settings say one."""
     taken: frozenset[str] = field(default=frozenset())
     """Keys of a picture's JSON that a file's columns must leave alone."""
+    captioned: bool = False
+    """Whether each picture needs words, as samples of a data set do."""
 
     def __iter__(self) -> Iterator[Wanted]:
         number = 0
@@ -100,6 +102,8 @@ class PictureList:
                 f"{row.where}: negative_prompt is {row.negative_prompt!r} and guidance_scale is {scale:g}, which runs "
                 "no unguided side: raise guidance_scale or drop negative_prompt"
             )
+        if self.captioned and not row.prompt.strip():
+            raise UserError(f"{row.where}: an empty prompt, and samples of shards need a caption: leave it out")
         if clash := sorted(self.taken & row.about.keys()):
             raise UserError(
                 f"{row.where}: the JSON of each picture says {', '.join(clash)} itself: rename the column, or remove it"

@@ -154,7 +154,7 @@ def _row(cells: Mapping[str, Any], where: str) -> Row:
     about = {name: value for name, value in cells.items() if name not in KNOWN and name.strip()}
     prompt, negative = given["prompt"], given["negative_prompt"] or ""
     for name, value in (("prompt", prompt), ("negative_prompt", negative)):
-        if not isinstance(value, str):
+        if not isinstance(value, str) or "\0" in value or value.encode("utf-8", "ignore").decode() != value:
             raise UserError(f"{where}: {name} is {value!r}: write text")
     return Row(
         str(prompt).strip(),

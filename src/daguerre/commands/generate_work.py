@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -183,7 +184,7 @@ class ShardWork(Work):
         shards = f"{count:,} shards" if count > 1 else "one shard"
         return (
             f"{self.folder}: {self.total:,} pictures in {shards}; train on them with data.source=webdataset "
-            f"data.path={self.folder}"
+            f"data.path={shlex.quote(str(self.folder))}"
         )
 
     def saved(self, drawn: int) -> str:

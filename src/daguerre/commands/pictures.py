@@ -34,7 +34,7 @@ KEYS = frozenset({*_SETTINGS, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
 """What the JSON of a picture says itself: a list of prompts may have no column of these names, beside its own."""
 _BATCHES_AHEAD = 16
 """How many batches further a list is read to fill one with pictures of one size."""
-_DECODED_PX = 1 << 21
+_DECODED_PX = 1 << 20
 """An autoencoder takes ten times the memory of the UNet: this many pixels are decoded at once."""
 
 
