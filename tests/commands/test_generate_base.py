@@ -133,6 +133,19 @@ def test_a_list_for_a_base_model_with_sizes_of_its_own(xl, tmp_path):
     assert sizes == [(24, 16), (16, 16), (16, 24)]
 
 
+@pytest.mark.parametrize("recipe", ["sd15", "sdxl"])
+def test_long_prompts_beside_short_ones_change_no_picture(recipe, sd1, xl, tmp_path):
+    """Prompts of one batch are padded to as many windows as the longest takes."""
+    (tmp_path / "list.txt").write_text("a cat\n" + "a very long tale of a cat " * 9 + "\na dog\n")
+    place = f"pretrained_model_name_or_path={sd1 if recipe == 'sd15' else xl}"
+    given = [recipe, "base=true", place, "model.long_prompts=true", f"prompts_file={tmp_path / 'list.txt'}", *SMALL]
+    for size in (1, 3):
+        assert generate(*given, f"batch_size={size}", f"out={tmp_path / str(size)}") == 0
+    alone, together = drawn(tmp_path / "1"), drawn(tmp_path / "3")
+    assert np.abs(alone - together).max() <= 1
+    assert np.abs(alone[0] - alone[1]).max() > 1
+
+
 def test_a_single_file_is_a_pipeline(sd1, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.run(["convert", "export", str(sd1), "format=single_file", f"out={tmp_path / 'one.safetensors'}"]) == 0

@@ -199,6 +199,7 @@ def draw(job: Job, work: Work, parts: Parts) -> int:
                 yield one
 
         began = time.monotonic()
+        counter.add(0)  # the first batch takes a while: the line is there before it
         with suppress(Stopped):
             work.draw(drawn, partial(describe, parts, sampling, job.loading.made_with))
         done, seconds = counter.done, time.monotonic() - began

@@ -105,6 +105,8 @@ def _shown(asked: Mapping[str, Any], name: str) -> str:
 def place(out: str | None, home: Path, name: str, asked: Mapping[str, Any]) -> Folder:
     """The folder that was asked for; else one in `home`, named after the prompt: that of the same request, or a new
     one."""
+    if out is not None and "://" in out:
+        raise UserError(f"out={out}: pictures are written to a folder of this machine; copy it from there")
     if out is not None:
         return Folder(Path(out).expanduser())
     slug = re.sub(r"\W+", "-", name.lower()).strip("-")[:60].strip("-") or "empty"
