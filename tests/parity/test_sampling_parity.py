@@ -19,7 +19,8 @@ from data_sets import folder as pictures
 from diffusers import DiffusionPipeline, EulerDiscreteScheduler, UNet2DConditionModel
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_models import write_sd, write_sdxl
+from tiny_models import TEXT_WIDTH, write_sd, write_sdxl
+from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from daguerre import cli
 from daguerre.samplers.draw import initial_noise
@@ -212,3 +213,51 @@ def test_an_earlier_hidden_state_is_diffusers_clip_skip(tmp_path, recipe, write,
     print(recipe, "clip_skip", difference)
     assert difference <= 2
     assert np.abs(plain - expected).mean() > 2
+
+
+def test_a_pipeline_drawn_with_as_it_is(tmp_path):
+    """`daguerre generate FOLDER`: the objective is what its scheduler says, here v."""
+    folder = write_sd(tmp_path / "model", version=2)
+    given = ["num_inference_steps=5", "guidance_scale=4", "sampler=euler"]
+    drawn = ours(folder, tmp_path / "drawn", PROMPTS, *given)
+    pipe = DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False)
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="trailing")
+    difference = int(np.abs(drawn - called(pipe, PROMPTS, num_inference_steps=5, guidance_scale=4.0)).max())
+    print("a folder", difference)
+    assert difference <= 2
+
+
+@pytest.mark.long
+def test_edm_on_playgrounds_latents_opens_in_sdxls_pipeline(tmp_path):
+    statistics = {
+        "scaling_factor": 0.5,
+        "latents_mean": [-1.6574, 1.886, -1.383, 2.5155],
+        "latents_std": [8.4927, 5.9022, 6.5498, 5.2299],
+    }
+    folder = write_sdxl(tmp_path / "model")
+    model = {"family": "sdxl", "pretrained_model_name_or_path": str(folder), **statistics}
+    run = trained(tmp_path, model, {"name": "edm"}, "sampler=dpmpp_2m", "num_inference_steps=8")
+    expected = theirs(run / "pipeline", PROMPTS, num_inference_steps=8, guidance_scale=4.0)
+    drawn = ours(run, tmp_path / "playground", PROMPTS, "num_inference_steps=8", "guidance_scale=4")
+    difference = int(np.abs(drawn - expected).max())
+    print("playground", difference)
+    assert difference <= 2
+
+
+@pytest.mark.long
+def test_a_trained_t5_opens_in_sds_pipeline(tmp_path):
+    words = [(f"▁{word}", -1.0) for word in ("a", "large", "red", "circle", "blue")]
+    tokenizer = T5Tokenizer(vocab=[("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *words], extra_ids=0)
+    tokenizer.model_max_length = 12
+    tokenizer.save_pretrained(tmp_path / "t5" / "tokenizer")
+    config = T5Config(vocab_size=32, d_model=TEXT_WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    T5EncoderModel(config).save_pretrained(tmp_path / "t5" / "text_encoder")
+    places = {"pretrained_model_name_or_path": write_sd(tmp_path / "model")}
+    places |= {"text_encoder": tmp_path / "t5", "tokenizer": tmp_path / "t5"}
+    model = {name: str(place) for name, place in places.items()} | {"family": "sd", "train_text_encoder": True}
+    run = trained(tmp_path, model, {"name": "eps"})
+    expected = theirs(run / "pipeline", PROMPTS, num_inference_steps=5, guidance_scale=4.0)
+    drawn = ours(run, tmp_path / "words", PROMPTS, "num_inference_steps=5", "guidance_scale=4")
+    difference = int(np.abs(drawn - expected).max())
+    print("T5", difference)
+    assert difference <= 2
