@@ -76,7 +76,7 @@ CASES = {
         {"name": "v", "weighting": MIN_SNR},
         "v_prediction",
         5.0,
-        ("gradient_accumulation_steps=2", OWN_RATES),
+        ("gradient_accumulation_steps=2", "training.gradient_checkpointing=true", OWN_RATES),
         TEXT_RATES,
     ),
     "SDXL, prompts of several windows": Case(
