@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from daguerre.checkpoint import manifest
+from daguerre.checkpoint import manifest, slices
 from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json, write_durably
 from daguerre.checkpoint.manifest import CheckpointError, Entry, Kind
 from daguerre.checkpoint.tensors import decode, encode
@@ -55,7 +56,7 @@ def collect(groups: TensorGroups, documents: Mapping[str, Any], files: Mapping[s
             raise ValueError(f"document {name!r} cannot be saved: {error}") from None
     bad = [name for name in (*groups, *documents) if not _STEM.fullmatch(name)]
     bad += [path for path in files if not manifest.is_safe_path(path) or path in parts]
-    bad += [path for path in (*parts, *files) if path == manifest.NAME]
+    bad += [path for path in (*parts, *files) if path in (manifest.NAME, slices.INDEX)]
     if bad:
         raise ValueError(f"cannot be files of a checkpoint (unsafe or taken names): {', '.join(map(repr, bad))}")
     return parts | {path: Part("file", [data]) for path, data in files.items()}
@@ -64,6 +65,11 @@ def collect(groups: TensorGroups, documents: Mapping[str, Any], files: Mapping[s
 def write(folder: Path, parts: Mapping[str, Part]) -> None:
     """Create the folder, write all files, then the manifest; each is safe on disk before the next step."""
     folder.mkdir()
+    seal(folder, write_files(folder, parts))
+
+
+def write_files(folder: Path, parts: Mapping[str, Part]) -> dict[str, Entry]:
+    """Write files, each safe on disk, into a folder whose own entries are not yet."""
     entries = {}
     for path, part in parts.items():
         make_folder((folder / path).parent)
@@ -71,6 +77,11 @@ def write(folder: Path, parts: Mapping[str, Part]) -> None:
         entries[path] = Entry(part.kind, written.size_bytes, written.sha256)
         if (folder / path).parent != folder:
             sync_folder((folder / path).parent)
+    return entries
+
+
+def seal(folder: Path, entries: Mapping[str, Entry]) -> None:
+    """Write the manifest of files that are safe on disk; then the folder is complete and safe, too."""
     manifest.write(folder, entries)
     sync_folder(folder)
 
@@ -80,8 +91,14 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
     groups: dict[str, dict[str, Tensor]] = {}
     documents: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    for path, entry in manifest.read(folder).items():
+    entries = manifest.read(folder)
+    if is_sharded(entries):
+        index = read_index(folder, entries)
+        groups = {name: _assembled(folder, entries, index[name]) for name in index if only is None or name in only}
+    for path, entry in entries.items():
         stem = path.rpartition(".")[0]
+        if entry.kind in ("parts", "slices"):
+            continue
         if entry.kind == "tensors":
             if only is None or stem in only:
                 groups[stem] = decode(manifest.read_file(folder, path, entry))
@@ -92,3 +109,31 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
     if only is not None and (missing := sorted(set(only) - set(groups))):
         raise CheckpointError(f"{folder} holds no tensors named {', '.join(missing)}; it holds {', '.join(groups)}")
     return Checkpoint(folder.name, groups, documents, files)
+
+
+def is_sharded(entries: Mapping[str, Entry]) -> bool:
+    """Whether several ranks wrote these files."""
+    return slices.INDEX in entries and entries[slices.INDEX].kind == "slices"
+
+
+def read_index(folder: Path, entries: Mapping[str, Entry]) -> slices.Index:
+    """Where the slices of a sharded checkpoint are. CheckpointError for a newer format."""
+    data = manifest.read_file(folder, slices.INDEX, entries[slices.INDEX])
+    try:
+        return slices.from_bytes(data)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}: use the version that wrote it, or a newer one") from None
+
+
+def _assembled(folder: Path, entries: Mapping[str, Entry], stored: Mapping[str, slices.Stored]) -> dict[str, Tensor]:
+    """The whole tensors of a group that several ranks wrote, every byte verified as it is read, a file at a time."""
+    tensors = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in stored.items()}
+    by_file: dict[str, list[tuple[str, str, slices.Region]]] = {}
+    for name, each in stored.items():
+        for file, key, region in each.parts:
+            by_file.setdefault(file, []).append((name, key, region))
+    for file, wanted in sorted(by_file.items()):
+        parts = decode(manifest.read_file(folder, file, entries[file]))
+        for name, key, region in wanted:
+            tensors[name][region.within(slices.whole(stored[name].shape))] = parts[key]
+    return tensors

@@ -7,7 +7,7 @@ No torch here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
@@ -19,7 +19,8 @@ from daguerre.errors import UserError
 NAME = "manifest.json"
 FORMAT = 1
 
-Kind = Literal["tensors", "document", "file"]
+Kind = Literal["tensors", "document", "file", "parts", "slices"]
+"""`parts` are one rank's slices of tensors, `slices` the index that finds them."""
 
 
 class CheckpointError(UserError):
@@ -77,9 +78,12 @@ def read(folder: Path) -> dict[str, Entry]:
     return {path: Entry(**entry) for path, entry in content["files"].items()}
 
 
-def verify(folder: Path) -> None:
-    """Read every file of a checkpoint. Damaged, naming the file, if one differs from what was saved."""
+def verify(folder: Path, only: Collection[str] | None = None) -> None:
+    """Read every file of a checkpoint, or those in `only`. Damaged, naming the file, if one differs from what was
+    saved."""
     for path, entry in read(folder).items():
+        if only is not None and path not in only:
+            continue
         try:
             with (folder / path).open("rb") as file:
                 size_bytes = file.seek(0, 2)

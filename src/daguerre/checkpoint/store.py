@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from daguerre.checkpoint import content, manifest
 from daguerre.checkpoint.atomic import make_folder, sync_folder
 from daguerre.checkpoint.content import Checkpoint, TensorGroups
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
+from daguerre.checkpoint.retention import Keep
 
 _NAME = re.compile(r"[a-z]+-(\d+)")
 _TEMPORARY = ".tmp-"
@@ -43,6 +44,8 @@ class Store:
     """
 
     root: Path
+    verify: Callable[[Path], None] = manifest.verify
+    """Reads all of a checkpoint and raises Damaged: several processes can share the reading."""
     _known_sound: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def names(self) -> list[str]:
@@ -64,20 +67,23 @@ class Store:
         CheckpointError if the disk refuses: nothing of the new one stays, earlier ones are untouched. ValueError for
         content that could not be read back: NaN in a document, a dtype without a name, a path that leaves the folder.
         """
-        assert _NAME.fullmatch(name), name
         parts = content.collect(tensors, documents, files or {})
-        temporary = self.root / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
+        temporary = self.temporary(name)
         try:
             try:
                 make_folder(self.root)
                 content.write(temporary, parts)
-                self._publish(temporary, name)
+                return self.publish(temporary, name)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
         except OSError as error:
-            raise CheckpointError(self._refusal(name, error, tensors)) from error
-        self._known_sound[name] = _stamp(self.root / name)
-        return self.root / name
+            needed = sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
+            raise CheckpointError(self.refusal(name, error, needed)) from error
+
+    def temporary(self, name: str) -> Path:
+        """A folder, not there yet, in which a checkpoint can be put together; `publish` gives it its name."""
+        assert _NAME.fullmatch(name), name
+        return self.root / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
 
     def load(self, path: Path, only: Collection[str] | None = None) -> Checkpoint:
         """Read a checkpoint, every byte verified as it is read. Damaged (a CheckpointError) names a file that differs.
@@ -125,27 +131,30 @@ class Store:
             notices += [self._quarantine(one, f"the run went on from {name}, which is older") for one in newer]
         return Found(path, notices + self._extras(name))
 
-    def purge(self, keep: int) -> list[str]:
-        """Delete all but the newest `keep` verified checkpoints; returns notices.
+    def purge(self, keep: int, backup_every: int | None = None) -> list[str]:
+        """Delete all but the newest `keep` verified checkpoints and the backups of `Keep`; returns notices.
 
         A damaged one does not count and goes to `quarantine`. One that this process saved or verified counts as
         verified while no file of it has changed its size or time of change.
         """
-        if keep < 2:
-            raise ValueError(f"keep is {keep}: at least 2 are kept, so that one is left if the other is damaged")
-        notices, kept = [], 0
+        rule, notices = Keep(keep, backup_every), []
+        named = {_number(name)[0]: name for name in self.names()}
+
+        def sound(number: int) -> bool:
+            if notice := self._quarantine_if_damaged(named[number]):
+                notices.append(notice)
+            return not notice
+
         with _explained(self.root):
-            for name in reversed(self.names()):
-                if kept >= keep:
-                    self._delete(name)
-                elif notice := self._quarantine_if_damaged(name):
-                    notices.append(notice)
-                else:
-                    kept += 1
+            for number in rule.expendable(list(named), sound):
+                self._delete(named[number])
         return notices
 
-    def _publish(self, temporary: Path, name: str) -> None:
-        """Give a finished folder its name. `_undo_replacements` mends a kill between the two renames."""
+    def publish(self, temporary: Path, name: str) -> Path:
+        """Give a finished folder its name; when this returns, it survives a power cut. OSError.
+
+        `_undo_replacements` mends a kill between the two renames.
+        """
         final, replaced = self.root / name, self.root / f"{_REPLACED}{name}"
         if final.exists() and self._quarantine_if_damaged(name) is None:
             shutil.rmtree(replaced, ignore_errors=True)
@@ -159,6 +168,8 @@ class Store:
         sync_folder(self.root)
         if replaced.exists():
             self._remove(replaced)
+        self._known_sound[name] = _stamp(final)
+        return final
 
     def _undo_replacements(self) -> list[str]:
         notices = []
@@ -206,7 +217,7 @@ class Store:
         if self._known_sound.get(name) != (stamp := _stamp(path)):
             self._known_sound.pop(name, None)
             try:
-                manifest.verify(path)
+                self.verify(path)
             except OSError as error:
                 raise CheckpointError(
                     f"cannot read {error.filename or path}: {error.strerror}. This may pass: nothing was changed, "
@@ -232,9 +243,8 @@ class Store:
         sync_folder(self.root)
         shutil.rmtree(folder)
 
-    def _refusal(self, name: str, error: OSError, groups: TensorGroups) -> str:
-        """What to tell a person whose disk refused a save; the temporary folder is already gone."""
-        needed = sum(t.numel() * t.element_size() for group in groups.values() for t in group.values())
+    def refusal(self, name: str, error: OSError, needed: int) -> str:
+        """What to tell a person whose disk refused a save of so many bytes; the temporary folder is already gone."""
         space = ""
         if self.root.is_dir():
             space = f" ({needed / 1e6:.1f} MB are needed, {shutil.disk_usage(self.root).free / 1e6:.1f} MB are free)"

@@ -37,6 +37,21 @@ _DTYPES = {
 }
 
 
+_NAMED = {name: dtype for dtype, name in _DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype, key: str) -> str:
+    """How the format calls a dtype. ValueError, naming the tensor, for one that it lacks."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"tensor {key!r} is {dtype}, which safetensors cannot hold")
+    return _DTYPES[dtype]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that the format calls so."""
+    return _NAMED[name]
+
+
 @dataclass(frozen=True)
 class Later:
     """A tensor that is made when it is written, so that a large file needs the memory of one tensor."""
@@ -58,11 +73,9 @@ def encode(tensors: Mapping[str, Tensor | Later], metadata: Mapping[str, str] | 
     end = 0
     for key in order:
         tensor, begin = tensors[key], end
-        if tensor.dtype not in _DTYPES:
-            raise ValueError(f"tensor {key!r} is {tensor.dtype}, which safetensors cannot hold")
         end = begin + math.prod(tensor.shape) * tensor.dtype.itemsize
         header[key] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": dtype_name(tensor.dtype, key),
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }

@@ -1,0 +1,172 @@
+"""Saving beside training: tensors are copied to host memory, then a thread writes the copy while training goes on.
+
+At most one save is in flight; its error comes back at the next one or at the end, to a policy that decides whether the
+run goes on. Training waits for the copy alone, unless the disk is slower than the saves follow one another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from daguerre.checkpoint.failed_saves import FailedSaves
+from daguerre.checkpoint.manifest import CheckpointError
+from daguerre.checkpoint.ranks import RanksGone
+from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.sharded import Own, Planned, ShardedStore
+from daguerre.checkpoint.slices import Groups
+
+_SLAB_BYTES = 256 << 20
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a save."""
+
+    name: str
+    path: Path | None
+    """None if it failed."""
+    notices: list[str]
+    """What to tell a person."""
+    stalled_seconds: float
+    """Training waited: for the save before this one, for all ranks to agree, and for the copy."""
+    wrote_seconds: float
+    """Writing, syncing, committing and purging, mostly beside training."""
+    own_bytes: int
+    """What this rank wrote."""
+
+
+class HostMemory:
+    """Memory of the host that one snapshot after another is copied into; pinned where they come from a GPU.
+
+    In slabs of a power of two, because CUDA rounds pinned memory up to one.
+    """
+
+    def __init__(self) -> None:
+        self._slab_bytes = _SLAB_BYTES
+        self._slabs: dict[bool, list[Tensor]] = {True: [], False: []}
+        self._used: dict[bool, list[int]] = {True: [], False: []}
+
+    def copies(self, own: Own) -> Own:
+        """Copies of all tensors; they hold until the next call."""
+        total = sum(t.numel() * t.element_size() for tensors in own.values() for t in tensors.values())
+        self._slab_bytes = min(_SLAB_BYTES, 1 << max(total - 1, _ALIGNMENT).bit_length())
+        self._used = {pinned: [0] * len(slabs) for pinned, slabs in self._slabs.items()}
+        found = {file: {key: self._copy(tensor) for key, tensor in tensors.items()} for file, tensors in own.items()}
+        for device in {tensor.device for tensors in own.values() for tensor in tensors.values()}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return found
+
+    @property
+    def size_bytes(self) -> int:
+        """What is held."""
+        return sum(slab.numel() for slabs in self._slabs.values() for slab in slabs)
+
+    @torch.no_grad()
+    def _copy(self, tensor: Tensor) -> Tensor:
+        place = self._place(tensor.numel() * tensor.element_size(), tensor.device.type == "cuda")
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+
+    def _place(self, size: int, pinned: bool) -> Tensor:
+        slabs, used = self._slabs[pinned], self._used[pinned]
+        room = -(-size // _ALIGNMENT) * _ALIGNMENT
+        for number, slab in enumerate(slabs):
+            if used[number] + room <= slab.numel():
+                start = used[number]
+                used[number] += room
+                return slab[start : start + size]
+        slabs.append(torch.empty(max(room, self._slab_bytes), dtype=torch.uint8, pin_memory=pinned))
+        used.append(room)
+        return slabs[-1][:size]
+
+
+@dataclass
+class Saver:
+    """Saves a run's checkpoints, purges old ones, and bears with a disk that fails. All ranks call every method."""
+
+    store: ShardedStore
+    keep: Keep = field(default_factory=Keep)
+    failures: FailedSaves = field(default_factory=FailedSaves)
+    background: bool = True
+    """False: write at once, from the tensors themselves; needs no memory for a copy."""
+    _memory: HostMemory = field(default_factory=HostMemory, init=False, repr=False)
+    _thread: ThreadPoolExecutor = field(init=False, repr=False)
+    _flying: Future[Outcome] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+
+    def save(
+        self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
+    ) -> list[Outcome]:
+        """Begin a save; tensors may change when this returns. What became of the one before, if not yet told.
+
+        Raises CheckpointError if that one was a failure too many, RanksGone if a rank is dead. ValueError for what
+        could not be read back (see `ShardedStore.plan`).
+        """
+        begun = time.perf_counter()
+        before = self.settle()
+        waited = time.perf_counter() - begun
+        planned = self.store.plan(name, groups, documents, files)
+        own = self._memory.copies(planned.own) if self.background else planned.own
+        stalled = time.perf_counter() - begun
+        notice = []
+        if before and waited > 1:
+            notice = [
+                f"{before[0].name} took {before[0].wrote_seconds:.0f} s to write, longer than until the next save: "
+                f"training waited {waited:.0f} s. Save less often, or to a faster disk"
+            ]
+        self._flying = self._thread.submit(self._write, planned, own, stalled, notice)
+        return before if self.background else [*before, *self.settle()]
+
+    def settle(self) -> list[Outcome]:
+        """Wait for the save in flight; its outcome, or an empty list if there is none. Raises as `save` does."""
+        if self._flying is None:
+            return []
+        flying, self._flying = self._flying, None
+        outcome = flying.result()
+        return [outcome]
+
+    def finished(self) -> bool:
+        """Whether there is an outcome that `settle` would give without waiting; no collective call, and ranks may
+        differ."""
+        return self._flying is not None and self._flying.done()
+
+    def finish(self) -> list[Outcome]:
+        """At the end of a run: wait. CheckpointError if the last save failed, as no other will make it good."""
+        try:
+            outcomes = self.settle()
+        finally:
+            self._thread.shutdown()
+        if outcomes and outcomes[-1].path is None:
+            raise CheckpointError(outcomes[-1].notices[-1])
+        return outcomes
+
+    def _write(self, planned: Planned, own: Own, stalled: float, notices: list[str]) -> Outcome:
+        begun, path = time.perf_counter(), None
+        try:
+            path = self.store.commit(planned, own)
+            notices = [*notices, *self.failures.succeeded(), *self._purged()]
+        except RanksGone:
+            raise
+        except CheckpointError as error:
+            notices = [*notices, self.failures.failed(error)]
+        return Outcome(planned.name, path, notices, stalled, time.perf_counter() - begun, planned.own_bytes)
+
+    def _purged(self) -> list[str]:
+        """What an unwilling disk leaves undone here is tried again after the next save."""
+        try:
+            return self.store.purge(self.keep)
+        except RanksGone:
+            raise
+        except CheckpointError as error:
+            return [f"older checkpoints are not purged: {error}"]

@@ -1,0 +1,45 @@
+"""Which checkpoints may go: the newest stay, and every n-th for good. Numbers alone; deleting is store.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What is kept."""
+
+    newest: int = 2
+    """How many of the newest verified ones; at least 2, so that one is left if the other is damaged."""
+    backup_every: int | None = None
+    """In each stretch of so many updates after the first, the oldest is kept for good; None for no such backups. The
+    first one at or after 1 x, 2 x, 3 x this number of updates, then, also where the saves do not fall on it."""
+
+    def __post_init__(self) -> None:
+        if self.newest < 2:
+            raise ValueError(f"keep is {self.newest}: at least 2 are kept, so that one is left if the other is damaged")
+        if self.backup_every is not None and self.backup_every < 1:
+            raise ValueError(f"backup_every is {self.backup_every}: give 1 or more, or null for no backups")
+
+    def backups(self, numbers: Sequence[int]) -> set[int]:
+        """Which of these are kept for good."""
+        if self.backup_every is None:
+            return set()
+        first: dict[int, int] = {}
+        for number in sorted(numbers):
+            first.setdefault(number // self.backup_every, number)
+        return {number for stretch, number in first.items() if stretch > 0}
+
+    def expendable(self, numbers: Sequence[int], sound: Callable[[int], bool]) -> list[int]:
+        """Which of these may be deleted, newest first.
+
+        `sound` says whether one is verified (and sets it aside if it is not); it is asked from the newest on, and only
+        until enough are. A damaged one is never in the answer.
+        """
+        there, kept = sorted(numbers, reverse=True), 0
+        while there and kept < self.newest:
+            if sound(there.pop(0)):
+                kept += 1
+        backups = self.backups(numbers)
+        return [number for number in there if number not in backups]

@@ -1,0 +1,251 @@
+"""A store that many processes save into and verify together: the protocol of store.py over all ranks' files.
+
+Each rank writes and syncs its own parts of tensors in the one temporary folder; rank 0 gathers sizes and digests, adds
+documents, files, the index of slices and the manifest over all, and alone gives the folder its name. Whatever goes
+wrong on one rank is the error of all, and nothing is committed. Every method is a collective call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from daguerre.checkpoint import content, shared_reading, slices
+from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
+from daguerre.checkpoint.manifest import CheckpointError, Entry
+from daguerre.checkpoint.ranks import Ranks, RanksGone
+from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.slices import Groups, Index
+from daguerre.checkpoint.store import Found, Store
+from daguerre.checkpoint.tensors import encode
+
+Own = dict[str, dict[str, Tensor]]
+"""What one rank writes: tensors by file and key."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A save that all ranks have agreed on, before anything is on disk."""
+
+    name: str
+    own: Own
+    """Views of the caller's tensors: copy them, or write them before they change."""
+    index: Index
+    small: Mapping[str, content.Part]
+    """Documents and files, on rank 0."""
+
+    @property
+    def own_bytes(self) -> int:
+        """What this rank writes."""
+        return sum(t.numel() * t.element_size() for tensors in self.own.values() for t in tensors.values())
+
+
+@dataclass
+class ShardedStore:
+    """Checkpoints in the folder `root`, which all ranks see; see `Store` for names and what is left alone."""
+
+    root: Path
+    ranks: Ranks
+    _store: Store = field(init=False, repr=False)
+    _index: Index = field(default_factory=dict, init=False, repr=False)
+    _planned_for: str = field(default="", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._store = Store(self.root, verify=self._verify)
+
+    def plan(
+        self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
+    ) -> Planned:
+        """Agree on a save: who writes which slices. Rank 0's `documents` and `files` count, others may give none.
+
+        Quick from the second time on, as long as ranks hold the same slices. ValueError, on every rank, for what could
+        not be read back, for ranks that disagree, and for tensors with gaps or overlaps.
+        """
+        held: Any = None
+        mine: dict[str, Any] = {"name": name, "digest": "", "error": None}
+        small: dict[str, content.Part] = {}
+        try:
+            held = slices.holding(groups)
+            mine["digest"] = hashlib.sha256(json.dumps(held).encode()).hexdigest()
+            # Groups without tensors: their names are checked.
+            small = content.collect({group: {} for group in groups}, documents, files or {})
+        except ValueError as error:
+            mine["error"] = str(error)
+        mine["known"] = mine["digest"] == self._planned_for
+        everyone = self.ranks.collect(mine)
+        replan = self._agreed(lambda: _needs_plan(everyone))
+        if replan:
+            holdings = self.ranks.collect(held)
+            told = self._agreed(lambda: slices.to_bytes(slices.plan(holdings)).decode())
+            self._index, self._planned_for = slices.from_bytes(told.encode()), mine["digest"]
+        own = _own(self._index, groups, self.ranks)
+        return Planned(name, own, self._index, {p: part for p, part in small.items() if part.kind != "tensors"})
+
+    def commit(self, planned: Planned, own: Own | None = None) -> Path:
+        """Write a planned save; when this returns, it survives a kill and a power cut.
+
+        `own` are copies of `planned.own`. CheckpointError, the same on every rank, if the disk of any of them refuses:
+        nothing of the new one stays, earlier ones are untouched. RanksGone if one does not answer: likewise.
+        """
+        temporary = self._store.temporary(planned.name)
+        try:
+            temporary = self.root / self._together(lambda: self._begun(temporary, planned))
+            reports = self.ranks.collect(self._written(temporary, planned.own if own is None else own))
+            self._together(lambda: self._finished(temporary, planned, reports))
+        finally:
+            if self.ranks.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+        return self.root / planned.name
+
+    def recover(self) -> Found:
+        """`Store.recover`, by rank 0; each rank reads a share of the files for it, and all get the answer."""
+        return self._found(lambda: self._store.recover())
+
+    def rewind(self, name: str) -> Found:
+        """`Store.rewind`, likewise."""
+        return self._found(lambda: self._store.rewind(name))
+
+    def newest_verified(self) -> Found:
+        """`Store.newest_verified`, likewise."""
+        return self._found(lambda: self._store.newest_verified())
+
+    def purge(self, keep: Keep) -> list[str]:
+        """`Store.purge`, likewise."""
+        return self._together(lambda: self._store.purge(keep.newest, keep.backup_every))
+
+    def names(self) -> list[str]:
+        """`Store.names`; no collective call."""
+        return self._store.names()
+
+    def _found(self, action: Callable[[], Found]) -> Found:
+        def asked() -> list[Any]:
+            found = action()
+            return [found.path and found.path.name, found.notices]
+
+        name, notices = self._together(asked)
+        return Found(name and self.root / name, notices)
+
+    def _begun(self, temporary: Path, planned: Planned) -> str:
+        try:
+            make_folder(self.root)
+            temporary.mkdir()
+        except OSError as error:
+            raise CheckpointError(self._store.refusal(planned.name, error, _bytes(planned.index))) from error
+        return temporary.name
+
+    def _written(self, temporary: Path, own: Own) -> dict[str, Any]:
+        """This rank's files, safe on disk: their sizes and digests, or why not."""
+        entries = {}
+        try:
+            for file, tensors in own.items():
+                written = write_durably(temporary / file, encode(tensors))
+                entries[file] = [written.size_bytes, written.sha256]
+            sync_folder(temporary)
+        except OSError as error:
+            return {"error": shared_reading.refusal(error, temporary)}
+        return {"files": entries}
+
+    def _finished(self, temporary: Path, planned: Planned, reports: list[dict[str, Any]]) -> None:
+        """What only rank 0 does."""
+        try:
+            for rank, report in enumerate(reports):
+                if "error" in report:
+                    number, text, where = report["error"]
+                    raise OSError(number, text, f"{where} (rank {rank})")
+            entries = {
+                file: Entry("parts", *written) for report in reports for file, written in report["files"].items()
+            }
+            shared_reading.wait_for(temporary, entries)
+            parts = {**planned.small, slices.INDEX: content.Part("slices", [slices.to_bytes(planned.index)])}
+            entries |= content.write_files(temporary, parts)
+            content.seal(temporary, entries)
+            self._store.publish(temporary, planned.name)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise CheckpointError(self._store.refusal(planned.name, error, _bytes(planned.index))) from error
+
+    def _verify(self, path: Path) -> None:
+        """`manifest.verify` on rank 0, the reading shared with the others, who wait in `_together`."""
+        self.ranks.tell({"verify": path.name})
+        shared_reading.judge(self._verified_share(path.name))
+
+    def _verified_share(self, name: str) -> list[dict[str, Any]]:
+        found = shared_reading.verified(self.root / name, self.ranks.rank, self.ranks.count)
+        return self.ranks.collect(found)
+
+    def _agreed(self, action: Callable[[], Any]) -> Any:
+        """What rank 0 makes of what it gathered, on every rank; so is its ValueError."""
+        told: dict[str, Any] = {}
+        if self.ranks.rank == 0:
+            try:
+                told = {"result": action()}
+            except ValueError as error:
+                told = {"error": str(error)}
+        told = self.ranks.tell(told)
+        if "error" in told:
+            raise ValueError(told["error"])
+        return told["result"]
+
+    def _together(self, action: Callable[[], Any]) -> Any:
+        """Rank 0 acts, the others verify what it asks them to; all get its JSON result, or its CheckpointError."""
+        if self.ranks.rank:
+            while "verify" in (told := self.ranks.tell()):
+                self._verified_share(told["verify"])
+            if "error" in told:
+                raise CheckpointError(told["error"])
+            return told["result"]
+        told = {"error": "rank 0 was stopped by an error of its own"}
+        try:
+            told = {"result": action()}
+        except RanksGone:
+            told = {}
+            raise
+        except CheckpointError as error:
+            told = {"error": str(error)}
+            raise
+        except OSError as error:
+            told = {"error": f"{error.filename or self.root}: {error.strerror}"}
+            raise CheckpointError(told["error"]) from error
+        finally:
+            if told:
+                self.ranks.tell(told)
+        return told["result"]
+
+
+def _needs_plan(everyone: list[dict[str, Any]]) -> bool:
+    """ValueError where a rank cannot save or saves something else."""
+    for rank, one in enumerate(everyone):
+        if one["error"]:
+            raise ValueError(one["error"] if len(everyone) == 1 else f"rank {rank}: {one['error']}")
+        if one["name"] != everyone[0]["name"]:
+            raise ValueError(f"rank {rank} saves {one['name']}, rank 0 saves {everyone[0]['name']}")
+    return not all(one["known"] for one in everyone)
+
+
+def _own(index: Index, groups: Groups, ranks: Ranks) -> Own:
+    """The slices that this rank writes, by file and key."""
+    own: Own = {}
+    for group, stored in index.items():
+        file = slices.file_of(group, ranks.rank, ranks.count)
+        for name, each in stored.items():
+            for place, key, region in each.parts:
+                if place == file:
+                    own.setdefault(file, {})[key] = groups[group][name].cut(region)
+    return own
+
+
+def _bytes(index: Index) -> int:
+    parts = (
+        (each.dtype.itemsize, region)
+        for group in index.values()
+        for each in group.values()
+        for *_, region in each.parts
+    )
+    return sum(size * region.elements for size, region in parts)
