@@ -228,6 +228,7 @@ OPEN_DIFFUSION = [
     alias("dataset.params.path=pipe:aws s3 cp s3://b/{00..09}.tar -", data__source="webdataset"),
     alias("dataset.params.resolution=256", data__resolution=256),
     alias("dataset.params.filters={pwatermark: '<=0.5'}", data__filters={"pwatermark": "<=0.5"}),
+    refused("dataset.params.filters.pwatermark=<=0.5", "filters are given together"),
     alias("dataset.params.idx_to_prompt=imagenet", "data_path=a.tar", data__idx_to_prompt="imagenet"),
     alias("dataset.params.batch_size=1", training__per_device_batch_size=1),
     alias("dataset.params.workers=2", loader__num_workers=2),
@@ -342,6 +343,12 @@ def test_a_folder_of_mindones_is_read_by_its_tables(tmp_path):
     (tmp_path / "img_txt.csv").write_text("url,text\nx,a cat\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="say which is meant"):
         config.load("sdxl", [f"data_path={tmp_path}"])
+
+
+def test_a_path_to_a_data_set_of_the_hubs_library_takes_the_place_of_its_name(tmp_path):
+    (tmp_path / "dataset_info.json").write_text("{}", encoding="utf-8")
+    data = config.load("sdxl", [f"data_path={tmp_path}"]).config.data
+    assert (data.source, data.path, data.name) == ("huggingface", str(tmp_path), None)
 
 
 def test_is_parallel_is_compared_with_the_launch(monkeypatch):

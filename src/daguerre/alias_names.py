@@ -85,7 +85,6 @@ SAME = {
 BELOW = {
     "model.unet.params.": "model.unet.",
     "optimizer.params.": "optimizer.",
-    "dataset.params.filters.": "data.filters.",
 }
 """Another name for what stands before a setting's own name."""
 
@@ -173,10 +172,11 @@ REFUSED = {
     "resume_step": "resume_from_checkpoint restores everything; name a checkpoint, such as step-00001000",
     "save_optimizer": "every checkpoint holds the optimizer; checkpoint.export writes weights alone",
     "wandb.api_key": "secrets never belong on the command line or in a recipe: the environment holds them",
+    "dataset.params.filters.*": "filters are given together, as data.filters='{pwatermark: \"<=0.5\"}'",
     "checkpoint_path": "a run keeps its checkpoints in its own folder, {output_dir}/{run_name}: use output_dir",
     "backup_every": "checkpoint.keep is the number of states that are kept, checkpoint.every their interval",
 }
-"""A name that is an error, and what to use."""
+"""A name (or pattern) that is an error, and what to use."""
 
 NOTICES = {
     "data_sink": "prefetch_batches keeps batches ready ahead of the step",

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from daguerre.alias_names import ALWAYS, BELOW, CONVERTED, IDLE_BESIDE, LATER, NOTICES, REFUSED, SAME
 from daguerre.alias_values import Meaning, one
@@ -22,8 +23,8 @@ def translate(key: str, text: str) -> Meaning:
         return one(SAME[key], text)
     if key in CONVERTED:
         return CONVERTED[key](text)
-    if key in REFUSED:
-        raise UserError(f"not a setting here: {REFUSED[key]}")
+    if (instead := _row(key, REFUSED)) is not None:
+        raise UserError(f"not a setting here: {instead}")
     if key in NOTICES:
         return Meaning((), (f"{key} has no counterpart on this engine: {NOTICES[key]}",))
     if key in ALWAYS:
@@ -31,8 +32,13 @@ def translate(key: str, text: str) -> Meaning:
     for theirs, ours in BELOW.items():
         if key.startswith(theirs):
             return one(ours + key.removeprefix(theirs), text)
-    later = next((row for pattern, row in LATER.items() if fnmatchcase(key, pattern)), None)
+    later = _row(key, LATER)
     return one(key, text) if later is None else _later(key, text, *later)
+
+
+def _row(key: str, table: Mapping[str, Any]) -> Any:
+    """The row of the first pattern that a key fits; None if it fits none."""
+    return next((row for pattern, row in table.items() if fnmatchcase(key, pattern)), None)
 
 
 def _always(key: str, text: str) -> Meaning:
