@@ -123,7 +123,10 @@ def test_bytes_that_differ_are_found(hub, tmp_path, capsys):
     out = tmp_path / "sd"
     assert run(MODEL, "-o", out) == errors.REFUSED
     assert f"{out / WEIGHTS} did not arrive as the hub has it" in capsys.readouterr().err
+    assert run(MODEL) == errors.REFUSED
+    assert "did not arrive as the hub has it" in capsys.readouterr().err
     hub.damaged.clear()
+    assert run(MODEL) == errors.DONE
     assert run(MODEL, "-o", out) == errors.DONE
     assert (out / WEIGHTS).read_bytes() == hub.files[MODEL][WEIGHTS]
 

@@ -270,7 +270,7 @@ def test_damaged_and_incomplete_files_are_refused(tiny, tmp_path):
     with pytest.raises(UserError, match=r"lacks first_stage_model.decoder.conv_in.weight of its vae"):
         single_file.folder(tmp_path / "b.safetensors", pickled=False)
     save_file(load_file(file), tmp_path / "c.safetensors", {single_file_numbers.METADATA: "{"})
-    with pytest.raises(UserError, match=r"metadata 'daguerre.model' cannot be read"):
+    with pytest.raises(UserError, match=r"metadata 'daguerre.model' cannot be read: Invalid JSON"):
         single_file.folder(tmp_path / "c.safetensors", pickled=False)
 
 

@@ -212,6 +212,7 @@ def verify(folder: Path, listing: Listing, choice: Choice) -> None:
     for name, size in choice.files.items():
         path = folder / name
         if not _is_there(path, size) or (name in listing.digests and _sha256(path) != listing.digests[name]):
+            path.resolve().unlink(missing_ok=True)  # the hub's cache has links
             path.unlink(missing_ok=True)
             raise UserError(f"{path} did not arrive as the hub has it: give the same command again to fetch it anew")
 

@@ -119,7 +119,7 @@ def convert(path: Path, fresh: Path) -> None:
             index["weight_map"] = {name: _new_name(shard) for name, shard in index["weight_map"].items()}
             made.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         elif file.name == "model_index.json":
-            made.write_text(json.dumps(_without_unused(json.loads(file.read_bytes())), indent=2) + "\n")
+            made.write_text(json.dumps(without_unused(json.loads(file.read_bytes())), indent=2) + "\n")
         else:
             shutil.copyfile(file, made)
 
@@ -149,7 +149,7 @@ def _new_name(name: str) -> str:
     return re.sub(r"^pytorch_model", "model", name).replace(".bin", ".safetensors")
 
 
-def _without_unused(index: dict[str, Any]) -> dict[str, Any]:
+def without_unused(index: dict[str, Any]) -> dict[str, Any]:
     """A pipeline's index that no longer asks for what was left out."""
     left_out = {name: [None, None] for name in _NOT_USED if name in index}
     return index | left_out | ({"requires_safety_checker": False} if "safety_checker" in index else {})

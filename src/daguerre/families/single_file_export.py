@@ -21,7 +21,7 @@ from torch import Tensor
 from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
 from daguerre.checkpoint.tensors import Later, encode
 from daguerre.errors import UserError
-from daguerre.families import clip_vocabulary, original_names, single_file_readers, weights
+from daguerre.families import clip_vocabulary, original_names, pickled, single_file_readers, weights
 from daguerre.families.original_layout import LAYOUTS
 from daguerre.families.original_names import Link
 from daguerre.families.single_file_numbers import METADATA, Numbers
@@ -62,7 +62,7 @@ def write_unet(path: Path, folder: Path, dtype: torch.dtype | None = None, varia
 
 def read_numbers(folder: Path) -> Numbers:
     """What the configs of a pipeline in diffusers' layout say. UserError for a pipeline of another kind."""
-    index = _read(folder / "model_index.json")
+    index = pickled.without_unused(_read(folder / "model_index.json"))
     named = index.get("_class_name")
     if named not in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
         raise UserError(

@@ -8,6 +8,7 @@ without any mark predicts v.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from huggingface_hub.errors import StrictDataclassError
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
@@ -38,6 +41,19 @@ KINDS: dict[str, Any] = {
     "text_encoder_2": CLIPTextModelWithProjection,
 }
 Shapes = Mapping[str, tuple[int, ...]]
+_TOKENIZER_FILE = re.compile(r"\w[\w-]*\.(json|txt|model)")
+_CLASSES = {
+    (None, None),
+    *(("transformers", name) for name in ("CLIPTokenizer", "CLIPTokenizerFast")),
+    *((kind.__module__.split(".")[0], kind.__name__) for kind in KINDS.values()),
+    *(("diffusers", name) for name in ("StableDiffusionPipeline", "StableDiffusionXLPipeline")),
+}
+"""What a pipeline's index may name, beside schedulers."""
+_IMPOSSIBLE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, ZeroDivisionError, AssertionError),
+    StrictDataclassError,
+)
+"""What libraries raise when they build a network of numbers that make none."""
 _V_NORM = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
 
 
@@ -86,11 +102,45 @@ def of_file(
 
 
 def _own(text: str) -> Numbers:
-    """What Daguerre wrote."""
+    """What Daguerre wrote, or somebody who says so: it may name no file and no class but those that are expected."""
     try:
-        return Numbers(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"its metadata {METADATA!r} cannot be read ({error}): write the file anew") from error
+        numbers = TypeAdapter(Numbers).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"its metadata {METADATA!r} cannot be read: {first['msg']}. Write the file anew") from error
+    if strange := [*_strange_names(numbers), *_strange_classes(numbers.index)]:
+        raise UserError(
+            f"its metadata {METADATA!r} names {strange[0]}, which Daguerre never wrote: the file is not used"
+        )
+    for component, config in numbers.configs.items():
+        try:
+            shapes(component, config)
+        except _IMPOSSIBLE as error:
+            raise UserError(f"its metadata has numbers of which no {component} can be built: {error}") from error
+    return numbers
+
+
+def _strange_names(numbers: Numbers) -> list[str]:
+    places = LAYOUTS.get(numbers.layout, {})
+    known = {name.replace("text_encoder", "tokenizer") for name in places if name.startswith("text_encoder")}
+    files = [name for kept in numbers.tokenizers.values() for name in kept if "pad" not in kept]
+    return [
+        *(repr(name) for name in [numbers.layout] if name not in LAYOUTS),
+        *(repr(name) for name in numbers.configs if name not in places),
+        *(repr(name) for name in numbers.tokenizers if name not in known),
+        *(repr(name) for name in files if not _TOKENIZER_FILE.fullmatch(name)),
+    ]
+
+
+def _strange_classes(index: Mapping[str, Any]) -> list[str]:
+    """Entries of a pipeline's index by which a library would load something else."""
+    named = [value for name, value in index.items() if isinstance(value, list) or name == "_class_name"]
+    classes = [tuple(value) if isinstance(value, list) else ("diffusers", value) for value in named]
+    return [repr(of) for of in classes if of not in _CLASSES and not _is_scheduler(of)]
+
+
+def _is_scheduler(of: tuple[Any, ...]) -> bool:
+    return len(of) == 2 and of[0] == "diffusers" and bool(re.fullmatch(r"\w+Scheduler", str(of[1])))
 
 
 def of_architecture(name: str, wanted: tuple[str, ...]) -> Numbers:
