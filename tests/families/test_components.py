@@ -171,3 +171,8 @@ def test_what_a_model_is_made_of(monkeypatch, tmp_path: Path):
     assert places.here(name, Options()) is None
     with pytest.raises(Absent, match="daguerre fetch stabilityai/sd-vae-ft-mse -o DIR"):
         sd.load(settings, 0)
+
+
+def test_a_revision_is_of_the_hub_alone(base: Path):
+    with pytest.raises(UserError, match=r"model\.revision has no effect on .* set model\.revision=null"):
+        load(base, revision="main")

@@ -69,6 +69,8 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
     A shipped name comes first, then a local folder or file, then the hub: its local cache, and only then the network.
     UserError says what was looked for, where, and what to do.
     """
+    if options.revision is not None and (name in shipped() or Path(name).exists()):
+        raise UserError(f"model.revision has no effect on {name!r}, which is on this machine: set model.revision=null")
     if name in shipped():
         return _complete(SHIPPED / name, name, needed, options)
     if Path(name).is_dir():

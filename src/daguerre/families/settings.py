@@ -63,7 +63,7 @@ class PretrainedSettings(LatentSettings):
     """The base: `quickstart` (shipped), a folder in diffusers' layout, a hub id such as
     `stabilityai/stable-diffusion-2-base`, which is read from the local cache first, or a single-file checkpoint."""
     revision: str | None = None
-    """Branch, tag or commit of the base on the hub. null: its main branch."""
+    """Branch, tag or commit of a base on the hub. null: its main branch."""
     variant: str | None = None
     """Weights of the base in another form, such as `fp16`: files named diffusion_pytorch_model.fp16.safetensors."""
     pickled_weights: bool = False
@@ -98,7 +98,7 @@ class PretrainedSettings(LatentSettings):
     """Fields that are tokenizers."""
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(
-            ("revision", "variant"),
+            ("variant",),
             lambda own: own.pretrained_model_name_or_path.endswith(SINGLE_FILES),
             "a single file has none",
         ),
