@@ -55,12 +55,13 @@ class Rounding:
             return wide_N.to(dtype)
         bits_N = random_bits(len(wide_N), keys.words(self.seed, "rounding", step, piece, count=1)[0], wide_N.device)
         lost = 16 if dtype == torch.bfloat16 else 13
+        small_N = _on_grid(wide_N, bits_N) if dtype in _SMALLEST_NORMAL else None
         # Sign and magnitude stand apart in a float, so a random number below the unit that is kept, added to the
-        # magnitude, carries into it with the odds of the part that is cut off then.
-        kept_N = (wide_N.view(torch.int32) + (bits_N & (1 << lost) - 1)) & -(1 << lost)
-        rounded_N = kept_N.view(torch.float32)
-        if dtype in _SMALLEST_NORMAL:
-            rounded_N = torch.where(wide_N.abs() < _SMALLEST_NORMAL[dtype], _on_grid(wide_N, bits_N), rounded_N)
+        # magnitude, carries into it with the odds of the part that is cut off then. In place: memory is what it costs.
+        bits_N.bitwise_and_((1 << lost) - 1).add_(wide_N.view(torch.int32)).bitwise_and_(-(1 << lost))
+        rounded_N = bits_N.view(torch.float32)
+        if small_N is not None:
+            rounded_N = torch.where(wide_N.abs() < _SMALLEST_NORMAL[dtype], small_N, rounded_N)
         return rounded_N.to(dtype)
 
 
@@ -77,12 +78,17 @@ def random_bits(count: int, key: int, device: torch.device) -> Tensor:
     """
     first, second = (int(part) - (int(part) >> 31 << 32) for part in (int(key) & 0xFFFFFFFF, int(key) >> 32))
     x_N = torch.arange(count, dtype=torch.int32, device=device).add_(first)
-    x_N ^= (x_N >> 16) & 0xFFFF  # the shift keeps the sign, the mask takes it away
-    x_N *= 0x7FEB352D
-    x_N ^= (x_N >> 15) & 0x1FFFF
-    x_N ^= second
-    x_N *= 0x846CA68B - (1 << 32)
-    x_N ^= (x_N >> 16) & 0xFFFF
+    shifted_N = torch.empty_like(x_N)
+
+    def fold(places: int) -> None:
+        torch.bitwise_right_shift(x_N, places, out=shifted_N)
+        x_N.bitwise_xor_(shifted_N.bitwise_and_((1 << 32 - places) - 1))  # the shift keeps the sign: it is masked
+
+    fold(16)
+    x_N.mul_(0x7FEB352D)
+    fold(15)
+    x_N.bitwise_xor_(second).mul_(0x846CA68B - (1 << 32))
+    fold(16)
     return x_N
 
 
