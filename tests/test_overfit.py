@@ -35,7 +35,7 @@ GIVEN = [
 OWN = ("training.duration", "lr_scheduler.", "checkpoint.", "validation.", "sampling.")
 """What of a twin is said here instead."""
 OWN += tuple(given.partition("=")[0] for given in GIVEN)
-UPDATES = {"sd15": 80, "sdxl": 80}
+UPDATES = {"sd15": 60, "sdxl": 80}
 """Recipes of which `make test` trains a few updates; all others train 300 in `make test-long`."""
 
 
