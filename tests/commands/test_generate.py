@@ -174,6 +174,8 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["prompt=a", "guidance=3"], "no such setting"),
         (["prompt=a", "resume_from_checkpoint=step-00000009"], "it has: step-00000001, step-00000002"),
         (["prompt=a", "run_name=other"], "would have no effect"),
+        (["promt=a"], "did you mean prompt?"),
+        (["prompt=a", "shards=1/2"], "did you mean shard?"),
         (["prompt=a", "out=s3://bucket/pictures"], "a folder of this machine"),
         (["prompt=a", "quality=50"], "PNG keeps every pixel"),
         (["prompt=a", "shard_samples=5"], "only with format=webdataset"),

@@ -5,6 +5,7 @@ Names that other trainers use are accepted as in `train`; those that say nothing
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -153,6 +154,8 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
         for path, value in meaning.values:
             found = overrides.find(path, leaves, sections)
             full = ".".join([found[0], *found[1]]) if found else path
+            if found is None:
+                _refuse_misspelt(key)
             is_theirs = path != key or "." not in key
             if full == _BATCH:
                 changes.append(f"sampling.batch_size={value}")
@@ -161,6 +164,13 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
             else:
                 changes.append(f"{full}={value}")
     return changes
+
+
+def _refuse_misspelt(key: str) -> None:
+    """UserError for an unknown key that is nearly one of `generate`; the config knows what other keys are near."""
+    near = difflib.get_close_matches(key, [*Options.model_fields, *SAMPLING], n=1, cutoff=0.75)
+    if near:
+        raise UserError(f"there is no option {key}; did you mean {near[0]}?")
 
 
 def _allowed(model: Model) -> tuple[str, ...]:

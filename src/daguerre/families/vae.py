@@ -56,7 +56,7 @@ class VAE:
         if height % self.factor or width % self.factor:
             raise UserError(
                 f"pictures of {height}x{width} px do not fit this autoencoder, which divides sides by {self.factor}; "
-                f"set data.resolution to a multiple of {self.factor}"
+                f"set data.resolution to a multiple of {self.factor} (for drawing: height and width)"
             )
         return (self.channels, height // self.factor, width // self.factor)
 
