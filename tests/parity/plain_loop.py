@@ -46,6 +46,8 @@ class Models:
     folder: Path
     prediction_type: str = "epsilon"
     snr_gamma: float | None = None
+    bf16: bool = False
+    """Run the UNet, and nothing else, under autocast to bfloat16."""
 
     def __post_init__(self) -> None:
         vae = AutoencoderKL.from_pretrained(self.folder / "vae", low_cpu_mem_usage=False).requires_grad_(False)
@@ -122,7 +124,7 @@ class Models:
         acp_B = self.alphas_cumprod[t_B]
         a, s = (c.sqrt().float().view(-1, 1, 1, 1) for c in (acp_B, 1 - acp_B))
         seen = eps + batch.draws.get("perturbation", 0.0)  # Ning et al. 2023: of the input, not of the target
-        y = self.unet(a * x0 + s * seen, t_B, **conditioning).sample
+        y = self.predicted(a * x0 + s * seen, t_B, conditioning)
         target = -s * x0 + a * eps if self.predicts_v else eps
         losses_B = (y - target).square().mean(dim=(1, 2, 3))
         return losses_B * self._weight(acp_B / (1 - acp_B)).float()
@@ -131,7 +133,7 @@ class Models:
         """The same by DDPMScheduler's add_noise and get_velocity, compute_snr and mse_loss, as diffusers' trainers."""
         x0, eps, t_B = self.latents(batch), batch.draws["noise"], batch.draws["c_noise"].long()
         seen = eps + batch.draws.get("perturbation", 0.0)
-        y = self.unet(self.scheduler.add_noise(x0, seen, t_B), t_B, **conditioning).sample
+        y = self.predicted(self.scheduler.add_noise(x0, seen, t_B), t_B, conditioning)
         target = self.scheduler.get_velocity(x0, eps, t_B) if self.predicts_v else eps
         losses_B = nn.functional.mse_loss(y, target, reduction="none").mean(dim=(1, 2, 3))
         return losses_B * self._weight(compute_snr(self.scheduler, t_B))
@@ -144,6 +146,11 @@ class Models:
         y = self.unet(EDM.precondition_inputs(x, s).float(), EDM.precondition_noise(s_B).float(), **conditioning).sample
         error = EDM.precondition_outputs(x, y.double(), s) - x0
         return ((s**2 + data**2) / (s * data) ** 2 * error.square()).mean(dim=(1, 2, 3)).float()
+
+    def predicted(self, x: Tensor, t_B: Tensor, conditioning: Mapping[str, Any]) -> Tensor:
+        """The UNet's answer in float32."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            return self.unet(x, t_B, **conditioning).sample.float()
 
     def _weight(self, snr_B: Tensor) -> Tensor:
         if self.snr_gamma is None:

@@ -33,6 +33,7 @@ class Case:
     given: tuple[str, ...] = ()
     text_rates: Mapping[str, float] = field(default_factory=dict)
     """Learning rates of the text encoders that are trained."""
+    bf16: bool = False
     reads: str = ""
     """How the plain loop reads captions, where not as the family is called."""
 
@@ -68,6 +69,14 @@ CASES = {
         {"name": "eps"},
         "epsilon",
         text_rates={"text_encoder": LEARNING_RATE},
+    ),
+    "SD 2.x, v, bf16": Case(
+        lambda folder: write_sd(folder, version=2),
+        {"family": "sd"},
+        {"name": "v"},
+        "v_prediction",
+        given=("training.mixed_precision=bf16",),
+        bf16=True,
     ),
     "SDXL, sizes": Case(write_sdxl, {"family": "sdxl"}, {"name": "eps"}, "epsilon"),
     "SDXL, v, min-SNR, both text encoders trained": Case(
@@ -106,7 +115,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def replayed(case: Case, folder: Path, recorded: Recorded, *, by_formula: bool) -> plain_loop.Outcome:
-    models = Models(folder, case.prediction_type, case.snr_gamma)
+    models = Models(folder, case.prediction_type, case.snr_gamma, case.bf16)
     encoders = dict(zip(("text_encoder", "text_encoder_2"), models.texts, strict=False))
     for name, encoder in encoders.items():
         encoder.requires_grad_(name in case.text_rates).train(name in case.text_rates)
