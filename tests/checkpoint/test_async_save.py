@@ -12,7 +12,7 @@ import torch
 from layouts import bits, content, equal, held
 from rank_threads import all_fine, together
 
-from daguerre.checkpoint import atomic
+from daguerre.checkpoint import atomic, slices
 from daguerre.checkpoint.async_save import HostMemory, Saver
 from daguerre.checkpoint.failed_saves import FailedSaves
 from daguerre.checkpoint.manifest import CheckpointError
@@ -110,6 +110,20 @@ def test_copies_are_made_into_the_same_memory(tmp_path):
     larger = memory.copies({"f": {"w": torch.ones(size), "v": torch.ones(3)}})
     assert larger["f"]["w"].sum() == size
     assert memory.size_bytes <= 9 * size, "what was there is used again"
+
+
+def test_memory_and_plan_are_there_before_the_first_save(tmp_path, monkeypatch):
+    made, real = [], torch.empty
+    saving = saver(tmp_path / "c")
+    saving.reserve(groups(1))
+    assert not (tmp_path / "c").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *given, **options: made.append(given) or real(*given, **options))
+        patch.setattr(slices, "plan", None)
+        saving.save("step-00000002", groups(2), {})
+        assert made == []
+    saving.finish()
+    assert equal(Store(tmp_path / "c").load(tmp_path / "c" / "step-00000002").tensors, 2)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
