@@ -394,7 +394,7 @@ def test_diff_says_what_changed_and_whether_a_resume_may(base):
     changes = {change.path: (change.old, change.new, change.resume) for change in configs.diff(old, new)}
     assert changes == {
         "seed": (0, 3, "identity"),
-        "model.unet.groups": (None, 8, "identity"),
+        "model.unet": ("base", {"groups": 8}, "identity"),
         "loader.num_workers": (0, 2, "elastic"),
         "training.duration": ("20 steps", "9 epochs", "free"),
     }

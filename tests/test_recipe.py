@@ -92,6 +92,10 @@ def test_what_is_missing_is_listed_once_and_taken_out():
 
 @pytest.mark.parametrize("name", recipe.shipped())
 def test_every_shipped_recipe_loads_and_is_dumped_and_read_back(tmp_path, name):
-    loaded = configs.load(name)
+    said: recipe.Tree = {}
+    for layer in recipe.layers(name):
+        said = recipe.merge(said, layer.tree)
+    asked = ["data.path=shards"] if recipe.get(said, "data.path") == "???" else []  # what it leaves to its user
+    loaded = configs.load(name, asked)
     assert loaded.notices == ()
     assert configs.load(write(tmp_path, configs.dump(loaded.config))).config == loaded.config

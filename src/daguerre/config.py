@@ -258,7 +258,7 @@ class Change:
 
 def diff(old: Config, new: Config) -> list[Change]:
     """What differs, in the order of the settings."""
-    trees = [dict(recipe.paths(config.model_dump(mode="json"))) for config in (old, new)]
+    trees = _side_by_side(*(config.model_dump(mode="json") for config in (old, new)))
     known: dict[str, Leaf] = {}
     for tree in (config.model_dump() for config in (old, new)):
         known |= layout.leaves(Config, tree)
@@ -270,6 +270,20 @@ def diff(old: Config, new: Config) -> list[Change]:
             owner = next((known[p] for p in _ancestors(path) if p in known), None)  # the innermost
             changes.append(Change(path, before, after, owner.resume if owner else "identity"))
     return changes
+
+
+def _side_by_side(*trees: Tree) -> list[dict[str, Any]]:
+    """Values by path; what is a mapping in one tree and a plain value in another is one value in both."""
+    flat = [dict(recipe.paths(tree)) for tree in trees]
+    inner = {above for values in flat for path in values for above in _ancestors(path)[1:]}
+    plain = {path for values in flat for path in values if path in inner}
+    for tree, values in zip(trees, flat, strict=True):
+        for path in plain:
+            for below in [name for name in values if name.startswith(f"{path}.")]:
+                del values[below]
+            if (whole := recipe.get(tree, path)) is not recipe.ABSENT:
+                values[path] = whole
+    return flat
 
 
 def _ancestors(path: str) -> list[str]:
