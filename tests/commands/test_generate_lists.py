@@ -22,6 +22,7 @@ from tiny_drawings import documents, drawn, generate
 from daguerre import cli
 from daguerre.commands import generate as generate_command
 from daguerre.commands import generate_arguments, generate_prompts, generate_ranks, pictures
+from daguerre.commands.generate_folder import Folder
 from daguerre.commands.generate_list import PictureList
 from daguerre.commands.pictures import Wanted, batches
 from daguerre.data.dataset import open_dataset
@@ -128,6 +129,28 @@ def test_a_list_is_the_same_whatever_draws_it(run, tmp_path, monkeypatch):
     for name in ("large", "parts", "ranks"):
         assert_same_pictures(tmp_path / "whole", tmp_path / name)
         assert (tmp_path / name / "contact-sheet.html").exists()
+
+
+def test_processes_that_start_at_once_take_one_folder(run, tmp_path, capsys):
+    """One has made the folder and is about to say in it what is asked for."""
+    home = run / "generated"
+    for folder in (tmp_path / "out", home / "a-dog-at-once"):
+        folder.mkdir(parents=True)
+        (folder / ".request.json.123.tmp").touch()
+    assert generate(run, "prompt=a dog at once", f"out={tmp_path / 'out'}", "shard=1/2", *SMALL) == 0
+    assert generate(run, "prompt=a dog at once", *SMALL) == 0
+    assert (home / "a-dog-at-once" / "000.png").exists()
+    asked = {"seed": 0}
+    first, second = Folder(tmp_path / "race"), Folder(tmp_path / "race")
+    first.begin(asked)
+    second.begin(asked)
+    with pytest.raises(UserError, match="seed: 0 -> 1"):
+        second.begin({"seed": 1})
+    code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)"
+    for part in (generate_ranks.Part(), generate_ranks.Part(1, 2)):  # either holds what the second of two would
+        with first.held(part):
+            found = subprocess.run([sys.executable, "-c", code, str(first.path / "request.json")], capture_output=True)
+            assert b"BlockingIOError" in found.stderr
 
 
 def test_a_part_says_what_others_have_to_draw(run, tmp_path, capsys, monkeypatch):

@@ -41,7 +41,7 @@ class Folder:
             found: dict[str, Any] = json.loads((self.path / NAME).read_bytes())["asked"]
             return found
         except FileNotFoundError:
-            if self.path.is_dir() and not any(self.path.iterdir()):
+            if self.path.is_dir() and not any(self._others()):
                 return None
             raise UserError(
                 f"{self.path} exists and holds no {NAME} of `generate`: pictures are never put among other files; "
@@ -49,6 +49,10 @@ class Folder:
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.path / NAME} is damaged ({error}): choose another folder, or remove it") from error
+
+    def _others(self) -> Iterator[Path]:
+        """What lies here beside a request that another process is about to begin."""
+        return (path for path in self.path.iterdir() if not path.name.startswith(f".{NAME}."))
 
     def goes_on(self, asked: Mapping[str, Any]) -> bool:
         """Whether the same pictures were begun here; UserError shows what is asked for otherwise now."""
