@@ -131,7 +131,10 @@ def test_groups_asked_for_alone(tmp_path):
     path = save(tmp_path / "c", 4, 1, (2, 2))
     for file in path.glob("model-*"):
         file.write_bytes(b"")
-    assert set(Store(path.parent).load(path, only=("ema",)).tensors) == {"ema"}
+    store = Store(path.parent)
+    assert set(store.load(path, only=("ema",)).tensors) == {"ema"}
+    assert sorted(store.groups(path)) == ["ema", "model"]
+    assert sorted(store.groups(save_alone(store, 2))) == ["model", "optimizer"]
     with pytest.raises(CheckpointError, match="holds no tensors named x; it holds"):
         Store(path.parent).load(path, only=("x",))
 

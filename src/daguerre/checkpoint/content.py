@@ -111,6 +111,13 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
     return Checkpoint(folder.name, groups, documents, files)
 
 
+def groups(folder: Path) -> list[str]:
+    """Names of the groups of tensors in the checkpoint in a folder, of either layout. Damaged."""
+    entries = manifest.read(folder)
+    sharded = list(read_index(folder, entries)) if is_sharded(entries) else []
+    return sharded + [path.rpartition(".")[0] for path, entry in entries.items() if entry.kind == "tensors"]
+
+
 def is_sharded(entries: Mapping[str, Entry]) -> bool:
     """Whether several ranks wrote these files."""
     return slices.INDEX in entries and entries[slices.INDEX].kind == "slices"

@@ -92,6 +92,10 @@ class Store:
         """
         return content.read(path, only)
 
+    def groups(self, path: Path) -> list[str]:
+        """Names of the groups of tensors that a checkpoint holds. Damaged."""
+        return content.groups(path)
+
     def newest_verified(self) -> Found:
         """The newest checkpoint whose every file is as it was saved. For readers: changes nothing on disk."""
         notices: list[str] = []

@@ -70,8 +70,9 @@ def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_checkpoint(path: Path) -> Iterator[tuple[str, Tensor]]:
-    wanted = ("model", "ema") if (path / "ema.safetensors").is_file() else ("model",)
-    groups = Store(path.parent).load(path, wanted).tensors
+    store = Store(path.parent)
+    wanted = ("model", "ema") if "ema" in store.groups(path) else ("model",)
+    groups = store.load(path, wanted).tensors
     yield from groups["model"].items()
     yield from groups.get("ema", {}).items()  # later, so that they count
 

@@ -267,7 +267,8 @@ def newest(folder: RunFolder, name: str) -> Checkpoint:
 
 
 def _without_optimizer(store: Store, path: Path) -> Checkpoint:
-    kept = [name for name in ("model", "ema", "objective") if (path / f"{name}.safetensors").is_file()]
+    there = store.groups(path)
+    kept = [name for name in ("model", "ema", "objective") if name in there]
     return store.load(path, only=kept)
 
 
