@@ -91,7 +91,7 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
     if isinstance(objective, Diffusion):
         objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
     if config.training.gradient_checkpointing:
-        recompute.enable(net, numerics.attention)
+        recompute.enable(net, family.parts().values(), numerics.attention)
     return Parts(family, objective, net, device, numerics, config.seed)
 
 

@@ -5,7 +5,7 @@ Needs no knowledge of a family: networks of diffusers and transformers say thems
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,11 +21,12 @@ _MARKS = ("_supports_gradient_checkpointing", "supports_gradient_checkpointing")
 Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
 
 
-def enable(net: nn.Module, again: Callable[[], AbstractContextManager[object]]) -> None:
+def enable(net: nn.Module, others: Iterable[nn.Module], again: Callable[[], AbstractContextManager[object]]) -> None:
     """Makes every network in `net` that can compute its activations again do so, within the context `again`.
 
-    Autocast and random numbers of dropout are torch's affair: what is computed again is equal to the bit. UserError
-    where no network of `net` can.
+    So do `others`, through which gradients may flow: a frozen UNet behind a text encoder that is trained. Autocast and
+    random numbers of dropout are torch's affair: what is computed again is equal to the bit. UserError where no network
+    of `net` can.
     """
     networks = list(_able(net))
     if not networks:
@@ -37,7 +38,8 @@ def enable(net: nn.Module, again: Callable[[], AbstractContextManager[object]]) 
     def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         return nullcontext(), again()
 
-    for network in networks:
+    networks += [network for other in others for network in _able(other)]
+    for network in {id(network): network for network in networks}.values():
         _switch_on(network, contexts)
 
 
