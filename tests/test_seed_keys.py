@@ -144,7 +144,7 @@ MINDONE = [
     alias("ms_amp_level=O0", training__mixed_precision="no"),
     alias("ms_amp_level=O1", training__mixed_precision="bf16", notice="needs no scaling"),
     alias("ms_amp_level=O2", training__mixed_precision="bf16", notice="needs no scaling"),
-    alias("ms_amp_level=O3", training__weights_dtype="float16", notice="unstably"),
+    alias("ms_amp_level=O3", training__weights_dtype="float16", notice="unstable"),
     alias("param_fp16=True", training__weights_dtype="float16", notice="autoencoder stays in float32"),
     alias("param_fp16=False", training__weights_dtype="float32"),
     notice("disable_first_stage_amp=True", "float32"),

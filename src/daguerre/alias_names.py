@@ -91,8 +91,8 @@ BELOW = {
 _FP32, _BF16, _FP16 = (one("training.mixed_precision", name) for name in ("no", "bf16", "fp16"))
 _AMP = Meaning(_BF16.values, ("ms_amp_level: bfloat16 over float32 weights, which needs no scaling of the loss",))
 _HALF = (
-    "weights in float16 lose small updates and may train unstably: mixed_precision=fp16 with weights_dtype=float32, or "
-    "weights_dtype=bfloat16, serve better; the autoencoder stays in float32"
+    "weights in float16 may make training unstable, as they hold no large and no very small numbers: mixed_precision="
+    "fp16 with weights_dtype=float32, or weights_dtype=bfloat16, serve better; the autoencoder stays in float32"
 )
 _O3, _FP16_WEIGHTS = (
     Meaning((("training.weights_dtype", "float16"),), (f"{given}: {_HALF}",))
