@@ -232,7 +232,8 @@ def test_a_signal_loses_the_open_shard_alone(run, tmp_path, capsys, monkeypatch)
         stop_after(patch, 6)
         assert generate(*given) == 143
     assert "4 pictures are in finished shards, 2 of the open shard are lost" in capsys.readouterr().out
-    assert cli.run(["data", "verify", str(out)]) != 0  # it says that the set is not finished
+    assert cli.run(["data", "verify", str(out)]) != 0
+    assert "packing that was not finished: the same command" in capsys.readouterr().out
     assert generate(*given) == 0
     assert "4 of 12 pictures are there and are whole: kept" in capsys.readouterr().out
     assert cli.run(["data", "verify", str(out)]) == 0

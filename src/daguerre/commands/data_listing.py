@@ -22,7 +22,7 @@ from daguerre.errors import UserError
 NAME = "dataset.json"
 NOT_OURS = "dataset.json that `data pack` did not write, or damaged: not looked at"
 ABSENT = "shard that dataset.json lists, but that is not there"
-UNFINISHED = "packing that was not finished: the same `data pack` goes on with it"
+UNFINISHED = "packing that was not finished: the same command (`data pack`, or `generate`) goes on with it"
 _SAVE_SECONDS = 2.0
 
 
