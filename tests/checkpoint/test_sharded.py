@@ -431,7 +431,7 @@ def test_500_flipped_bits_are_all_refused(tmp_path):
         reports = [shared_reading.verified(path, rank, 2) for rank in range(2)]
         with pytest.raises(CheckpointError):
             shared_reading.judge(reports)
-        if number % 10 == 0:
+        if number % 25 == 0:
             with pytest.raises(CheckpointError):
                 Store(path.parent).load(path)
         flip(file, position, bit)

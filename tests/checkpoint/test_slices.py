@@ -138,11 +138,12 @@ def test_a_piece_of_another_dtype_and_a_dtype_without_a_name_are_refused():
 
 
 @pytest.mark.parametrize(("begin", "length"), [(0, 8), (0, 4), (4, 4), (2, 3), (5, 0)])
-def test_rows_in_another_order_are_pieces_in_their_own(begin, length):
+@pytest.mark.parametrize("column", [0, 2])
+def test_rows_in_another_order_are_pieces_in_their_own(begin, length, column):
     tensor = torch.arange(24).reshape(8, 3)
     order = torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
-    local = tensor[order][begin : begin + length].clone()
-    sliced = in_order(order, begin, local, (8, 3))
+    local = tensor[order][begin : begin + length, column:].clone()
+    sliced = in_order(order, (begin, column), local, (8, 3))
     assert sum(len(piece.tensor) for piece in sliced.pieces) == length
     for piece in sliced.pieces:
         assert torch.equal(piece.tensor, tensor[piece.region.within(whole((8, 3)))])

@@ -91,17 +91,15 @@ Groups = Mapping[str, Mapping[str, Sliced]]
 """Tensors by group and name."""
 
 
-def in_order(order: Tensor, begin: int, local: Tensor, shape: Sequence[int]) -> Sliced:
-    """A tensor whose rows were put into another order and then split along dim 0.
+def in_order(order: Tensor, offsets: Sequence[int], local: Tensor, shape: Sequence[int]) -> Sliced:
+    """A tensor whose rows were put into another order before it was split.
 
-    `order[i]` is the row, as its library counts them, that stands at place i; `local` holds the places from `begin`
-    on. The pieces are views of `local`, one for each stretch of rows that follow one another.
+    `order[i]` is the row, as its library counts them, that stands at place i; `local` is the part whose first element
+    stands at `offsets`. The pieces are views of `local`, one for each stretch of rows that follow one another.
     """
-    rows = order[begin : begin + len(local)].tolist()
+    rows = order[offsets[0] : offsets[0] + len(local)].tolist()
     cuts = [0, *(place for place, (a, b) in enumerate(pairwise(rows), 1) if b != a + 1), len(rows)]
-    pieces = [
-        Piece((rows[start], *(0 for _ in shape[1:])), local[start:end]) for start, end in pairwise(cuts) if end > start
-    ]
+    pieces = [Piece((rows[start], *offsets[1:]), local[start:end]) for start, end in pairwise(cuts) if end > start]
     return Sliced(tuple(shape), local.dtype, pieces)
 
 
