@@ -25,8 +25,7 @@ from daguerre.parallel import apply, rules
 from daguerre.parallel.mesh import Mesh
 from daguerre.parallel.parts import own_region
 
-
-CHAINS = {"some": {"sd": [(1, 2, 2), (1, 4, 1), (1, 2, 2)]}}
+CHAINS = {"some": {"sd": [(1, 2, 2), (1, 4, 1)]}}
 """Each mesh loads what the one before it saved."""
 CHAINS["all"] = {kind: [*MESHES, MESHES[0]] for kind in ("sd", "sdxl")}
 
