@@ -14,10 +14,7 @@ from daguerre.problems import Problem
 from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
 
 IDLE: dict[str, tuple[str, Any]] = {
-    **{
-        f"ema.{name}": ("ema.enabled", False)
-        for name in ("name", "decay", "ramp_steps", "every_steps", "start_steps")
-    },
+    **{f"ema.{name}": ("ema.enabled", False) for name in ("name", "decay", "ramp_steps", "every_steps", "start_steps")},
     "validation.num_samples": ("validation.every", None),
     "validation.num_levels": ("validation.every", None),
 }
@@ -72,7 +69,7 @@ def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> li
     """Warm-up and decay fit into the run, as far as durations of the same unit can be compared."""
     warmup, decay, duration = lr_scheduler.warmup, lr_scheduler.decay, training.duration
     if warmup.unit == duration.unit and warmup.number > duration.number:
-        text = f"is longer than the run: training.duration is {str(duration)!r}"
+        text = f"is longer than the run: training.duration is {str(duration)!r}; set lr_scheduler.warmup to less"
         return [Problem("lr_scheduler.warmup", text, str(warmup))]
     risen = warmup.number if decay and warmup.unit == decay.unit else 0
     if decay and decay.unit == duration.unit and risen + decay.number > duration.number:
