@@ -75,6 +75,7 @@ def test_before_the_first_update_it_is_told_too(tmp_path, capsys):
     assert status(tmp_path / "tiny")["state"] == "failed"
 
 
+@pytest.mark.long
 def test_moments_without_room_count_before_there_are_any(tmp_path, capsys):
     def full(self, skip):
         raise torch.OutOfMemoryError(MESSAGE)

@@ -58,6 +58,7 @@ def test_recomputation_and_a_named_kernel_change_no_number(tmp_path, capsys):
             assert found["files"][name] == content, name
 
 
+@pytest.mark.long
 def test_learning_rates_by_name_are_logged(tmp_path):
     rates = '{"unet.conv_in.*": 1e-5, "*.bias": 3e-5}'
     code = train(tmp_path, *SHORT, f"optimizer.learning_rates={rates}")

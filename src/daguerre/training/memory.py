@@ -95,7 +95,6 @@ def update_fits(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast:
 
 
 def _rehearse(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast: Autocast) -> None:
-    free()
     state.net.train()
     step.backward(state.net, [batch], loss_fn, len(batch.names), autocast, state.meter, state.scaler)
     _, factor = step.clip(state.parameters, 1.0, state.scaler.inverse())
