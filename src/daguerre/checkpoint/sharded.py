@@ -22,7 +22,7 @@ from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
 from daguerre.checkpoint.manifest import CheckpointError, Entry
 from daguerre.checkpoint.ranks import Ranks, RanksGone
 from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.slices import Groups, Index
+from daguerre.checkpoint.slices import Groups, Region
 from daguerre.checkpoint.store import Found, Store
 from daguerre.checkpoint.tensors import encode
 
@@ -37,7 +37,10 @@ class Planned:
     name: str
     own: Own
     """Views of the caller's tensors: copy them, or write them before they change."""
-    index: Index
+    index: bytes
+    """The file that finds all ranks' slices."""
+    needed_bytes: int
+    """What all ranks write together."""
     small: Mapping[str, content.Part]
     """Documents and files, on rank 0."""
 
@@ -54,8 +57,11 @@ class ShardedStore:
     root: Path
     ranks: Ranks
     _store: Store = field(init=False, repr=False)
-    _index: Index = field(default_factory=dict, init=False, repr=False)
     _planned_for: str = field(default="", init=False, repr=False)
+    _index: bytes = field(default=b"", init=False, repr=False)
+    _mine: list[tuple[str, str, str, str, Region]] = field(default_factory=list, init=False, repr=False)
+    """File, key, group, name and region of what this rank writes."""
+    _needed_bytes: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._store = Store(self.root, verify=self._verify)
@@ -84,9 +90,24 @@ class ShardedStore:
         if replan:
             holdings = self.ranks.collect(held)
             told = self._agreed(lambda: slices.to_bytes(slices.plan(holdings)).decode())
-            self._index, self._planned_for = slices.from_bytes(told.encode()), mine["digest"]
-        own = _own(self._index, groups, self.ranks)
-        return Planned(name, own, self._index, {p: part for p, part in small.items() if part.kind != "tensors"})
+            self._remember(told.encode(), mine["digest"])
+        own: Own = {}
+        for file, key, group, tensor, region in self._mine:
+            own.setdefault(file, {})[key] = groups[group][tensor].cut(region)
+        small = {path: part for path, part in small.items() if part.kind != "tensors"}
+        return Planned(name, own, self._index, self._needed_bytes, small)
+
+    def _remember(self, told: bytes, digest: str) -> None:
+        """Keeps of a plan what every save needs: it is long where there are many ranks."""
+        index, rank = slices.from_bytes(told), self.ranks.rank
+        self._index, self._planned_for, self._mine, self._needed_bytes = told, digest, [], 0
+        for group, stored in index.items():
+            own_file = slices.file_of(group, rank, self.ranks.count)
+            for name, each in stored.items():
+                for file, key, region in each.parts:
+                    self._needed_bytes += region.elements * each.dtype.itemsize
+                    if file == own_file:
+                        self._mine.append((file, key, group, name, region))
 
     def commit(self, planned: Planned, own: Own | None = None) -> Path:
         """Write a planned save; when this returns, it survives a kill and a power cut.
@@ -137,7 +158,7 @@ class ShardedStore:
             make_folder(self.root)
             temporary.mkdir()
         except OSError as error:
-            raise CheckpointError(self._store.refusal(planned.name, error, _bytes(planned.index))) from error
+            raise CheckpointError(self._store.refusal(planned.name, error, planned.needed_bytes)) from error
         return temporary.name
 
     def _written(self, temporary: Path, own: Own) -> dict[str, Any]:
@@ -163,13 +184,13 @@ class ShardedStore:
                 file: Entry("parts", *written) for report in reports for file, written in report["files"].items()
             }
             shared_reading.wait_for(temporary, entries)
-            parts = {**planned.small, slices.INDEX: content.Part("slices", [slices.to_bytes(planned.index)])}
+            parts = {**planned.small, slices.INDEX: content.Part("slices", [planned.index])}
             entries |= content.write_files(temporary, parts)
             content.seal(temporary, entries)
             self._store.publish(temporary, planned.name)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(self._store.refusal(planned.name, error, _bytes(planned.index))) from error
+            raise CheckpointError(self._store.refusal(planned.name, error, planned.needed_bytes)) from error
 
     def _verify(self, path: Path) -> None:
         """`manifest.verify` on rank 0, the reading shared with the others, who wait in `_together`."""
@@ -227,25 +248,3 @@ def _needs_plan(everyone: list[dict[str, Any]]) -> bool:
         if one["name"] != everyone[0]["name"]:
             raise ValueError(f"rank {rank} saves {one['name']}, rank 0 saves {everyone[0]['name']}")
     return not all(one["known"] for one in everyone)
-
-
-def _own(index: Index, groups: Groups, ranks: Ranks) -> Own:
-    """The slices that this rank writes, by file and key."""
-    own: Own = {}
-    for group, stored in index.items():
-        file = slices.file_of(group, ranks.rank, ranks.count)
-        for name, each in stored.items():
-            for place, key, region in each.parts:
-                if place == file:
-                    own.setdefault(file, {})[key] = groups[group][name].cut(region)
-    return own
-
-
-def _bytes(index: Index) -> int:
-    parts = (
-        (each.dtype.itemsize, region)
-        for group in index.values()
-        for each in group.values()
-        for *_, region in each.parts
-    )
-    return sum(size * region.elements for size, region in parts)
