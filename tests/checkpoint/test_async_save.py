@@ -12,7 +12,7 @@ import torch
 from layouts import bits, content, equal, held
 from rank_threads import all_fine, together
 
-from daguerre.checkpoint import atomic, slices
+from daguerre.checkpoint import async_save, atomic, slices
 from daguerre.checkpoint.async_save import HostMemory, Saver
 from daguerre.checkpoint.failed_saves import FailedSaves
 from daguerre.checkpoint.manifest import CheckpointError
@@ -94,6 +94,18 @@ def test_training_goes_on_while_it_is_written_and_one_is_in_flight(tmp_path, dis
     second.join(20)
     assert saving.finish()[0].name == "step-00000002"
     assert Store(tmp_path / "c").names() == ["step-00000001", "step-00000002"]
+
+
+def test_a_disk_that_is_too_slow_is_told(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(async_save, "_LONG_WAIT_SECONDS", 0.0)
+    saving = saver(tmp_path / "c")
+    saving.save("step-00000001", groups(1), {})
+    (first,) = saving.save("step-00000002", groups(2), {})
+    assert first.notices == []
+    (second,) = saving.finish()
+    assert "step-00000001 took 0 s to write, longer than until the next save" in second.notices[0]
+    assert "Save less often, or to a faster disk" in second.notices[0]
+    assert second.stalled_seconds > 0
 
 
 def test_copies_are_made_into_the_same_memory(tmp_path):

@@ -25,6 +25,8 @@ from daguerre.checkpoint.slices import Groups
 
 _SLAB_BYTES = 256 << 20
 _ALIGNMENT = 64
+_LONG_WAIT_SECONDS = 1.0
+"""Waiting so long for the save before is told."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Saver:
         own = self._memory.copies(planned.own) if self.background else planned.own
         stalled = time.perf_counter() - begun
         notice = []
-        if before and waited > 1:
+        if before and waited > _LONG_WAIT_SECONDS:
             notice = [
                 f"{before[0].name} took {before[0].wrote_seconds:.0f} s to write, longer than until the next save: "
                 f"training waited {waited:.0f} s. Save less often, or to a faster disk"
