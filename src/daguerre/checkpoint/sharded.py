@@ -113,7 +113,8 @@ class ShardedStore:
         """Write a planned save; when this returns, it survives a kill and a power cut.
 
         `own` are copies of `planned.own`. CheckpointError, the same on every rank, if the disk of any of them refuses:
-        nothing of the new one stays, earlier ones are untouched. RanksGone if one does not answer: likewise.
+        nothing of the new one stays, earlier ones are untouched. RanksGone if one does not answer: then the new one is
+        absent, or whole if the rank was lost after the commit.
         """
         temporary = self._store.temporary(planned.name)
         try:
