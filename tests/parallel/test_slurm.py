@@ -67,23 +67,29 @@ def test_workers_that_the_command_names():
 class Job:
     """The file at work under the stand-in."""
 
-    def __init__(self, folder: Path, own: SlurmSettings) -> None:
+    def __init__(
+        self, folder: Path, own: SlurmSettings, python: str = f"#!{sys.executable}\n{FAKE.read_text()}"
+    ) -> None:
         self.folder = folder
-        for name in ("srun", "scontrol", "python of tasks"):
-            (folder / name).write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
+        fake = f"#!{sys.executable}\n{FAKE.read_text()}"
+        for name, text in {"srun": fake, "scontrol": fake, "python of tasks": python}.items():
+            (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         (folder / "work").mkdir()
-        python = {"python": str(folder / "python of tasks")}
+        tasks = {"python": str(folder / "python of tasks")}
         script = folder / "run.sbatch"
-        script.write_text(batch_file(own.model_copy(update=python), "sdxl", ["run_name=it's $HOME"]))
+        script.write_text(batch_file(own.model_copy(update=tasks), "sdxl", ["run_name=it's $HOME"]))
         environ = {
             "PATH": f"{folder}:{os.environ['PATH']}", "FAKE_FOLDER": str(folder / "work"), "SLURM_JOB_ID": "4711",
             "SLURM_NNODES": str(own.nodes), "SLURM_NTASKS_PER_NODE": str(own.tasks), "SLURM_JOB_NODELIST": "n[1-2]",
             "SLURM_NTASKS": str(own.nodes * own.tasks), "SLURM_CPUS_PER_TASK": str(own.cpus_per_task),
         }  # fmt: skip
         self.process = subprocess.Popen(["bash", str(script)], env=environ)
-        deadline = time.monotonic() + 60
-        while len(list((folder / "work").glob("task-*.json"))) < own.nodes * own.tasks:
+        self.wait_for("task-*.json" if python == fake else "pid-*", own.nodes * own.tasks)
+
+    def wait_for(self, pattern: str, count: int) -> None:
+        deadline = time.monotonic() + 120
+        while len(list((self.folder / "work").glob(pattern))) < count:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
@@ -133,6 +139,19 @@ def test_a_job_that_may_not_queue_again(tmp_path: Path):
     job = Job(tmp_path, SlurmSettings(gpus_per_node=0, requeue=False))
     job.process.send_signal(signal.SIGUSR1)
     assert (job.process.wait(20), job.requeued()) == (138, "")
+
+
+@pytest.mark.long
+def test_a_group_under_srun(tmp_path: Path):
+    """Real processes find one another by SLURM's variables, save together when time is up, and the job queues again."""
+    group = Path(__file__).parent / "group.py"
+    python = f'#!/bin/sh\nexec "{sys.executable}" "{group}" "$FAKE_FOLDER"\n'
+    job = Job(tmp_path, SlurmSettings(nodes=2, gpus_per_node=0, tasks_per_node=2, cpus_per_task=1), python)
+    job.process.send_signal(signal.SIGUSR1)
+    assert (job.process.wait(60), job.requeued()) == (138, "requeue 4711")
+    saved = [json.loads(path.read_text()) for path in (tmp_path / "work").glob("saved-*.json")]
+    assert len(saved) == 4
+    assert len({(one["step"], one["signal"]) for one in saved}) == 1
 
 
 @pytest.mark.parametrize("time", ["30", "30:00", "96:00:00", "4-0", "4-00:30", "1-02:03:04"])

@@ -68,6 +68,15 @@ class Meeting:
 
         RanksMissing after so many seconds, naming those that did not. ToldToStop, where `stoppable`, for a signal.
         """
+        try:
+            self._wait(what, seconds, stoppable)
+        except RuntimeError as error:  # what torch raises for a store that is gone
+            raise RanksMissing(
+                f"rank {self.rank} waited for the others ({what}), and rank 0 or the agent, which holds the place "
+                f"where they meet, left meanwhile: its log says why ({str(error).splitlines()[0]})"
+            ) from error
+
+    def _wait(self, what: str, seconds: float, stoppable: bool) -> None:
         self.store.set(f"{what}/{self.rank}", "here")
         here = self.store.add(f"{what}/count", 1)
         deadline, poll = time.monotonic() + seconds, _POLLS_SECONDS[0]

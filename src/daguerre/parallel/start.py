@@ -182,7 +182,7 @@ def _leave(meeting: Meeting, ordered: bool) -> None:
     """Ends the group; after an error without a word to the others, who may be gone."""
     if ordered:
         # Whoever is late has saved too, and rank 0, which may hold the store, may have left a moment ago.
-        with suppress(RanksMissing, RuntimeError):
+        with suppress(RanksMissing):
             meeting.all_here("end", _LEAVE_SECONDS)
     if not ordered or not within(_DESTROY_SECONDS, dist.destroy_process_group):
         # What is still under way in a thread below must not keep the process from ending.

@@ -30,6 +30,8 @@ _OWN_END_SECONDS = 1.0
 """Where another rank failed, this one may be about to fail of the same: its own error is then the better one."""
 _OTHERS_END_SECONDS = 5.0
 """How long other processes of this node have to end by themselves."""
+_FAILED_END_SECONDS = 7.0
+"""The same where one failed by an error of its own, which it is still telling."""
 _CAUSE_SECONDS = 4.0
 """How long an error that may come from another rank's end waits for that to be known."""
 _SLOW_STEPS = 10
@@ -140,7 +142,8 @@ class Watchdog:
         here = [peer for peer in self._link.peers.values() if peer.home == me.home and peer.rank != rank]
         first = all(peer.rank in verdict.ranks or peer.rank > rank for peer in here)
         if first and rank not in verdict.ranks:  # the first of this node that is not at fault
-            peers.end(here, _OTHERS_END_SECONDS, verdict.stacks)
+            patience = _FAILED_END_SECONDS if verdict.kind == "failed" else _OTHERS_END_SECONDS
+            peers.end(here, patience, verdict.stacks)
         os._exit(verdict.code)
 
     def _say(self, text: str) -> None:
