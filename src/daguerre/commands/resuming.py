@@ -14,6 +14,7 @@ from daguerre.checkpoint.store import Checkpoint, Store
 from daguerre.commands import ema_start
 from daguerre.config import Config
 from daguerre.errors import UserError
+from daguerre.problems import shown
 from daguerre.training.sinks import cut_after
 from daguerre.training.state import TrainState, start_from
 
@@ -62,7 +63,9 @@ def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> None:
         changes = [change for change in changes if change.path != "training.global_batch_size"]
     if not changes:
         return
-    lines = [f"  {change.path}: the run has {change.old!r}, this command says {change.new!r}" for change in changes]
+    lines = [
+        f"  {change.path}: the run has {shown(change.old)}, this command says {shown(change.new)}" for change in changes
+    ]
     raise UserError(
         f"{folder.path} holds a run of another recipe; it differs in\n" + "\n".join(lines) + "\n"
         "Give the new run another run_name, repeat the command that began this one, or, to start from its weights, "

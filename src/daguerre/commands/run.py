@@ -22,7 +22,7 @@ from daguerre.report import page
 from daguerre.settings import Duration
 from daguerre.training import device, loop, memory
 from daguerre.training.progress import Progress, duration_text
-from daguerre.training.sinks import MetricsFile, Sink, TensorBoard
+from daguerre.training.sinks import MetricsFile, Sink, TensorBoard, read_metrics
 from daguerre.training.state import TrainState
 
 
@@ -158,6 +158,8 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     # Data that cannot be planned or read is refused here, before anything is written.
     probe = device.on(parts.device, loading.first(state.slots))
     resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
+    for line in read_metrics(folder.metrics):
+        terminal.remember(line.get("learning/loss"))
     sinks: list[Sink] = [MetricsFile(folder.metrics)]
     sinks += [TensorBoard(folder.tensorboard, beginning.step)] if config.logging.tensorboard else []
     for sink in sinks:

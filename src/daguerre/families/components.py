@@ -102,6 +102,10 @@ class Components:
         value = getattr(self.settings, name)
         return value is None or isinstance(value, dict)
 
+    def base_has(self, name: str) -> bool:
+        """Whether the base has numbers of its own for a network."""
+        return (self.base / name / "config.json").is_file()
+
     def scheduler(self) -> dict[str, Any] | None:
         """The scheduler's config that the base came with; None where there is none, or none is wanted."""
         value = self.settings.scheduler

@@ -20,6 +20,12 @@ def remarks(components: Components, objective: Objective) -> list[str]:
         for name in components.settings.components
         if components.is_random(name) and not getattr(components.settings, f"train_{name}", False)
     ]
+    said += [
+        f"model.{name} starts from random weights: numbers that are not given are the library's defaults, not the "
+        f"base's, whose own model.{name}=null takes"
+        for name in components.settings.components
+        if isinstance(getattr(components.settings, name), dict) and components.base_has(name)
+    ]
     if components.is_random("unet") or not isinstance(objective, Diffusion):
         return said
     config = components.scheduler()

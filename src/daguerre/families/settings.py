@@ -66,8 +66,8 @@ class PretrainedSettings(LatentSettings):
     """Branch, tag or commit of a base on the hub. null: its main branch."""
     variant: str | None = None
     """Weights of the base in another form, such as `fp16`: files named diffusion_pytorch_model.fp16.safetensors."""
-    pickled_weights: bool = False
-    """Also take old pickled files (.bin, .ckpt), which are read as tensors alone and converted once."""
+    pickled_weights: bool = Field(False, json_schema_extra=FREE)
+    """Also take old pickled files (.bin, .ckpt) where there are no others: read as tensors alone, converted once."""
     unet: Component = BASE
     """The UNet. Of given numbers, channels, cross_attention_dim and sample_size follow from the other networks; what
     else is not given takes diffusers' defaults."""

@@ -112,7 +112,7 @@ class Progress:
         self._plain_seconds = plain_seconds
         self._clock = clock
         self._pace = Pace()
-        self._loss: float | None = None
+        self._loss, self._loss_weight = 0.0, 0.0
         self._line = ""
         self._drawn_at = -math.inf
 
@@ -135,7 +135,7 @@ class Progress:
         """After an update. `loss` where the step logs, else None: the line shows a running mean of it."""
         now = self._clock()
         self._pace.update(step, samples, now)
-        self._add_loss(loss)
+        self.remember(loss)
         last = step >= self._total_steps
         if self._moving and (last or now - self._drawn_at >= _REDRAW_SECONDS):
             self._draw(self._moving_line(self._columns()))
@@ -163,17 +163,19 @@ class Progress:
             self._write(_CLEAR)
             self._line = ""
 
-    def _add_loss(self, loss: float | None) -> None:
+    def remember(self, loss: float | None) -> None:
+        """Takes a logged loss into the running mean; those of before a restart, too."""
         if loss is not None and math.isfinite(loss):
-            kept = 0.0 if self._loss is None else _LOSS_MEMORY * self._loss
-            self._loss = kept + loss * (1.0 if self._loss is None else 1.0 - _LOSS_MEMORY)
+            self._loss = _LOSS_MEMORY * self._loss + loss
+            self._loss_weight = _LOSS_MEMORY * self._loss_weight + 1.0
 
     def _fields(self) -> dict[str, str]:
         """The parts of a line, in reading order."""
         pace, total = self._pace, self._total_steps
         fields = {"step": f"step {pace.step:,}/{total:,}", "samples": f"{pace.samples:,} samples"}
-        if self._loss is not None:
-            fields["loss"] = f"loss {self._loss:.4f}" if self._loss < 1e4 else f"loss {self._loss:.3e}"
+        if self._loss_weight:
+            loss = self._loss / self._loss_weight
+            fields["loss"] = f"loss {loss:.4f}" if loss < 1e4 else f"loss {loss:.3e}"
         speed, left = pace.samples_per_second(), pace.seconds_left(total)
         if speed is not None:
             fields["speed"] = f"{speed:.0f} samples/s" if speed >= 10 else f"{speed:.2f} samples/s"
