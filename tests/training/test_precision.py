@@ -279,7 +279,12 @@ def h200(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=150 * 10**9))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: fractions.append(share))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+
+    def set_fraction(share, device):
+        fractions.append((share, torch._utils._get_device_index(device)))  # which torch asks as well
+
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_fraction)
     return fractions
 
 
@@ -310,6 +315,6 @@ def test_a_gpu_without_bf16_is_told_what_it_can(h200, monkeypatch):
 
 def test_memory_of_a_gpu_is_capped(h200):
     device.prepare(settings(max_device_memory="60GB"), torch.device("cuda"))
-    assert h200 == [0.4]
+    assert h200 == [(0.4, 3)]
     with pytest.raises(UserError, match=r"max_device_memory=200GB: H200 has 150.0 GB"):
         device.prepare(settings(max_device_memory="200GB"), torch.device("cuda"))

@@ -40,7 +40,9 @@ def prepare(settings: TrainingSettings, device: torch.device) -> None:
             f"training.max_device_memory={settings.max_device_memory}: {torch.cuda.get_device_name(device)} has "
             f"{there_is / 1e9:.1f} GB; give less, or null for all of it"
         )
-    torch.cuda.set_per_process_memory_fraction(most / there_is, device)
+    # torch wants a number here: `cuda` alone is the GPU that this process uses.
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(most / there_is, index)
 
 
 def moved(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
