@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import write_sd, write_sdxl
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from daguerre import plugins
@@ -176,6 +177,21 @@ def test_trained_encoders_run_inside_the_net(large: Path, trained: tuple[str, ..
     for reader in family.texts.readers:
         moved = [p.grad is not None and bool(p.grad.any()) for p in reader.encoder.parameters()]
         assert any(moved) == (reader.name in trained)
+
+
+def test_frozen_encoders_inside_the_net_take_whatever_kernel_suits(large: Path):
+    """They compute in float32, for which a GPU has no flash attention, whatever the trained networks were given."""
+    family = load_xl(large, train_text_encoder=True)
+    given = batch(family, [SHORT])
+    _, cond = family.encode(given)
+    able: dict[str, bool] = {}
+    for reader in family.texts.readers:
+        reader.encoder.register_forward_pre_hook(
+            lambda *_, name=reader.name: able.update({name: torch.backends.cuda.mem_efficient_sdp_enabled()})
+        )
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.no_grad():
+        family.texts.features(cond)
+    assert able == {"text_encoder": False, "text_encoder_2": True}
 
 
 def test_a_trained_encoder_is_exported_as_every_transformers_reads_it(small: Path, tmp_path: Path):

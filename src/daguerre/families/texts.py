@@ -14,10 +14,18 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
 from daguerre.families.text_encoder import TextReader, Tokens
 from daguerre.types import Cond
+
+_KERNELS = [
+    SDPBackend.MATH,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +75,7 @@ class Texts:
                 if not reader.trained:
                     stack.enter_context(torch.no_grad())
                     stack.enter_context(torch.autocast(own.ids_BKT.device.type, enabled=False))
+                    stack.enter_context(sdpa_kernel(_KERNELS))  # whatever was chosen for what is trained
                 features_BTD, pooled_BKP = reader.features(own.ids_BKT)
             hidden.append(features_BTD)
             if pooled_BKP is not None:
