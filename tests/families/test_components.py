@@ -101,6 +101,36 @@ def test_weights_of_a_variant(base: Path, tmp_path: Path):
         load(folder)
 
 
+def test_shards_that_did_not_arrive_are_missed(base: Path, tmp_path: Path):
+    """A download that was killed leaves an index without its shards: it is not taken for whole."""
+    folder = shutil.copytree(base, tmp_path / "copy")
+    whole = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    index = whole.with_name(f"{whole.name}.index.json")
+    shards = [f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    tensors = load_file(whole)
+    half = len(tensors) // 2
+    for shard, names in zip(shards, (list(tensors)[:half], list(tensors)[half:]), strict=True):
+        save_file({name: tensors[name] for name in names}, whole.with_name(shard))
+    placed = {name: shards[i >= half] for i, name in enumerate(tensors)}
+    index.write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": placed}))
+    whole.unlink()
+    assert holds(load(folder).unet, tensors)
+    whole.with_name(shards[1]).unlink()
+    with pytest.raises(UserError, match=f"lacks unet/{shards[1]}"):
+        load(folder)
+    index.write_text(json.dumps({"weight_map": {"x": "../../secret.safetensors"}}))
+    with pytest.raises(UserError, match=r"names '\.\./\.\./secret\.safetensors', which is no file beside it"):
+        load(folder)
+
+
+def test_the_shards_of_a_variant_are_asked_for_by_both_their_names():
+    asked = places._patterns({"unet": places.network("unet", Options(variant="fp16"))})
+    assert {name for name in asked if "-of-" in name} == {
+        "unet/diffusion_pytorch_model.fp16-*-of-*.safetensors",
+        "unet/diffusion_pytorch_model-*-of-*.fp16.safetensors",
+    }
+
+
 def test_a_t5_reads_captions(base: Path, tmp_path: Path):
     """As StableDiffusionPipeline would: the last hidden state of all tokens, no mask."""
     vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *[(f"▁{c}", -1.0) for c in "abcdefgh"]]
@@ -114,6 +144,10 @@ def test_a_t5_reads_captions(base: Path, tmp_path: Path):
     encoder = T5EncoderModel.from_pretrained(tmp_path / "text_encoder")
     with torch.no_grad():
         assert torch.equal(made.encode_prompts(texts, (3, 16, 16))["text"], encoder(ids).last_hidden_state)
+    said = tmp_path / "tokenizer" / "tokenizer_config.json"
+    said.write_text(json.dumps({k: v for k, v in json.loads(said.read_text()).items() if k != "model_max_length"}))
+    with pytest.raises(UserError, match="does not say how many tokens a caption has: set model_max_length"):
+        load(base, text_encoder=str(tmp_path), tokenizer=str(tmp_path), unet=TINY_UNET)
     with pytest.raises(UserError, match="is a T5"):
         load(base, text_encoder=str(tmp_path), tokenizer=str(tmp_path), unet=TINY_UNET, long_prompts=True)
 

@@ -6,6 +6,7 @@ Finds places and says what is missing there, and how it comes; reads no weights 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,13 +100,28 @@ def file(name: str, options: Options) -> Path:
 
 
 def missing_files(folder: Path, needed: Needed) -> list[str]:
-    """What of `needed` is not in `folder`, as COMPONENT/FILE (the first of several names)."""
-    return [
-        f"{part}/{names[0]}".lstrip("/")
-        for part, files in needed.items()
-        for names in files
-        if not any((folder / part / name).is_file() for name in names)
-    ]
+    """What of `needed` is not in `folder`, as COMPONENT/FILE (the first of several names), shards among it."""
+    missing = []
+    for part, files in needed.items():
+        for names in files:
+            there = [path for name in names if (path := folder / part / name).is_file()]
+            if not there:
+                missing.append(f"{part}/{names[0]}".lstrip("/"))
+            elif ".index" in there[0].name:
+                absent = (shard for shard in _shards(there[0]) if not shard.is_file())
+                missing += [shard.relative_to(folder).as_posix() for shard in absent]
+    return missing
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index of weights names, beside it. UserError for one that is damaged or leads elsewhere."""
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} cannot be read as an index of weights: {error!r}. Copy it anew") from error
+    if odd := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        raise UserError(f"{index} names {odd[0]!r}, which is no file beside it: take another copy")
+    return [index.with_name(name) for name in names]
 
 
 def here(name: str, options: Options) -> Path | None:
@@ -188,7 +204,9 @@ def _patterns(needed: Needed) -> list[str]:
         for name in [name for names in files for name in names]:
             found.append(f"{part}/{name}".lstrip("/"))
             if ".index" in name:
-                found.append(f"{part}/{name.partition('.')[0]}-*-of-*.safetensors".lstrip("/"))
+                stem, mark = name.partition(".")[0], name.partition(".index")[2].removesuffix(".json")
+                found += [f"{part}/{stem}{mark}-*-of-*.safetensors".lstrip("/")]
+                found += [f"{part}/{stem}-*-of-*{mark}.safetensors".lstrip("/")] if mark else []  # as it was once named
     return found
 
 

@@ -21,6 +21,9 @@ from daguerre.errors import UserError
 from daguerre.families import places
 from daguerre.families.components import Components
 
+_MOST_TOKENS = 1 << 16
+"""A T5 that reads more was not told how many: transformers then says 1e30, and captions are padded to that."""
+
 
 class Tokens(NamedTuple):
     """Texts as numbers."""
@@ -252,6 +255,11 @@ def _check_pair(reader: TextReader) -> None:
             f"the tokenizer of model.{reader.name} has {len(tokenizer)} tokens, but the text encoder knows "
             f"{config.vocab_size}: they are not a pair, or the tokenizer's files are incomplete (tokenizer.json, or "
             "vocab.json with merges.txt)"
+        )
+    if not exact and tokenizer.model_max_length > _MOST_TOKENS:
+        raise UserError(
+            f"the tokenizer of model.{reader.name} does not say how many tokens a caption has: set model_max_length in "
+            "tokenizer_config.json (T5's were trained with 512; 77 takes less time and memory)"
         )
     if exact and tokenizer.model_max_length > config.max_position_embeddings:
         raise UserError(
