@@ -142,6 +142,18 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(given, tmp_path):
         assert states[0].joinpath(file).read_bytes() == states[1].joinpath(file).read_bytes(), file
 
 
+def test_networks_from_elsewhere_draw_other_pictures(given, tmp_path):
+    other = write_sd(tmp_path / "other", seed=1)
+    draw(given, f"model.vae={other}")
+    assert draw(given, f"model.vae={other}") == []
+    for more, told in (
+        ([], "vae '.*/other', now None"),
+        ([f"model.vae={other / 'vae'}"], "vae '.*/other', now '.*/vae'"),
+    ):
+        with pytest.raises(UserError, match=rf"drawn otherwise \({told}\)"):
+            draw(given, *more)
+
+
 def test_a_run_that_starts_from_anothers_weights_draws_with_these(given, tmp_path):
     assert train(given, "optimizer.learning_rate=0.1", "ema.enabled=false") == errors.DONE
     begun = [f"init_from={tmp_path / 'out' / 'sd15_dreambooth'}", "run_name=second"]

@@ -21,9 +21,11 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.settings import GenerateSettings
 from daguerre.data.sources import folder, mix
 from daguerre.errors import FAILED, UserError
+from daguerre.families.settings import BASE
 from daguerre.training.progress import duration_text
 
 _FIRST = "drawn-00000.json"
+_NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
 
 
 class Stopped(UserError):
@@ -119,11 +121,19 @@ def _drawn(wish: Wish, config: Config, parts: Parts, made_with: Mapping[str, Any
 
 def _made_with(config: Config) -> dict[str, Any]:
     """Which model draws; a folder by its whole path, wherever the command is given."""
-    place = getattr(config.model, "pretrained_model_name_or_path", None)
-    place = str(Path(place).resolve()) if place is not None and Path(place).exists() else place
-    revision = getattr(config.model, "revision", None)
-    found = {"base": place, "revision": revision, "init_from": config.init_from}
-    return {name: value for name, value in found.items() if value is not None}
+    model = config.model
+    others = {name: getattr(model, name) for name in getattr(model, "components", ())}
+    found: dict[str, Any] = {
+        "base": getattr(model, "pretrained_model_name_or_path", None),
+        "revision": getattr(model, "revision", None),
+        **{name: value for name, value in others.items() if value != BASE},
+        "init_from": config.init_from,
+    }
+    return {name: _whole(value) for name, value in found.items() if value is not None}
+
+
+def _whole(value: Any) -> Any:
+    return str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
 
 
 def _refuse_others(wish: Wish, config: Config, made_with: Mapping[str, Any]) -> None:
@@ -134,9 +144,13 @@ def _refuse_others(wish: Wish, config: Config, made_with: Mapping[str, Any]) -> 
     side = config.data.resolution
     wanted = {"prompt": wish.prompt, "height": side, "width": side, **made_with}
     before: dict[str, Any] = json.loads(path.read_bytes())
-    differs = [name for name, value in wanted.items() if before.get(name) != value]
+    names = [
+        *wanted,
+        *(name for name in ("revision", *_NETWORKS, "init_from") if name in before.keys() - wanted.keys()),
+    ]
+    differs = [name for name in names if before.get(name) != wanted.get(name)]
     if differs:
-        listed = ", ".join(f"{name} {before.get(name)!r}, now {wanted[name]!r}" for name in differs)
+        listed = ", ".join(f"{name} {before.get(name)!r}, now {wanted.get(name)!r}" for name in differs)
         raise UserError(
             f"{wish.setting}: the pictures in {wish.folder} were drawn otherwise ({listed}). Give another folder, "
             "remove this one to have them drawn anew, or remove the setting to train on them as they are"
