@@ -155,3 +155,10 @@ def test_a_single_file_is_a_pipeline(sd1, tmp_path, capsys, monkeypatch):
     found = tmp_path / "runs" / "generated" / "one" / "a-cat"
     assert np.abs(drawn(found) - drawn(tmp_path / "folder")).max() <= 1
     assert documents(found)[0]["pipeline"] == "one.safetensors"
+
+
+def test_a_wrong_setting_of_a_pipeline_is_told_under_the_pipelines_name(sd1, capsys):
+    assert generate(str(sd1), "prompt=a cat", "guidance_scale=0.5") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"daguerre: {sd1}: 1 problem")
+    assert "pipeline.yaml" not in said

@@ -54,7 +54,10 @@ class Model:
         with tempfile.TemporaryDirectory(prefix="daguerre-generate-") as folder:
             path = Path(folder) / "pipeline.yaml"
             path.write_text(json.dumps(self.source), encoding="utf-8")
-            return configs.load(str(path), given)
+            try:
+                return configs.load(str(path), given)
+            except ConfigError as error:  # the file that was just written tells nobody anything
+                raise ConfigError(error.problems, self.name) from None
 
 
 @dataclass(frozen=True)
