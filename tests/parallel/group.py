@@ -52,7 +52,8 @@ def train(here: Processes, folder: Path, told: list[int], do: tuple[str, int, in
         signalled = here.agreement.signalled(signal.Signals(told[0]) if told else None)
         seconds.append(time.perf_counter() - begun)
         if step == 5:
-            (folder / f"pid-{own}").write_text(str(os.getpid()))
+            (folder / f"new-{own}").write_text(str(os.getpid()))
+            (folder / f"new-{own}").rename(folder / f"pid-{own}")
         if signalled:
             document = {"step": step, "signal": signalled, "median": sorted(seconds)[len(seconds) // 2]}
             (folder / f"saved-{own}.json").write_text(json.dumps(document))

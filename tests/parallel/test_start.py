@@ -69,6 +69,13 @@ class Group:
         return [json.loads((self.folder / f"saved-{rank}.json").read_text()) for rank in range(self.size)]
 
 
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def wait_for(paths: Sequence[Path]) -> None:
     deadline = time.monotonic() + 120
     while not all(path.exists() for path in paths):
@@ -181,7 +188,7 @@ def test_torchruns_agent_is_signalled(tmp_path: Path, number: int, code: int):
         assert agent.wait(40) == code
         deadline = time.monotonic() + 10
         pids = [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(2)]
-        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        while any(runs(pid) for pid in pids):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         saved = [json.loads((tmp_path / f"saved-{rank}.json").read_text()) for rank in range(2)]

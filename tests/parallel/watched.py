@@ -76,7 +76,9 @@ def main() -> None:
             if step == at:
                 act(what, watch, folder)
             watch.step(step)
-            (folder / f"pid-{rank}").write_text(str(os.getpid()))
+            if step == 1:
+                (folder / f"pid-{rank}.new").write_text(str(os.getpid()))
+                (folder / f"pid-{rank}.new").rename(folder / f"pid-{rank}")
             if (folder / "finish").exists():
                 break
 
