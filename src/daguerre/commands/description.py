@@ -128,6 +128,7 @@ def about_files(config: Config) -> list[str]:
     for wanted in Components(config.model, config.seed).wanted():
         found = places.here(wanted.place, wanted.options)
         files = [f"{part}/{names[0]}".lstrip("/") for part, each in wanted.needed.items() for names in each]
+        files = [name.replace("tokenizer_config.json", "*") for name in files]
         absent = files if found is None else places.missing_files(found, wanted.needed)
         where = "to be fetched from the hub" if found is None else "on this machine" if not absent else "incomplete"
         lines += _wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""))
