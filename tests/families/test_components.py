@@ -92,6 +92,12 @@ def test_a_text_encoder_of_numbers_is_built_for_its_tokenizer(base: Path):
     assert {name.partition(".")[0] for name in made.net.state_dict()} == {"unet", "text_encoder"}
 
 
+@pytest.mark.parametrize("kind", [{}, {"model_type": "t5"}])
+def test_misspelt_numbers_of_a_text_encoder_are_refused(base: Path, kind: dict[str, str]):
+    with pytest.raises(UserError, match=r"model\.text_encoder: .* has no num_layer.? \(did you mean num_"):
+        load(base, text_encoder={"num_layer": 1, **kind}, unet=TINY_UNET)
+
+
 def test_weights_of_a_variant(base: Path, tmp_path: Path):
     folder = shutil.copytree(base, tmp_path / "copy")
     for file in list(folder.glob("*/*.safetensors")):

@@ -84,6 +84,7 @@ class Components:
         """
         value = getattr(self.settings, name)
         if isinstance(value, dict):
+            _refuse_unknown(name, kind, value)
             return self._random(name, kind, dict(decided or {}) | value)
         if value is None:
             return self._random(name, kind, pretrained.config(kind, self.base / name))
@@ -137,8 +138,6 @@ class Components:
 
     def _random(self, name: str, kind: Any, numbers: dict[str, Any]) -> Any:
         """A network of these numbers with weights from the seed."""
-        if kind.__module__.startswith("diffusers"):
-            _refuse_unknown(name, kind, numbers)
         try:
             return pretrained.seeded(lambda: pretrained.build(kind, numbers), self.seed)
         except (StrictDataclassError, ValueError, TypeError, IndexError) as error:
@@ -155,7 +154,11 @@ def _is_file(value: Any) -> bool:
 
 
 def _refuse_unknown(name: str, kind: Any, numbers: Mapping[str, Any]) -> None:
-    allowed = set(inspect.signature(kind.__init__).parameters) - {"self"}
+    if kind.__module__.startswith("diffusers"):
+        allowed = set(inspect.signature(kind.__init__).parameters) - {"self"}
+    else:  # configs of transformers keep whatever they are given, read or not
+        config = kind.config_class()
+        allowed = config.to_dict().keys() | config.attribute_map.keys() | {"dropout", "torch_dtype"}
     if unknown := sorted(set(numbers) - allowed):
         near = {key: difflib.get_close_matches(key, allowed, n=1) for key in unknown}
         named = ", ".join(f"{key} (did you mean {near[key][0]}?)" if near[key] else key for key in unknown)
