@@ -93,8 +93,8 @@ def _other_weights(state: TrainState, init_from: str) -> list[str]:
             f"init_from={init_from}: there is no checkpoint in {other.checkpoints}; train that run first, or "
             "give the folder of another"
         )
-    start_from(state, Store(other.checkpoints).load(found.path).tensors)
-    return [*found.notices, f"starting from the weights of {found.path}"]
+    notices = start_from(state, Store(other.checkpoints).load(found.path).tensors)
+    return [*found.notices, f"starting from the weights of {found.path}", *notices]
 
 
 def foreseen(config: Config) -> list[str]:

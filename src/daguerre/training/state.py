@@ -129,9 +129,23 @@ def load_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     net.load_state_dict(dict(tensors))
 
 
-def start_from(state: TrainState, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """`init_from`: takes another run's weights (its averages where it has them) and nothing else."""
+def start_from(state: TrainState, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """`init_from`: takes another run's weights (its averages where it has them) and nothing else.
+
+    A component that only this run trains keeps the weights it has; returns a line for each. ValueError for one that only
+    the other run trained.
+    """
     weights = dict(tensors["model"])
     weights |= {name: value for name, value in tensors.get("ema", {}).items() if name in weights}
-    load_weights(state.net, weights)
+    own = state.net.state_dict()
+    here, there = ({name.partition(".")[0] for name in names} for names in (own, weights))
+    if more := sorted(there - here):
+        raise ValueError(
+            f"init_from: that run trained {', '.join(more)}, too, which this recipe takes from elsewhere: set "
+            f"{' and '.join(f'model.train_{name}=true' for name in more)}, or give the run's export as its place, "
+            f"{' '.join(f'model.{name}=RUN/pipeline' for name in more)}, with the other components, and no init_from"
+        )
+    new = sorted(here - there)
+    load_weights(state.net, weights | {name: own[name] for name in own if name.partition(".")[0] in new})
     state.ema.restart()
+    return [f"{name} starts from its base: the run of init_from did not train it" for name in new]
