@@ -166,6 +166,17 @@ def test_an_encoder_of_another_kind_is_refused(base: Path, tmp_path: Path):
         load(base, text_encoder=str(folder))
 
 
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_a_config_does_not_say_which_code_computes_attention(base: Path, tmp_path: Path, name: str):
+    """transformers would fetch it from the hub, and run it."""
+    folder = shutil.copytree(base, tmp_path / "copy")
+    path = folder / "text_encoder" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: "stranger/kernels"}))
+    for text_encoder in ("base", None):
+        made = load(folder, text_encoder=text_encoder)
+        assert made.texts.readers[0].encoder.config._attn_implementation == "sdpa"
+
+
 def test_something_must_be_trained(base: Path):
     with pytest.raises(ValueError, match="nothing is trained: set one of train_unet, train_text_encoder"):
         sd.Settings(pretrained_model_name_or_path=str(base), train_unet=False)

@@ -30,6 +30,7 @@ def file(tmp_path_factory):
         (["index", "scheduler"], ["os", "system"], r"names \('os', 'system'\)"),
         (["index", "extra"], ["pipeline", "Own"], r"names \('pipeline', 'Own'\)"),
         (["index", "_class_name"], "OwnPipeline", r"names \('diffusers', 'OwnPipeline'\)"),
+        (["configs", "text_encoder", "attn_implementation"], "stranger/kernels", r"names 'attn_implementation'"),
         (["configs", "unet", "norm_num_groups"], 5, r"numbers of which no unet can be built"),
         (["configs", "text_encoder", "hidden_size"], "wide", r"numbers of which no text_encoder can be built"),
         (["configs", "vae"], 3, r"cannot be read: Input should be an object"),

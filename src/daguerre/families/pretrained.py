@@ -29,16 +29,24 @@ def config(kind: Any, folder: Path) -> dict[str, Any]:
         if kind.__module__.startswith("diffusers"):
             found = dict(kind.load_config(folder, local_files_only=True))
             return {name: value for name, value in found.items() if not name.startswith("_")}
-        return kind.config_class.from_pretrained(folder, local_files_only=True).to_dict()
+        return _config(kind, folder).to_dict()
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} cannot be read as the config of a {kind.__name__}: {error}") from error
+
+
+def _config(kind: Any, folder: Path) -> Any:
+    """transformers' own. A stranger's may name the code that computes attention, which the library would fetch and run:
+    which kernel there is, is ours to say."""
+    made = kind.config_class.from_pretrained(folder, local_files_only=True)
+    made._attn_implementation = None
+    return made
 
 
 def build(kind: Any, numbers: dict[str, Any]) -> Any:
     """The network of class `kind` with these numbers and with weights from torch's random state."""
     if kind.__module__.startswith("diffusers"):
         return kind(**numbers)
-    return kind(kind.config_class(**numbers))
+    return kind(kind.config_class(**{key: value for key, value in numbers.items() if "attn_impl" not in key}))
 
 
 def load_frozen(kind: Any, folder: Path, variant: str | None = None) -> Any:
@@ -50,10 +58,11 @@ def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
     """The network of class `kind` in `folder`, on the CPU in float32. UserError if a weight is missing."""
     if without_weights():
         return build(kind, config(kind, folder))
-    options: dict[str, Any] = {"dtype": torch.float32}
-    if kind.__module__.startswith("diffusers"):
-        options = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}  # True needs accelerate
     try:
+        if kind.__module__.startswith("diffusers"):
+            options = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}  # True needs accelerate
+        else:
+            options = {"dtype": torch.float32, "config": _config(kind, folder)}
         with torch.random.fork_rng(devices=[]):  # it fills the weights at random before it reads them
             net, info = kind.from_pretrained(
                 folder,

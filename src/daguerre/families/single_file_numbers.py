@@ -129,6 +129,7 @@ def _strange_names(numbers: Numbers) -> list[str]:
         *(repr(name) for name in numbers.configs if name not in places),
         *(repr(name) for name in numbers.tokenizers if name not in known),
         *(repr(name) for name in files if not _TOKENIZER_FILE.fullmatch(name)),
+        *(repr(name) for config in numbers.configs.values() for name in config if "attn_impl" in name),  # runs code
     ]
 
 
