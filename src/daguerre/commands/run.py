@@ -160,13 +160,9 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
     for line in read_metrics(folder.metrics):
         terminal.remember(line.get("learning/loss"))
-    sinks: list[Sink] = [MetricsFile(folder.metrics)]
-    sinks += [TensorBoard(folder.tensorboard, beginning.step)] if config.logging.tensorboard else []
-    for sink in sinks:
-        stack.callback(sink.close)
     run = Run(
         config, folder, Store(folder.checkpoints), parts, sizes, every, dataset, held_out, state, loading, terminal,
-        sinks,
+        sinks(config, folder, beginning.step, stack),
     )  # fmt: skip
     stack.enter_context(FailureOnRecord(run))
     left = max(0, every.total - state.step)
@@ -176,6 +172,15 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     length = f"about {duration_text(seconds)} of training" if left else "all done"
     run.say([*description.headline(config, parts, sizes, left, length), *said, f"run folder: {folder.path}"])
     return run
+
+
+def sinks(config: Config, folder: RunFolder, step: int | None, stack: ExitStack) -> list[Sink]:
+    """Where numbers are written to, from `step` on; the stack closes them."""
+    found: list[Sink] = [MetricsFile(folder.metrics)]
+    found += [TensorBoard(folder.tensorboard, step)] if config.logging.tensorboard else []
+    for sink in found:
+        stack.callback(sink.close)
+    return found
 
 
 def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
