@@ -132,8 +132,8 @@ def load_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def start_from(state: TrainState, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
     """`init_from`: takes another run's weights (its averages where it has them) and nothing else.
 
-    A component that only this run trains keeps the weights it has; returns a line for each. ValueError for one that only
-    the other run trained.
+    A component that only this run trains keeps the weights it has; returns a line for each. ValueError for one that
+    only the other run trained.
     """
     weights = dict(tensors["model"])
     weights |= {name: value for name, value in tensors.get("ema", {}).items() if name in weights}
