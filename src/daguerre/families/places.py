@@ -213,10 +213,10 @@ def _patterns(needed: Needed) -> list[str]:
 def _unreachable(name: str, repository: str, command: str, error: OSError) -> Absent:
     reason = str(error.__cause__ or error).strip().splitlines()[0]
     there = architectures.moved(repository)
-    hint = f". Its publisher took it down; the hub keeps it as {there}" if there else ""
+    hint = f" Its publisher took it down; the hub keeps it as {there}." if there else ""
     return Absent(
-        f"there is nothing {name!r} on this machine, and the hub did not give the model {repository!r}: {reason}. Its "
-        f"files are not in the local cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine with a "
-        f"connection run `{command}`, copy DIR here and give its path, or take one that is shipped: "
-        f"{', '.join(shipped())}{hint}"
+        f"there is nothing {name!r} on this machine, and the hub did not give the model {repository!r}: {reason}."
+        f"{hint} Its files are not in the local cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine "
+        f"with a connection run `{command.replace(repository, there or repository)}`, copy DIR here and give its path, "
+        f"or take one that is shipped: {', '.join(shipped())}"
     )

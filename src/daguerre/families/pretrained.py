@@ -73,7 +73,11 @@ def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
                 **options,
             )
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"{folder} cannot be read as {kind.__name__}: {error}") from error
+        reason = str(error.__cause__ or error).strip()
+        raise UserError(
+            f"{folder} cannot be read as {kind.__name__}: {reason}. If its weights were cut off on their way, copy or "
+            "fetch them anew"
+        ) from error
     wrong = [str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]]]
     if wrong:
         raise UserError(

@@ -75,9 +75,19 @@ def load(components: Components, vae: VAE, texts: Texts, more: Mapping[str, Any]
     if wrong:
         raise UserError(
             f"the UNet does not fit the other networks: {'; '.join(wrong)}. Change model.unet (what is left out is "
-            "taken from the other networks) or model.pretrained_model_name_or_path"
+            "taken from the other networks) or model.pretrained_model_name_or_path" + _other_family(unet, bool(more))
         )
     return unet.requires_grad_(components.settings.train_unet)
+
+
+def _other_family(unet: Any, sized: bool) -> str:
+    """Whose UNet this is, where it is that of the other family."""
+    is_sized = unet.config.addition_embed_type == "text_time"
+    if is_sized == sized:
+        return ""
+    return f". It is {'SDXL' if is_sized else 'Stable Diffusion'}'s: take a recipe of model.family=" + (
+        "sdxl" if is_sized else "sd"
+    )
 
 
 def _refuse_deaf(unet: Any) -> None:

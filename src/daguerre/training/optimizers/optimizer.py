@@ -129,8 +129,9 @@ class InPlace:
 
     def step(self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int]) -> None:
         """One update with the gradients times `factor`."""
-        if factor is not None:
-            torch._foreach_mul_([p.grad for p in part.parameters if p.grad is not None], factor)
+        gradients = [p.grad for p in part.parameters if p.grad is not None]
+        if factor is not None and gradients:
+            torch._foreach_mul_(gradients, factor)
         part.step(skip)
 
 
