@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from daguerre.data.packing import Shard
 
 Draw = Callable[[Iterable[Wanted]], Iterator[Drawn]]
 About = Callable[[Wanted], dict[str, Any]]
+_LISTING_PAUSE = 20
+"""How many times as long as it takes to list shards passes before they are listed again."""
 
 
 @dataclass
@@ -172,10 +175,13 @@ class ShardWork(Work):
         shards = self._shards(about)
         shards.list_up()
         mine = {i: shard for i, shard in enumerate(shards.all()) if i in self.part and shard.name not in self._whole}
+        listed_until = 0.0
         for i, wanted in groupby(self.pictures, lambda one: one.number // shards.samples_per_shard):
             if i in mine:
                 self.written += shards.write(mine[i], in_order(draw, wanted)).samples
-                shards.list_up()
+                if (begun := time.monotonic()) >= listed_until:  # it reads the index of every shard that is there
+                    shards.list_up()
+                    listed_until = begun + _LISTING_PAUSE * (time.monotonic() - begun)
 
     def missing(self) -> int:
         listed = self._shards()
