@@ -1,6 +1,6 @@
 """Five updates of a tiny network on four processes, on every mesh, beside the same on one: run by test_apply.py.
 
-python splits.py RANK RENDEZVOUS_FILE OUT.json
+python splits.py KIND RANK RENDEZVOUS_FILE OUT.json
 """
 
 from __future__ import annotations
@@ -148,17 +148,14 @@ def plain(net: Both, kind: str) -> list[float]:
     return numbers
 
 
-def main(rank: int, rendezvous: str, out: str) -> None:
+def main(kind: str, rank: int, rendezvous: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
-    found = {}
-    for kind in ("sd", "sdxl"):
-        for shape in MESHES:
-            found[f"{kind} {shape}"] = compared(kind, shape, rank)
+    found = {f"{kind} {shape}": compared(kind, shape, rank) for shape in MESHES}
     if rank == 0:
         Path(out).write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])

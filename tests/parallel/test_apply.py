@@ -8,17 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent.parent
 
 
-def test_every_mesh_trains_as_one_process(tmp_path: Path):
+@pytest.mark.parametrize("kind", ["sd", pytest.param("sdxl", marks=pytest.mark.long)])
+def test_every_mesh_trains_as_one_process(kind: str, tmp_path: Path):
     """Losses, gradient norms and weights of five updates with accumulation and clipping, in float64."""
     out = tmp_path / "out.json"
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, str(TESTS / "parallel" / "splits.py")]
     processes = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "rendezvous"), str(out)], env=environment)
+        subprocess.Popen([*command, kind, str(rank), str(tmp_path / "rendezvous"), str(out)], env=environment)
         for rank in range(4)
     ]
     try:
@@ -27,6 +30,6 @@ def test_every_mesh_trains_as_one_process(tmp_path: Path):
         for process in processes:
             process.kill()
     found = json.loads(out.read_text())
-    assert len(found) == 10
+    assert len(found) == 5
     worst = {name: numbers for name, numbers in found.items() if max(numbers.values()) > 1e-10}
     assert worst == {}, worst
