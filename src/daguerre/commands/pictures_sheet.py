@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.report import embedded
 from daguerre.report.markup import Html, element, join
 from daguerre.report.shell import whole
 
@@ -19,8 +19,6 @@ MOST = 240
 """Pictures on a page."""
 _SIDE_PX = 320
 _EMPTY = "(empty prompt)"
-_SMALL_PX = 128
-"""Pictures up to this side keep every pixel and are shown with hard edges."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +108,6 @@ def _embedded(file: bytes) -> tuple[str, bool]:
     """A data address of a small copy, and whether it is shown with hard edges."""
     with Image.open(io.BytesIO(file)) as opened:
         picture = opened.convert("RGB")
-    small = max(picture.size) <= _SMALL_PX
+    small = embedded.is_small(picture)
     picture.thumbnail((_SIDE_PX, _SIDE_PX), Image.Resampling.LANCZOS)
-    stream = io.BytesIO()
-    if small:
-        picture.save(stream, "PNG", optimize=True)
-    else:
-        picture.save(stream, "WEBP", quality=82)
-    kind = "png" if small else "webp"
-    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}", small
+    return embedded.data_address(picture, small, quality=82), small

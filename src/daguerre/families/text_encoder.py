@@ -20,6 +20,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 from daguerre.errors import UserError
 from daguerre.families import places
 from daguerre.families.components import Components
+from daguerre.families.settings import BASE, PretrainedSettings
 
 _MOST_TOKENS = 1 << 16
 """A T5 that reads more was not told how many: transformers then says 1e30, and captions are padded to that."""
@@ -131,25 +132,24 @@ def load(components: Components, encoder: str, tokenizer: str, layer: int, final
     """Text encoder and tokenizer of these component names, which must be a pair. `layer` and `final_norm` are what the
     family reads where the settings leave it open."""
     settings = components.settings
-    mark = encoder.removeprefix("text_encoder")
-    config = _config(components, encoder)
-    wanted_layer = getattr(settings, f"text_encoder_layer{mark}")
-    wanted_norm = getattr(settings, f"text_encoder_final_norm{mark}")
+    kind = _kind(encoder, _config(components, encoder))
+    layer, final_norm = _hidden_state(settings, encoder, kind, layer, final_norm)
     words, files = _tokenizer(components, tokenizer)
     decided = {} if words is None else _decided(words)
-    net = components.network(encoder, _kind(encoder, config), decided)
+    net = components.network(encoder, kind, decided)
     trained = getattr(settings, f"train_{encoder}")
     reader = TextReader(
         encoder,
         net if trained else net.eval().requires_grad_(False),
         words,
         files,
-        layer if wanted_layer is None else wanted_layer,
-        final_norm if wanted_norm is None else wanted_norm,
+        layer,
+        final_norm,
         settings.long_prompts,
         trained,
     )
-    _check_layer(reader, wanted_layer is not None or wanted_norm is not None)
+    if -layer > reader.layers:
+        raise UserError(f"model.{encoder}_layer is {layer}, but the encoder has {reader.layers} layers")
     for parameter in unread(reader):
         parameter.requires_grad_(False)
     if words is not None:
@@ -180,6 +180,29 @@ def cut_to(reader: TextReader, layers: int) -> Any:
     return made
 
 
+def _hidden_state(
+    settings: PretrainedSettings, encoder: str, kind: Any, layer: int, final_norm: bool
+) -> tuple[int, bool]:
+    """Which hidden state is read and whether the last norm is applied: by the settings, else as the family does.
+
+    A T5's is its last one; UserError where the settings ask for another.
+    """
+    mark = encoder.removeprefix("text_encoder")
+    wanted_layer = getattr(settings, f"text_encoder_layer{mark}")
+    wanted_norm = getattr(settings, f"text_encoder_final_norm{mark}")
+    if kind is not transformers.T5EncoderModel:
+        return (
+            layer if wanted_layer is None else wanted_layer,
+            final_norm if wanted_norm is None else wanted_norm,
+        )
+    if wanted_layer is not None or wanted_norm is not None or settings.long_prompts:
+        raise UserError(
+            f"model.{encoder} is a T5, whose last hidden state is read, and whose windows are long: remove "
+            "text_encoder_layer, text_encoder_final_norm and long_prompts"
+        )
+    return -1, True
+
+
 def _config(components: Components, encoder: str) -> Mapping[str, Any]:
     value = getattr(components.settings, encoder)
     return value if isinstance(value, dict) else components.config(encoder)
@@ -199,7 +222,7 @@ def _tokenizer(components: Components, name: str) -> tuple[Any, dict[str, bytes]
     """The tokenizer and its files. Without weights it need not be there."""
     value = getattr(components.settings, name)
     if places.without_weights():
-        folder = components.base / name if value == "base" else None
+        folder = components.base / name if value == BASE else None
         if folder is None or not (folder / "tokenizer_config.json").is_file():
             return None, {}
     folder = components.folder(name, places.TOKENIZER)
@@ -227,20 +250,6 @@ def _decided(tokenizer: Any) -> dict[str, Any]:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-
-
-def _check_layer(reader: TextReader, given: bool) -> None:
-    if reader.encoder.config.model_type == "t5":
-        if given or reader.long:
-            raise UserError(
-                f"model.{reader.name} is a T5, whose last hidden state is read, and whose windows are long: remove "
-                "text_encoder_layer, text_encoder_final_norm and long_prompts"
-            )
-        object.__setattr__(reader, "layer", -1)
-        object.__setattr__(reader, "final_norm", True)
-        return
-    if -reader.layer > reader.layers:
-        raise UserError(f"model.{reader.name}_layer is {reader.layer}, but the encoder has {reader.layers} layers")
 
 
 def _check_pair(reader: TextReader) -> None:

@@ -5,22 +5,19 @@ Pictures are opened, made as small as they are shown, and embedded; none is link
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
+from daguerre.report import embedded
 from daguerre.report.markup import Html, element
 from daguerre.report.run import Run, Sample
 
 ROWS, SAVES = 12, 8
 BUDGET_BYTES = 1_900_000
 _NEWEST_PX, _OLDER_PX = 384, 160
-_SMALL_PX = 128
-"""Pictures up to this side keep every pixel, unless room is short, and are shown with hard edges."""
 
 
 def evolution(run: Run) -> Html | None:
@@ -63,16 +60,10 @@ def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
             picture = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError):  # a broken PNG is a SyntaxError to Pillow
         return None, False
-    small = max(picture.size) <= _SMALL_PX
-    if max(picture.size) > side_px and not (small and side_px >= _SMALL_PX):
+    small = embedded.is_small(picture)
+    if max(picture.size) > side_px and not (small and side_px >= embedded.SMALL_PX):
         picture.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
-    stream = io.BytesIO()
-    if small:
-        picture.save(stream, "PNG", optimize=True)
-    else:
-        picture.save(stream, "WEBP", quality=84)
-    kind = "png" if small else "webp"
-    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}", small
+    return embedded.data_address(picture, small, quality=84), small
 
 
 def _row(prompt: str, seed: int | None, row: list[Sample], pictures: dict[Path, tuple[str | None, bool]]) -> Html:
