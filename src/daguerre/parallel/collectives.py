@@ -91,11 +91,10 @@ def squared_norm(gradients: Sequence[Tensor], devices: DeviceMesh) -> Tensor:
     sums = torch.stack([torch.stack(torch._foreach_norm(kinds[kind])).square().sum() for kind in ordered])
     for axis in devices.mesh_dim_names or ():
         if devices[axis].size() > 1 and any(axis in kind for kind in ordered):
-            over = torch.where(
-                torch.tensor([axis in kind for kind in ordered], device=sums.device), sums, torch.zeros_like(sums)
-            )
+            is_split = torch.tensor([axis in kind for kind in ordered], device=sums.device)
+            over = torch.where(is_split, sums, 0.0)
             dist.all_reduce(over, group=devices[axis].get_group())
-            sums = torch.where(torch.tensor([axis in kind for kind in ordered], device=sums.device), over, sums)
+            sums = torch.where(is_split, over, sums)
     return sums.sum()
 
 
