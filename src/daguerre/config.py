@@ -25,6 +25,7 @@ from daguerre.errors import UserError
 from daguerre.families.settings import FamilySettings
 from daguerre.layout import Leaf
 from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.parallel.settings import DistributedSettings, MeshSettings
 from daguerre.problems import ConfigError, Problem, missing, translate
 from daguerre.recipe import Tree
 from daguerre.samplers.settings import SamplingSettings
@@ -55,6 +56,9 @@ class Config(Settings):
     resume_from_checkpoint: str = Field("latest", json_schema_extra=FREE)
     """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`. `never`: a run
     that was begun before is refused."""
+    allow_change: list[str] = Field([], json_schema_extra=FREE)
+    """Settings that may differ from those that this run was begun with (`optimizer.learning_rate`, or a whole section
+    such as `optimizer`), although they change what is learnt."""
     model: Annotated[SerializeAsAny[FamilySettings], Plugin("families", "family", FamilySettings)]
     """The networks."""
     objective: Annotated[SerializeAsAny[ObjectiveSettings], Plugin("objectives", "name", ObjectiveSettings)]
@@ -85,6 +89,10 @@ class Config(Settings):
     """How pictures are drawn."""
     logging: LoggingSettings = LoggingSettings()
     """How often numbers are written, and where to."""
+    mesh: MeshSettings = MeshSettings()
+    """How the devices of a run share the work."""
+    distributed: DistributedSettings = DistributedSettings()
+    """How the processes of a run meet and watch one another."""
 
     @field_validator("run_name")
     @classmethod

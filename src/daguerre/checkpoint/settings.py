@@ -16,3 +16,10 @@ class CheckpointSettings(Settings):
     """Newest verified states that are kept; older ones are deleted after a newer one is safe on disk."""
     export: bool = Field(True, json_schema_extra=FREE)
     """Write `pipeline/`, the newest weights in diffusers' format, at each save."""
+    backup_every: Duration | None = Field(None, json_schema_extra=FREE)
+    """The first save in each stretch of this length after the first stretch is kept for good; null for none."""
+    background: bool = Field(True, json_schema_extra=FREE)
+    """Write while training goes on, from a copy in the host's memory; off: training waits, and no copy is needed."""
+    max_failed_saves: int = Field(3, ge=1, json_schema_extra=FREE)
+    """Saves in a row that a disk may refuse (full, read-only) before the run stops; each is said, and the next save
+    tries again."""

@@ -30,6 +30,8 @@ class Mesh:
     """Degree of each axis between nodes."""
     ici: Mapping[str, int]
     """Degree of each axis inside a node."""
+    order: tuple[str, ...] = AXES
+    """The axes as ranks are numbered along them, outermost first."""
 
     @property
     def nodes(self) -> int:
@@ -60,9 +62,10 @@ class Mesh:
 
         A launcher numbers ranks node by node. Along an axis, the part inside a node varies fastest.
         """
-        within = [self.ici[axis] for axis in AXES]
-        numbered = np.arange(self.devices).reshape(*(self.dcn[axis] for axis in AXES), *within)
-        return numbered.transpose(0, 3, 1, 4, 2, 5).reshape(self.shape)
+        within = [self.ici[axis] for axis in self.order]
+        numbered = np.arange(self.devices).reshape(*(self.dcn[axis] for axis in self.order), *within)
+        together = numbered.transpose(0, 3, 1, 4, 2, 5).reshape([self.degree(axis) for axis in self.order])
+        return together.transpose([self.order.index(axis) for axis in AXES])
 
     def place(self, rank: int) -> dict[str, int]:
         """Where a rank stands, by axis."""
@@ -78,14 +81,17 @@ class Mesh:
         return f"Mesh({', '.join(f'{axis!r}: {self.degree(axis)}' for axis in AXES)})"
 
 
-def resolve(dcn: Mapping[str, int], ici: Mapping[str, int], devices: int, nodes: int) -> Mesh:
+def resolve(
+    dcn: Mapping[str, int], ici: Mapping[str, int], devices: int, nodes: int, order: tuple[str, ...] = AXES
+) -> Mesh:
     """The mesh of these degrees on what the launcher says there is. One degree of each kind may be -1.
 
     UserError where the degrees and the devices do not agree, with both numbers.
     """
     if devices % nodes:
         raise UserError(f"{devices} devices on {nodes} nodes: every node must have as many devices as the others")
-    return Mesh(_filled("dcn", dcn, nodes, "nodes"), _filled("ici", ici, devices // nodes, "devices of a node"))
+    between, inside = _filled("dcn", dcn, nodes, "nodes"), _filled("ici", ici, devices // nodes, "devices of a node")
+    return Mesh(between, inside, order)
 
 
 def _filled(kind: str, degrees: Mapping[str, int], there: int, what: str) -> dict[str, int]:

@@ -127,6 +127,20 @@ def check(rules: Rules, mesh: Mesh) -> list[str]:
     return said
 
 
+def check_data_sharding(axes: Sequence[str], mesh: Mesh) -> None:
+    """UserError where a batch cannot be cut over these axes of the mesh."""
+    if "tensor" in axes and mesh.degree("tensor") > 1:
+        raise UserError(
+            f"mesh.data_sharding: the {mesh.degree('tensor')} devices of a tensor group compute one part of the batch "
+            "together, so it cannot be cut over tensor: leave it out"
+        )
+    if left := [axis for axis in ("data", "fsdp") if axis not in axes and mesh.degree(axis) > 1]:
+        raise UserError(
+            f"mesh.data_sharding: {' and '.join(left)}, with {mesh.degree(left[0])} devices, is not in it: they would "
+            "all compute the same. Add it, or give the axis one device"
+        )
+
+
 def place(
     shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, Dims], rules: Rules, mesh: Mesh, heads: Mapping[str, int]
 ) -> tuple[list[Placed], list[str]]:

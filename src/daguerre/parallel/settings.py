@@ -1,13 +1,17 @@
-"""Settings of runs on several devices: how the processes meet, and how long they wait. No torch here."""
+"""Settings of runs on several devices: the mesh, how the processes meet, and how long they wait. No torch here."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from daguerre.settings import FREE, Settings
+from daguerre.parallel import mesh, rules
+from daguerre.settings import ELASTIC, FREE, Settings
+
+Degree = Annotated[int, Field(ge=-1)]
+Axis = Literal["data", "fsdp", "tensor"]
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})/?")
 
@@ -17,6 +21,73 @@ def _checked_url(url: str) -> str:
     if url == "env://" or re.fullmatch(r"file:///.*[^/]", url) or (tcp and 0 < int(tcp["port"]) < 1 << 16):
         return url
     raise ValueError("write env://, tcp://HOST:PORT, or file:///FOLDER/NEW-FILE on a disk that all nodes share")
+
+
+class MeshSettings(Settings):
+    """How the devices of a run share the work; nothing that is learnt depends on it. `data` copies the model and splits
+    the batch, `fsdp` splits the batch and the model's state, `tensor` splits single layers."""
+
+    mesh_axes: list[Axis] = Field(["data", "fsdp", "tensor"], json_schema_extra=ELASTIC)
+    """Order of the axes, the outermost first: neighbours along the last one are neighbouring ranks."""
+    dcn_data_parallelism: Degree = Field(-1, json_schema_extra=ELASTIC)
+    """Degree of `data` between nodes; -1: what the others leave."""
+    dcn_fsdp_parallelism: Degree = Field(1, json_schema_extra=ELASTIC)
+    """Degree of `fsdp` between nodes; -1 likewise."""
+    dcn_tensor_parallelism: Degree = Field(1, json_schema_extra=ELASTIC)
+    """Degree of `tensor` between nodes; -1 likewise."""
+    ici_data_parallelism: Degree = Field(-1, json_schema_extra=ELASTIC)
+    """Degree of `data` inside a node; -1: what the others leave."""
+    ici_fsdp_parallelism: Degree = Field(1, json_schema_extra=ELASTIC)
+    """Degree of `fsdp` inside a node; -1 likewise."""
+    ici_tensor_parallelism: Degree = Field(1, json_schema_extra=ELASTIC)
+    """Degree of `tensor` inside a node; -1 likewise."""
+    logical_axis_rules: list[tuple[str, list[Axis]]] = Field(
+        [(name, list(axes)) for name, axes in rules.DEFAULT], json_schema_extra=ELASTIC
+    )
+    """Which axes of the mesh a logical axis is split over, the first rule that fits first: [[heads, [tensor]], ...]."""
+    data_sharding: list[Axis] = Field(["data", "fsdp"], json_schema_extra=ELASTIC)
+    """Axes over which a global batch is cut. The devices of a tensor group read the same samples, so `tensor` may stand
+    here while its degree is 1."""
+    shard_frozen: bool = Field(True, json_schema_extra=ELASTIC)
+    """Split frozen networks (the autoencoder, text encoders) by the same rules; off: each device holds them whole,
+    which takes memory and saves the gathering."""
+
+    @field_validator("logical_axis_rules", mode="before")
+    @classmethod
+    def _single_axes(cls, given: object) -> object:
+        """MaxDiffusion writes [heads, tensor] for [heads, [tensor]]."""
+        if not isinstance(given, list):
+            return given
+        return [
+            [rule[0], [rule[1]] if isinstance(rule[1], str) else rule[1]]
+            if isinstance(rule, (list, tuple)) and len(rule) == 2
+            else rule
+            for rule in given
+        ]
+
+    @field_validator("data_sharding", mode="before")
+    @classmethod
+    def _flat(cls, given: object) -> object:
+        """MaxDiffusion writes [[data, fsdp]] for [data, fsdp]."""
+        return given[0] if isinstance(given, list) and len(given) == 1 and isinstance(given[0], list) else given
+
+    @field_validator("mesh_axes")
+    @classmethod
+    def _names_all(cls, axes: list[Axis]) -> list[Axis]:
+        if sorted(axes) != sorted(mesh.AXES):
+            raise ValueError(f"the axes are {', '.join(mesh.AXES)}, each once, in any order")
+        return axes
+
+    def degrees(self, kind: Literal["dcn", "ici"]) -> dict[str, int]:
+        """Degrees of one kind by axis, as they are given."""
+        return {axis: getattr(self, f"{kind}_{axis}_parallelism") for axis in mesh.AXES}
+
+    def resolved(self, devices: int, nodes: int) -> mesh.Mesh:
+        """The mesh on so many devices. UserError where degrees and devices do not agree, or for rules that this engine
+        cannot follow on it."""
+        found = mesh.resolve(self.degrees("dcn"), self.degrees("ici"), devices, nodes, tuple(self.mesh_axes))
+        rules.check_data_sharding(self.data_sharding, found)
+        return found
 
 
 class DistributedSettings(Settings):
