@@ -10,7 +10,10 @@ DONE = 0
 FAILED = 1
 REFUSED = 2
 HELD = 3
+LOST = 4
+STUCK = 5
 INTERRUPTED = 130
+PREEMPTED = 138
 TERMINATED = 143
 
 EXIT_CODES = {
@@ -18,7 +21,10 @@ EXIT_CODES = {
     FAILED: "the run failed, or a fault in the program or the machine",
     REFUSED: "what was asked for cannot be done: the message says why and what to do",
     HELD: "another process works in the run folder, or packs into the same one",
+    LOST: "another process of the run failed or is gone; the log names it first",
+    STUCK: "no process of the run got any further; the log names the rank, stacks/ holds where each one stood",
     INTERRUPTED: "stopped by Ctrl-C; a run that was training has saved and will go on from there",
+    PREEMPTED: "stopped by SIGUSR1 (the time of a job is up), likewise",
     TERMINATED: "stopped by SIGTERM, likewise",
 }
 

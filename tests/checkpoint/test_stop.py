@@ -47,6 +47,10 @@ def test_sigint_saves_and_exits_130():
     assert run(signal.SIGINT) == (130, "saving SIGINT", "")
 
 
+def test_sigusr1_saves_and_exits_138():
+    assert run(signal.SIGUSR1) == (138, "saving SIGUSR1", "")
+
+
 def test_a_second_sigint_interrupts():
     code, line, errors = run(signal.SIGINT, signal.SIGINT, slow=True)
     assert line == "saving SIGINT"
@@ -55,18 +59,19 @@ def test_a_second_sigint_interrupts():
 
 
 def test_the_first_signal_counts_and_what_was_there_comes_back():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    ours = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = [signal.getsignal(number) for number in ours]
     with StopSignals() as stop:
         assert not stop.requested
         assert stop.exit_code == 0
         os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal is signal.SIGTERM
         assert stop.exit_code == 143
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert [signal.getsignal(number) for number in ours] == before
 
 
 FORKED = """
@@ -76,6 +81,7 @@ with StopSignals() as stop:
     child = os.fork()
     if child == 0:
         os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGUSR1)
         print("still here", flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         print("never", flush=True)
@@ -85,6 +91,6 @@ with StopSignals() as stop:
 """
 
 
-def test_forked_children_ignore_sigint_and_die_of_sigterm():
+def test_forked_children_ignore_sigint_and_sigusr1_and_die_of_sigterm():
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
     assert done.stdout == "still here\n15 False\n"

@@ -103,6 +103,7 @@ def test_a_scheduler_that_ends_every_process_leaves_workers_to_the_trainer(pictu
         next(made)
         crew[0].process.send_signal(signal.SIGTERM)
         crew[0].process.send_signal(signal.SIGINT)
+        crew[0].process.send_signal(signal.SIGUSR1)
         assert len(next(made)[0].names) == 4
     assert crew[0].process.returncode == -signal.SIGKILL
 

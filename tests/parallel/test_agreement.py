@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
+from daguerre.errors import LOST
 from daguerre.parallel.agreement import Alone, Meeting, RanksMissing, ToldToStop
-from daguerre.parallel.verdict import LOST
 
 
 def test_all_come():

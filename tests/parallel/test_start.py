@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from daguerre.errors import UserError
+from daguerre.errors import LOST, STUCK, UserError
 from daguerre.parallel.agreement import Alone
 from daguerre.parallel.settings import DistributedSettings
 from daguerre.parallel.start import Watching, chosen_backend, own_device, start
-from daguerre.parallel.verdict import LOST, STUCK
 from daguerre.parallel.world import World
 
 GROUP = Path(__file__).parent / "group.py"

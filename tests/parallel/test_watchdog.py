@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from daguerre.errors import LOST, STUCK
 from daguerre.parallel import hub
 from daguerre.parallel.lines import Line
 from daguerre.parallel.peers import DUMP_SIGNAL, Peer, myself
-from daguerre.parallel.verdict import LOST, STUCK, Limits, Report, Verdict, named, stuck
+from daguerre.parallel.verdict import Limits, Report, Verdict, named, stuck
 from daguerre.parallel.watchdog import Watchdog, may_come_from_others
 from daguerre.parallel.world import World
 

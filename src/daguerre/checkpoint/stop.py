@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a question that the driver of the loop asks after each update.
+"""SIGTERM, SIGUSR1 and SIGINT as a question that the driver of the loop asks after each update.
 
 A signal never interrupts an update or a save; whoever holds `StopSignals` saves, writes the status and exits with
 `exit_code`. Nothing here saves anything.
@@ -11,14 +11,15 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopSignals:
     """`with StopSignals() as stop: ...; if stop.requested: save and leave`. Main thread only.
 
     The first signal is remembered. After a SIGINT the next SIGINT is Python's own again (KeyboardInterrupt), for a
-    person who will not wait. Forked children ignore SIGINT (the terminal sends it to them too) and die of SIGTERM.
+    person who will not wait. Forked children ignore SIGINT and SIGUSR1 (the terminal, and a batch system, sends them to
+    children too) and die of SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells have it: 130 for SIGINT, 143 for SIGTERM; 0 without a signal."""
+        """128 + the signal's number, as shells have it: 130 for SIGINT, 138 for SIGUSR1, 143 for SIGTERM; 0 without one."""
         return 128 + self.signal if self.signal is not None else 0
 
     def __enter__(self) -> StopSignals:

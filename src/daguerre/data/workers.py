@@ -24,7 +24,7 @@ from daguerre.types import Batch
 
 def workers(rows: Rows, number: int) -> AbstractContextManager[list[Worker]]:
     """`number` processes that know `rows`, as long as the block runs; a scheduler's signal is the trainer's affair."""
-    return started("workers", rows, number, [signal.SIGINT, signal.SIGTERM])
+    return started("workers", rows, number, [signal.SIGINT, signal.SIGUSR1, signal.SIGTERM])
 
 
 def made_by(crew: list[Worker], tasks: Iterator[Task], ahead: int) -> Iterator[Made]:

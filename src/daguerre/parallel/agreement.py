@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from daguerre.errors import UserError
-from daguerre.parallel.verdict import LOST, named
+from daguerre.errors import LOST, UserError
+from daguerre.parallel.verdict import named
 
 _POLLS_SECONDS = (0.01, 0.5)
 """Between two looks at who has come: at first, and at most."""

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from daguerre.errors import UserError
+from daguerre.errors import PREEMPTED, UserError
 from daguerre.parallel.world import FIRST_PORT, PORTS
 from daguerre.settings import Idle, Settings
 
@@ -22,8 +22,6 @@ _TIME = re.compile(r"\d+|\d+:[0-5]?\d|\d+:[0-5]?\d:[0-5]?\d|\d+-\d{1,2}(:[0-5]?\
 _SIGNAL = re.compile(r"(?:B:)?(USR1|TERM)@(\d{1,5})")
 _NAME = re.compile(r"[\w.+@:-]+(,[\w.+@:-]+)*")
 _PATH = re.compile(r"[^\n\r\0]+")
-_PREEMPTED = 138
-"""What a run exits with that SIGUSR1 stopped."""
 _WORKERS = ("loader.num_workers", "num_workers")
 
 
@@ -248,8 +246,8 @@ def _waiting(own: SlurmSettings) -> list[str]:
     if own.requeue:
         lines += [
             "",
-            f"# {_PREEMPTED}: saved because the time is up. In its next turn the same command goes on from there.",
-            f'if [ "$code" -eq {_PREEMPTED} ]; then',
+            f"# {PREEMPTED}: saved because the time is up. In its next turn the same command goes on from there.",
+            f'if [ "$code" -eq {PREEMPTED} ]; then',
             '    scontrol requeue "$SLURM_JOB_ID"',
             "fi",
         ]

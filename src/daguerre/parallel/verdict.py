@@ -7,17 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from daguerre.errors import LOST, STUCK
 from daguerre.parallel.peers import Peer
-
-LOST = 4
-"""Exit code: another process of the run failed, ended, or gives no sign of life."""
-STUCK = 5
-"""Exit code: no process of the run made a step for `stuck_seconds`."""
-EXIT_CODES = {
-    LOST: "another process of the run failed or is gone; the log names it first",
-    STUCK: "no process of the run got any further; the log names the rank, stacks/ holds where each one stood",
-    138: "stopped by SIGUSR1 (the time limit of a job is near), saved; the same command goes on from there",
-}
 
 Kind = Literal["failed", "gone", "silent", "stuck", "orphaned"]
 
