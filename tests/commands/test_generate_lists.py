@@ -38,10 +38,27 @@ def run(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_drawings.write_run(tiny_drawings.write_recipe(tmp_path_factory.mktemp("recipe"), tiny_sd))
 
 
+def torchrun(rank: int, count: int) -> dict[str, str]:
+    """What torchrun sets, one process a node."""
+    return {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def srun(rank: int, count: int) -> dict[str, str]:
+    """What srun sets, all on one node."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1", "SLURM_NODEID": "0"}
+    node = {"SLURM_JOB_NODELIST": "n1"}
+    return {**job, **node, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": str(count)}
+
+
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"):
+    for name in {*torchrun(0, 1), *srun(0, 1)}:
         monkeypatch.delenv(name, raising=False)
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
 
 
 def table(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -122,8 +139,7 @@ def test_a_list_is_the_same_whatever_draws_it(run, tmp_path, monkeypatch):
     for part in ("2/2", "1/2"):
         assert generate(*given, f"out={tmp_path / 'parts'}", f"shard={part}") == 0
     for rank in range(3):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "3")
+        launched(monkeypatch, torchrun(rank, 3))
         assert generate(*given, f"out={tmp_path / 'ranks'}") == 0
     assert len(documents(tmp_path / "whole")) == 12
     for name in ("large", "parts", "ranks"):
@@ -154,8 +170,7 @@ def test_processes_that_start_at_once_take_one_folder(run, tmp_path, capsys):
 
 
 def test_a_part_says_what_others_have_to_draw(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "1")
-    monkeypatch.setenv("SLURM_NTASKS", "4")
+    launched(monkeypatch, srun(1, 4))
     (tmp_path / "list.txt").write_text("a\nb\nc\nd\ne\nf\n")
     assert generate(run, f"prompts_file={tmp_path / 'list.txt'}", f"out={tmp_path / 'out'}", *SMALL) == 0
     said = capsys.readouterr().out
@@ -386,9 +401,10 @@ def test_batches_are_of_one_kind_and_led_by_the_first_that_waits():
     [
         ({}, (0, 1)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
-        ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, (2, 4)),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (1, 2)),
-        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (1, 2)),
+        (torchrun(2, 4), (2, 4)),
+        (srun(1, 2), (1, 2)),
+        ({**torchrun(1, 2), **srun(0, 1), "TORCHELASTIC_RUN_ID": "x"}, (1, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, (0, 1)),
     ],
 )
 def test_parts_of_launchers(environ, part):
@@ -405,7 +421,15 @@ def test_parts_that_cannot_be(shard):
     with pytest.raises(UserError, match="counted from 1"):
         generate_ranks.part(shard, {})
     with pytest.raises(UserError, match="do not fit"):
-        generate_ranks.part(None, {"RANK": "4", "WORLD_SIZE": "4"})
+        generate_ranks.part(None, torchrun(4, 4))
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "2", "WORLD_SIZE": "4"}, {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}])
+def test_what_a_launcher_says_in_part_needs_a_word(environ):
+    """A shell of a job that srun did not start would draw one part of four, and nobody the others."""
+    with pytest.raises(UserError, match="or give shard=I/N"):
+        generate_ranks.part(None, environ)
+    assert generate_ranks.part("1/1", environ).count == 1
 
 
 def test_pictures_of_a_list_have_the_seeds_of_their_places(run, tmp_path):

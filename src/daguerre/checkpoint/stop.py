@@ -35,7 +35,7 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells have it: 130 for SIGINT, 138 for SIGUSR1, 143 for SIGTERM; 0 without one."""
+        """128 + the signal's number, as shells have it: 130 SIGINT, 138 SIGUSR1, 143 SIGTERM; 0 for none."""
         return 128 + self.signal if self.signal is not None else 0
 
     def __enter__(self) -> StopSignals:

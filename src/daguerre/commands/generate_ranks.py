@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from daguerre.errors import UserError
+from daguerre.parallel import world
+from daguerre.parallel.world import Launcher
 
-_LAUNCHERS = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+_SAID: dict[Launcher, tuple[str, str, str]] = {
+    "torchrun": ("torchrun", "RANK", "WORLD_SIZE"),
+    "slurm": ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
 }
-"""Variables of a launcher: number of the process, how many there are, its number on the machine."""
+"""A launcher for people, and its variables for the number of the process and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,15 @@ def part(shard: str | None, environ: Mapping[str, str] = os.environ) -> Part:
     """What `shard=I/N` says, I counted from 1; else the launcher; else everything."""
     if shard is not None:
         return _of_command(shard)
-    for launcher, names in _LAUNCHERS.items():
-        rank, world, local = (_number(environ, name) for name in names)
-        if rank is None or world is None or world == 1:
-            continue
-        if not 0 <= rank < world:
-            raise UserError(f"{names[0]}={rank} and {names[1]}={world} do not fit: give shard=I/N")
-        said = f"part {rank + 1} of {world} ({launcher}: {names[0]}={rank}, {names[1]}={world}; shard=1/1 draws all)"
-        return Part(rank, world, local, said)
-    return Part()
+    try:
+        here = world.read(environ)
+    except UserError as error:
+        raise UserError(f"{error}; or give shard=I/N") from error
+    if here.size == 1:
+        return Part()
+    launcher, number, count = _SAID[here.launcher]
+    said = f"{launcher}: {number}={here.rank}, {count}={here.size}; shard=1/1 draws all"
+    return Part(here.rank, here.size, here.local_rank, f"part {here.rank + 1} of {here.size} ({said})")
 
 
 def _of_command(shard: str) -> Part:
@@ -58,13 +60,6 @@ def _of_command(shard: str) -> Part:
     if not 1 <= index <= count:
         raise UserError(f"shard={shard}: write which part of how many, counted from 1, such as shard=2/8")
     return Part(index - 1, count, None, f"part {index} of {count}" if count > 1 else "")
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
-    if text and not re.fullmatch(r"\d+", text):
-        raise UserError(f"{name}={text!r} in the environment is no number: mend it, or give shard=I/N")
-    return int(text) if text else None
 
 
 def use_own_gpu(own: Part) -> None:
