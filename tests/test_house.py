@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "adapters": set(),
     "data": set(),
     "training": set(),
-    "parallel": set(),
+    "parallel": {"training"},
     "checkpoint": set(),
     "evaluation": {"data"},
     "report": {"training", "checkpoint"},

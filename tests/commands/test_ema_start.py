@@ -120,7 +120,7 @@ def test_no_warm_up_makes_them_forgotten(name):
 
 def test_averages_take_over_numbers_of_any_type():
     net = torch.nn.Linear(2, 2)
-    ema = EMA.of(EMASettings(), net)
+    ema = EMA.of(EMASettings(), dict(net.named_parameters()))
     ema.start_from({name: torch.full_like(p, 0.5, dtype=torch.float16) for name, p in net.named_parameters()})
     assert all((average == 0.5).all() and average.dtype == torch.float32 for average in ema.averages.values())
 

@@ -43,6 +43,7 @@ SHORT = store_clients.Patience(
     longest_pause_seconds=0.05,
     connect_seconds=1,
     stall_seconds=0.3,
+    sending_seconds=1.5,
     unreachable_seconds=1,
 )
 """Patience for tests: a stall is over after 0.3 s."""

@@ -107,13 +107,21 @@ def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], app
             reducer.finish()
         for axis in ("data", "fsdp"):
             dist.all_reduce(total, group=devices[axis].get_group())
-        norm = collectives.squared_norm([p.grad for p in parameters if p.grad is not None], devices).sqrt()
+        norm = collectives.squared_norm(by_split(parameters), devices).sqrt()
         apply.hand_over(parameters, parts)
         clip_grads_with_norm_([p for p in parts if p.grad is not None], 0.05, norm, foreach=True)
         optimizer.step()
         optimizer.zero_grad()
         numbers += [total.item(), norm.item()]
     return numbers, split
+
+
+def by_split(parameters: list[nn.Parameter]) -> dict[frozenset[str], list[Tensor]]:
+    kinds: dict[frozenset[str], list[Tensor]] = {}
+    for p in parameters:
+        if p.grad is not None:
+            kinds.setdefault(collectives.split_over(p), []).append(apply.local(p.grad))
+    return kinds
 
 
 def compared(kind: str, shape: tuple[int, int, int], rank: int) -> dict[str, float]:

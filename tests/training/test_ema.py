@@ -27,7 +27,7 @@ def move(net, step):
 def test_the_default_equals_diffusers(toy, decay):
     net = toy.Net()
     theirs = EMAModel(net.parameters(), decay=decay)
-    ours = EMA.of(EMASettings(decay=decay), net)
+    ours = EMA.of(EMASettings(decay=decay), dict(net.named_parameters()))
     for step in range(1, 40):
         move(net, step)
         theirs.step(net.parameters())
@@ -50,7 +50,9 @@ def test_decays_in_closed_form():
 def test_stable_cascades_form_moves_every_so_manieth_update_and_copies_before_its_start(toy):
     """Its trainer: where i % ema_iters == 0, lerp with beta = ema_beta if i > ema_start_iters else 0."""
     net = toy.Net()
-    ours = EMA.of(EMASettings(name="stable_cascade", every_steps=3, start_steps=7, decay=0.9), net)
+    ours = EMA.of(
+        EMASettings(name="stable_cascade", every_steps=3, start_steps=7, decay=0.9), dict(net.named_parameters())
+    )
     theirs = {n: p.detach().clone() for n, p in net.named_parameters()}
     for i in range(1, 20):
         move(net, i)
@@ -148,7 +150,7 @@ def test_a_width_that_was_kept_is_rebuilt_as_itself(width):
 def test_other_widths_are_rebuilt_near_their_own_average(toy, width):
     """The run's weights wander; the average that was never kept is computed beside it."""
     net, steps = toy.Net(), 400
-    ema, history, saved = EMA.of(EMASettings(post_hoc=[0.05, 0.1]), net), [], {}
+    ema, history, saved = EMA.of(EMASettings(post_hoc=[0.05, 0.1]), dict(net.named_parameters())), [], {}
     for step in range(1, steps + 1):
         move(net, step)
         ema.update(step)

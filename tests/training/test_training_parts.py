@@ -40,8 +40,8 @@ def test_meter_means_over_samples_and_by_quartile():
     terms = LossTerms(torch.tensor([1.0, 3.0, 5.0, 100.0]), quantile_B, {"kl": torch.tensor([1.0, 1, 4, 9])})
     meter.add_terms(terms, torch.tensor([1.0, 1.0, 1.0, 0.0]))
     meter.add_terms(LossTerms(torch.tensor([7.0]), torch.tensor([0.3])), torch.tensor([1.0]))
-    meter.add_finite("gradient_norm", torch.tensor(float("nan")))
-    meter.add_finite("gradient_norm", torch.tensor(2.0))
+    meter.add_common("gradient_norm", torch.tensor(float("nan")))
+    meter.add_common("gradient_norm", torch.tensor(2.0))
     assert meter.read() == {
         "learning/loss": 4.0,
         "learning/kl": 2.0,

@@ -48,20 +48,34 @@ def is_safe_path(path: str) -> bool:
 
 def write(folder: Path, entries: Mapping[str, Entry]) -> None:
     """Write the manifest of files that are already safe on disk."""
+    write_durably(folder / NAME, [to_bytes(entries)])
+
+
+def to_bytes(entries: Mapping[str, Entry], stored: Mapping[str, Any] | None = None) -> bytes:
+    """A manifest as a JSON file. `stored`: where the files are, if they are not beside it."""
     files = {path: asdict(entry) for path, entry in sorted(entries.items())}
     content: dict[str, Any] = {"format": FORMAT, "files": files}
+    if stored is not None:
+        content["stored"] = dict(stored)
     content["sha256"] = _own_digest(content)
-    write_durably(folder / NAME, [to_json(content)])
+    return to_json(content)
 
 
 def read(folder: Path) -> dict[str, Entry]:
     """The entries of a checkpoint by path. Damaged if there is no manifest or it differs from what was saved."""
-    where = f"{folder.name}/{NAME}"
     try:
-        content = json.loads((folder / NAME).read_bytes())
-        sound = content["sha256"] == _own_digest(content)
+        data = (folder / NAME).read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise Damaged(f"{where} is missing: the save did not finish, or the file was removed") from None
+        raise Damaged(f"{folder.name}/{NAME} is missing: the save did not finish, or the file was removed") from None
+    return from_bytes(data, folder.name)[0]
+
+
+def from_bytes(data: bytes, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
+    """The entries by path and what `to_bytes` was told of where they are; `name` is the checkpoint's, for errors."""
+    where = f"{name}/{NAME}"
+    try:
+        content = json.loads(data)
+        sound = content["sha256"] == _own_digest(content)
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{where} is damaged: {type(error).__name__}: {error}") from None
     if not sound:
@@ -75,7 +89,7 @@ def read(folder: Path) -> dict[str, Entry]:
         raise CheckpointError(
             f"{where} names files outside its folder ({unsafe[0]!r}): do not trust where it came from"
         )
-    return {path: Entry(**entry) for path, entry in content["files"].items()}
+    return {path: Entry(**entry) for path, entry in content["files"].items()}, content.get("stored", {})
 
 
 def verify(folder: Path, only: Collection[str] | None = None) -> None:

@@ -217,7 +217,8 @@ def where(run: Run) -> str:
 def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
     """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
     parts = outline(config)
-    optimizer.build(config.optimizer, parts.net)  # for what it refuses: patterns, libraries, devices
+    trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
+    optimizer.build(config.optimizer, trained)  # for what it refuses: patterns, libraries, devices
     pictures_samples.check(config, parts)
     sizes = batch_sizes(config)
     data = class_pictures.told(config)

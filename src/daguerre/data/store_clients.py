@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -26,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import GCSStore, HTTPStore, S3Store
 
-from daguerre.data.place import WEB, Place, shown
+from daguerre.data.place import STORES, WEB, Place, shown
 from daguerre.data.store_errors import StoreError
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Patience:
     """Longest wait for a connection."""
     stall_seconds: float = 10.0
     """Longest wait for the next bytes of an answer."""
+    sending_seconds: float = 60.0
+    """Longest time that sending a part of a file, and its answer, may take."""
     unreachable_seconds: float = 12.0
     """A store that has not answered once after that time (and two attempts) counts as unreachable."""
 
@@ -78,9 +81,12 @@ class Client:
     """Set once it has answered: from then on, silence is a fault that passes."""
 
 
-def client(place: Place) -> Client:
-    """The connection that reaches a place. StoreError where the settings around it cannot be used."""
-    return _opened(_parts(place)[0])
+def client(place: Place, writing: bool = False) -> Client:
+    """The connection that reaches a place. StoreError where the settings around it cannot be used.
+
+    The one for writing waits longer, and sends a part of a large file again by itself.
+    """
+    return _opened(_parts(place)[0], writing and place.scheme in STORES)
 
 
 def path_in(place: Place) -> str:
@@ -103,9 +109,22 @@ def forget() -> None:
 
 
 @lru_cache(maxsize=64)
-def _opened(root: str) -> Client:
+def _opened(root: str, writing: bool) -> Client:
     place = Place(root)
-    return {"s3": _s3, "gs": _gs}.get(place.scheme, _web)(place)
+    if place.scheme not in STORES:
+        return _web(place)
+    return (_s3 if place.scheme == "s3" else _gs)(place, _for_writing if writing else _options)
+
+
+def _for_writing(allow_http: bool) -> dict[str, Any]:
+    options = _options(allow_http)
+    options["client_options"]["read_timeout"] = timedelta(seconds=PATIENCE.sending_seconds)
+    pauses = {
+        "init_backoff": timedelta(seconds=PATIENCE.first_pause_seconds),
+        "max_backoff": timedelta(seconds=PATIENCE.longest_pause_seconds),
+    }
+    options["retry_config"] |= {"max_retries": PATIENCE.attempts - 1, "backoff": pauses}
+    return options
 
 
 def _options(allow_http: bool) -> dict[str, Any]:
@@ -120,7 +139,7 @@ def _options(allow_http: bool) -> dict[str, Any]:
     }
 
 
-def _s3(place: Place) -> Client:
+def _s3(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
     settings = botocore.session.Session()
     try:
         endpoint = _s3_endpoint(settings)
@@ -136,7 +155,7 @@ def _s3(place: Place) -> Client:
         config["endpoint"] = endpoint
     if provider is None:
         config["skip_signature"] = True
-    options = _options(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"))
+    options = made(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"))
     store = S3Store(place.bucket, config=config, credential_provider=provider, **options)
     return Client(store, f"{_endpoint_name(endpoint)}, region {region}, {credentials}")
 
@@ -178,13 +197,13 @@ def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | N
     return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
 
 
-def _gs(place: Place) -> Client:
+def _gs(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
     endpoint = os.environ.get("GOOGLE_BASE_URL")
     credentials = _gs_credentials()
     config: GCSConfig = {} if credentials else {"skip_signature": True}
     if endpoint:
         config["base_url"] = endpoint
-    store = GCSStore(place.bucket, config=config, **_options(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP")))
+    store = GCSStore(place.bucket, config=config, **made(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP")))
     origin = (
         f"credentials from {credentials}" if credentials else "no credentials found: GOOGLE_APPLICATION_CREDENTIALS"
     )

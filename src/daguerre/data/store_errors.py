@@ -94,19 +94,20 @@ _FAULTS = (
 )
 
 
-def told(error: BaseError | OSError | ValueError, place: Place, access: str) -> StoreError:
-    """The fault in our own words; `access` says by which endpoint and with which credentials the place was asked."""
+def told(error: BaseError | OSError | ValueError, place: Place, access: str, done: str = "read") -> StoreError:
+    """The fault in our own words; `access` says by which endpoint and with which credentials the place was asked, and
+    `done` what was to be done with it: `read` or `written`."""
     text = str(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else None
     code = found[1] if (found := _CODE.search(text)) else ""
     if status == 404 or isinstance(error, FileNotFoundError):
         return Missing(place, _missing(code, access))
     if status is not None:
-        return _answered(status, code, text, place, access)
+        return _answered(status, code, text, place, access, done)
     if "BareRedirect" in text:  # elsewhere, without a word where
         return _elsewhere(place, access, "")
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
-        return StoreError(place, f"may not be read: the credentials cannot be used or renewed ({access})")
+        return StoreError(place, f"may not be {done}: the credentials cannot be used or renewed ({access})")
     if isinstance(error, NotSupportedError):
         return NoRanges(place, "is on a server that sends files whole only (it does not answer range requests)")
     if isinstance(error, InvalidPathError) or "Could not parse path" in text:
@@ -119,10 +120,10 @@ def _missing(code: str, access: str) -> str:
     return f"{what} ({access})"
 
 
-def _answered(status: int, code: str, text: str, place: Place, access: str) -> StoreError:
+def _answered(status: int, code: str, text: str, place: Place, access: str, done: str) -> StoreError:
     answer = f"HTTP {status}{f' {code}' if code else ''}"
     if status in _PASSING_STATUS or code in _PASSING_CODES:
-        return Passing(place, f"cannot be read: the server answered {answer} again and again ({access})")
+        return Passing(place, f"cannot be {done}: the server answered {answer} again and again ({access})")
     if status == 412:
         return StoreError(place, "was replaced while it was read")
     if status == 416:
@@ -130,8 +131,8 @@ def _answered(status: int, code: str, text: str, place: Place, access: str) -> S
     if status in (301, 307) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
         return _elsewhere(place, access, found[1] if (found := _REGION.search(text)) else "")
     if status in (401, 403):
-        return StoreError(place, f"may not be read: {answer} ({access}). {_rights(place, access)}")
-    return StoreError(place, f"cannot be read: the server answered {answer} ({access})")
+        return StoreError(place, f"may not be {done}: {answer} ({access}). {_rights(place, access, done)}")
+    return StoreError(place, f"cannot be {done}: the server answered {answer} ({access})")
 
 
 def _elsewhere(place: Place, access: str, region: str) -> StoreError:
@@ -139,7 +140,13 @@ def _elsewhere(place: Place, access: str, region: str) -> StoreError:
     return StoreError(place, f"is in another region{name}: set AWS_REGION to the bucket's region ({access})")
 
 
-def _rights(place: Place, access: str) -> str:
+def _rights(place: Place, access: str, done: str) -> str:
+    if done == "written":
+        return (
+            "Check the name and that these credentials may read, write, list and delete there, and have not expired"
+            if "no credentials" not in access
+            else "Nothing can be written without credentials: set them up"
+        )
     if place.scheme not in STORES:
         return "Check whether the address has expired or needs a login"
     if "no credentials" in access:

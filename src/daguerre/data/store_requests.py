@@ -34,9 +34,14 @@ class Stat:
     """Changes when the file does: the store's entity tag, or the time of the last change."""
 
 
-def tried(place: Place, request: Callable[[Store, str], T]) -> T:
-    """The answer to a request of the store and the path in it; StoreError once the retries are used up."""
-    client, patience = store_clients.client(place), store_clients.PATIENCE
+def tried(place: Place, request: Callable[[Store, str], T], done: str = "read", attempts: int | None = None) -> T:
+    """The answer to a request of the store and the path in it; StoreError once the retries are used up.
+
+    `done` is `written` for a request that writes: its connection has the patience that sending takes. `attempts`: so
+    many at most.
+    """
+    client, patience = store_clients.client(place, done == "written"), store_clients.PATIENCE
+    attempts = attempts or patience.attempts
     began, attempt = time.monotonic(), 0
     while True:
         attempt += 1
@@ -47,11 +52,11 @@ def tried(place: Place, request: Callable[[Store, str], T]) -> T:
         except StoreError:
             raise
         except (BaseError, FileNotFoundError, ValueError) as error:
-            fault = told(error, place, client.access)
+            fault = told(error, place, client.access, done)
         pause = min(patience.first_pause_seconds * 2 ** (attempt - 1), patience.longest_pause_seconds)
         late = attempt > 1 and time.monotonic() - began + pause > patience.unreachable_seconds
         hopeless = isinstance(fault, Unreachable) and late and not client.answered.is_set()
-        if not fault.passing or attempt >= patience.attempts or hopeless:
+        if not fault.passing or attempt >= attempts or hopeless:
             raise fault
         time.sleep(pause * random.uniform(0.5, 1))
 

@@ -107,6 +107,10 @@ class Agreement(Protocol):
         """Whether it is so on one rank at least."""
         ...
 
+    def total(self, mine: int) -> int:
+        """Sum of all ranks' counts."""
+        ...
+
     def gather(self, document: Any) -> list[Any]:
         """Each rank's small document, in the order of ranks, on every rank."""
         ...
@@ -128,6 +132,10 @@ class Alone:
         return mine
 
     def any(self, mine: bool) -> bool:
+        """As `Agreement` has it."""
+        return mine
+
+    def total(self, mine: int) -> int:
         """As `Agreement` has it."""
         return mine
 
@@ -160,9 +168,16 @@ class Together:
         """As `Agreement` has it."""
         return bool(self._most(int(mine)))
 
+    def total(self, mine: int) -> int:
+        """As `Agreement` has it."""
+        return self._reduced(mine, dist.ReduceOp.SUM)
+
     def _most(self, number: int) -> int:
+        return self._reduced(number, dist.ReduceOp.MAX)
+
+    def _reduced(self, number: int, how: dist.ReduceOp.RedOpType) -> int:
         tensor = torch.tensor([number])
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(tensor, how, group=self._group)
         return int(tensor)
 
     def gather(self, document: Any) -> list[Any]:

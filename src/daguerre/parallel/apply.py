@@ -120,6 +120,13 @@ def sync_gradients(net: nn.Module, now: bool) -> None:
             module.set_requires_gradient_sync(now, recurse=False)
 
 
+def drop_gathered(net: nn.Module) -> None:
+    """Drops what FSDP2 has gathered for a pass without gradients: after the parts were written to, it is stale."""
+    for module in net.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def own_parts(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Of each parameter the part that this rank holds, as a parameter of its own in the same memory.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from daguerre.parallel.apply import local
+from daguerre.training.sharding import norms
 
 _BUCKET_BYTES = 25 << 20
 
@@ -78,17 +79,14 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     return found
 
 
-def squared_norm(gradients: Sequence[Tensor], devices: DeviceMesh) -> Tensor:
+def squared_norm(kinds: Mapping[frozenset[str], Sequence[Tensor]], devices: DeviceMesh) -> Tensor:
     """Sum of squares of all gradients, 0-dim float32 (float64 of such), the same on every rank.
 
-    Each part is counted once: summed over the axes along which its gradient is split, and over no other.
+    `kinds` are the parts of gradients that this rank holds, by the axes along which they are split: summed over these,
+    and over no other, each number is counted once. All ranks have the same kinds, as they hold the same network.
     """
-    kinds: dict[frozenset[str], list[Tensor]] = {}
-    for gradient in gradients:
-        kinds.setdefault(_split_over(gradient), []).append(local(gradient))
-    # All ranks have the same kinds, as they hold the same network.
     ordered = sorted(kinds, key=sorted)
-    sums = torch.stack([torch.stack(torch._foreach_norm(kinds[kind])).square().sum() for kind in ordered])
+    sums = torch.stack([norms(kinds[kind]).square().sum() for kind in ordered])
     for axis in devices.mesh_dim_names or ():
         if devices[axis].size() > 1 and any(axis in kind for kind in ordered):
             is_split = torch.tensor([axis in kind for kind in ordered], device=sums.device)
@@ -98,11 +96,13 @@ def squared_norm(gradients: Sequence[Tensor], devices: DeviceMesh) -> Tensor:
     return sums.sum()
 
 
-def _split_over(gradient: Tensor) -> frozenset[str]:
-    """The axes along which a gradient is split."""
-    if not isinstance(gradient, DTensor):
+def split_over(parameter: Tensor) -> frozenset[str]:
+    """The axes along which a parameter, and so its gradient, is split."""
+    if not isinstance(parameter, DTensor):
         return frozenset()
-    names = gradient.device_mesh.mesh_dim_names or ()
+    names = parameter.device_mesh.mesh_dim_names or ()
     return frozenset(
-        name for name, placement in zip(names, gradient.placements, strict=True) if not isinstance(placement, Replicate)
+        name
+        for name, placement in zip(names, parameter.placements, strict=True)
+        if not isinstance(placement, Replicate)
     )

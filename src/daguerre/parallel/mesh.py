@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 import numpy as np
 
 from daguerre.errors import UserError
 
-AXES = ("data", "fsdp", "tensor")
+Axis = Literal["data", "fsdp", "tensor"]
+AXES: tuple[Axis, ...] = ("data", "fsdp", "tensor")
 """Axes of the mesh, outermost first: neighbours of the last one talk most."""
 AUTO = -1
 """A degree that takes what the others leave."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from daguerre.errors import UserError
-from daguerre.parallel.mesh import AXES, Mesh
+from daguerre.parallel.mesh import AXES, Axis, Mesh
 
 Dims = tuple[str | None, ...]
 """The logical axis of each dim of a parameter; None for one that is never split, and none for the last dims that are
@@ -35,7 +35,7 @@ ACTIVATION_AXES: dict[str, tuple[str, ...]] = {
 """Logical axes of activations, and the mesh axes over which the engine splits them; where it cannot, a rule that asks
 for it is refused by name, unless its axis has one device. `out_channels` are those of convolutions."""
 
-DEFAULT: Rules = (
+DEFAULT: Sequence[tuple[str, Sequence[Axis]]] = (
     ("batch", ("data",)),
     ("activation_batch", ("data", "fsdp")),
     ("activation_heads", ("tensor",)),

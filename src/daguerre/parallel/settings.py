@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from daguerre.parallel import mesh, rules
+from daguerre.parallel.mesh import Axis
 from daguerre.settings import ELASTIC, FREE, Settings
 
 Degree = Annotated[int, Field(ge=-1)]
-Axis = Literal["data", "fsdp", "tensor"]
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})/?")
 

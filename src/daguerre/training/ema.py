@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +49,8 @@ class EMA:
     """Power-function averages by their width."""
 
     @classmethod
-    def of(cls, settings: EMASettings, net: nn.Module) -> EMA:
+    def of(cls, settings: EMASettings, parameters: Mapping[str, nn.Parameter]) -> EMA:
         """Starts from the trained parameters as they are."""
-        parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
 
         def copy() -> dict[str, Tensor]:
             return {name: p.detach().to(torch.float32, copy=True) for name, p in parameters.items()}
@@ -102,18 +100,3 @@ class EMA:
 
     def _every(self) -> dict[str, Mapping[str, Tensor]]:
         return {"ema": self.averages, **{profile_file(w): p for w, p in self.profiles.items()}}
-
-
-@contextmanager
-def swapped(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within the context these parameters are `values`; nothing is copied, and what they were comes back to the bit."""
-    _swap(parameters, values)
-    try:
-        yield
-    finally:
-        _swap(parameters, values)
-
-
-def _swap(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        parameters[name].data, value.data = value.data, parameters[name].data

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from daguerre.errors import FAILED, UserError
+from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.types import Batch
 
 _NAMES_SHOWN = 8
@@ -44,15 +45,16 @@ class Guard:
         self._unread.clear()
         return self._steps, self._in_a_row
 
-    def check(self, limit: int) -> None:
-        """Raises NonFiniteError, naming the samples, if `limit` updates in a row were not finite."""
+    def check(self, limit: int, sharding: Sharding = UNSHARDED) -> None:
+        """Raises NonFiniteError, naming the samples of all devices, if `limit` updates in a row were not finite."""
         self.counts()
         if self._longest < limit:
             return
-        lines = [
-            f"  step {step}: {', '.join(names[:_NAMES_SHOWN])}" + (" ..." if names[_NAMES_SHOWN:] else "")
-            for step, names in list(self._culprits)[-limit:]
-        ]
+        everyone = sharding.gather(list(self._culprits)[-limit:])
+        lines = []
+        for alike in zip(*everyone, strict=True):
+            step, names = alike[0][0], [name for _, own in alike for name in own]
+            lines.append(f"  step {step}: {', '.join(names[:_NAMES_SHOWN])}" + (" ..." if names[_NAMES_SHOWN:] else ""))
         raise NonFiniteError(
             f"the loss or a gradient was not finite in {limit} updates in a row, so the run was stopped; "
             "its weights are those before them. The samples of these updates:\n" + "\n".join(lines) + "\n"

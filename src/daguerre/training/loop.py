@@ -61,6 +61,7 @@ def train(
         clock.start()
         micro_batches = next(batches)
         clock.data_is_here()
+        slots = state.slots
         rate = plan.learning_rate_at(state.step)
         finite = step.update(
             state,
@@ -73,11 +74,11 @@ def train(
         state.guard.note(state.step, finite, micro_batches)
         values = None
         if state.step % plan.log_every == 0 or state.step == plan.total_steps:
-            state.guard.check(plan.max_nonfinite_steps)
+            state.guard.check(plan.max_nonfinite_steps, state.sharding)
             values = {"learning/current_learning_rate": rate, "learning/nonfinite_steps": state.guard.counts()[0]}
             values |= {f"learning/current_learning_rate/{of}": r for of, r in state.optimizer.learning_rates().items()}
             values |= state.scaler.read() | state.meter.read()
-        clock.stop(sum(len(batch.names) for batch in micro_batches))
+        clock.stop(state.slots - slots)
         yield Update(state.step, values and values | clock.read())
 
 

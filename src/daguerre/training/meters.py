@@ -7,16 +7,20 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.types import LossTerms
 
 QUARTILES = 4
 
 
 class Meter:
-    """Sums and counts by name since the last `read`; adding never waits for the device, reading does."""
+    """Sums and counts by name since the last `read`; adding never waits for the device, reading does.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Each device adds what its own samples gave; `read` and `state` put them together, so that all devices call them.
+    """
+
+    def __init__(self, device: torch.device, sharding: Sharding = UNSHARDED) -> None:
+        self._device, self._sharding = device, sharding
         self._totals: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -34,10 +38,10 @@ class Meter:
         one_hot_QB = torch.arange(QUARTILES, device=self._device)[:, None] == quartile_B
         self.add("loss_quartile", one_hot_QB.double() @ loss_B, one_hot_QB.double() @ counts_B)
 
-    def add_finite(self, name: str, value: Tensor) -> None:
-        """Adds one number to the mean called `name`, unless it is not finite."""
-        finite = torch.isfinite(value)
-        self.add(name, torch.where(finite, value, 0.0), finite.double())
+    def add_common(self, name: str, value: Tensor) -> None:
+        """Adds one number that all devices have alike to the mean called `name`, unless it is not finite."""
+        counted = torch.isfinite(value) & (self._sharding.rank == 0)
+        self.add(name, torch.where(counted, value, 0.0), counted.double())
 
     def add(self, name: str, total: Tensor, count: Tensor) -> None:
         """Adds `total` over `count` to the mean called `name`; vectors are means apart."""
@@ -47,7 +51,7 @@ class Meter:
     def read(self) -> dict[str, float]:
         """All means since the last reading, `learning/` before each name; one without samples is left out."""
         values: dict[str, float] = {}
-        for name, (totals, counts) in self._totals.items():
+        for name, (totals, counts) in self.state().items():
             for index, (total, count) in enumerate(
                 zip(totals.view(-1).tolist(), counts.view(-1).tolist(), strict=True)
             ):
@@ -57,9 +61,10 @@ class Meter:
         return values
 
     def state(self) -> dict[str, Tensor]:
-        """The sums, for a checkpoint."""
-        return dict(self._totals)
+        """The sums over all devices, for a checkpoint."""
+        return {name: self._sharding.sum(entry.clone()) for name, entry in self._totals.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `state` gave."""
-        self._totals = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        """Puts back what `state` gave, whatever the devices were."""
+        share = float(self._sharding.rank == 0)
+        self._totals = {name: tensor.to(self._device) * share for name, tensor in tensors.items()}

@@ -7,15 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from daguerre.training.ema import EMA, swapped
+from daguerre import keys
+from daguerre.errors import UserError
+from daguerre.training.ema import EMA
 from daguerre.training.guard import Guard
 from daguerre.training.meters import Meter
 from daguerre.training.optimizers.optimizer import Optimizer, build
 from daguerre.training.precision import Precision
 from daguerre.training.scaling import Scaler, Unscaled
 from daguerre.training.settings import EMASettings, OptimizerSettings
+from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.types import Stateful
 
 _FLOAT32 = Precision()
@@ -29,8 +33,8 @@ class TrainState:
     """
 
     net: nn.Module
-    parameters: list[nn.Parameter]
-    """What of the net is trained, in its own order."""
+    trained: dict[str, nn.Parameter]
+    """What of the net is trained, by its name and in its order; of split parameters the part that is held here."""
     optimizer: Optimizer
     ema: EMA
     objective: Stateful
@@ -46,6 +50,14 @@ class TrainState:
     """Counts of the updates that were skipped because the loss or a gradient was not finite."""
     scaler: Scaler = field(default_factory=Unscaled)
     """What multiplies the loss before the backward pass."""
+    sharding: Sharding = UNSHARDED
+    """How net and batches are spread over devices."""
+    seed: int = 0
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained, in the order of the net."""
+        return list(self.trained.values())
 
     @classmethod
     def start(
@@ -56,20 +68,33 @@ class TrainState:
         ema: EMASettings,
         precision: Precision = _FLOAT32,
         seed: int = 0,
+        sharding: Sharding = UNSHARDED,
     ) -> TrainState:
         """The state before the first update, around the weights that `net` has now, stored as `precision` says. `seed`
-        decides how those of 16 bits are rounded."""
+        decides how those of 16 bits are rounded, and dropout inside the net. UserError for an optimizer that needs
+        whole parameters where `sharding` splits them."""
         precision.store(net)
         device = next(net.parameters()).device
-        parameters = [p for p in net.parameters() if p.requires_grad]
-        moving = build(optimizer, net, precision.rounding(seed))
-        averages, scaler = EMA.of(ema, net), precision.scaler(device)
-        return cls(net, parameters, moving, averages, objective, Meter(device), scaler=scaler)
+        trained = {name: p for name, p in sharding.held(net).items() if p.requires_grad}
+        moving = build(optimizer, trained, precision.rounding(seed))
+        if sharding.splits and not all(part.elementwise for part in moving.parts):
+            raise UserError(
+                f"optimizer.name={optimizer.name} works on whole parameters, and this mesh splits them over devices "
+                "(mesh.*_fsdp_parallelism, mesh.*_tensor_parallelism): use adamw, lion or schedule_free, or data "
+                "parallelism alone"
+            )
+        averages, scaler, meter = EMA.of(ema, trained), precision.scaler(device), Meter(device, sharding)
+        return cls(net, trained, moving, averages, objective, meter, scaler=scaler, sharding=sharding, seed=seed)
+
+    def dropout_seed(self) -> int:
+        """What dropout inside the net draws from in the next update: the one thing of chance that another cut of the
+        batches changes."""
+        return int(keys.words(self.seed, "dropout", self.step, self.sharding.rank, count=1)[0] >> 1)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Tensors by file and name, as a checkpoint stores them."""
         files: dict[str, dict[str, Tensor]] = {
-            "model": dict(self.net.state_dict()),
+            "model": self.sharding.weights(self.net),
             "optimizer": self.optimizer.tensors(),
         }
         files |= {"ema": self.optimizer_averages(), **self.ema.tensors()}
@@ -79,7 +104,15 @@ class TrainState:
     def optimizer_averages(self) -> dict[str, Tensor]:
         """Averaged weights that the optimizer keeps by itself, copies by name; nothing for most."""
         averages = self.optimizer.averages()
-        return {name: averages[p] for name, p in self.net.named_parameters() if p in averages}
+        return {name: averages[p] for name, p in self.trained.items() if p in averages}
+
+    def parameter_names(self) -> dict[str, dict[str, str]]:
+        """Which tensors of `tensors` are shaped and split as a parameter is: its name, by file and tensor."""
+        held = self.sharding.held(self.net)
+        named = {p: name for name, p in self.trained.items()}
+        files = {"model": {name: name for name in held}, "optimizer": self.optimizer.parameter_names(named)}
+        averages = ["ema", *self.ema.tensors()]
+        return files | {file: {name: name for name in self.trained} for file in averages}
 
     def document(self) -> dict[str, Any]:
         """The counts, as JSON."""
@@ -94,7 +127,7 @@ class TrainState:
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], document: Mapping[str, Any]) -> None:
         """Takes over a checkpoint; raises ValueError where its tensors do not fit this run's networks."""
-        load_weights(self.net, tensors["model"])
+        load_weights(self.net, tensors["model"], self.sharding)
         self.optimizer.load(tensors.get("optimizer", {}))
         self.ema.load(tensors)
         self.objective.load_state(dict(tensors.get("objective", {})))
@@ -108,14 +141,14 @@ class TrainState:
 def evaluating(state: TrainState) -> Iterator[None]:
     """Within the context the net is in evaluation mode and computes with its averaged weights."""
     state.net.eval()
-    with swapped(state.ema.parameters, state.ema.averages or state.optimizer_averages()):
+    with state.sharding.swapped(state.net, state.trained, state.ema.averages or state.optimizer_averages()):
         yield
     state.net.train()
 
 
-def load_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Loads all weights of `net`; ValueError lists names and shapes that do not fit."""
-    own = net.state_dict()
+def load_weights(net: nn.Module, tensors: Mapping[str, Tensor], sharding: Sharding = UNSHARDED) -> None:
+    """Loads all weights of `net` that this device holds; ValueError lists names and shapes that do not fit."""
+    own = sharding.weights(net)
     problems = [f"missing {name}" for name in own.keys() - tensors.keys()]
     problems += [f"unknown {name}" for name in tensors.keys() - own.keys()]
     problems += [
@@ -126,7 +159,10 @@ def load_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     if problems:
         shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise ValueError(f"the saved weights do not fit this recipe's networks: {shown}")
-    net.load_state_dict(dict(tensors))
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(tensors[name])
+    sharding.rewritten(net)
 
 
 def start_from(state: TrainState, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:

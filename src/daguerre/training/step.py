@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from daguerre.training.meters import Meter
 from daguerre.training.precision import Autocast
 from daguerre.training.scaling import Scaler, Unscaled
+from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
@@ -37,17 +38,19 @@ def update(
     loss or gradient is not finite, or that has no valid sample, leaves weights and moments as they were. It is not in
     order if the loss or gradient was not finite for another reason than too large a scale of the loss.
     """
-    valid = sum(int(batch.valid_B.sum()) for batch in micro_batches)
-    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.meter, state.scaler)
-    norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse())
-    state.meter.add_finite("gradient_norm", norm)
+    sharding = state.sharding
+    torch.manual_seed(state.dropout_seed())
+    valid = sharding.total(sum(int(batch.valid_B.sum()) for batch in micro_batches))
+    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.meter, state.scaler, sharding)
+    norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse(), sharding)
+    state.meter.add_common("gradient_norm", norm)
     finite = torch.isfinite(loss) & torch.isfinite(norm)
     skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
     state.optimizer.step(learning_rate, skip, factor, state.step)
     state.optimizer.zero_grad()
     state.step += 1
     state.samples += valid
-    state.slots += sum(len(batch.names) for batch in micro_batches)
+    state.slots += sum(len(batch.names) for batch in micro_batches) * sharding.ranks
     state.ema.update(state.step)
     return finite | state.scaler.moved(loss, norm)
 
@@ -60,11 +63,16 @@ def backward(
     autocast: Autocast,
     meter: Meter,
     scaler: Scaler = _UNSCALED,
+    sharding: Sharding = UNSHARDED,
 ) -> Tensor:
-    """Accumulates the gradients of the global batch, as the scaler has them; returns its loss, detached."""
+    """Accumulates the gradients of the global batch, as the scaler has them; returns its loss, detached.
+
+    `micro_batches` are this device's part of it, `valid` is the count of all.
+    """
     device = next(net.parameters()).device
     total = torch.zeros((), device=device)
-    for batch in micro_batches:
+    for number, batch in enumerate(micro_batches, 1):
+        sharding.before_backward(net, last=number == len(micro_batches))
         valid_B = batch.valid_B.to(device, non_blocking=True)
         with autocast():
             terms = weighted(loss_fn(net, batch), batch)
@@ -72,7 +80,8 @@ def backward(
         scaler.scaled(loss).backward()
         total += loss.detach()
         meter.add_terms(terms, valid_B)
-    return total
+    sharding.after_backward()
+    return sharding.sum(total)
 
 
 def weighted(terms: LossTerms, batch: Batch) -> LossTerms:
@@ -84,13 +93,14 @@ def weighted(terms: LossTerms, batch: Batch) -> LossTerms:
 
 
 def clip(
-    trained: Sequence[nn.Parameter], max_norm: float | None, inverse: Tensor | None
+    trained: Sequence[nn.Parameter],
+    max_norm: float | None,
+    inverse: Tensor | None,
+    sharding: Sharding = UNSHARDED,
 ) -> tuple[Tensor, Tensor | None]:
     """The global norm of the gradients times `inverse`, and what they are to be multiplied with so that it is at most
     `max_norm`; None for one. The gradients stay as they are: those of 16 bits are multiplied in float32."""
-    gradients = [p.grad for p in trained if p.grad is not None]
-    wide = torch.promote_types(gradients[0].dtype, torch.float32)
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=wide)))
+    norm = sharding.norm(trained)
     if inverse is not None:
         norm = norm * inverse
     if max_norm is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -45,3 +46,12 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
         warmup_init=False,
     )
     return [Part(optimizer, "restored")]
+
+
+def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Of one parameter: the second moment (of its last two dims the means of rows and of columns), the first moment
+    where there is one, and the size of the weights, which the library notes."""
+    second = math.prod(shape)
+    if len(shape) >= 2:
+        second = math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]
+    return 4 * (second + (0 if settings.beta1 is None else math.prod(shape)) + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -35,4 +36,11 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
 
 def part(groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float], epsilon: float) -> Part:
     """Fused AdamW over groups with their own weight decay."""
-    return Part(torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True), "itself")
+    return Part(
+        torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True), "itself", elementwise=True
+    )
+
+
+def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Of one parameter: two moments and the count of updates."""
+    return 8 * math.prod(shape) + 4

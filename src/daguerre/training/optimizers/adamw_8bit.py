@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -10,6 +11,9 @@ from daguerre.errors import UserError
 from daguerre.training.optimizers.groups import Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import Part
 from daguerre.training.settings import OptimizerSettings
+
+_WHOLE_BELOW, _BLOCK = 4096, 256
+"""bitsandbytes: tensors of fewer numbers are not quantised; numbers that share a scale."""
 
 
 class Settings(OptimizerSettings):
@@ -48,3 +52,10 @@ def part(settings: Settings, trained: Parameters) -> Part:
         decay_groups(settings, trained), lr=settings.learning_rate, betas=betas, eps=settings.epsilon
     )
     return Part(optimizer, "restored", constants=("qmap1", "qmap2"))
+
+
+def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Of one parameter: two moments of a byte a number, and their scales, 4 bytes each for 256 numbers; small tensors
+    keep moments of float32."""
+    count = math.prod(shape)
+    return 8 * count if count < _WHOLE_BELOW else 2 * count + 8 * -(-count // _BLOCK)

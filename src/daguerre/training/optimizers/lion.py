@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -31,7 +32,14 @@ class Settings(OptimizerSettings):
 def build(settings: Settings, trained: Parameters) -> list[Part]:
     """One part; an update is left out by steps of zero, on the device."""
     betas = (settings.beta1, settings.beta2)
-    return [Part(Lion(decay_groups(settings, trained), lr=settings.learning_rate, betas=betas), "itself")]
+    return [
+        Part(Lion(decay_groups(settings, trained), lr=settings.learning_rate, betas=betas), "itself", elementwise=True)
+    ]
+
+
+def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Of one parameter: the momentum."""
+    return 4 * math.prod(shape)
 
 
 class Lion(torch.optim.Optimizer):

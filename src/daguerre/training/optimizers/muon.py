@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
@@ -50,11 +51,7 @@ class Settings(OptimizerSettings):
 def build(settings: Settings, trained: Parameters) -> list[Part]:
     """Muon's part, then AdamW's. UserError if no matrix is trained."""
     check(settings.adamw_for, trained, "optimizer.adamw_for")
-    matrices = {
-        name: p
-        for name, p in trained.items()
-        if p.ndim == 2 and not any(fnmatchcase(name, pattern) for pattern in settings.adamw_for)
-    }
+    matrices = {name: p for name, p in trained.items() if _is_muons(settings, name, p.ndim)}
     if not matrices:
         raise UserError("optimizer.name=muon: no matrix is left to it among what is trained; use optimizer.name=adamw")
     others = {name: p for name, p in trained.items() if name not in matrices}
@@ -69,3 +66,12 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     rate, betas = settings.learning_rate, (settings.beta1, settings.beta2)
     rest = [adamw.part(decay_groups(settings, others), rate, betas, settings.epsilon)] if others else []
     return [Part(muon, "restored"), *rest]
+
+
+def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Of one parameter: Muon's momentum, or what AdamW keeps."""
+    return 4 * math.prod(shape) if _is_muons(settings, name, len(shape)) else 8 * math.prod(shape) + 4
+
+
+def _is_muons(settings: Settings, name: str, dims: int) -> bool:
+    return dims == 2 and not any(fnmatchcase(name, pattern) for pattern in settings.adamw_for)

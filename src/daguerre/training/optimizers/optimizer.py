@@ -39,6 +39,8 @@ class Part:
     """Entries of its state that are never saved: they follow from the parameter."""
     averaged: Callable[[Tensor, Mapping[str, Any]], Tensor] | None = None
     """The averaged value that belongs to a parameter and its state, for an optimizer that averages by itself."""
+    elementwise: bool = False
+    """It moves each number by its own gradient and moments alone: devices can each move a part of a parameter."""
     groups_together: bool = False
     """Its groups share numbers, so that none can be moved without the others."""
 
@@ -204,6 +206,16 @@ class Optimizer:
                     found[f"{prefix}.{name}{_NUMBER}"] = torch.tensor(value, dtype=kind)
         return found
 
+    def parameter_names(self, named: Mapping[nn.Parameter, str]) -> dict[str, str]:
+        """Which of `tensors` have the shape of their parameter: the parameter's name, by their own."""
+        order = [p for part in self.parts for p in part.parameters]
+        found = {}
+        for name, value in self.tensors().items():
+            number, _, entry = name.partition(".")
+            if number.isdecimal() and entry != _UNTOUCHED and value.shape == order[int(number)].shape:
+                found[name] = named[order[int(number)]]
+        return found
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts back what `tensors` gave; ValueError if it belongs to another set of parameters."""
         indexes = {key.partition(".")[0] for key in tensors} - {"group"}
@@ -237,13 +249,14 @@ class Optimizer:
             yield f"group.{index}", group, part
 
 
-def build(settings: OptimizerSettings, net: nn.Module, rounding: Rounding | None = None) -> Optimizer:
-    """The optimizer that the settings name, of all parameters of `net` that require gradients.
+def build(
+    settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], rounding: Rounding | None = None
+) -> Optimizer:
+    """The optimizer that the settings name, of all these parameters.
 
     `rounding` is how weights of 16 bits are; None for float32. UserError for a pattern that matches none of them, for a
     library that is not installed, for a device that it cannot work on.
     """
-    trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
     groups.check(settings.weight_decay_exclude or (), trained, "optimizer.weight_decay_exclude")
     groups.check_rates(list(settings.learning_rates), trained)
     parts: list[Part] = plugins.find("optimizers", settings.name).build(settings, trained)

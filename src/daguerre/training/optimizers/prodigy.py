@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -66,3 +67,9 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     )
     counters = ("k", "d", "d_max", "d_numerator", "d_denom", "d_hat")
     return [Part(optimizer, "asked", counters, groups_together=True)]
+
+
+def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Of one parameter: two moments (one where beta1 is 0), where it started, and the sum of gradients along the way.
+    One that starts as zeros keeps no start."""
+    return (12 if settings.beta1 == 0 else 16) * math.prod(shape)

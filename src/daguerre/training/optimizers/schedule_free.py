@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -57,4 +58,10 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
         """x of the paper, from y, which is trained, and z."""
         return p.lerp(state["z"], 1.0 - 1.0 / settings.beta1) if state else p.clone()
 
-    return [Part(optimizer, "restored", counters=("k", "weight_sum", "lr_max", "scheduled_lr"), averaged=averaged)]
+    counters = ("k", "weight_sum", "lr_max", "scheduled_lr")
+    return [Part(optimizer, "restored", counters, averaged=averaged, elementwise=True)]
+
+
+def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Of one parameter: z of the paper, and the second moment."""
+    return 8 * math.prod(shape)
