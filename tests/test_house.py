@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "checkpoint": set(),
     "evaluation": {"data"},
     "report": {"training", "checkpoint"},
+    "remote": {"checkpoint", "data"},  # run folders in object stores: the protocol, and the clients of stores
 }
 ABOVE = {"commands", "cli", "__main__", "config", "checks", "layers", "layout", "recipe", "overrides", "aliases"}
 ABOVE |= {"problems", "schema", "foreign", "alias_names", "alias_values"}

@@ -1,0 +1,71 @@
+"""The newest export of a run in an object store: a reader gets the old one or the new one, whole."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from daguerre.checkpoint.export import replaced
+from daguerre.checkpoint.manifest import NAME, Damaged, Entry
+from daguerre.data.store_errors import Missing
+from daguerre.remote.bundle import Bundle
+from daguerre.remote.prefix import Prefix
+
+_FOLDER = "pipeline"
+_PIECE_BYTES = 8 << 20
+_READINGS = 3
+
+
+def send(run: Prefix, folder: Path, still: Callable[[], bool]) -> bool:
+    """Sends an export; the one before goes once this one is there. False, and nothing is replaced, where `still` says
+    that another one has taken its place on the disk meanwhile. StoreError, OSError, Conflict."""
+    bundle = Bundle(run / _FOLDER)
+    attempt = bundle.attempt()
+    entries, tags = {}, {}
+    try:
+        for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+            name = path.relative_to(folder).as_posix()
+            sent = bundle.at.send(f"{attempt}/{name}", partial(_pieces, path), path.stat().st_size)
+            entries[name], tags[name] = Entry("file", sent.size_bytes, sent.sha256), sent.tag
+        whole = still()
+    except FileNotFoundError as error:
+        if isinstance(error, Missing):
+            raise
+        whole = False
+    if not whole:
+        bundle.discard(attempt)
+        return False
+    bundle.seal(attempt, entries, tags)
+    bundle.clear(keep=attempt)
+    return True
+
+
+def fetch(run: Prefix, folder: Path) -> bool:
+    """Brings the export to a local folder; False where there is none. StoreError, OSError, Damaged."""
+    bundle = Bundle(run / _FOLDER)
+    for reading in range(_READINGS):
+        sealed = bundle.read()
+        if sealed is None:
+            return False
+        if (folder / NAME).is_file() and (folder / NAME).read_bytes() == sealed.data:
+            return True
+        try:
+            fresh = folder.with_name(f"{folder.name}-{sealed.folder}")
+            bundle.fetch(sealed, fresh, sealed.folder)
+            with replaced(folder) as made:
+                for one in fresh.iterdir():
+                    shutil.move(one, made / one.name)
+            shutil.rmtree(fresh)
+            return True
+        except Missing:  # a newer one took its place
+            if reading == _READINGS - 1:
+                raise
+    raise Damaged(f"{bundle.at.name} is replaced again and again")
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece

@@ -1,0 +1,220 @@
+"""One run at a time in a place in an object store: an object that its holder writes again and again.
+
+The object is created, refreshed and taken over by conditional writes, so the store decides between two that come at
+once. A lock that was not refreshed for `STALE_SECONDS` by the store's own clock, or whose process is known to be dead
+on this machine, may be taken over; its old holder, if it wakes up, finds that out before its next checkpoint counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from daguerre.checkpoint.run_folder import Holder, RunFolderHeld
+from daguerre.data.store_errors import Missing, StoreError
+from daguerre.remote.prefix import Prefix, Version
+
+NAME = ".lock"
+REFRESH_SECONDS = 20.0
+"""Between two writes of the lock."""
+STALE_SECONDS = 120.0
+"""A lock that old belongs to nobody any more."""
+_PROBE = ".lock-clock"
+
+
+@dataclass
+class Lock:
+    """The lock of a run; not held yet."""
+
+    run: Prefix
+    say: Callable[[str], None]
+    """Tells a person what becomes of it."""
+    _token: str = ""
+    _since: str = ""
+    _version: Version | None = None
+    _lost: str = ""
+    _busy: threading.Lock = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self._token, self._busy = secrets.token_hex(8), threading.Lock()
+        self._since = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other runs out while the block runs. RunFolderHeld, naming who is in; StoreError."""
+        self._take()
+        over = threading.Event()
+        thread = threading.Thread(target=self._keep, args=(over,), name="run-lock", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self._release()
+
+    def confirm(self) -> None:
+        """RunFolderHeld unless the lock is ours now; asks the store."""
+        self._refresh()
+        if self._lost:
+            raise RunFolderHeld(self._lost)
+
+    def _content(self) -> bytes:
+        document: dict[str, Any] = {
+            "token": self._token,
+            **asdict(Holder(os.getpid(), socket.gethostname(), self._since)),
+        }
+        return json.dumps({**document, **_process(os.getpid()), "write": secrets.token_hex(4)}).encode()
+
+    def _take(self) -> None:
+        self._version = self.run.create(NAME, self._content())
+        if self._version is not None:
+            return
+        try:
+            data, version = self.run.read(NAME)
+        except Missing:  # let go at this moment
+            self._take()
+            return
+        holder = _document(data)
+        reason = "its process is dead" if _is_dead(holder) else self._stale()
+        if not reason:
+            raise RunFolderHeld(_held(self.run, holder))
+        self._version = self.run.replace(NAME, self._content(), version)
+        if self._version is None:
+            raise RunFolderHeld(_held(self.run, _document(self._now())))
+        self.say(f"took over {self.run.name} from {_who(holder)}: {reason}")
+
+    def _now(self) -> bytes:
+        with suppress(Missing):
+            return self.run.read(NAME)[0]
+        return b"{}"
+
+    def _stale(self) -> str:
+        """Why the lock may be taken over, by the store's clock; empty if it may not."""
+        age = age_seconds(self.run)
+        return f"it was last heard of {age:.0f} s ago" if age > STALE_SECONDS else ""
+
+    def _keep(self, over: threading.Event) -> None:
+        heard, told = time.monotonic(), False
+        while not over.wait(REFRESH_SECONDS) and not self._lost:
+            try:
+                self._refresh()
+                heard, told = time.monotonic(), False
+            except StoreError as error:
+                if time.monotonic() - heard > STALE_SECONDS / 2 and not told:
+                    told = True
+                    self.say(f"the lock of the run cannot be refreshed, another run may take its place: {error.told}")
+
+    def _refresh(self) -> None:
+        with self._busy:
+            if self._lost:
+                return
+            assert self._version is not None
+            version = self.run.replace(NAME, self._content(), self._version)
+            if version is not None:
+                self._version = version
+                return
+            self._recover()
+
+    def _recover(self) -> None:
+        """An unknown version: an answer of ours that was lost, a lock that somebody removed, or another holder."""
+        try:
+            data, version = self.run.read(NAME)
+        except Missing:
+            version = self.run.create(NAME, self._content())  # type: ignore[assignment]
+            self._version = version
+            data = self._now() if version is None else b""
+        if data and _document(data).get("token") != self._token:
+            self._lost = (
+                f"{self.run.name} was taken over by {_who(_document(data))}, as this run was not heard of for "
+                f"{STALE_SECONDS:.0f} s: this run stops, nothing of the other one is touched"
+            )
+            self.say(self._lost)
+        else:
+            self._version = version
+
+    def _release(self) -> None:
+        with suppress(StoreError):
+            if not self._lost and _document(self._now()).get("token") == self._token:
+                self.run.delete([NAME])
+
+
+def holder(run: Prefix) -> Holder | None:
+    """Who works there now; None for nobody, and for one that is stale or dead. StoreError."""
+    try:
+        found = _document(run.read(NAME)[0])
+    except Missing:
+        return None
+    if _is_dead(found) or age_seconds(run) > STALE_SECONDS:
+        return None
+    return Holder(int(found.get("pid", 0)), str(found.get("host", "")), str(found.get("since", "")))
+
+
+def refuse_if_held(run: Prefix) -> None:
+    """RunFolderHeld, naming the process, if one works there: a first look before anything is loaded. StoreError."""
+    if found := holder(run):
+        raise RunFolderHeld(_held(run, asdict(found)))
+
+
+def age_seconds(run: Prefix) -> float:
+    """How long ago the lock was written, by the store's clock; 0 where there is none."""
+    name = f"{_PROBE}-{secrets.token_hex(4)}"
+    try:
+        written = run.changed(NAME)
+        run.write(name, b"what time is it?")
+        return (run.changed(name) - written).total_seconds()
+    except Missing:
+        return 0.0
+    finally:
+        with suppress(StoreError):
+            run.delete([name])
+
+
+def _document(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _process(pid: int) -> dict[str, str]:
+    """What tells a process from all others on Linux: kernel, process namespace, start. Empty elsewhere."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return {"boot": boot, "namespace": os.readlink("/proc/self/ns/pid"), "started": fields[19], "state": fields[0]}
+    except (OSError, IndexError):
+        return {}
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Whether a process of this machine has ended; False where that cannot be known."""
+    here = _process(os.getpid())
+    if not here or any(holder.get(name) != here[name] for name in ("boot", "namespace")):
+        return False
+    there = _process(int(holder.get("pid", 0)))
+    return there.get("started") != holder.get("started") or there.get("state") in ("Z", "X")
+
+
+def _who(holder: dict[str, Any]) -> str:
+    if not holder.get("pid"):
+        return "another process"
+    return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+
+
+def _held(run: Prefix, holder: dict[str, Any]) -> str:
+    return (
+        f"{run.name} is in use by {_who(holder)}. Wait for it or stop it (it saves and exits on Ctrl-C or SIGTERM), "
+        f"or give this run another run_name. If it is no more, wait {STALE_SECONDS:.0f} s: then this run takes over"
+    )

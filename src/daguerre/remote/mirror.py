@@ -1,0 +1,200 @@
+"""The files of a run's working folder in an object store: brought here at the start, sent there as they change.
+
+Training never waits for it: a thread looks for changed files at intervals; a fault is told once, and tried again. What
+a checkpoint needs beside it (numbers, config) is sent before the checkpoint counts: `flush`. The export is replaced
+whole (bundle.py). Checkpoints and the lock are not here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import file_digest
+from pathlib import Path
+
+from daguerre.checkpoint.run_folder import RunFolder, RunFolderError
+from daguerre.remote import export
+from daguerre.remote.prefix import Listed, Prefix
+from daguerre.remote.shelf import told
+
+EVERY_SECONDS = 10.0
+"""Between two looks for changed files."""
+_BYTES_A_SECOND = 1 << 20
+"""A file that grows and grows is sent again no more often than this allows."""
+_AT_ONCE = 8
+_ELSEWHERE = ("checkpoints", "pipeline", "generated")
+_FIRST, _LAST = ("config.yaml",), ("data.json", "status.json", "report.html")
+"""Order of sending: what others are read by comes first, what says that they are there comes last."""
+
+Stamp = tuple[int, int, int]
+
+
+@dataclass
+class Mirror:
+    """A working folder and the place in a store that it is kept equal to."""
+
+    run: Prefix
+    folder: RunFolder
+    say: Callable[[str], None]
+    """Tells a person."""
+    _sent: dict[str, tuple[Stamp, float]] = field(default_factory=dict, init=False, repr=False)
+    """What each file was when it was sent, and when that was."""
+    _sending: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _failing: bool = field(default=False, init=False, repr=False)
+
+    def pull(self) -> None:
+        """Makes the working folder what the store has: of a run that went on elsewhere, or none. StoreError."""
+        path = self.folder.path
+        found = {one.name: one for one in self.run.listing() if _is_file(one.name)}
+        for name in list(_names(path)):
+            if name not in found:
+                (path / name).unlink()
+        shutil.rmtree(self.folder.pipeline, ignore_errors=True)
+        pull(self.run, path, list(found.values()))
+        self._sent = {name: (_stamp(path / name), time.monotonic()) for name in found}
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Sends changes while the block runs, and the last ones at its end: RunFolderError if they cannot be."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(over,), name="run-mirror", daemon=True)
+        thread.start()
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            over.set()
+            thread.join()
+            with nullcontext() if done else suppress(RunFolderError):  # the first error is the one to show
+                self._finish()
+
+    def flush(self) -> None:
+        """Sends what a checkpoint needs beside it, now. StoreError, OSError."""
+        with self._sending:
+            self._send_files(patient=False)
+
+    def _finish(self) -> None:
+        try:
+            self._push(patient=False)
+        except OSError as error:
+            text = (
+                f"the last files of the run could not be sent to {self.run.name}: {told(error)}. They are in "
+                f"{self.folder.path}; the same command again makes them anew from the last checkpoint"
+            )
+            self.say(text)
+            raise RunFolderError(text) from error
+
+    def _watch(self, over: threading.Event) -> None:
+        while not over.wait(EVERY_SECONDS):
+            try:
+                self._push(patient=True)
+            except OSError as error:
+                if not self._failing:
+                    self.say(
+                        f"the run's files cannot be sent to {self.run.name} now: {told(error)}. Training goes on, and "
+                        f"it is tried again every {EVERY_SECONDS:.0f} s"
+                    )
+                self._failing = True
+            else:
+                if self._failing:
+                    self.say(f"the run's files are sent to {self.run.name} again")
+                self._failing = False
+
+    def _push(self, patient: bool) -> None:
+        # As they are now: they speak of what is sent before them.
+        last = [(name, *_content(self.folder.path / name)) for name in _LAST if (self.folder.path / name).is_file()]
+        with self._sending:
+            self._send_files(patient)
+        self._send_export()
+        with self._sending:
+            for name, stamp, data in last:
+                self._send(name, stamp, partial(bytes, data))
+
+    def _send_files(self, patient: bool) -> None:
+        for name in sorted(_names(self.folder.path), key=_turn):
+            path = self.folder.path / name
+            with suppress(FileNotFoundError):  # written anew at this moment, or taken away
+                stamp = _stamp(path)
+                at = self._sent.get(name, (None, -1e9))[1]
+                if name not in _LAST and not (patient and time.monotonic() - at < stamp[0] / _BYTES_A_SECOND):
+                    self._send(name, stamp, path.read_bytes)
+
+    def _send(self, name: str, stamp: Stamp, data: Callable[[], bytes]) -> None:
+        if self._sent.get(name, (None, 0.0))[0] != stamp:
+            self.run.write(name, data())
+            self._sent[name] = (stamp, time.monotonic())
+
+    def _send_export(self) -> None:
+        """A folder that was put in its place whole; it is another one if its inode is."""
+        pipeline = self.folder.pipeline
+        if not pipeline.is_dir():
+            return
+        stamp = _stamp(pipeline)
+        if self._sent.get("pipeline", (None, 0.0))[0] != stamp and export.send(
+            self.run, pipeline, lambda: pipeline.is_dir() and _stamp(pipeline) == stamp
+        ):
+            self._sent["pipeline"] = (stamp, time.monotonic())
+
+
+def pull(run: Prefix, folder: Path, files: list[Listed]) -> None:
+    """Brings files to a local folder, those that differ. StoreError, OSError."""
+
+    def one(file: Listed) -> None:
+        to = folder / file.name
+        if not _equal(to, file):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            run.fetch(file.name, to)
+
+    threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pull")
+    try:
+        for done in [threads.submit(one, file) for file in files]:
+            done.result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def listed_files(run: Prefix) -> list[Listed]:
+    """The files of a run that are mirrored one by one."""
+    return [one for one in run.listing() if _is_file(one.name)]
+
+
+def _equal(path: Path, file: Listed) -> bool:
+    if not path.is_file() or path.stat().st_size != file.bytes:
+        return False
+    with path.open("rb") as opened:
+        return file_digest(opened, "md5").hexdigest() == file.tag.strip('"')
+
+
+def _is_file(name: str) -> bool:
+    parts = name.split("/")
+    return parts[0] not in _ELSEWHERE and not any(part in ("", "..") or part.startswith(".") for part in parts)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Files of a working folder that belong into the store; temporary ones begin with a dot."""
+    for above, folders, files in os.walk(folder):
+        inside = Path(above).relative_to(folder)
+        folders[:] = [one for one in folders if not one.startswith(".") and (inside / one).as_posix() not in _ELSEWHERE]
+        yield from ((inside / one).as_posix() for one in files if not one.startswith("."))
+
+
+def _turn(name: str) -> tuple[bool, str]:
+    return name not in _FIRST, name
+
+
+def _content(path: Path) -> tuple[Stamp, bytes]:
+    stamp = _stamp(path)
+    return stamp, path.read_bytes()
+
+
+def _stamp(path: Path) -> Stamp:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
