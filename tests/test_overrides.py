@@ -138,17 +138,17 @@ def test_names_without_counterpart_are_one_notice(key):
 
 
 def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
-    for key in ("use_fsdp", "ici_fsdp_parallelism", "wandb.entity", "cache_latent"):
+    for key in ("enable_profiler", "wandb.entity", "cache_latent"):
         with pytest.raises(UserError, match="not there yet"):
             aliases.translate(key, "8")
-    for key, text in (("ici_fsdp_parallelism", "1"), ("is_parallel", "False")):
+    for key, text in (("cache_latent", "False"), ("is_parallel", "False")):
         assert "anyway" in aliases.translate(key, text).notices[0]
 
 
 @pytest.mark.parametrize("table", [alias_names.CONVERTED], ids=["CONVERTED"])
 def test_a_value_that_means_nothing_is_an_error(table):
     counted = {"max_train_steps", "updates", "warmup_updates", "num_examples_to_see", "checkpoint_every", "save_every"}
-    counted |= {"warmup_length"}
+    counted |= {"warmup_length", "backup_every"}
     any_text = {"webdataset_path", "path", "data_path", "dataset_name", "weight"}
     any_text |= {"instance_data_dir", "instance_prompt", "class_data_dir", "class_prompt"}
     for key, convert in table.items():

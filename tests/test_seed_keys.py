@@ -16,6 +16,7 @@ import pytest
 from daguerre import cli, config, overrides, recipe
 from daguerre.commands import doctor
 from daguerre.config import Config
+from daguerre.errors import UserError
 from daguerre.problems import ConfigError
 
 
@@ -79,13 +80,24 @@ MAXDIFFUSION = [
     alias("dataset_name=shapes", "resolution=64", data__source="shapes"),
     alias("dataset_save_location=prepared", data__cache_dir="prepared"),
     notice("jax_cache_dir=gs://bucket/cache", "nothing is compiled before it runs"),
-    notice("mesh_axes=['data', 'fsdp', 'tensor']", "names the axes"),
-    refused("mesh_axes=['data', 'model']", "there is no axis model; there are data, fsdp, tensor"),
-    refused("logical_axis_rules=[['batch', 'data']]", LATER),
-    refused("data_sharding=[['data', 'fsdp']]", LATER),
-    *(notice(f"ici_{axis}_parallelism=1", "anyway") for axis in ("data", "fsdp", "tensor")),
-    *(notice(f"dcn_{axis}_parallelism=-1", "anyway") for axis in ("data", "fsdp", "tensor")),
-    *(refused(f"{kind}_fsdp_parallelism=2", LATER) for kind in ("ici", "dcn")),
+    alias("mesh_axes=['data', 'fsdp', 'tensor']", mesh__mesh_axes=["data", "fsdp", "tensor"]),
+    alias("mesh_axes=['tensor', 'data', 'fsdp']", mesh__mesh_axes=["tensor", "data", "fsdp"]),
+    refused("mesh_axes=['data', 'fsdp', 'model']", "data, fsdp, tensor"),
+    refused("mesh_axes=['data', 'fsdp']", "the axes are data, fsdp, tensor, each once"),
+    alias(
+        "logical_axis_rules=[['batch', 'data'], ['activation_batch', ['data', 'fsdp']]]",
+        mesh__logical_axis_rules=[["batch", ["data"]], ["activation_batch", ["data", "fsdp"]]],
+    ),
+    refused("logical_axis_rules=[['batch', 'model']]", "data, fsdp, tensor"),
+    alias("data_sharding=[['data', 'fsdp', 'tensor']]", mesh__data_sharding=["data", "fsdp", "tensor"]),
+    alias("data_sharding=['data', 'fsdp']", mesh__data_sharding=["data", "fsdp"]),
+    *(
+        alias(f"{kind}_{axis}_parallelism={degree}", **{f"mesh__{kind}_{axis}_parallelism": degree})
+        for kind in ("ici", "dcn")
+        for axis in ("data", "fsdp", "tensor")
+        for degree in (-1, 1, 2)
+    ),
+    refused("ici_fsdp_parallelism=-2", "from -1"),
     alias("checkpoint_every=10000", checkpoint__every="10000 samples"),
     alias("checkpoint_every=-1", checkpoint__every=None),
     alias("snr_gamma=5", objective__weighting__name="min_snr", objective__weighting__snr_gamma=5.0),
@@ -135,8 +147,8 @@ MINDONE = [
     alias("clip_grad=False", training__max_grad_norm=None),
     alias("clip_grad=True", training__max_grad_norm=1.0),
     alias("max_device_memory=59GB", training__max_device_memory="59GB"),
-    notice("is_parallel=False", "anyway"),
-    refused("is_parallel=True", LATER),
+    notice("is_parallel=False", "one process"),
+    refused("is_parallel=True", "start it by torchrun or srun"),
     notice("data_sink=True", "prefetch_batches"),
     notice("sink_size=100", "prefetch_batches"),
     notice("sink_queue_size=10", "prefetch_batches"),
@@ -179,10 +191,13 @@ OPEN_DIFFUSION = [
     refused("batch_size=32", "per_device_batch_size or global_batch_size"),
     alias("system.batch_size=1", training__per_device_batch_size=1),
     alias("system.workers=6", loader__num_workers=6),
-    notice("distributed.dist_backend=nccl", "anyway"),
-    refused("distributed.dist_backend=mpi", LATER),
-    notice("distributed.dist_url=env://", "anyway"),
-    refused("distributed.dist_url=tcp://host:1234", LATER),
+    alias("distributed.dist_backend=nccl", distributed__dist_backend="nccl"),
+    refused("distributed.dist_backend=mpi", "auto, nccl, gloo"),
+    alias("distributed.dist_url=env://", distributed__dist_url="env://"),
+    alias("distributed.dist_url=tcp://host:1234", distributed__dist_url="tcp://host:1234"),
+    refused("distributed.dist_url=host:1234", "tcp://HOST:PORT"),
+    alias("system.dist_backend=gloo", distributed__dist_backend="gloo"),
+    alias("system.dist_url=tcp://host:1234", distributed__dist_url="tcp://host:1234"),
     alias("experiment.log_dir=logs", output_dir="logs"),
     alias("experiment.name=finetuning", run_name="finetuning"),
     refused("experiment.project=diffusion", LATER),
@@ -246,10 +261,11 @@ CASCADE = [
     alias("multi_aspect_ratio=[1/1, 2/3]", data__buckets__aspects=["1/1", "2/3"]),
     alias("updates=1000", training__duration="1000 steps"),
     alias("save_every=500", checkpoint__every="500 steps"),
-    refused("backup_every=50000", "checkpoint.keep"),
+    alias("backup_every=50000", checkpoint__backup_every="50000 steps"),
+    alias("backup_every=-1", checkpoint__backup_every=None),
     alias("warmup_updates=10", lr_scheduler__warmup="10 steps"),
-    notice("use_fsdp=False", "anyway"),
-    refused("use_fsdp=True", LATER),
+    alias("use_fsdp=False", mesh__ici_fsdp_parallelism=1, mesh__ici_data_parallelism=-1),
+    alias("use_fsdp=True", mesh__ici_fsdp_parallelism=-1, mesh__ici_data_parallelism=1),
     alias("ema_start_iters=5000", ema__enabled=True, ema__name="stable_cascade", ema__start_steps=5000),
     alias("ema_iters=100", ema__enabled=True, ema__name="stable_cascade", ema__every_steps=100),
     alias("ema_beta=0.9", ema__enabled=True, ema__name="stable_cascade", ema__decay=0.9),
@@ -352,12 +368,42 @@ def test_a_path_to_a_data_set_of_the_hubs_library_takes_the_place_of_its_name(tm
 
 
 def test_is_parallel_is_compared_with_the_launch(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"is_parallel=False, and 2 process"):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ConfigError, match=r"is_parallel=False, and 2 processes \(1 node x 2, by torchrun\) were launched"
+    ):
         config.load("sdxl", ["is_parallel=False"])
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(ConfigError, match=r"is_parallel=True, and 1 process"):
+    assert (
+        "is_parallel=True is what happens anyway: 2 processes" in config.load("sdxl", ["is_parallel=True"]).notices[0]
+    )
+    monkeypatch.delenv("RANK")
+    with pytest.raises(ConfigError, match="but not RANK: start with torchrun"):
         config.load("sdxl", ["is_parallel=True"])
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes", "degrees"),
+    [
+        (["ici_data_parallelism=-1", "ici_fsdp_parallelism=1"], 1, {"data": 4, "fsdp": 1, "tensor": 1}),
+        (["ici_data_parallelism=2", "ici_fsdp_parallelism=2"], 1, {"data": 2, "fsdp": 2, "tensor": 1}),
+        ([], 2, {"data": 4, "fsdp": 1, "tensor": 1}),
+        (["use_fsdp=True"], 2, {"data": 2, "fsdp": 2, "tensor": 1}),
+        (["dcn_data_parallelism=1", "dcn_fsdp_parallelism=-1"], 2, {"data": 2, "fsdp": 2, "tensor": 1}),
+    ],
+)
+def test_the_guides_examples_of_sharding(given, nodes, degrees):
+    """On four devices, as MaxDiffusion's guide has them, and its -1 between nodes."""
+    axes = "mesh_axes=['data', 'fsdp', 'tensor']"
+    mesh = config.load("sdxl", [axes, "ici_tensor_parallelism=1", *given]).config.mesh
+    found = mesh.resolved(4, nodes)
+    assert {axis: found.degree(axis) for axis in ("data", "fsdp", "tensor")} == degrees
+
+
+def test_a_mesh_that_does_not_fit_says_both_numbers():
+    mesh = config.load("sdxl", ["ici_data_parallelism=1", "ici_fsdp_parallelism=3"]).config.mesh
+    with pytest.raises(UserError, match=r"(?s)3.*4|4.*3"):
+        mesh.resolved(4, 1)
 
 
 def test_tpu_settings_of_the_environment_are_mentioned_by_doctor(monkeypatch):

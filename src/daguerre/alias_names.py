@@ -6,7 +6,6 @@ The names come from MaxDiffusion, MindOne SDXL, open-diffusion and Stable Cascad
 from __future__ import annotations
 
 from daguerre.alias_values import (
-    SEVERAL,
     Convert,
     Meaning,
     averaged,
@@ -15,8 +14,8 @@ from daguerre.alias_values import (
     choose,
     counted,
     data_set,
+    in_a_node,
     is_parallel,
-    mesh_axes,
     min_snr,
     mindone_data,
     offset_noise,
@@ -65,6 +64,8 @@ SAME = {
     "system.gradient_accumulation": "training.gradient_accumulation_steps",
     "system.batch_size": "training.per_device_batch_size",
     "system.workers": "loader.num_workers",
+    "system.dist_backend": "distributed.dist_backend",
+    "system.dist_url": "distributed.dist_url",
     "dataset.params.batch_size": "training.per_device_batch_size",
     "dataset.params.workers": "loader.num_workers",
     "dataset.params.resolution": "data.resolution",
@@ -109,6 +110,7 @@ CONVERTED: dict[str, Convert] = {
     "checkpoint_every": counted("checkpoint.every", "samples"),
     "experiment.save_every": counted("checkpoint.every", "steps"),
     "save_every": counted("checkpoint.every", "steps"),
+    "backup_every": counted("checkpoint.backup_every", "steps"),
     "warmup_updates": counted("lr_scheduler.warmup", "steps"),
     "lr_scheduler.params.warmup_length": counted("lr_scheduler.warmup", "steps"),
     "lr_scheduler.scheduler": choose(
@@ -160,7 +162,7 @@ CONVERTED: dict[str, Convert] = {
     "xformers": choose("xformers", values("training.attention", {"True": "fused", "False": "auto"})),
     "model.xformers": choose("model.xformers", values("training.attention", {"True": "fused", "False": "auto"})),
     # several devices
-    "mesh_axes": mesh_axes,
+    "use_fsdp": choose("use_fsdp", {"True": in_a_node(1, -1), "False": in_a_node(-1, 1)}),
     "is_parallel": is_parallel,
 }
 """A name whose value is another one here."""
@@ -174,7 +176,6 @@ REFUSED = {
     "wandb.api_key": "secrets never belong on the command line or in a recipe: the environment holds them",
     "dataset.params.filters.*": "filters are given together, as data.filters='{pwatermark: \"<=0.5\"}'",
     "checkpoint_path": "a run keeps its checkpoints in its own folder, {output_dir}/{run_name}: use output_dir",
-    "backup_every": "checkpoint.keep is the number of states that are kept, checkpoint.every their interval",
 }
 """A name (or pattern) that is an error, and what to use."""
 
@@ -202,16 +203,6 @@ _OFF = ("false", "none", "null")
 _CASCADE = "the family of Stable Cascade"
 
 LATER: dict[str, tuple[str, tuple[str, ...]]] = {
-    "logical_axis_rules": (SEVERAL, ("[]", *_OFF)),
-    "data_sharding": (SEVERAL, ("[]", *_OFF)),
-    "ici_*_parallelism": (SEVERAL, ("1", "-1")),
-    "dcn_*_parallelism": (SEVERAL, ("1", "-1")),
-    "use_fsdp": (SEVERAL, _OFF),
-    "distributed.dist_backend": (SEVERAL, ("nccl", "gloo")),
-    "distributed.dist_url": (SEVERAL, ("env://",)),
-    "distributed.*": (SEVERAL, ()),
-    "system.dist_backend": (SEVERAL, ("nccl", "gloo")),
-    "system.dist_url": (SEVERAL, ("env://",)),
     "task": ("a task other than training (the cache verb)", ("txt2img", "train")),
     "cache_*": ("the cache verb", _OFF),
     "enable_profiler": ("profiling a run", _OFF),

@@ -6,7 +6,6 @@ Each takes the text of one `key=value` and gives a `Meaning`. Which name means w
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from daguerre import plugins
 from daguerre.data import guess
 from daguerre.errors import UserError
+from daguerre.parallel import world
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class Meaning:
 
 
 Convert = Callable[[str], Meaning]
-SEVERAL = "training on several devices"
 
 
 def one(path: str, text: str) -> Meaning:
@@ -61,7 +60,7 @@ def counted(path: str, unit: str) -> Convert:
     """A converter of a bare number in the unit that it has where the name comes from; -1 and 0 switch off."""
 
     def convert(text: str) -> Meaning:
-        off = text in ("-1", "0") and path == "checkpoint.every"
+        off = text in ("-1", "0") and path.startswith("checkpoint.")
         return one(path, "null" if off else f"{text} {unit}" if text.replace("_", "").isdigit() else text)
 
     return convert
@@ -181,21 +180,20 @@ def requeue(text: str) -> Meaning:
     return choose("requeue", options)(text)
 
 
-def mesh_axes(text: str) -> Meaning:
-    """The names of the axes, which ask for nothing before a degree is set; unknown ones are refused."""
-    known = ("data", "fsdp", "tensor")
-    names = [name.strip(" '\"") for name in text.strip().strip("[]()").split(",")]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UserError(f"mesh_axes: there is no axis {', '.join(unknown)}; there are {', '.join(known)}")
-    return Meaning((), (f"mesh_axes={text} names the axes; {SEVERAL} is not there yet",))
+def in_a_node(data: int, fsdp: int) -> Meaning:
+    """Degrees of the mesh inside a node; -1 is what the others leave."""
+    return Meaning((("mesh.ici_data_parallelism", str(data)), ("mesh.ici_fsdp_parallelism", str(fsdp))))
 
 
 def is_parallel(text: str) -> Meaning:
     """MindOne's `is_parallel`, compared with how the job was launched."""
-    processes = os.environ.get("WORLD_SIZE", "1")
     if text.lower() not in ("true", "false"):
         raise UserError(f"is_parallel is one of True, False, got {text!r}")
-    if text.lower() == "true" or processes != "1":
-        raise UserError(f"is_parallel={text}, and {processes} process(es) were launched: {SEVERAL} is not there yet")
-    return Meaning((), (f"is_parallel={text} is what happens anyway: one process was launched",))
+    launched = world.read()
+    if text.lower() == "true" and launched.size == 1:
+        raise UserError(
+            f"is_parallel={text}, and one process was launched: start it by torchrun or srun, or leave it out"
+        )
+    if text.lower() == "false" and launched.size > 1:
+        raise UserError(f"is_parallel={text}, and {launched} were launched: start one, or leave it out")
+    return Meaning((), (f"is_parallel={text} is what happens anyway: {launched}",))

@@ -107,7 +107,11 @@ def test_maxdiffusion(convert):
     }
     assert {path: values[path] for path in expected} == expected
     refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
-    assert refused == {"logical_axis_rules", "data_sharding", "enable_profiler"}
+    assert refused == {"enable_profiler"}
+    assert values["mesh.mesh_axes"] == ["data", "fsdp", "tensor"]
+    assert values["mesh.logical_axis_rules"] == [["batch", "data"], ["conv_out", "fsdp"]]
+    assert values["mesh.data_sharding"] == [["data", "fsdp", "tensor"]]
+    assert (values["mesh.dcn_data_parallelism"], values["mesh.ici_fsdp_parallelism"]) == (-1, 1)
     assert "must be given on the command line: run_name=..." in output
     assert "model.revision" not in values
 
@@ -309,7 +313,8 @@ def test_stable_cascade(convert):
     assert {path: values[path] for path in expected} == expected
     assert values["data.filters"][0] == ["aesthetic_score", "lambda s: s > 4.5"]
     refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
-    later = {"backup_every", "effnet_checkpoint_path", "controlnet_blocks", "rank"}
+    assert values["checkpoint.backup_every"] == "50000 steps"
+    later = {"effnet_checkpoint_path", "controlnet_blocks", "rank"}
     assert refused == later | {"wandb_project", "wandb_entity"}
     assert code == 2
     assert "the family cascade_c is not there yet" in output

@@ -1,4 +1,4 @@
-"""Stands for srun and scontrol on one machine, and for the interpreter of the tasks, in test_slurm.py.
+"""Stands for srun, scontrol, scancel and sbatch on one machine, and for the interpreter of the tasks, in test_slurm.py.
 
 Called by the name that it is linked under. Its tasks write what they were given into $FAKE_FOLDER/task-RANK.json, wait
 there for a signal or for the file `finish` (which holds an exit code), and exit as a run does.
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path(os.environ["FAKE_FOLDER"])
@@ -35,9 +36,27 @@ def srun(words: list[str]) -> int:
         own |= {"SLURM_STEP_NUM_TASKS": nodes * each, "SLURM_STEP_NUM_NODES": nodes}
         environ = {**os.environ, **{name: str(value) for name, value in own.items()}}
         tasks.append(subprocess.Popen(words[len(options) :], env=environ))
-    for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, lambda got, frame: [task.send_signal(got) for task in tasks] and None)
-    return max(task.wait() for task in tasks)
+    (FOLDER / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
+    signal.signal(signal.SIGUSR1, lambda got, frame: [task.send_signal(got) for task in tasks] and None)
+    # "forcing job termination", as the real one has it
+    signal.signal(signal.SIGTERM, lambda got, frame: [task.kill() for task in tasks] and None)
+    codes = [task.wait() for task in tasks]
+    return max(code if code >= 0 else 128 - code for code in codes)
+
+
+def scancel(words: list[str]) -> int:
+    """`--signal=NAME JOB`: to the tasks, not to the shell."""
+    number = signal.Signals[f"SIG{words[0].partition('=')[2]}"]
+    for pid in (FOLDER / "tasks").read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), number)
+    return 0
+
+
+def sbatch(words: list[str]) -> int:
+    (FOLDER / "sbatch").write_text("\n".join(words))
+    print("Submitted batch job 4711")
+    return 0
 
 
 def task(words: list[str]) -> int:
@@ -56,5 +75,5 @@ def task(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    acts = {"srun": srun, "scontrol": scontrol, "python of tasks": task}
+    acts = {"srun": srun, "scontrol": scontrol, "scancel": scancel, "sbatch": sbatch, "python of tasks": task}
     sys.exit(acts[Path(sys.argv[0]).name](sys.argv[1:]))

@@ -60,8 +60,13 @@ def test_bash_can_read_it(own: SlurmSettings):
 
 
 def test_workers_that_the_command_names():
-    assert 'SLURM_CPUS_PER_TASK" &' not in batch_file(SEED, "sdxl", ["num_workers=2"])
-    assert "loader.num_workers=3 " in batch_file(SEED, "sdxl", ["loader.num_workers=3"])
+    assert 'loader.num_workers="$SLURM_CPUS_PER_TASK"' in batch_file(SEED, "sdxl", [])
+    assert "loader.num_workers" not in batch_file(SEED, "sdxl", ["workers=2"], own_workers=False)
+
+
+def test_a_signal_that_the_tasks_get_from_slurm_itself():
+    text = batch_file(SlurmSettings(signal="TERM@60", requeue=False), "sdxl", [])
+    assert "#SBATCH --signal=TERM@60\n" in text
 
 
 class Job:
@@ -72,7 +77,7 @@ class Job:
     ) -> None:
         self.folder = folder
         fake = f"#!{sys.executable}\n{FAKE.read_text()}"
-        for name, text in {"srun": fake, "scontrol": fake, "python of tasks": python}.items():
+        for name, text in {"srun": fake, "scontrol": fake, "scancel": fake, "python of tasks": python}.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         (folder / "work").mkdir()
@@ -116,13 +121,14 @@ def test_time_is_up(tmp_path: Path):
     words = ["-u", "-m", "daguerre", "train", "sdxl", "run_name=it's $HOME", "loader.num_workers=3"]
     assert tasks[0]["words"] == words
     said = (tmp_path / "work" / "srun").read_text()
-    assert said == "--kill-on-bad-exit=1 --wait=60 --cpus-per-task=3 --cpu-bind=verbose"
+    assert said == "--kill-on-bad-exit=0 --wait=60 --cpus-per-task=3 --cpu-bind=verbose"
     job.process.send_signal(signal.SIGUSR1)
     assert job.process.wait(20) == 138
     assert job.requeued() == "requeue 4711"
 
 
 def test_a_job_that_is_cancelled_or_fails_does_not_queue_again(tmp_path: Path):
+    """Of a shell that is told to end, the tasks hear by SLURM: srun would kill them."""
     for number, (name, code) in enumerate({"cancelled": 143, "failed": 4}.items()):
         folder = tmp_path / str(number)
         folder.mkdir()

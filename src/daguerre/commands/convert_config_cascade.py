@@ -16,12 +16,11 @@ UNASKED = {
 }
 ALIASES = (
     *("experiment_id", "output_path", "lr", "image_size", "grad_accum_steps", "updates", "save_every"),
-    *("warmup_updates", "ema_start_iters", "ema_iters", "ema_beta", "dataset_filters", "use_fsdp"),
+    *("backup_every", "warmup_updates", "ema_start_iters", "ema_iters", "ema_beta", "dataset_filters", "use_fsdp"),
     *("wandb_project", "wandb_entity", "wandb_api_key"),
 )
 """Keys that mean what they mean on the command line."""
 LATER = {
-    "backup_every": "checkpoint.keep is the number of states that are kept: there are no others beside them",
     "adaptive_loss_weight": "weights that adapt to the loss are not there yet; P2's are taken",
     "shift": "their code never reads it; objective.schedule.shift moves the noise levels",
     "rank": "LoRA is not there yet",

@@ -91,7 +91,7 @@ def convert(reading: Reading) -> None:
     for key in ("jax_cache_dir", "enable_profiler"):
         reading.alias(key)
     for key in [*reading.keys("ici_*"), *reading.keys("dcn_*"), "mesh_axes", "logical_axis_rules", "data_sharding"]:
-        reading.alias(key)
+        reading.carry(key, f"mesh.{key}")
     for key, text in NOTICES.items():
         reading.notice(key, text)
     for key, (value, what) in OFF.items():

@@ -38,7 +38,7 @@ ALIASES = (
     *("lr_scheduler.scheduler", "lr_scheduler.params.warmup_length"),
     *("optimizer.params.learning_rate", "optimizer.params.beta1", "optimizer.params.beta2"),
     *("optimizer.params.weight_decay", "optimizer.params.epsilon"),
-    *("distributed.dist_backend", "distributed.dist_url", "system.dist_backend", "system.dist_url"),
+    *("distributed.dist_backend", "distributed.dist_url"),
     *("wandb.api_key", "wandb.entity", "wandb.project", "wandb.mode"),
 )
 """Keys that mean what they mean on the command line."""
@@ -48,6 +48,8 @@ REPEATED = {
     "dataset.params.workers": "system.workers",
     "dataset.params.num_examples_to_see": "experiment.num_examples_to_see",
     "lr_scheduler.params.learning_rate": "optimizer.params.learning_rate",
+    "system.dist_backend": "distributed.dist_backend",
+    "system.dist_url": "distributed.dist_url",
 }
 """Keys that say once more what another says."""
 

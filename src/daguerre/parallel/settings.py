@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -21,6 +21,19 @@ def _checked_url(url: str) -> str:
     if url == "env://" or re.fullmatch(r"file:///.*[^/]", url) or (tcp and 0 < int(tcp["port"]) < 1 << 16):
         return url
     raise ValueError("write env://, tcp://HOST:PORT, or file:///FOLDER/NEW-FILE on a disk that all nodes share")
+
+
+def _rule(given: Any) -> tuple[str, list[str]]:
+    """A logical axis and where it goes; MaxDiffusion writes [heads, tensor] for [heads, [tensor]]."""
+    known = (*rules.PARAMETER_AXES, *rules.ACTIVATION_AXES)
+    name, axes = given if isinstance(given, (list, tuple)) and len(given) == 2 else (None, None)
+    listed = [axes] if isinstance(axes, str) else axes
+    if name in known and isinstance(listed, list) and all(axis in mesh.AXES for axis in listed):
+        return name, listed
+    raise ValueError(
+        f"{given!r}: a rule is a logical axis and where it goes, such as [heads, [tensor]]; logical axes are "
+        f"{', '.join(known)}; they go to {', '.join(mesh.AXES)}"
+    )
 
 
 class MeshSettings(Settings):
@@ -55,15 +68,7 @@ class MeshSettings(Settings):
     @field_validator("logical_axis_rules", mode="before")
     @classmethod
     def _single_axes(cls, given: object) -> object:
-        """MaxDiffusion writes [heads, tensor] for [heads, [tensor]]."""
-        if not isinstance(given, list):
-            return given
-        return [
-            [rule[0], [rule[1]] if isinstance(rule[1], str) else rule[1]]
-            if isinstance(rule, (list, tuple)) and len(rule) == 2
-            else rule
-            for rule in given
-        ]
+        return [_rule(rule) for rule in given] if isinstance(given, list) else given
 
     @field_validator("data_sharding", mode="before")
     @classmethod

@@ -22,7 +22,6 @@ _TIME = re.compile(r"\d+|\d+:[0-5]?\d|\d+:[0-5]?\d:[0-5]?\d|\d+-\d{1,2}(:[0-5]?\
 _SIGNAL = re.compile(r"(?:B:)?(USR1|TERM)@(\d{1,5})")
 _NAME = re.compile(r"[\w.+@:-]+(,[\w.+@:-]+)*")
 _PATH = re.compile(r"[^\n\r\0]+")
-_WORKERS = ("loader.num_workers", "num_workers")
 
 
 def _time(text: str) -> str:
@@ -131,6 +130,11 @@ class SlurmSettings(Settings):
         """Processes on each node."""
         return self.tasks_per_node or self.gpus_per_node or 1
 
+    def overrides(self) -> list[str]:
+        """What these options say of the run's own settings."""
+        given = {name: getattr(self, name) for name in ("timeout_seconds", "stuck_seconds")}
+        return [f"distributed.{name}={value:g}" for name, value in given.items() if value is not None]
+
 
 def refuse_misspelt(keys: Iterable[str], known_settings: Iterable[str]) -> None:
     """UserError for a key that is no setting of a recipe and nearly an option: it would go to the run otherwise."""
@@ -144,8 +148,11 @@ def refuse_misspelt(keys: Iterable[str], known_settings: Iterable[str]) -> None:
             raise UserError(f"{key}: there is no such option: {hint}")
 
 
-def batch_file(own: SlurmSettings, recipe: str, overrides: Sequence[str], file: str = "FILE") -> str:
-    """The text of the sbatch file. `overrides` are the recipe's, `key=value`."""
+def batch_file(
+    own: SlurmSettings, recipe: str, overrides: Sequence[str], file: str = "FILE", own_workers: bool = True
+) -> str:
+    """The text of the sbatch file. `overrides` are the recipe's, `key=value`; with `own_workers` as many processes read
+    data as a task has CPUs."""
     count = own.nodes * own.tasks
     parts = [
         "#!/bin/bash",
@@ -158,7 +165,7 @@ def batch_file(own: SlurmSettings, recipe: str, overrides: Sequence[str], file: 
         "",
         *_meeting_place(own),
         "",
-        *_run(own, recipe, overrides),
+        *_run(own, recipe, overrides, own_workers),
         "",
         *_waiting(own),
     ]
@@ -170,10 +177,15 @@ def submit_command(file: str) -> str:
     return f"sbatch {shlex.quote(file)}"
 
 
+def job_name(own: SlurmSettings, recipe: str) -> str:
+    """The one that is given, or the recipe's."""
+    plain = recipe.rstrip("/").rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
+    return own.job_name or re.sub(r"[^\w.+@:-]+", "-", plain) or "daguerre"
+
+
 def _options(own: SlurmSettings, recipe: str) -> list[str]:
-    name = own.job_name or re.sub(r"[^\w.+@:-]+", "-", recipe.rpartition("/")[2].removesuffix(".yaml")) or "daguerre"
     given = {
-        "job-name": name,
+        "job-name": job_name(own, recipe),
         "partition": own.partition,
         "account": own.account,
         "qos": own.qos,
@@ -187,7 +199,7 @@ def _options(own: SlurmSettings, recipe: str) -> list[str]:
         "chdir": own.chdir,
         "output": own.output,
         "error": own.error,
-        "signal": f"B:{own.signal}",
+        "signal": own.signal if own.signal.startswith("TERM") else f"B:{own.signal}",
     }
     found = [f"--{key}={_quoted(str(value))}" for key, value in given.items() if value is not None]
     found.append("--open-mode=append")  # a requeued job writes on
@@ -211,31 +223,34 @@ def _meeting_place(own: SlurmSettings) -> list[str]:
     ]
 
 
-def _run(own: SlurmSettings, recipe: str, overrides: Sequence[str]) -> list[str]:
+def _run(own: SlurmSettings, recipe: str, overrides: Sequence[str], own_workers: bool) -> list[str]:
     """srun and the command, one argument a line, in the background so that this shell hears signals."""
-    srun = ["srun", "--kill-on-bad-exit=1", f"--wait={own.kill_wait}", '--cpus-per-task="$SLURM_CPUS_PER_TASK"']
+    # Not --kill-on-bad-exit: it would kill ranks that are still saving when the first one leaves with its signal's
+    # code. The ranks end one another where one is lost.
+    srun = ["srun", "--kill-on-bad-exit=0", f"--wait={own.kill_wait}", '--cpus-per-task="$SLURM_CPUS_PER_TASK"']
     srun += [f"--cpu-bind={own.cpu_bind}"] if own.cpu_bind else []
     srun += [f"--accel-bind={own.accel_bind}"] if own.accel_bind else []
     words = [" ".join(srun), f"{shlex.quote(own.python)} -u -m daguerre train {shlex.quote(recipe)}"]
     words += [shlex.quote(override) for override in overrides]
-    if not any(override.partition("=")[0].lstrip("-") in _WORKERS for override in overrides):
-        words.append('loader.num_workers="$SLURM_CPUS_PER_TASK"')
-    for name in ("timeout_seconds", "stuck_seconds"):
-        value = getattr(own, name)
-        words += [] if value is None else [f"distributed.{name}={value:g}"]
-    return [" \\\n    ".join(words) + " &", "run=$!"]
+    words += ['loader.num_workers="$SLURM_CPUS_PER_TASK"'] if own_workers else []
+    return [" \\\n    ".join([*words, *own.overrides()]) + " &", "run=$!"]
 
 
 def _waiting(own: SlurmSettings) -> list[str]:
     """Hands signals on, waits for the run however often it is interrupted, and queues again where time was up."""
-    name, seconds = own.signal.split("@")
+    seconds = own.signal.partition("@")[2]
+    told = (
+        f"# SLURM sends TERM to the run {seconds} s before the time limit, as it does for a job that is cancelled."
+        if own.signal.startswith("TERM")
+        else f"# SLURM sends USR1 to this shell {seconds} s before the time limit; srun hands it on; the run saves."
+    )
     lines = [
-        f"# SLURM sends {name} to this shell {seconds} s before the time limit. The run hears of it, saves at its next",
-        "# step and ends. `wait` returns for each signal, so it is asked again.",
+        told,
+        "# srun itself must not get TERM, as it would kill the run at once. `wait` returns for each signal, so it is",
+        "# asked again.",
         "interrupted=",
-        'forward() { interrupted=yes; kill -s "$1" "$run" 2>/dev/null; }',
-        "trap 'forward USR1' USR1",
-        "trap 'forward TERM' TERM",
+        """trap 'interrupted=yes; kill -s USR1 "$run" 2>/dev/null' USR1""",
+        "trap 'interrupted=yes; scancel --signal=TERM \"$SLURM_JOB_ID\" 2>/dev/null' TERM",
         "while :; do",
         "    interrupted=",
         '    wait "$run"',

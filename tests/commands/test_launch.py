@@ -1,0 +1,119 @@
+"""`daguerre launch slurm`: what the file says, what is refused before it is written, and handing it in."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from daguerre import cli
+from daguerre.commands.launch_slurm import Options
+
+FAKE = Path(__file__).parents[1] / "parallel" / "fake_slurm.py"
+
+
+def launch(*words: str) -> int:
+    return cli.run(["launch", "slurm", *words])
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def words_of(file: Path) -> list[str]:
+    """The command behind srun, as a shell reads it."""
+    text = file.read_text()
+    command = text[text.index("\nsrun") : text.index(" &\nrun=")]
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def test_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    given = ["run_name=it's $HOME `x`", 'prompts=["a \\"b\\"", "c"]', "--learning-rate=1e-5"]
+    assert launch("sdxl", "nodes=2", "--cpus-per-task", "3", "time=4-00", "chdir=/with a space", *given) == 0
+    assert "sdxl.sbatch: read it, change it, then hand it in: sbatch sdxl.sbatch" in capsys.readouterr().out
+    text = (tmp_path / "sdxl.sbatch").read_text()
+    options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert {"#SBATCH --nodes=2", "#SBATCH --cpus-per-task=3", '#SBATCH --chdir="/with a space"'} <= set(options)
+    subprocess.run(["bash", "-n", "sdxl.sbatch"], check=True)
+    words = words_of(tmp_path / "sdxl.sbatch")
+    assert words[words.index("train") + 1 :] == [
+        "sdxl", given[0], given[1], "learning-rate=1e-5", "loader.num_workers=$SLURM_CPUS_PER_TASK"
+    ]  # fmt: skip
+
+
+def test_the_same_file_may_be_written_again_but_no_edited_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert launch("sdxl", "out=run.sbatch") == launch("sdxl", "out=run.sbatch") == 0
+    (tmp_path / "run.sbatch").write_text("edited")
+    assert launch("sdxl", "out=run.sbatch") == 2
+    assert "run.sbatch exists and says something else" in capsys.readouterr().err
+    assert (tmp_path / "run.sbatch").read_text() == "edited"
+
+
+def test_a_recipe_that_is_a_file_is_named_by_its_whole_path(tmp_path: Path):
+    (tmp_path / "my own.yaml").write_text("extends: sdxl\nrun_name: mine\n")
+    assert launch("my own.yaml", "num_workers=2") == 0
+    words = words_of(tmp_path / "my-own.sbatch")
+    assert words[words.index("train") + 1 :] == [str(tmp_path / "my own.yaml"), "num_workers=2"]
+
+
+def test_workers_and_time_outs_go_to_the_run(tmp_path: Path):
+    assert launch("sdxl", "system.workers=2", "timeout_seconds=1800", "stuck_seconds=60") == 0
+    words = words_of(tmp_path / "sdxl.sbatch")
+    assert words[-3:] == ["system.workers=2", "distributed.timeout_seconds=1800", "distributed.stuck_seconds=60"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["partiton=x"], "partiton: there is no such option: did you mean partition?"),
+        (["nodes=0"], "nodes"),
+        (["learning_rate=fast"], "optimizer.learning_rate"),
+        (["snr_gama=5"], "snr_gama: there is no such option"),
+        (["nodes=2", "mesh.dcn_data_parallelism=4"], "4"),
+        (["timeout_seconds=100"], "must be above stuck_seconds=300"),
+        (["training.device=cpu"], "set gpus_per_node=0"),
+        (["gpus_per_node=0", "training.device=cuda"], "give gpus_per_node"),
+        (["resume_from_checkpoint=never"], "requeue=false"),
+        (["resume_from_checkpoint=step-00000100"], "instead of going on"),
+        (["requeue=false", "signal=USR2@60"], "USR1@180"),
+        (["out=nowhere/run.sbatch"], "there is no folder nowhere"),
+        (["nodes=2", "nodes=4"], "nodes is given twice"),
+    ],
+)
+def test_what_would_only_fail_in_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str], given, said):
+    assert launch("sdxl", *given) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.sbatch"))
+
+
+def test_a_pair_of_nodes_may_save_on_term_where_nothing_queues_again(tmp_path: Path):
+    assert launch("sdxl", "requeue=false", "signal=TERM@60", "resume_from_checkpoint=never") == 0
+    assert "scontrol requeue" not in (tmp_path / "sdxl.sbatch").read_text()
+
+
+def test_handing_in(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launch("sdxl", "--submit") == 2
+    assert "there is no sbatch on this machine. sdxl.sbatch is written" in capfd.readouterr().err
+    (tmp_path / "sbatch").write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("FAKE_FOLDER", str(tmp_path))
+    assert launch("sdxl", "--submit") == 0
+    assert "Submitted batch job 4711" in capfd.readouterr().out
+    assert os.listdir(tmp_path).count("sdxl.sbatch") == 1
+
+
+def test_the_help_names_every_option():
+    text = cli.verbs("launch")["slurm"].texts["HELP"]
+    assert [name for name in Options.model_fields if name not in text] == []
+
+
+def test_launch_alone(capsys: pytest.CaptureFixture[str]):
+    assert cli.run(["launch"]) == 0
+    assert cli.run(["launch", "kubernetes"]) == 2
+    assert "there is no verb `launch kubernetes`; there is: slurm" in capsys.readouterr().err
