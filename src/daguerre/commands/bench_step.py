@@ -1,0 +1,190 @@
+"""A variant of a recipe that can be timed: what `train` builds and moves, without folder, loader and checkpoints.
+
+The update is the run's own (training/step.py) around the run's own parts, optimizer, averages and clipping.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from daguerre.commands import bench_inputs, bench_model
+from daguerre.commands.bench_arguments import Options
+from daguerre.commands.bench_inputs import Inputs
+from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, outline, refuse_cut_batches
+from daguerre.config import Config
+from daguerre.training import device, flops, memory, step
+from daguerre.training.settings import TrainingSettings
+from daguerre.training.state import TrainState
+from daguerre.types import Batch
+
+
+class Contestant(Protocol):
+    """Something that is timed beside others."""
+
+    samples: int
+    """Pictures of one update."""
+    flops_per_sample: float
+    """Model FLOPs of one picture; 0 where they are not known."""
+    compute: torch.dtype
+    """What the products are of."""
+
+    def step(self) -> None:
+        """One update; it need not be done when this returns, but queued on the device."""
+        ...
+
+    def waited(self) -> float:
+        """Seconds that updates have waited for data since this was last asked."""
+        ...
+
+    def close(self) -> None:
+        """Ends workers; the contestant is not used any more."""
+        ...
+
+
+class Update:
+    """The training step of a recipe."""
+
+    def __init__(self, config: Config, options: Options, folder: Path) -> None:
+        self._stack = ExitStack()
+        self._waited = 0.0
+        config, self.notice = bench_model.at_hand(config, folder)
+        self.config = config
+        self.parts = built(config, random_weights=bool(self.notice))
+        sizes = batch_sizes(config)
+        refuse_cut_batches(config, self.parts.objective, sizes)
+        self.samples, self.compute = sizes.whole, self.parts.numerics.compute
+        self.flops_per_sample = step_flops(config, self.parts)
+        self._inputs = self._prepared(options, sizes)
+        self._updates = self._inputs.updates()
+        self.state = start(config, self.parts)
+
+    def _prepared(self, options: Options, sizes: BatchSizes) -> Inputs:
+        if options.inputs == "loader":
+            return bench_inputs.loaded(self.config, self.parts, sizes, self._stack)
+        if options.inputs == "pixels":
+            return bench_inputs.pixels(self.config, self.parts, sizes)
+        made = bench_inputs.latents(self.config, self.parts, sizes, bool(self.notice))
+        forget_frozen(self.parts)
+        return made
+
+    def step(self) -> None:
+        """One update of the run."""
+        start = time.perf_counter()
+        micro_batches = next(self._updates)
+        self._waited += time.perf_counter() - start
+        self.update(micro_batches)
+
+    def update(self, micro_batches: Sequence[Batch]) -> None:
+        """One update with these."""
+        step.update(
+            self.state,
+            micro_batches,
+            self._inputs.loss,
+            learning_rate=self.config.optimizer.learning_rate,
+            max_grad_norm=self.config.training.max_grad_norm,
+            autocast=self.parts.autocast,
+        )
+
+    def loss(self) -> float:
+        """Mean loss since this was last asked; waits for the device."""
+        return self.state.meter.read()["learning/loss"]
+
+    def waited(self) -> float:
+        """Seconds in the loader."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def close(self) -> None:
+        """Ends the loader's workers."""
+        self._stack.close()
+
+
+class Encode:
+    """The frozen networks on pictures and captions: what an update adds that has no cached latents."""
+
+    def __init__(self, config: Config, options: Options, folder: Path) -> None:
+        config, self.notice = bench_model.at_hand(config, folder)
+        self.parts = built(config, random_weights=bool(self.notice))
+        self.samples, self.compute = batch_sizes(config).micro, torch.float32
+        shape = bench_inputs.picture_shape(config)
+        self._batch = device.on(self.parts.device, bench_inputs.random_batch(self.parts, self.samples, shape))
+        first = bench_inputs.rows(self._batch, 0, 1)
+        self.flops_per_sample = float(flops.count(lambda: self._encode(first)))
+
+    def _encode(self, batch: Batch) -> tuple[Tensor, object]:
+        with self.parts.autocast(), self.parts.numerics.frozen():
+            return self.parts.family.encode(batch)
+
+    def step(self) -> None:
+        """A micro-batch is encoded."""
+        self._encode(self._batch)
+
+    def waited(self) -> float:
+        """There is nothing to wait for."""
+        return 0.0
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+KINDS: dict[str, Callable[[Config, Options, Path], Contestant]] = {"step": Update, "encode": Encode}
+"""By `part`."""
+
+
+def built(config: Config, random_weights: bool) -> Parts:
+    """The parts of a run. Random weights are drawn where they are used: billions of them take long on a CPU."""
+    where = device.choose_device(config.training.device)
+    with where if random_weights and where.type != "cpu" else nullcontext():
+        return build(config)
+
+
+def start(config: Config, parts: Parts) -> TrainState:
+    """The state before the first update, as a run makes it."""
+    state = TrainState.start(
+        parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed
+    )  # fmt: skip
+    state.net.train()
+    return state
+
+
+def forget_frozen(parts: Parts) -> None:
+    """Gives back the memory of networks whose work is done."""
+    trained = {id(p) for p in parts.net.parameters()}
+    for network in parts.family.parts().values():
+        if not any(id(p) in trained for p in network.parameters()):
+            network.to("meta")
+    memory.free()
+
+
+def step_flops(config: Config, parts: Parts) -> float:
+    """Model FLOPs of one picture in an update: forward and backward pass of what is trained, counted without computing.
+
+    How it is computed (recomputation, kernels) does not count, so the training section is left at its defaults.
+    """
+    training = TrainingSettings.model_validate(
+        {"duration": config.training.duration, "global_batch_size": 1, "device": config.training.device}
+    )
+    bare = outline(config.model_copy(update={"training": training}))
+    batch = bench_inputs.random_batch(parts, 1, bench_inputs.picture_shape(config))
+    x0_BCHW, cond = parts.family.encode(device.on(parts.device, batch))
+    draws = {name: value.to("meta") for name, value in batch.draws.items()}
+    bare.net.train()
+    on_meta = (bare.net, x0_BCHW.to("meta"), {name: value.to("meta") for name, value in cond.items()}, draws)
+    return float(flops.count(lambda: bare.objective.loss(*on_meta).loss_B.sum().backward()))
+
+
+def steps(contestant: Contestant, count: int, where: torch.device) -> Iterator[float]:
+    """Seconds of each of so many updates, waiting for the device after each."""
+    for _ in range(count):
+        start = time.perf_counter()
+        contestant.step()
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
+        yield time.perf_counter() - start

@@ -1,0 +1,79 @@
+"""Counting the arithmetic of a training step: floating-point operations of products and convolutions, no others.
+
+Model FLOPs, as utilisation is reckoned in: a multiplication and an addition are two; what is computed again in the
+backward pass (gradient checkpointing, attention's scores) does not count. torch's counter takes the backward pass of a
+grouped convolution for that of a dense one; the formula here does not. Works on the meta device, where nothing is
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+_ATEN = torch.ops.aten
+
+
+def convolution(x: Sequence[int], weight: Sequence[int], out: Sequence[int], *, transposed: bool = False) -> int:
+    """Of one pass: each output element (of a transposed one: each input element) meets a kernel's worth of weights.
+
+    `weight` is [C_out, C_in / groups, ...] ([C_in, C_out / groups, ...] of a transposed one), so that groups need no
+    mention.
+    """
+    through = x if transposed else out
+    return 2 * through[0] * prod(through[2:]) * prod(weight)
+
+
+def convolution_backward(
+    gradient: Sequence[int],
+    x: Sequence[int],
+    weight: Sequence[int],
+    _bias: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,
+    _output_padding: Any,
+    _groups: int,
+    output_mask: Sequence[bool],
+    **_: Any,
+) -> int:
+    """As many operations as the forward pass for each gradient that is wanted, the input's and the kernel's."""
+    return convolution(x, weight, gradient, transposed=transposed) * sum(output_mask[:2])
+
+
+def attention(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """Scores and their sums over values: query [..., heads, L, D], key [..., S, D], value [..., S, E]."""
+    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def attention_backward(gradient: Any, *shapes: Any, **_: Any) -> int:
+    """Twice the forward pass: two products, each with two gradients; the scores computed again do not count."""
+    return 2 * attention(*shapes[:3])
+
+
+FORMULAS: dict[Any, Any] = {
+    _ATEN.convolution_backward: convolution_backward,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: attention,
+    **{
+        getattr(_ATEN, name): attention_backward
+        for name in (
+            "_scaled_dot_product_efficient_attention_backward",
+            "_scaled_dot_product_flash_attention_backward",
+            "_scaled_dot_product_cudnn_attention_backward",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+        )
+    },
+}
+"""In place of torch's own, by operator."""
+
+
+def count(run: Callable[[], object]) -> int:
+    """Floating-point operations of what `run` does, forward and backward."""
+    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+        run()
+    return int(counter.get_total_flops())

@@ -1,0 +1,93 @@
+"""What a device can do at best: its rates measured here and now, and those of its datasheet.
+
+Model FLOP/s are divided by both. A measured rate is the best of several tries over random numbers (zeros run faster
+than data does).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+_TRIES = 5
+_SECONDS_A_TRY = 0.2
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """What the maker says of a device: dense bf16 products added up in float32, and its memory."""
+
+    tflops: float
+    gb_per_second: float
+
+
+DATASHEETS: dict[str, Datasheet] = {
+    "B200": Datasheet(2250, 8000),
+    "GH200": Datasheet(989, 4000),
+    "H200 NVL": Datasheet(836, 4800),
+    "H200": Datasheet(989, 4800),
+    "H100 NVL": Datasheet(836, 3900),
+    "H100 PCIe": Datasheet(756, 2000),
+    "H100": Datasheet(989, 3350),
+    "A100-SXM4-40GB": Datasheet(312, 1555),
+    "A100-PCIE-40GB": Datasheet(312, 1555),
+    "A100 80GB PCIe": Datasheet(312, 1935),
+    "A100": Datasheet(312, 2039),
+    "L40S": Datasheet(362, 864),
+    "L4": Datasheet(121, 300),
+    "A10G": Datasheet(70, 600),
+    "A10": Datasheet(125, 600),
+    "RTX A6000": Datasheet(155, 768),
+    "RTX 5090": Datasheet(209.5, 1792),
+    "RTX 4090": Datasheet(165.2, 1008),
+    "RTX 3090": Datasheet(71, 936),
+}
+"""By a part of the name that torch gives a device; the first that fits, so that longer names stand before shorter."""
+
+
+def datasheet(name: str) -> Datasheet | None:
+    """Of a device of this name; None for one that is not in the table."""
+    words = f" {name.replace('NVIDIA', '')} "
+    return next((sheet for part, sheet in DATASHEETS.items() if f" {part} " in words or f" {part}-" in words), None)
+
+
+def product_flops(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
+    """FLOP/s of a square matrix product of `dtype`, measured: 8192 wide on a GPU, 2048 on a CPU."""
+    size = size or (8192 if device.type == "cuda" else 2048)
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
+    return 2.0 * size**3 / best_seconds(lambda: torch.mm(left, right, out=out), device)
+
+
+def copy_bytes(device: torch.device, megabytes: int | None = None) -> float:
+    """Bytes a second, read and written, of a copy inside the device's memory: 4 GB on a GPU, 256 MB on a CPU."""
+    count = (megabytes or (4096 if device.type == "cuda" else 256)) * 1_000_000
+    source = torch.randint(0, 255, (count,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2.0 * count / best_seconds(lambda: target.copy_(source), device)
+
+
+def best_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one `run`, the best of several tries of about a fifth of a second each."""
+    run()
+    once = _seconds(run, device, 1)
+    times = max(1, int(_SECONDS_A_TRY / max(once, 1e-6)))
+    return min(_seconds(run, device, times) for _ in range(_TRIES))
+
+
+def _seconds(run: Callable[[], object], device: torch.device, times: int) -> float:
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        run()
+    synchronize(device)
+    return (time.perf_counter() - start) / times
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for what the device was given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

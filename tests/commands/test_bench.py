@@ -1,0 +1,278 @@
+"""`daguerre bench`: rows, ratios, and that it always ends with what was measured."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from tiny_runs import TINY
+
+from daguerre import cli, errors
+from daguerre.commands import bench_arguments, bench_inputs, bench_model, bench_report, bench_rounds, bench_step
+from daguerre.commands.bench_rounds import Rounds, Row
+from daguerre.config import load
+from daguerre.errors import UserError
+from daguerre.training import rates as measured
+
+CPU = torch.device("cpu")
+QUICK = {"rounds": 2, "turn_seconds": 0.01, "soak_seconds": 0}
+RATES = bench_report.Rates({torch.float32: 1e12}, 1e10, None)
+
+
+@pytest.fixture(autouse=True)
+def few_products(monkeypatch):
+    monkeypatch.setattr(measured, "product_flops", lambda device, dtype: 1e11)
+    monkeypatch.setattr(measured, "copy_bytes", lambda device: 1e10)
+
+
+def bench(tmp_path, *given):
+    """(exit code, document)."""
+    out = tmp_path / "bench.json"
+    named = {word.partition("=")[0] for word in given}
+    quick = [f"{name}={value}" for name, value in QUICK.items() if name not in named]
+    code = cli.run(["bench", "quickstart", *TINY, *quick, f"out={out}", *given])
+    return code, json.loads(out.read_text())
+
+
+class Fake:
+    """A contestant of known speed."""
+
+    samples, flops_per_sample, compute = 4, 1e6, torch.float32
+
+    def __init__(self, seconds=0.001, fails_at=None, error=None):
+        self.seconds, self.left, self.error, self.closed, self.done = seconds, fails_at, error, False, 0
+
+    def step(self):
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise self.error
+        self.done += 1
+        time.sleep(self.seconds)
+
+    def waited(self):
+        return 0.002
+
+    def close(self):
+        self.closed = True
+
+
+def rounds(makers, **changed):
+    numbers = {"rounds": 3, "turn_seconds": 0.004, "soak_seconds": 0, "budget_seconds": 30} | changed
+    return Rounds(makers, CPU, say=lambda text: None, after_round=lambda: None, **numbers)
+
+
+def test_rows_of_two_variants(tmp_path, capsys):
+    code, found = bench(tmp_path, "variants={base: [], bare: [ema.enabled=false]}")
+    assert code == errors.DONE
+    assert found["complete"]
+    assert [row["name"] for row in found["rows"]] == ["base", "bare"]
+    for row in found["rows"]:
+        assert row["samples"] == 2
+        assert len(row["seconds"]) == len(row["cpu_seconds"]) == 2
+        tflops = row["samples_per_second"] * row["flops_per_sample"] / 1e12
+        assert row["model_tflops_per_second"] == pytest.approx(tflops)
+        assert row["share_of_measured_rate"] == pytest.approx(tflops / 0.1)
+        assert row["share_of_datasheet"] is None
+    low, middle, high = (found["rows"][1]["speed_of_first"][name] for name in ("low", "median", "high"))
+    assert low <= middle <= high
+    assert found["variants"]["bare"] == ["ema.enabled=false"]
+    assert "speed against base" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("inputs", ["pixels", "loader"])
+def test_what_updates_are_given(tmp_path, inputs):
+    code, found = bench(tmp_path, f"inputs={inputs}", "loader.num_workers=0", "rounds=1")
+    assert code == errors.DONE
+    wait = found["rows"][0]["data_wait_ms"]
+    assert wait > 0.01 if inputs == "loader" else wait < 5
+
+
+def test_the_frozen_networks_alone(tmp_path):
+    code, found = bench(tmp_path, "part=encode", "rounds=1")
+    assert code == errors.DONE
+    assert found["rows"][0]["flops_per_sample"] > 1e6
+
+
+def test_the_update_is_that_of_a_run(tmp_path):
+    """Weights, averages and counts move as a run moves them; losses are finite."""
+    request = bench_arguments.read(["quickstart", *TINY])
+    update = bench_step.Update(request.variants[0].config, request.options, tmp_path)
+    before = {name: p.detach().clone() for name, p in update.parts.net.named_parameters()}
+    update.step()
+    update.step()
+    assert update.state.step == 2
+    assert update.state.samples == 4
+    assert 0 < update.loss() < 100
+    moved = [name for name, p in update.parts.net.named_parameters() if not torch.equal(p, before[name])]
+    assert len(moved) == len(before)
+    assert all(not torch.equal(average, before[name]) for name, average in update.state.ema.averages.items())
+
+
+def test_a_base_that_is_not_here_gets_random_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config, said = bench_model.at_hand(load("sd15").config, tmp_path)
+    assert "random weights" in said
+    assert config.model.unet is None
+    net = bench_step.outline(config).net
+    assert sum(p.numel() for p in net.parameters()) == 859_520_964
+    assert load("quickstart").config == bench_model.at_hand(load("quickstart").config, tmp_path)[0]
+
+
+def test_an_unknown_base_is_told(tmp_path):
+    config = load("sd15", ["pretrained_model_name_or_path=nobody/nothing"]).config
+    with pytest.raises(UserError, match="daguerre fetch nobody/nothing"):
+        bench_model.at_hand(config, tmp_path)
+
+
+def test_latents_are_cut_as_the_recipe_says():
+    config = load("quickstart", [*TINY, "global_batch_size=6"]).config
+    parts = bench_step.build(config)
+    inputs = bench_inputs.latents(config, parts, bench_step.batch_sizes(config), random_weights=True)
+    update = next(inputs.updates())
+    assert [len(batch.names) for batch in update] == [2, 2, 2]
+    assert len({batch.keys[0, 0] for batch in update}) == 3
+    x0 = inputs.ring[0].x0_BCHW
+    assert x0.shape == (2, 4, 16, 16)
+    assert 0.9 < x0.std() < 1.1
+
+
+def test_the_speed_of_contestants_is_found():
+    race = rounds({"slow": lambda: Fake(0.004), "fast": lambda: Fake(0.002)}, rounds=7, turn_seconds=0.02)
+    race.run()
+    found = bench_report.between(race.rows["slow"], race.rows["fast"])
+    assert found.low <= found.median <= found.high
+    assert 1.5 < found.median < 2.3
+    assert race.rows["fast"].peak_bytes is None
+    told = bench_report.document(race.rows["fast"], race.rows["slow"], RATES)
+    assert told["data_wait_ms"] == pytest.approx(0.2, rel=0.05)
+
+
+def test_contestants_take_turns_in_orders_that_turn_around():
+    said = []
+    race = rounds({"a": Fake, "b": Fake}, rounds=3)
+    race.say = said.append
+    race.run()
+    assert [text[0] for text in said if " of 3" in text] == list("baabba")
+
+
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_memory_that_runs_out_leaves_a_row(at):
+    """While it is built, warmed up or timed: the others go on, and it is tried once more alone."""
+    made = []
+
+    def greedy():
+        made.append(Fake(fails_at=at, error=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")))
+        return made[-1]
+
+    race = rounds({"base": Fake, "greedy": greedy}, turn_seconds=0.001)
+    race.run()
+    assert len(race.rows["base"].seconds) == 3
+    row = race.rows["greedy"]
+    assert row.out_of_memory
+    assert row.problem == "out of memory"
+    assert len(made) == (2 if at < 3 else 1)
+    lines = bench_report.table(list(race.rows.values()), RATES, on_cpu=True)
+    assert "out of memory" in lines[2]
+
+
+def test_one_that_has_no_room_beside_the_others_is_measured_alone():
+    base, makers = Fake(), []
+
+    def greedy():
+        makers.append(None)
+        if not base.closed:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Fake(0.002)
+
+    race = rounds({"base": lambda: base, "greedy": greedy})
+    race.run()
+    assert race.rows["greedy"].alone
+    assert len(race.rows["greedy"].seconds) == 3
+    assert bench_report.between(race.rows["base"], race.rows["greedy"]) is not None
+    assert "measured alone" in bench_report.table(list(race.rows.values()), RATES, on_cpu=True)[2]
+
+
+def test_a_variant_that_cannot_be_is_told_beside_the_others(tmp_path, capsys):
+    code, found = bench(tmp_path, "variants={base: [], odd: [training.attention=cudnn]}", "rounds=1")
+    assert code == errors.FAILED
+    assert "training.attention=cudnn" in found["rows"][1]["problem"]
+    assert found["rows"][0]["seconds"]
+
+
+def test_the_budget_ends_it_with_what_was_measured(tmp_path):
+    start = time.perf_counter()
+    code, found = bench(tmp_path, "rounds=100000", "budget_seconds=2.5", "turn_seconds=.1")
+    assert time.perf_counter() - start < 12
+    assert code == errors.DONE
+    assert found["rows"][0]["seconds"]
+    assert found["complete"] or "budget" in found["ended"]
+
+
+def test_a_budget_that_ends_while_something_is_built(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_step, "build", lambda config: time.sleep(60))
+    code, found = bench(tmp_path, "budget_seconds=.5")
+    assert code == errors.DONE
+    assert not found["complete"]
+    assert "budget of 0.5 s" in found["ended"]
+    assert [row["name"] for row in found["rows"]] == ["base"]
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, errors.INTERRUPTED), (signal.SIGTERM, errors.TERMINATED)])
+def test_a_signal_ends_it_with_what_was_measured(tmp_path, monkeypatch, sent, code):
+    record = Rounds._record
+
+    def and_signal(self, one):
+        record(self, one)
+        os.kill(os.getpid(), sent)
+
+    monkeypatch.setattr(Rounds, "_record", and_signal)
+    found_code, found = bench(tmp_path, "rounds=100")
+    assert found_code == code
+    assert len(found["rows"][0]["seconds"]) == 1
+    assert not found["complete"]
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_intervals():
+    steady = bench_report.ratio([2.0] * 9, [1.0] * 9)
+    assert (steady.low, steady.median, steady.high) == (2.0, 2.0, 2.0)
+    noisy = bench_report.ratio([2.0, 4.0, 2.0, 1.0, 2.0], [1.0] * 5)
+    assert noisy.low < noisy.median == 2.0 < noisy.high
+    # Paired: rounds that were slow for both say nothing about either.
+    assert bench_report.ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0]).high == 2.0
+    assert bench_report.ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0], paired=False).high > 2.0
+    assert bench_report.ratio([], [1.0]) is None
+
+
+def test_compilation_is_what_the_first_updates_took_more():
+    assert Row("x", warm_up_seconds=[9.0, 1.0, 1.0], seconds=[1.0, 1.0, 1.0]).compile_seconds == pytest.approx(8.0)
+    assert Row("x", warm_up_seconds=[1.0, 1.0, 1.0], seconds=[2.0]).compile_seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("variants={base: [], again: [seed=0]}", "the same"),
+        ("variants={}", "variants"),
+        ("variants={base: [nothing.such=1]}", "nothing.such"),
+        ("inputs=films", "latents"),
+        ("out=/nowhere/at/all.json", "no folder"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, capsys, given, said):
+    out = [] if given.startswith("out=") else [f"out={tmp_path / 'bench.json'}"]
+    assert cli.run(["bench", "quickstart", *TINY, *out, given]) == errors.REFUSED
+    assert said in capsys.readouterr().err
+
+
+def test_peaks_on_a_cpu():
+    if not bench_rounds.forget_peak(CPU):
+        pytest.skip("this system does not forget a process's peak of memory")
+    before = bench_rounds.held_bytes(CPU)
+    held = torch.ones(40_000_000)
+    del held
+    assert 100e6 < bench_rounds.peak_bytes(CPU) - before < 400e6
