@@ -58,6 +58,13 @@ def test_a_second_sigint_interrupts():
     assert "KeyboardInterrupt" in errors
 
 
+def test_a_launcher_hands_on_what_the_terminal_sent_already():
+    with StopSignals(launched=True) as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.exit_code == 130
+
+
 def test_the_first_signal_counts_and_what_was_there_comes_back():
     ours = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
     before = [signal.getsignal(number) for number in ours]

@@ -18,11 +18,12 @@ class StopSignals:
     """`with StopSignals() as stop: ...; if stop.requested: save and leave`. Main thread only.
 
     The first signal is remembered. After a SIGINT the next SIGINT is Python's own again (KeyboardInterrupt), for a
-    person who will not wait. Forked children ignore SIGINT and SIGUSR1 (the terminal, and a batch system, sends them to
+    person who will not wait; not where a launcher hands it on, as one Ctrl-C then comes twice (`launched`). Forked children ignore SIGINT and SIGUSR1 (the terminal, and a batch system, sends them to
     children too) and die of SIGTERM.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, launched: bool = False) -> None:
+        self._launched = launched
         self.signal: signal.Signals | None = None
         """The first signal that came, or None."""
         self._pid = os.getpid()
@@ -56,5 +57,5 @@ class StopSignals:
                 os.kill(os.getpid(), number)
             return
         self.signal = self.signal or signal.Signals(number)
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and not self._launched:
             signal.signal(number, signal.default_int_handler)
