@@ -18,8 +18,8 @@ class StopSignals:
     """`with StopSignals() as stop: ...; if stop.requested: save and leave`. Main thread only.
 
     The first signal is remembered. After a SIGINT the next SIGINT is Python's own again (KeyboardInterrupt), for a
-    person who will not wait; not where a launcher hands it on, as one Ctrl-C then comes twice (`launched`). Forked children ignore SIGINT and SIGUSR1 (the terminal, and a batch system, sends them to
-    children too) and die of SIGTERM.
+    person who will not wait; not where a launcher hands it on, as one Ctrl-C then comes twice (`launched`). Forked
+    children ignore SIGINT and SIGUSR1 (the terminal, or a batch system, sends them to children too) and die of SIGTERM.
     """
 
     def __init__(self, launched: bool = False) -> None:
