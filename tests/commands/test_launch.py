@@ -117,3 +117,24 @@ def test_launch_alone(capsys: pytest.CaptureFixture[str]):
     assert cli.run(["launch"]) == 0
     assert cli.run(["launch", "kubernetes"]) == 2
     assert "there is no verb `launch kubernetes`; there is: slurm" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "launching.md", ROOT / "docs" / "seeds.md"]
+
+
+def test_what_the_documentation_shows(tmp_path: Path):
+    """Its commands write files, the file is the one that is shown, and every option is in the table."""
+    shown = [line.strip() for page in PAGES for line in page.read_text().splitlines() if "   daguerre launch" in line]
+    assert len(shown) >= 3
+    for number, line in enumerate(shown):
+        words = ["sdxl" if word == "RECIPE" else word for word in shlex.split(line, comments=True)[3:]]
+        assert launch(*words, f"out={number}.sbatch") == 0
+    page = PAGES[1].read_text()
+    assert launch("sdxl", "nodes=16", "time=96:00:00", "output_dir=/shared/runs", "run_name=first") == 0
+    text = (tmp_path / "sdxl.sbatch").read_text().replace(shlex.quote(sys.executable), "/venv/bin/python")
+    block = page[page.index("    #!/bin/bash") : page.index("\n\n| option |")]
+    for part in block.split("    ...\n"):
+        assert "\n".join(line.removeprefix("    ") for line in part.splitlines()) in text
+    table = page[page.index("| option |") : page.index("**Time is up.**")]
+    assert [name for name in Options.model_fields if f"`{name}`" not in table] == []
