@@ -59,6 +59,8 @@ class Patience:
 PATIENCE = Patience()
 _PLAIN = re.compile(r"(https?://[A-Za-z0-9.:\[\]-]+/)((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)")
 _USUAL_REGION = "us-east-1"
+_PART_RETRIES = 2
+"""How often a part of a large file is sent again at once; the whole file is, too, by who sends it."""
 _MACHINE = Path("/sys/class/dmi/id/product_name")
 _METHODS = {
     "env": "the environment",
@@ -123,7 +125,7 @@ def _for_writing(allow_http: bool) -> dict[str, Any]:
         "init_backoff": timedelta(seconds=PATIENCE.first_pause_seconds),
         "max_backoff": timedelta(seconds=PATIENCE.longest_pause_seconds),
     }
-    options["retry_config"] |= {"max_retries": PATIENCE.attempts - 1, "backoff": pauses}
+    options["retry_config"] |= {"max_retries": _PART_RETRIES, "backoff": pauses}
     return options
 
 

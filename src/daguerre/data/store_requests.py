@@ -34,14 +34,13 @@ class Stat:
     """Changes when the file does: the store's entity tag, or the time of the last change."""
 
 
-def tried(place: Place, request: Callable[[Store, str], T], done: str = "read", attempts: int | None = None) -> T:
+def tried(place: Place, request: Callable[[Store, str], T], done: str = "read") -> T:
     """The answer to a request of the store and the path in it; StoreError once the retries are used up.
 
-    `done` is `written` for a request that writes: its connection has the patience that sending takes. `attempts`: so
-    many at most.
+    `done` is `written` for a request that writes: its connection has the patience that sending takes, and asks again by
+    itself.
     """
     client, patience = store_clients.client(place, done == "written"), store_clients.PATIENCE
-    attempts = attempts or patience.attempts
     began, attempt = time.monotonic(), 0
     while True:
         attempt += 1
@@ -56,7 +55,7 @@ def tried(place: Place, request: Callable[[Store, str], T], done: str = "read", 
         pause = min(patience.first_pause_seconds * 2 ** (attempt - 1), patience.longest_pause_seconds)
         late = attempt > 1 and time.monotonic() - began + pause > patience.unreachable_seconds
         hopeless = isinstance(fault, Unreachable) and late and not client.answered.is_set()
-        if not fault.passing or attempt >= attempts or hopeless:
+        if not fault.passing or attempt >= patience.attempts or hopeless:
             raise fault
         time.sleep(pause * random.uniform(0.5, 1))
 

@@ -160,7 +160,7 @@ def write(to: str | Path | Place, data: bytes) -> None:
 
 def _write_far(place: Place, data: bytes) -> None:
     for _ in range(READINGS):
-        put = tried(place, lambda store, path: store.put(path, data, chunk_size=_PUT_BYTES))
+        put = tried(place, lambda store, path: store.put(path, data, chunk_size=_PUT_BYTES), "written")
         if (put["e_tag"] or "").strip('"') in _tags(data) or read(place, 0, len(data), twice=True) == data:
             return
     raise Passing(place, "holds other bytes than were written to it")

@@ -112,9 +112,26 @@ class Bundle:
             if found.bytes != entry.size_bytes:
                 raise Damaged(f"{self.at.last}/{path} has {found.bytes} bytes, {entry.size_bytes} were saved")
             if (not found.tag or found.tag != sealed.tags.get(path)) and (
-                self.at.digest(found.name, entry.size_bytes) != entry.sha256
+                self.at.digest(f"{sealed.folder}/{path}", entry.size_bytes) != entry.sha256
             ):
                 raise Damaged(f"{self.at.last}/{path} is damaged: its digest is not the one that was saved")
+
+    def bring(self, folder: Path, reader: str, number: int = 0) -> None:
+        """`fetch` of what there is now, also where it is replaced meanwhile. Damaged where a file, or all, is missing.
+
+        StoreError, OSError.
+        """
+        before = b""
+        while True:
+            sealed = self.read()
+            if sealed is None:
+                raise Damaged(f"{self.at.last}/{manifest.NAME} is missing")
+            try:
+                return self.fetch(sealed, folder, reader, number)
+            except Missing as missing:
+                if sealed.data == before:  # looked up once more: it is not just being replaced
+                    raise Damaged(f"{missing.place.name} is missing") from missing
+                before = sealed.data
 
     def fetch(self, sealed: Sealed, folder: Path, reader: str, number: int = 0) -> None:
         """Brings the bundle into a local folder, every file verified; Damaged names one that differs.

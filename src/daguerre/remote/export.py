@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from daguerre.checkpoint import manifest
 from daguerre.checkpoint.export import replaced
-from daguerre.checkpoint.manifest import NAME, Damaged, Entry
+from daguerre.checkpoint.manifest import NAME, Entry
 from daguerre.data.store_errors import Missing
 from daguerre.remote.bundle import Bundle
 from daguerre.remote.prefix import Prefix
 
 _FOLDER = "pipeline"
 _PIECE_BYTES = 8 << 20
-_READINGS = 3
 
 
 def send(run: Prefix, folder: Path, still: Callable[[], bool]) -> bool:
@@ -45,24 +45,20 @@ def send(run: Prefix, folder: Path, still: Callable[[], bool]) -> bool:
 def fetch(run: Prefix, folder: Path) -> bool:
     """Brings the export to a local folder; False where there is none. StoreError, OSError, Damaged."""
     bundle = Bundle(run / _FOLDER)
-    for reading in range(_READINGS):
-        sealed = bundle.read()
-        if sealed is None:
-            return False
-        if (folder / NAME).is_file() and (folder / NAME).read_bytes() == sealed.data:
-            return True
-        try:
-            fresh = folder.with_name(f"{folder.name}-{sealed.folder}")
-            bundle.fetch(sealed, fresh, sealed.folder)
-            with replaced(folder) as made:
-                for one in fresh.iterdir():
-                    shutil.move(one, made / one.name)
-            shutil.rmtree(fresh)
-            return True
-        except Missing:  # a newer one took its place
-            if reading == _READINGS - 1:
-                raise
-    raise Damaged(f"{bundle.at.name} is replaced again and again")
+    sealed = bundle.read()
+    if sealed is None:
+        return False
+    if (folder / NAME).is_file() and (folder / NAME).read_bytes() == sealed.data:
+        return True
+    fresh = folder.with_name(f".{folder.name}.fetched")
+    bundle.bring(fresh, "")
+    with replaced(folder) as made:
+        for path in manifest.read(fresh):
+            (made / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(fresh / path, made / path)
+        shutil.move(fresh / NAME, made / NAME)
+    shutil.rmtree(fresh)
+    return True
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from daguerre.checkpoint import manifest
 from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry
 from daguerre.checkpoint.ranks import Ranks, RanksGone
 from daguerre.checkpoint.retention import Keep
@@ -126,10 +125,7 @@ class RemoteStore:
         self._loaded = True
         found: dict[str, Any] = {}
         try:
-            sealed = self._shelf.bundle(name).read()
-            if sealed is None:
-                raise Damaged(f"{name}/{manifest.NAME} is missing")
-            self._shelf.bundle(name).fetch(sealed, self.root / name, reader, self.ranks.rank)
+            self._shelf.bundle(name).bring(self.root / name, reader, self.ranks.rank)
         except Damaged as damage:
             found = {"damaged": str(damage)}
         except CheckpointError as error:
