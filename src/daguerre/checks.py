@@ -47,7 +47,7 @@ def _last(path: str) -> str:
 
 
 def _batches(training: TrainingSettings) -> list[Problem]:
-    """One device: the global batch is the per-device batch times the accumulation."""
+    """The global batch is the per-device batch times the accumulation times the devices, which nobody knows yet."""
     path = "training.global_batch_size"
     whole, part = training.global_batch_size, training.per_device_batch_size
     accumulation = training.gradient_accumulation_steps
@@ -56,9 +56,9 @@ def _batches(training: TrainingSettings) -> list[Problem]:
             "must be given (or training.per_device_batch_size): samples of one update\nAllowed: a whole number from 1"
         )
         return [] if part else [Problem(path, text)]
-    if part and accumulation > 1 and whole != part * accumulation:
+    if part and accumulation > 1 and whole % (part * accumulation):
         product = f"per_device_batch_size {part} x gradient_accumulation_steps {accumulation}"
-        return [Problem(path, f"is not {product}: leave out one of the three", whole)]
+        return [Problem(path, f"is no multiple of {product}: leave out one of the three", whole)]
     name, divisor = ("per_device_batch_size", part) if part else ("gradient_accumulation_steps", accumulation)
     if whole % divisor:
         return [Problem(path, f"must be a multiple of {name}, which is {divisor}", whole)]

@@ -118,7 +118,8 @@ def _refuse(error: ValueError) -> int:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         if not Path(frame.filename).is_relative_to(PACKAGE):
             raise error
-    print(f"daguerre: {error}", file=sys.stderr)
+    if not isinstance(error, errors.SaidElsewhere):
+        print(f"daguerre: {error}", file=sys.stderr)
     return int(getattr(error, "exit_code", errors.REFUSED))
 
 

@@ -38,3 +38,11 @@ class UserError(ValueError):
 
 class Absent(UserError):
     """Something that is not on this machine could not be fetched. What it would be used for can be described still."""
+
+
+class SaidElsewhere(UserError):
+    """An error that another process of the run tells: this one leaves with its exit code, silently."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daguerre.checkpoint import slices
-from daguerre.checkpoint.slices import Piece, Region, Sliced, in_order, plan, whole
+from daguerre.checkpoint.slices import Piece, Region, Sliced, in_order, is_plain, plan, whole
 
 
 def held(**named):
@@ -66,7 +66,7 @@ def test_every_element_is_written_once_by_a_rank_that_holds_it(rows, columns, ra
     seen = [element for _, _, region in stored.parts for element in elements(region)]
     assert sorted(seen) == sorted(elements(whole((rows, columns))))
     for file, _, region in stored.parts:
-        rank = int(file.split("-")[1])
+        rank = 0 if file == "model.safetensors" else int(file.split("-")[1])
         assert any(elements(region) <= elements(part) for part in holdings[rank]["model"]["w"][2])
 
 
@@ -149,3 +149,11 @@ def test_rows_in_another_order_are_pieces_in_their_own(begin, length, column):
         assert torch.equal(piece.tensor, tensor[piece.region.within(whole((8, 3)))])
         piece.tensor.fill_(-1)
     assert bool((local == -1).all()), "pieces are views"
+
+
+def test_one_process_with_whole_tensors_writes_the_plain_layout():
+    index = plan([held(w=((4, 3), [whole((4, 3))]), b=((4,), [whole((4,))]))])
+    assert is_plain(index)
+    assert index["model"]["w"].parts == (("model.safetensors", "w", whole((4, 3))),)
+    split = plan([held(w=((4, 3), [Region((0, 0), (2, 3)), Region((2, 0), (2, 3))]))])
+    assert not is_plain(split)

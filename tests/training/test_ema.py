@@ -13,7 +13,7 @@ from daguerre import overrides
 from daguerre.training import post_hoc
 from daguerre.training.ema import EMA, decay_at, profile_file
 from daguerre.training.settings import EMASettings
-from daguerre.training.state import start_from
+from daguerre.training.state import adopt
 
 
 def move(net, step):
@@ -179,7 +179,8 @@ def test_profiles_are_part_of_the_state_and_restart_with_other_weights(toy):
     for file, entries in tensors.items():
         for key, tensor in entries.items():
             assert torch.equal(tensor, second.tensors()[file][key])
-    start_from(fresh, tensors)
+    adopt(fresh.net, tensors)
+    fresh.ema.restart()
     for name, p in fresh.net.named_parameters():
         assert all(torch.equal(entries[name], p) for entries in fresh.ema.tensors().values())
         assert torch.equal(p, tensors["ema"][name])

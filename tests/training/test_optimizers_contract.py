@@ -8,7 +8,7 @@ import torch
 from daguerre import plugins
 from daguerre.training import step
 from daguerre.training.settings import EMASettings
-from daguerre.training.state import evaluating, start_from
+from daguerre.training.state import adopt, evaluating
 
 NAMES = [name for name in plugins.names("optimizers") if name != "adamw_8bit"]
 """It works on a GPU only; test_optimizers.py has its own test."""
@@ -179,7 +179,8 @@ def test_evaluation_leaves_training_as_it_was_and_init_from_takes_what_it_evalua
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert any(not torch.equal(used[n], p) for n, p in state.net.named_parameters()), "it evaluates at averages"
     fresh = make(toy, name, seed=3)
-    start_from(fresh, state.tensors())
+    adopt(fresh.net, state.tensors())
+    fresh.ema.restart()
     for n, p in fresh.net.named_parameters():
         assert torch.equal(used[n], p)
     update(toy, fresh, toy.batch(0))

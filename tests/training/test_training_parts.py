@@ -77,7 +77,8 @@ def test_init_from_takes_the_averages_as_weights_and_nothing_else(toy):
     other, fresh = toy.state(1), toy.state(2)
     for average in other.ema.averages.values():
         average.fill_(0.5)
-    state.start_from(fresh, other.tensors())
+    state.adopt(fresh.net, other.tensors())
+    fresh.ema.restart()
     assert all((p == 0.5).all() for p in fresh.net.parameters())
     assert all((a == 0.5).all() for a in fresh.ema.averages.values())
     assert fresh.step == 0
@@ -90,12 +91,12 @@ def test_init_from_between_runs_that_train_more_or_less(toy):
     tensors = other.tensors()
     kept = {name: value.clone() for name, value in fresh.net.state_dict().items() if name.startswith("out.")}
     fewer = {file: {n: v for n, v in each.items() if not n.startswith("out.")} for file, each in tensors.items()}
-    assert state.start_from(fresh, fewer) == ["out starts from its base: the run of init_from did not train it"]
+    assert state.adopt(fresh.net, fewer) == ["out starts from its base: the run of init_from did not train it"]
     assert all(torch.equal(fresh.net.state_dict()[name], value) for name, value in kept.items())
     assert torch.equal(fresh.net.state_dict()["inner.weight"], tensors["ema"]["inner.weight"])
     more = {"model": tensors["model"] | {"text_encoder.weight": torch.zeros(1)}}
     with pytest.raises(ValueError, match=r"that run trained text_encoder, too.*model\.train_text_encoder=true"):
-        state.start_from(fresh, more)
+        state.adopt(fresh.net, more)
 
 
 def test_a_gpu_that_is_not_there_is_refused():

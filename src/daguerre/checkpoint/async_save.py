@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +20,45 @@ from daguerre.checkpoint.failed_saves import FailedSaves
 from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.ranks import RanksGone
 from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.sharded import Own, Planned, ShardedStore
+from daguerre.checkpoint.sharded import Own, Planned
 from daguerre.checkpoint.slices import Groups
+from daguerre.checkpoint.store import Found
 
 _SLAB_BYTES = 256 << 20
 _ALIGNMENT = 64
 _LONG_WAIT_SECONDS = 1.0
 """Waiting so long for the save before is told."""
+
+
+class RunStore(Protocol):
+    """Where the checkpoints of a run are: a folder (`ShardedStore`) or an object store. All ranks call every method but
+    `names`, and what is found is in a folder of this machine."""
+
+    def plan(
+        self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
+    ) -> Planned:
+        """As `ShardedStore.plan`."""
+        ...
+
+    def commit(self, planned: Planned, own: Own | None = None) -> Path:
+        """As `ShardedStore.commit`."""
+        ...
+
+    def recover(self) -> Found:
+        """As `Store.recover`."""
+        ...
+
+    def rewind(self, name: str) -> Found:
+        """As `Store.rewind`."""
+        ...
+
+    def purge(self, keep: Keep) -> list[str]:
+        """As `ShardedStore.purge`."""
+        ...
+
+    def names(self) -> list[str]:
+        """As `Store.names`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +127,7 @@ class HostMemory:
 class Saver:
     """Saves a run's checkpoints, purges old ones, and bears with a disk that fails. All ranks call every method."""
 
-    store: ShardedStore
+    store: RunStore
     keep: Keep = field(default_factory=Keep)
     failures: FailedSaves = field(default_factory=FailedSaves)
     background: bool = True

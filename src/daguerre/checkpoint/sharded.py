@@ -1,4 +1,5 @@
-"""A store that many processes save into and verify together: the protocol of store.py over all ranks' files.
+"""A store that all processes of a run save into and verify together: the protocol of store.py over all ranks' files.
+One process alone writes the layout of store.py.
 
 Each rank writes and syncs its own parts of tensors in the one temporary folder; rank 0 gathers sizes and digests, adds
 documents, files, the index of slices and the manifest over all, and alone gives the folder its name. Whatever goes
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from daguerre.checkpoint import content, shared_reading, slices
 from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
-from daguerre.checkpoint.manifest import CheckpointError, Entry
+from daguerre.checkpoint.manifest import CheckpointError, Entry, Kind
 from daguerre.checkpoint.ranks import Ranks, RanksGone
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.slices import Groups, Region
@@ -43,11 +44,23 @@ class Planned:
     """What all ranks write together."""
     small: Mapping[str, content.Part]
     """Documents and files, on rank 0."""
+    plain: bool
+    """One process writes whole tensors, as `Store.save` does: there is no index."""
 
     @property
     def own_bytes(self) -> int:
         """What this rank writes."""
         return sum(t.numel() * t.element_size() for tensors in self.own.values() for t in tensors.values())
+
+    def entries(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
+        """The manifest's entries of all ranks' files, from what each rank said of its own."""
+        kind: Kind = "tensors" if self.plain else "parts"
+        return {file: Entry(kind, *written) for report in reports for file, written in report["files"].items()}
+
+    def beside(self) -> dict[str, content.Part]:
+        """What rank 0 writes beside the tensors."""
+        index = {} if self.plain else {slices.INDEX: content.Part("slices", [self.index])}
+        return {**self.small, **index}
 
 
 @dataclass
@@ -62,6 +75,7 @@ class ShardedStore:
     _mine: list[tuple[str, str, str, str, Region]] = field(default_factory=list, init=False, repr=False)
     """File, key, group, name and region of what this rank writes."""
     _needed_bytes: int = field(default=0, init=False, repr=False)
+    _plain: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._store = Store(self.root, verify=self._verify)
@@ -95,18 +109,19 @@ class ShardedStore:
         for file, key, group, tensor, region in self._mine:
             own.setdefault(file, {})[key] = groups[group][tensor].cut(region)
         small = {path: part for path, part in small.items() if part.kind != "tensors"}
-        return Planned(name, own, self._index, self._needed_bytes, small)
+        return Planned(name, own, self._index, self._needed_bytes, small, self._plain)
 
     def _remember(self, told: bytes, digest: str) -> None:
         """Keeps of a plan what every save needs: it is long where there are many ranks."""
         index, rank = slices.from_bytes(told), self.ranks.rank
         self._index, self._planned_for, self._mine, self._needed_bytes = told, digest, [], 0
+        self._plain = slices.is_plain(index)
         for group, stored in index.items():
-            own_file = slices.file_of(group, rank, self.ranks.count)
+            own_files = (slices.file_of(group, rank, self.ranks.count), f"{group}.safetensors")
             for name, each in stored.items():
                 for file, key, region in each.parts:
                     self._needed_bytes += region.elements * each.dtype.itemsize
-                    if file == own_file:
+                    if file in own_files:
                         self._mine.append((file, key, group, name, region))
 
     def commit(self, planned: Planned, own: Own | None = None) -> Path:
@@ -181,12 +196,9 @@ class ShardedStore:
                 if "error" in report:
                     number, text, where = report["error"]
                     raise OSError(number, text, f"{where} (rank {rank})")
-            entries = {
-                file: Entry("parts", *written) for report in reports for file, written in report["files"].items()
-            }
+            entries = planned.entries(reports)
             shared_reading.wait_for(temporary, entries)
-            parts = {**planned.small, slices.INDEX: content.Part("slices", [planned.index])}
-            entries |= content.write_files(temporary, parts)
+            entries |= content.write_files(temporary, planned.beside())
             content.seal(temporary, entries)
             self._store.publish(temporary, planned.name)
         except OSError as error:

@@ -167,6 +167,8 @@ def plan(holdings: Sequence[Any]) -> Index:
     for (group, name), found in regions_of.items():
         _check_tiles(f"{name!r} of {group!r}", tensors[group, name][0], found)
     written = _assign(holders, {key: dtype.itemsize for key, (_, dtype) in tensors.items()}, len(holdings))
+    if len(holdings) == 1 and all(found == [whole(tensors[key][0])] for key, found in regions_of.items()):
+        return {group: {n: _plain(g, n, *tensors[g, n]) for g, n in sorted(tensors) if g == group} for group in groups}
     index: Index = {group: {} for group in groups}
     for (group, name), (shape, dtype) in sorted(tensors.items()):
         parts = sorted((region, rank) for region, rank in written.get((group, name), []))
@@ -176,6 +178,18 @@ def plan(holdings: Sequence[Any]) -> Index:
             tuple((file_of(group, rank, len(holdings)), key_of(name, at.offsets), at) for at, rank in parts),
         )
     return index
+
+
+def _plain(group: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Stored:
+    """A tensor as `Store.save` writes it."""
+    return Stored(shape, dtype, ((f"{group}.safetensors", name, whole(shape)),))
+
+
+def is_plain(index: Index) -> bool:
+    """Whether these are whole tensors under their own names, so that nobody needs the index to find them."""
+    return all(
+        file == f"{group}.safetensors" for group in index for each in index[group].values() for file, _, _ in each.parts
+    )
 
 
 def _assign(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from daguerre.checkpoint.store import Store
+from typing import Protocol
+
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data.loader import Loading
@@ -11,8 +12,16 @@ from daguerre.training import device, memory
 from daguerre.training.state import TrainState
 
 
+class Names(Protocol):
+    """A store, of which only the names of its checkpoints are asked."""
+
+    def names(self) -> list[str]:
+        """Oldest first."""
+        ...
+
+
 def of_training(
-    config: Config, store: Store, parts: Parts, state: TrainState, loading: Loading, sizes: BatchSizes
+    config: Config, store: Names, parts: Parts, state: TrainState, loading: Loading, sizes: BatchSizes
 ) -> str:
     """The largest micro-batch that fits, found with samples of the update that did not, and what else spares memory.
 
@@ -42,6 +51,14 @@ def of_training(
     return "\n".join([said, *_less(config, fitting is None), kept(store)])
 
 
+def of_several(config: Config, store: Names) -> str:
+    """What spares memory where several processes train together."""
+    ways = ["training.per_device_batch_size may be smaller: the global batch stays what it is"]
+    if config.mesh.ici_fsdp_parallelism == 1:
+        ways.append("mesh.ici_data_parallelism=1 mesh.ici_fsdp_parallelism=-1 splits weights and moments over a node")
+    return "\n".join([f"{'; '.join(ways)}.", *_less(config, False), kept(store)])
+
+
 def _less(config: Config, needed: bool) -> list[str]:
     """What else spares memory and is not done yet."""
     ways = []
@@ -56,7 +73,7 @@ def _less(config: Config, needed: bool) -> list[str]:
     return [f"Other ways: {'; '.join(ways)}."] if ways else []
 
 
-def kept(store: Store) -> str:
+def kept(store: Names) -> str:
     """What the run goes on from."""
     names = store.names()
     return f"The last checkpoint is {names[-1]}." if names else "No checkpoint was saved yet."
@@ -69,17 +86,17 @@ def of_drawing(sampling: SamplingSettings) -> str:
     return "Draw smaller pictures (sampling.height, sampling.width), or none while training: sampling.num_images=0."
 
 
-def of_validation(store: Store) -> str:
+def of_validation(store: Names) -> str:
     """For the loss on held-out samples."""
     return f"Make training.per_device_batch_size smaller, or switch it off: validation.every=null. {kept(store)}"
 
 
-def of_saving(store: Store) -> str:
+def of_saving(store: Names) -> str:
     """For a checkpoint."""
     return f"Make training.per_device_batch_size smaller: what is saved is copied beside it. {kept(store)}"
 
 
-def of_exporting(store: Store) -> str:
+def of_exporting(store: Names) -> str:
     """For the pipeline that others open."""
     return (
         f"Switch it off (checkpoint.export=false), and export later where there is room: `daguerre convert`. "

@@ -18,7 +18,7 @@ from daguerre.families.family import Family
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.training import device as devices
-from daguerre.training import precision, recompute
+from daguerre.training import precision, recompute, speed
 from daguerre.training.precision import Autocast, Precision
 from daguerre.types import Batch, LossTerms
 
@@ -59,23 +59,25 @@ class Parts:
         return {**self.family.draws(self.seed, batch.keys, pixel_shape), **of_objective}
 
 
-def build(config: Config) -> Parts:
-    """Loads the family, builds objective and adapter, and moves the networks to the device of the run."""
-    device = devices.choose_device(config.training.device)
+def build(config: Config, device: torch.device | None = None) -> Parts:
+    """Loads the family, builds objective and adapter, and moves the networks to the device of the run: by default the
+    one that the recipe names."""
+    device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
-    return _assembled(config, _family(config).to(device), device)
+    return _assembled(config, load_family(config).to(device), device)
 
 
 def outline(config: Config) -> Parts:
     """The same parts without memory and without weights: networks on the meta device, of their numbers alone."""
     with torch.device("meta"):
-        family = _family(config)
+        family = load_family(config)
     device = devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
     return _assembled(config, family, device)
 
 
-def _family(config: Config) -> Family:
+def load_family(config: Config) -> Family:
+    """The networks of a recipe, on the CPU."""
     return plugins.find("families", config.model.family).load(config.model, config.seed)
 
 
@@ -90,6 +92,7 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
         family.latent_shape((3, bucket.height_px, bucket.width_px))
     if isinstance(objective, Diffusion):
         objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
+    speed.apply(config.training, net, family.parts().values(), device)
     if config.training.gradient_checkpointing:
         recompute.enable(net, family.parts().values(), numerics.attention)
     return Parts(family, objective, net, device, numerics, config.seed)
@@ -122,6 +125,11 @@ def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) 
             f"cannot be cut, and it has {sizes.whole * area_px:,} pixels: remove loader.max_pixels, or choose a "
             "smaller global_batch_size"
         )
+    if objective.couples_samples and sizes.ranks > 1:
+        raise UserError(
+            f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
+            f"cannot be cut over {sizes.ranks} devices: train it on one (or on a tensor group)"
+        )
     if objective.couples_samples and sizes.accumulation > 1:
         raise UserError(
             f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
@@ -138,25 +146,48 @@ class BatchSizes:
     """Samples of one update over all devices: decides what is learnt."""
     micro: int
     """Samples of one forward pass on one device."""
+    ranks: int = 1
+    """Into how many parts it is cut before: devices that read different samples."""
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of one update."""
-        return self.whole // self.micro
+        """Micro-batches of one update on one device."""
+        return self.whole // self.ranks // self.micro
 
 
-def batch_sizes(config: Config, recorded: int | None = None) -> BatchSizes:
-    """Batch sizes on one device; `recorded` is the global batch of the run's first start, which then holds."""
+def batch_sizes(config: Config, recorded: int | None = None, ranks: int = 1) -> BatchSizes:
+    """Batch sizes where so many devices read different samples; `recorded` is the global batch of the run's first
+    start, which then holds. UserError where they do not divide."""
     training = config.training
     whole = recorded or training.global_batch_size
     micro = training.per_device_batch_size
     if whole is None:
         assert micro is not None, "the Config has checked it"
-        whole = micro * training.gradient_accumulation_steps
-    micro = micro or max(1, whole // training.gradient_accumulation_steps)
-    if whole % micro:
+        whole = micro * training.gradient_accumulation_steps * ranks
+    if whole % ranks:
         raise UserError(
-            f"the global batch of {whole} samples cannot be cut into micro-batches of {micro}: choose a "
+            f"the global batch of {whole} samples cannot be shared by {ranks} devices alike (data x fsdp of the mesh): "
+            "train on a number of devices that divides it, or choose another training.global_batch_size for a new run"
+        )
+    share = whole // ranks
+    micro = micro or max(1, share // training.gradient_accumulation_steps)
+    if share % micro:
+        of = f"{whole} samples" if ranks == 1 else f"{whole} samples, {share} a device,"
+        raise UserError(
+            f"the global batch of {of} cannot be cut into micro-batches of {micro}: choose a "
             "training.per_device_batch_size (or gradient_accumulation_steps) that divides it"
         )
-    return BatchSizes(whole, micro)
+    _refuse_other_product(config, BatchSizes(whole, micro, ranks), recorded)
+    return BatchSizes(whole, micro, ranks)
+
+
+def _refuse_other_product(config: Config, sizes: BatchSizes, recorded: int | None) -> None:
+    """UserError where a new run says all three numbers, and they do not fit the devices. When a run goes on, the global
+    batch decides alone, as there may be other devices."""
+    asked = config.training.gradient_accumulation_steps
+    given = config.training.per_device_batch_size is not None and asked > 1
+    if recorded is None and given and sizes.accumulation != asked:
+        raise UserError(
+            f"training.global_batch_size={sizes.whole} is not per_device_batch_size {sizes.micro} x "
+            f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: leave out one of the three"
+        )

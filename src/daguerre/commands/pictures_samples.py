@@ -58,12 +58,18 @@ def check(config: Config, parts: Parts) -> None:
         parts.family.latent_shape((3, height, width))
 
 
-def write(parts: Parts, config: Config, each: Sequence[Wanted], folder: Path, made_with: Mapping[str, Any]) -> None:
-    """Draws `each` into `folder`/000.png, 001.png ...
+def write(
+    parts: Parts, config: Config, each: Sequence[Wanted], folder: Path | None, made_with: Mapping[str, Any]
+) -> None:
+    """Draws `each` into `folder`/000.png, 001.png ...; without a folder for nothing but the company of other devices.
 
     `folder`/samples.json, written last, says of each how it was made; `made_with` goes into each entry. Files of the
     same names are overwritten.
     """
+    if folder is None:
+        for _ in pictures.draw_all(parts, config.sampling, each):
+            pass
+        return
     make_folder(folder)
     listing: dict[int, dict[str, Any]] = {}
     for drawn in pictures.draw_all(parts, config.sampling, each):

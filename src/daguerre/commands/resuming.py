@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
 
 from daguerre import config as configs
+from daguerre.checkpoint.async_save import RunStore
 from daguerre.checkpoint.atomic import write_bytes_atomically, write_json_atomically
 from daguerre.checkpoint.environment import environment
 from daguerre.checkpoint.run_folder import RunFolder
-from daguerre.checkpoint.store import Checkpoint, Store
-from daguerre.commands import ema_start
-from daguerre.config import Config
+from daguerre.checkpoint.slice_reader import opened
+from daguerre.checkpoint.store import Store
+from daguerre.commands import checkpoints, ema_start
+from daguerre.commands.several import led
+from daguerre.config import Change, Config
 from daguerre.errors import UserError
+from daguerre.parallel.start import Processes
 from daguerre.problems import shown
 from daguerre.training.sinks import cut_after
-from daguerre.training.state import TrainState, start_from
+from daguerre.training.state import TrainState, adopt
 
 
 @dataclass(frozen=True)
 class Beginning:
     """What a run goes on from: what its folder holds."""
 
-    checkpoint: Checkpoint | None
-    """The one to go on from; None for a fresh run."""
+    checkpoint: Path | None
+    """The one to go on from, verified; None for a fresh run."""
+    documents: Mapping[str, Any]
+    """Of it: `state` and `loading`."""
     global_batch_size: int | None
     """The global batch of the run's first start, which holds for good; None for a fresh run."""
     notices: list[str]
@@ -32,60 +41,98 @@ class Beginning:
     @property
     def step(self) -> int | None:
         """Updates that the checkpoint has done; None for a fresh run."""
-        return None if self.checkpoint is None else int(self.checkpoint.documents["state"]["step"])
+        return None if self.checkpoint is None else int(self.documents["state"]["step"])
 
 
-def begin(config: Config, folder: RunFolder) -> Beginning:
+def begin(config: Config, folder: RunFolder, store: RunStore, processes: Processes) -> Beginning:
     """Finds the checkpoint to go on from, after refusing a folder that belongs to another recipe.
 
-    Call it while holding the folder. UserError shows what differs from the recipe that the run was begun with.
+    Call it on all ranks while rank 0 holds the folder. UserError shows what differs from the recipe that the run was
+    begun with.
     """
-    recorded = None
-    if folder.config.exists():
-        if config.resume_from_checkpoint == "never":
-            raise UserError(
-                f"{folder.path} holds a run already, and resume_from_checkpoint=never: give this run another run_name, "
-                "or leave it out to go on with that one"
-            )
-        old = configs.load(str(folder.path)).config
-        refuse_other_recipe(old, config, folder)
-        recorded = old.training.global_batch_size
-    store, name = Store(folder.checkpoints), config.resume_from_checkpoint
+    known = led(processes, lambda: _recorded(config, folder))
+    name = config.resume_from_checkpoint
     found = store.recover() if name == "latest" else store.rewind(name)
-    checkpoint = None if found.path is None else store.load(found.path)
-    return Beginning(checkpoint, recorded, found.notices)
+    documents = {} if found.path is None else _documents(found.path)
+    return Beginning(found.path, documents, known["global_batch_size"], [*found.notices, *known["allowed"]])
 
 
-def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> None:
-    """A run goes on only with the recipe it was begun with; settings that do not touch what is learnt may change."""
+def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
+    """What a run was begun with; `allowed` are lines about what differs and may."""
+    if not folder.config.exists():
+        return {"global_batch_size": None, "allowed": []}
+    if config.resume_from_checkpoint == "never":
+        raise UserError(
+            f"{folder.path} holds a run already, and resume_from_checkpoint=never: give this run another run_name, "
+            "or leave it out to go on with that one"
+        )
+    old = configs.load(str(folder.path)).config
+    allowed = refuse_other_recipe(old, config, folder)
+    whole = old.training.global_batch_size
+    if any(change.path == "training.global_batch_size" for change in allowed):
+        whole = config.training.global_batch_size
+    return {"global_batch_size": whole, "allowed": [f"allow_change: {_told(change)}" for change in allowed]}
+
+
+def _documents(checkpoint: Path) -> dict[str, Any]:
+    with opened(checkpoint) as reader:
+        return {name: reader.document(name) for name in ("state", "loading")}
+
+
+def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> list[Change]:
+    """A run goes on only with the recipe it was begun with; settings that do not touch what is learnt may change, and
+    those that `allow_change` names: these are returned."""
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
     if new.training.global_batch_size is None:  # left out it is the recorded one
         changes = [change for change in changes if change.path != "training.global_batch_size"]
+    allowed = [change for change in changes if any(_is_in(change.path, path) for path in new.allow_change)]
+    changes = [change for change in changes if change not in allowed]
     if not changes:
-        return
-    lines = [
-        f"  {change.path}: the run has {shown(change.old)}, this command says {shown(change.new)}" for change in changes
-    ]
+        return allowed
+    lines = [f"  {_told(change)}" for change in changes]
     raise UserError(
         f"{folder.path} holds a run of another recipe; it differs in\n" + "\n".join(lines) + "\n"
         "Give the new run another run_name, repeat the command that began this one, or, to start from its weights, "
-        f"use another run_name with init_from={folder.path}"
+        f"use another run_name with init_from={folder.path}. To go on all the same, with another setting from here on: "
+        f"allow_change='[{', '.join(change.path for change in changes)}]'"
     )
 
 
-def restore(state: TrainState, beginning: Beginning, config: Config) -> list[str]:
-    """Puts the checkpoint into the state, or another run's weights if the recipe says so; says what was done."""
+def _told(change: Change) -> str:
+    return f"{change.path}: the run has {shown(change.old)}, this command says {shown(change.new)}"
+
+
+def _is_in(path: str, allowed: str) -> bool:
+    return path == allowed or path.startswith(f"{allowed}.")
+
+
+def first_weights(net: nn.Module, beginning: Beginning, config: Config) -> list[str]:
+    """Puts another run's weights into the net of a fresh run, before it is split, if the recipe says so; says what was
+    done."""
+    if beginning.checkpoint is not None or config.init_from is None:
+        return []
+    return _other_weights(net, config.init_from)
+
+
+def restore(state: TrainState, beginning: Beginning, config: Config, given: Mapping[str, Tensor] | None) -> list[str]:
+    """Puts the checkpoint into the state, or into a fresh one the averages `given`; says what was done."""
     if beginning.checkpoint is not None:
-        state.load(beginning.checkpoint.tensors, beginning.checkpoint.documents["state"])
+        checkpoints.restore(state, beginning.checkpoint)
         return [f"going on from {beginning.checkpoint.name}"]
-    said = [] if config.init_from is None else _other_weights(state, config.init_from)
-    if config.ema.path is not None:
-        state.ema.start_from(ema_start.read(Path(config.ema.path), state.net))
-        said.append(f"the averages start from the weights of {config.ema.path}")
-    return said
+    if given is None:
+        return []
+    state.start_averages(given)
+    return [f"the averages start from the weights of {config.ema.path}"]
 
 
-def _other_weights(state: TrainState, init_from: str) -> list[str]:
+def first_averages(net: nn.Module, beginning: Beginning, config: Config) -> dict[str, Tensor] | None:
+    """Whole weights from which the averages of a fresh run start, where the recipe names some; the net is whole."""
+    if beginning.checkpoint is not None or config.ema.path is None:
+        return None
+    return dict(ema_start.read(Path(config.ema.path), net))
+
+
+def _other_weights(net: nn.Module, init_from: str) -> list[str]:
     other = RunFolder(Path(init_from))
     found = Store(other.checkpoints).newest_verified()
     if found.path is None:
@@ -93,7 +140,7 @@ def _other_weights(state: TrainState, init_from: str) -> list[str]:
             f"init_from={init_from}: there is no checkpoint in {other.checkpoints}; train that run first, or "
             "give the folder of another"
         )
-    notices = start_from(state, Store(other.checkpoints).load(found.path).tensors)
+    notices = adopt(net, Store(other.checkpoints).load(found.path).tensors)
     return [*found.notices, f"starting from the weights of {found.path}", *notices]
 
 

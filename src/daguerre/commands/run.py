@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
+from daguerre.checkpoint import ranks
+from daguerre.checkpoint.async_save import Outcome, Saver
+from daguerre.checkpoint.failed_saves import FailedSaves
+from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.run_folder import RunFolder, State
 from daguerre.checkpoint.stop import StopSignals
-from daguerre.checkpoint.store import Store
-from daguerre.commands import class_pictures, description, out_of_memory, pictures_samples, resuming
+from daguerre.commands import (
+    class_pictures,
+    description,
+    home_stores,
+    out_of_memory,
+    pictures_samples,
+    resuming,
+    several,
+)
+from daguerre.commands.homes import Home
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.data import loader
@@ -18,6 +31,7 @@ from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.skips import Skips
 from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
+from daguerre.parallel.start import Processes
 from daguerre.report import page
 from daguerre.settings import Duration
 from daguerre.training import device, loop, memory
@@ -35,6 +49,7 @@ class Intervals:
     decay: int
     log: int
     checkpoint: int | None
+    backup: int | None
     validation: int | None
 
 
@@ -51,6 +66,7 @@ def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) 
         decay=-(-total // 10) if decay is None else steps(decay),
         log=max(1, steps(config.logging.every)),
         checkpoint=None if config.checkpoint.every is None else max(1, steps(config.checkpoint.every)),
+        backup=None if config.checkpoint.backup_every is None else max(1, steps(config.checkpoint.backup_every)),
         validation=None if config.validation.every is None else max(1, steps(config.validation.every)),
     )
 
@@ -61,7 +77,8 @@ class Run:
 
     config: Config
     folder: RunFolder
-    store: Store
+    processes: Processes
+    saver: Saver
     parts: Parts
     sizes: BatchSizes
     every: Intervals
@@ -71,15 +88,21 @@ class Run:
     loading: loader.Loading
     terminal: Progress
     sinks: list[Sink]
+    whole: several.Whole
     flops_per_sample: float = 0.0
     """Counted in the first pass."""
     said: set[str] = field(default_factory=set)
 
     def status(self, state: State, reason: str = "") -> None:
-        """Writes status.json."""
-        now = self.state
-        total = self.every.total
-        self.folder.write_status(state, step=now.step, samples=now.samples, total_steps=total, reason=reason)
+        """Writes status.json, on the process that leads."""
+        now, total = self.state, self.every.total
+        if self.processes.leads:
+            self.folder.write_status(state, step=now.step, samples=now.samples, total_steps=total, reason=reason)
+
+    def page(self) -> None:
+        """Writes the report, likewise."""
+        if self.processes.leads:
+            page.write(self.folder.path)
 
     def log(self, values: Mapping[str, float]) -> None:
         """One line of numbers at the present step."""
@@ -93,11 +116,19 @@ class Run:
                 self.terminal.message(line)
         self.said.update(lines)
 
+    def saved(self, outcomes: Sequence[Outcome]) -> None:
+        """What became of saves that were written meanwhile, for the person at the terminal."""
+        for outcome in outcomes:
+            for line in outcome.notices:
+                self.terminal.message(line)
+
     def enough_memory(self) -> AbstractContextManager[None]:
         """For passes that train: running out of memory there is told in words, and ends the run."""
-        facts = (self.config, self.store, self.parts, self.state, self.loading, self.sizes)
+        facts = (self.config, self.saver.store, self.parts, self.state, self.loading, self.sizes)
 
         def advice() -> str:
+            if self.processes.world.size > 1:  # others would have to take part in what is tried
+                return out_of_memory.of_several(self.config, self.saver.store)
             self.say(["out of memory: looking for the micro-batch that fits"])
             return out_of_memory.of_training(*facts)
 
@@ -121,23 +152,36 @@ class FailureOnRecord:
         # On a full disk these fail too; the first error is the one to show.
         with suppress(OSError, UserError):
             self._run.status("failed", reason=f"{type(error).__name__}: {error}")
-            page.write(self._run.folder.path)
+            self._run.page()
 
 
-def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: ExitStack, stop: StopSignals) -> Run:
-    """Puts the run together and brings it to where it goes on from."""
-    beginning = resuming.begin(config, folder)
-    parts = build(config)
-    sizes = batch_sizes(config, beginning.global_batch_size)
+def start(
+    config: Config, home: Home, notices: Sequence[str], stack: ExitStack, stop: StopSignals, processes: Processes
+) -> Run:
+    """Puts the run together and brings it to where it goes on from. For all ranks, while rank 0 holds the home."""
+    folder, world = home.folder, processes.world
+    mesh = config.mesh.resolved(world.size, world.nodes)
+    store = home_stores.store(home, _ranks(config, processes))
+    beginning = resuming.begin(config, folder, store, processes)
+    parts = build(config, processes.device)
+    sizes = batch_sizes(config, beginning.global_batch_size, mesh.batch_ranks)
     refuse_cut_batches(config, parts.objective, sizes)
     pictures_samples.check(config, parts)
-    state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed)
     said = [*notices, *beginning.notices, *parts.numerics.notices(), *parts.family.remarks(parts.objective)]
-    said += resuming.restore(state, beginning, config)
+    said += resuming.first_weights(parts.net, beginning, config)
+    averages = resuming.first_averages(parts.net, beginning, config)
     if beginning.checkpoint is None:
-        said += class_pictures.draw(config, parts, lambda: stop.exit_code)
+        with processes.watch.doing("drawing class pictures"):
+            said += several.led(processes, lambda: class_pictures.draw(config, parts, lambda: stop.exit_code))
+    sharding, told = several.spread(config, parts, processes, mesh)
+    state = TrainState.start(
+        parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed, sharding
+    )
+    said += [*told, *resuming.restore(state, beginning, config, averages)]
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     every = intervals(config, sizes, dataset.count)
+    own, keep = config.checkpoint, Keep(config.checkpoint.keep, every.backup)
+    saver = Saver(store, keep, FailedSaves(own.max_failed_saves), own.background)
     if config.optimizer.scale_lr:
         rate = config.optimizer.learning_rate
         said.append(
@@ -146,23 +190,27 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
     said += description.about_data(
         dataset, held_out, sizes.whole, every.validation is not None, isinstance(parts.family, TextToImage)
     )
-    terminal = stack.enter_context(Progress(every.total))
+    terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
+    home.say = terminal.message
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut,
-        Skips(config.data.max_skipped, folder.skipped, terminal.message),
+        Skips(config.data.max_skipped, folder.skipped if processes.leads else None, terminal.message),
+        sharding.rank, sharding.ranks,
     )  # fmt: skip
     if beginning.checkpoint is not None:
-        loading.restore(beginning.checkpoint.documents["loading"])
+        loading.restore(beginning.documents["loading"], any(path.startswith("data") for path in config.allow_change))
     else:
         loading.skips.begin()
     # Data that cannot be planned or read is refused here, before anything is written.
     probe = device.on(parts.device, loading.first(state.slots))
-    resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
-    for line in read_metrics(folder.metrics):
-        terminal.remember(line.get("learning/loss"))
+    if processes.leads:
+        resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
+        for line in read_metrics(folder.metrics):
+            terminal.remember(line.get("learning/loss"))
     run = Run(
-        config, folder, Store(folder.checkpoints), parts, sizes, every, dataset, held_out, state, loading, terminal,
-        sinks(config, folder, beginning.step, stack),
+        config, folder, processes, saver, parts, sizes, every, dataset, held_out, state, loading, terminal,
+        sinks(config, folder, beginning.step, stack) if processes.leads else [],
+        several.Whole(config, processes.leads),
     )  # fmt: skip
     stack.enter_context(FailureOnRecord(run))
     left = max(0, every.total - state.step)
@@ -170,8 +218,16 @@ def start(config: Config, folder: RunFolder, notices: Sequence[str], stack: Exit
         run = replace(run, flops_per_sample=description.training_flops_per_sample(parts, probe))
         seconds = description.probe_seconds(parts, probe) / len(probe.names) * sizes.whole * left if left else 0.0
     length = f"about {duration_text(seconds)} of training" if left else "all done"
-    run.say([*description.headline(config, parts, sizes, left, length), *said, f"run folder: {folder.path}"])
+    spread = [f"{world}: {mesh}"] if world.size > 1 else []
+    run.say([*description.headline(config, parts, sizes, left, length), *spread, *said, f"run folder: {home.name}"])
     return run
+
+
+def _ranks(config: Config, processes: Processes) -> ranks.Ranks:
+    """Those that save together: a group of its own, as saving goes on beside training."""
+    if processes.world.size == 1:
+        return ranks.ALONE
+    return ranks.over(processes.cpu_group(config.distributed.timeout_seconds))
 
 
 def sinks(config: Config, folder: RunFolder, step: int | None, stack: ExitStack) -> list[Sink]:

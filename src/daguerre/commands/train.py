@@ -10,8 +10,9 @@ from pathlib import Path
 
 from daguerre import config as configs
 from daguerre import overrides
-from daguerre.checkpoint.run_folder import RunFolder, refuse_if_held
-from daguerre.errors import UserError
+from daguerre.commands import homes
+from daguerre.errors import SaidElsewhere, UserError
+from daguerre.parallel import world
 from daguerre.recipe import shipped
 
 SUMMARY = "train a recipe, or go on with a run that was stopped"
@@ -46,21 +47,32 @@ def run(arguments: list[str]) -> int:
     given = overrides.split(arguments, flags=("--dry-run",))
     dry_run = "--dry-run" in given.flags
     wanted = [*given.overrides, *own_place(given.recipe, given.overrides)]
-    if not dry_run:
-        output_dir, run_name = configs.peek(given.recipe, wanted)
-        refuse_if_held(Path(output_dir) / run_name)
-    loaded = configs.load(given.recipe, wanted)
-    if not dry_run and loaded.config.training.duration.number == 0:
-        raise UserError(
-            "training.duration is 0: there is nothing to train. To draw with the networks as they are: "
-            f"daguerre generate {given.recipe}; to train, give a duration, such as training.duration='1k steps'"
-        )
-    folder = RunFolder(Path(loaded.config.output_dir) / loaded.config.run_name)
+    own = world.World() if dry_run else world.read()
+    try:
+        loaded = _loaded(given.recipe, wanted, dry_run, first_look=own.size == 1 and not dry_run)
+    except UserError as error:
+        if own.local_rank:  # each node has files of its own, of which its first process tells
+            raise SaidElsewhere(error) from None
+        raise
     # Late, for the reason above.
     from daguerre.commands import training_run
 
     start = training_run.describe if dry_run else training_run.train
-    return start(loaded.config, folder, loaded.notices)
+    return start(loaded.config, homes.of(loaded.config.output_dir, loaded.config.run_name), loaded.notices)
+
+
+def _loaded(recipe: str, wanted: Sequence[str], dry_run: bool, first_look: bool) -> configs.Loaded:
+    """The checked recipe. UserError where there is nothing to train, or, at a `first_look`, where another process works
+    in the run folder; several processes must not wait for one that has left, so they look when they have met."""
+    if first_look:
+        homes.of(*configs.peek(recipe, wanted)).refuse_if_held()
+    loaded = configs.load(recipe, wanted)
+    if not dry_run and loaded.config.training.duration.number == 0:
+        raise UserError(
+            "training.duration is 0: there is nothing to train. To draw with the networks as they are: "
+            f"daguerre generate {recipe}; to train, give a duration, such as training.duration='1k steps'"
+        )
+    return loaded
 
 
 def own_place(target: str, given: Sequence[str]) -> list[str]:

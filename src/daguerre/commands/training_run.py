@@ -12,24 +12,25 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from signal import Signals
 from typing import Any
 
 import torch
 
 from daguerre import __version__, plugins
 from daguerre.checkpoint.atomic import write_json_atomically
-from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.stop import StopSignals
-from daguerre.commands import class_pictures, description, out_of_memory, pictures, pictures_samples
+from daguerre.commands import checkpoints, class_pictures, description, out_of_memory, pictures, pictures_samples
+from daguerre.commands.homes import Home
 from daguerre.commands.parts import batch_sizes, outline
 from daguerre.commands.run import Run, intervals, loop_plan, start
+from daguerre.commands.several import led, together
 from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
-from daguerre.families.family import TextToImage
-from daguerre.report import page
+from daguerre.families.family import Family, TextToImage
 from daguerre.training import device, loop, memory, validation
 from daguerre.training.optimizers import optimizer
 from daguerre.training.sinks import read_metrics
@@ -37,28 +38,38 @@ from daguerre.training.state import evaluating
 from daguerre.types import Batch, LossTerms
 
 
-def train(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
-    """Trains until the recipe's duration, a signal or an error; returns the exit code."""
+def train(config: Config, home: Home, notices: Sequence[str]) -> int:
+    """Trains until the recipe's duration, a signal or an error; returns the exit code. For all processes of a run."""
     with ExitStack() as stack:
-        stack.enter_context(folder.hold())
         stop = stack.enter_context(StopSignals())
-        run = start(config, folder, notices, stack, stop)
-        if run.state.step >= run.every.total and (folder.read_status() or {}).get("state") == "finished":
+        processes = stack.enter_context(together(config, home, stop))
+        led(processes, lambda: stack.enter_context(home.hold()))
+        run = start(config, home, notices, stack, stop, processes)
+        if run.state.step >= run.every.total and led(processes, lambda: was_finished(run)):
             run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
             return 0
         run.status("running")
         publish_if_missing(run)
         updates = loop.train(run.state, batches(run, stack), run.parts.loss, loop_plan(run), run.parts.autocast)
+        signal = None
         with run.enough_memory():
             for update in updates:
-                stopping = stop.requested  # asked once: a signal while `after` works waits for the next update
-                after(run, update, stopping)
-                if stopping:
+                # Asked once, of all ranks: a signal while `after` works waits for the next update.
+                signal = processes.agreement.signalled(stop.signal)
+                after(run, update, signal is not None)
+                processes.watch.step(update.step)
+                if signal is not None:
                     break
-        if run.state.step < run.every.total:
-            return stopped(run, stop)
+        run.saved(run.saver.finish())
+        if signal is not None and run.state.step < run.every.total:
+            return stopped(run, signal)
         finish(run)
         return 0
+
+
+def was_finished(run: Run) -> bool:
+    """Whether this run has come to its end before."""
+    return (run.folder.read_status() or {}).get("state") == "finished"
 
 
 def batches(run: Run, stack: ExitStack) -> Iterator[list[Batch]]:
@@ -72,17 +83,20 @@ def after(run: Run, update: loop.Update, stopping: bool) -> None:
     """What happens after an update: numbers, validation and saving, each at its interval and at the end."""
     run.terminal.update(update.step, run.state.samples, (update.values or {}).get("learning/loss"))
     if update.values is not None:
+        run.loading.share(run.state.sharding.gather)
         run.log({**update.values, **hardware_numbers(run, update.values["perf/step_time_seconds"])})
     last = update.step == run.every.total
     if run.every.validation is not None and (last or update.step % run.every.validation == 0):
         validate(run)
     if stopping or last or (run.every.checkpoint is not None and update.step % run.every.checkpoint == 0):
         save(run)
+    elif run.saver.finished():
+        run.saved(run.saver.settle())
 
 
 def hardware_numbers(run: Run, step_seconds: float) -> dict[str, float]:
     """Arithmetic and memory of this device: the trained net's forward and backward passes, counted."""
-    tflops = run.flops_per_sample * run.sizes.whole / 1e12
+    tflops = run.flops_per_sample * run.sizes.whole / run.processes.world.size / 1e12
     if run.parts.device.type == "cuda":
         peak_bytes = torch.cuda.max_memory_allocated(run.parts.device)
     else:
@@ -103,11 +117,16 @@ def validate(run: Run) -> None:
             return run.parts.loss(run.parts.net, replace(batch, draws=draws))
 
     settings = run.config.validation
-    told = memory.explained("validating", lambda: out_of_memory.of_validation(run.store))
-    with run.terminal.busy("validating"), evaluating(run.state), told:
-        made = loader.fixed_batches(run.held_out, settings.num_samples, run.loading.micro_size)
+    told, sharding = (
+        memory.explained("validating", lambda: out_of_memory.of_validation(run.saver.store)),
+        run.state.sharding,
+    )
+    with run.terminal.busy("validating"), run.processes.watch.doing("validating"), evaluating(run.state), told:
+        made = loader.fixed_batches(
+            run.held_out, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks
+        )
         values = validation.validation_losses(
-            device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels
+            device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels, sharding
         )
     if values:
         run.log(values)
@@ -122,47 +141,68 @@ def named(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def save(run: Run) -> None:
-    """Commits a checkpoint, then makes what follows from it."""
+    """Begins a checkpoint, then makes what follows from it."""
+    run.loading.share(run.state.sharding.gather)
     documents = {
         "state": run.state.document(),
         "loading": run.loading.document(),
         "config": run.config.model_dump(mode="json"),
         "code": {"version": __version__},
     }
-    told = memory.explained("saving", lambda: out_of_memory.of_saving(run.store))
-    with run.terminal.busy("saving"), told:
-        run.store.save(f"step-{run.state.step:08d}", run.state.tensors(), documents, run.parts.family.files())
-        run.say(run.store.purge(run.config.checkpoint.keep))
+    told = memory.explained("saving", lambda: out_of_memory.of_saving(run.saver.store))
+    with run.terminal.busy("saving"), run.processes.watch.doing("saving"), told:
+        name, files = f"step-{run.state.step:08d}", run.parts.family.files()
+        run.saved(run.saver.save(name, checkpoints.groups(run.state), documents, files))
     publish(run)
 
 
 def publish_if_missing(run: Run) -> None:
     """After a restart: makes what a kill right after a save has left out."""
-    known = json.loads(run.folder.data.read_bytes()) if run.folder.data.exists() else {}
-    if run.state.step and known.get("step") != run.state.step:
+
+    def published() -> int:
+        known = json.loads(run.folder.data.read_bytes()) if run.folder.data.exists() else {}
+        return int(known.get("step", 0))
+
+    if led(run.processes, published) != run.state.step:
         publish(run)
 
 
 def publish(run: Run) -> None:
     """Export, sample pictures, what was skipped and the report, of the state that was just saved."""
+    watch, leads = run.processes.watch, run.processes.leads
     with evaluating(run.state):
         if run.config.checkpoint.export:
-            told = memory.explained("exporting", lambda: out_of_memory.of_exporting(run.store))
-            with run.terminal.busy("exporting"), told:
-                run.say(run.parts.family.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
-        if run.config.sampling.num_images and isinstance(run.parts.family, TextToImage):
-            with run.terminal.busy("drawing pictures"):
+            told = memory.explained("exporting", lambda: out_of_memory.of_exporting(run.saver.store))
+            with run.terminal.busy("exporting"), watch.doing("exporting"), told:
+                family = whole_family(run)
+                if leads:
+                    run.say(family.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
+        if run.config.sampling.num_images and draws(run):
+            with run.terminal.busy("drawing pictures"), watch.doing("drawing pictures"):
                 draw_samples(run)
-    report = {"step": run.state.step, **run.loading.report()}
-    write_json_atomically(run.folder.data, report)
+    if leads:
+        write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
     run.status("running")
-    page.write(run.folder.path)
+    run.page()
+
+
+def draws(run: Run) -> bool:
+    """Whether this process takes part in drawing: all do where they hold the networks together."""
+    return isinstance(run.parts.family, TextToImage) and (run.processes.leads or run.state.sharding.splits)
+
+
+def whole_family(run: Run) -> Family:
+    """The family with the present weights, whole: on the process that leads. Where they are split, a copy in the
+    host's memory takes them up one after the other; all processes call this."""
+    if not run.state.sharding.splits:
+        return run.parts.family
+    return run.whole.take(run.state.sharding, run.parts.family)
 
 
 def draw_samples(run: Run) -> None:
     """The recipe's prompts, or captions of held-out samples, drawn from fixed seeds."""
     each = pictures_samples.wanted(run.config, lambda count: captions(run, count))
-    folder = run.folder.samples / f"step-{run.state.step:08d}"
+    folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None
     pictures_samples.write(run.parts, run.config, each, folder, {"step": run.state.step})
 
 
@@ -172,23 +212,21 @@ def captions(run: Run, count: int) -> list[str]:
     return loader.fixed_captions(dataset, count)
 
 
-def stopped(run: Run, stop: StopSignals) -> int:
+def stopped(run: Run, signal: Signals) -> int:
     """The last words of a run that was told to stop; its state is saved."""
-    assert stop.signal is not None
-    run.status("saved", reason=f"stopped by {stop.signal.name}")
-    page.write(run.folder.path)
-    run.say(
-        [f"stopped by {stop.signal.name} and saved at step {run.state.step:,}; the same command goes on from there"]
-    )
-    return stop.exit_code
+    run.status("saved", reason=f"stopped by {signal.name}")
+    run.page()
+    run.say([f"stopped by {signal.name} and saved at step {run.state.step:,}; the same command goes on from there"])
+    return 128 + signal
 
 
 def finish(run: Run) -> None:
     """Evaluation, the report and where everything is."""
-    if run.dataset.metric is not None and isinstance(run.parts.family, TextToImage):
-        evaluate(run, run.dataset.metric)
+    if run.dataset.metric is not None and draws(run):
+        with run.processes.watch.doing("evaluating"):
+            evaluate(run, run.dataset.metric)
     run.status("finished")
-    page.write(run.folder.path)
+    run.page()
     run.say([f"finished: {run.state.step:,} updates. {where(run)}"])
 
 
@@ -201,6 +239,8 @@ def evaluate(run: Run, metric: str) -> None:
 
     with run.terminal.busy(f"evaluating ({metric})"), evaluating(run.state):
         found = plugins.find("metrics", metric).evaluate(run.config.data, draw)
+    if not run.processes.leads:
+        return
     write_json_atomically(run.folder.evaluation, {metric: {"step": run.state.step, **found.document()}})
     values = {f"evaluation/{metric}/{name}": share for name, share in found.shares().items()}
     known = [line for line in read_metrics(run.folder.metrics) if line["step"] == run.state.step]
@@ -214,7 +254,7 @@ def where(run: Run) -> str:
     return f"pictures: {run.folder.samples}, pipeline: {run.folder.pipeline}, report: {run.folder.report}"
 
 
-def describe(config: Config, folder: RunFolder, notices: Sequence[str]) -> int:
+def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
     """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
     parts = outline(config)
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}

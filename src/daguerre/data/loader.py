@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from daguerre.data import captions, skips
@@ -24,7 +25,7 @@ from daguerre.data.headers import Undecodable
 from daguerre.data.plan import Plan
 from daguerre.data.rows import Made, Rows, Task, retrying
 from daguerre.data.settings import LoaderSettings
-from daguerre.data.skips import Failure, Skips
+from daguerre.data.skips import Failure, Look, Skips
 from daguerre.data.workers import made_by, workers
 from daguerre.errors import UserError
 from daguerre.types import Batch
@@ -62,6 +63,8 @@ class Loading:
     skips: Skips = field(default_factory=Skips)
     rank: int = 0
     ranks: int = 1
+    _unshared: list[Look] = field(default_factory=list, init=False, repr=False)
+    """What this rank found and the others do not know yet."""
 
     @contextmanager
     def updates(self, position: int) -> Iterator[Iterator[list[Batch]]]:
@@ -138,7 +141,7 @@ class Loading:
                 for i, how in self.cut(batch.texts).items()
                 if batch.valid_B[i]
             ]
-            self.skips.look(place.position, batch.keys, failures + cut, self.dataset.size)
+            self._look(self.skips.seen(place.position, batch.keys, failures + cut))
             empty = 0 if batch.valid_B.any() else empty + len(batch.names)
             if empty >= limit:
                 raise UserError(
@@ -149,6 +152,25 @@ class Loading:
                 reached(place.position // self.batch_size)
                 yield update
                 update = []
+
+    def _look(self, look: Look) -> None:
+        """Counts what was found; with several ranks when all of them share it."""
+        if self.ranks == 1:
+            self.skips.take(look, self.dataset.size)
+        else:
+            self._unshared.append(look)
+
+    def share(self, gather: Callable[[Any], list[Any]]) -> None:
+        """With several ranks: counts on each what all have found since the last call. UserError as `Skips.take`.
+
+        `gather` gives the JSON documents of all ranks, in their order; all ranks call this at the same time.
+        """
+        if self.ranks == 1:
+            return
+        mine = [*self._unshared]
+        self._unshared.clear()
+        for look in sorted((Look(*each) for its in gather(mine) for each in its), key=lambda look: look.position):
+            self.skips.take(look, self.dataset.size)
 
     def first(self, position: int) -> Batch:
         """The micro-batch at a position, with its draws, made here and now; nothing is counted."""
@@ -164,9 +186,10 @@ class Loading:
         """What a checkpoint holds of it; the position is the training state's."""
         return {"samples": self.dataset.fingerprint, "skips": self.skips.document()}
 
-    def restore(self, document: Mapping[str, Any]) -> None:
-        """Takes over what `document` gave. UserError where the source no longer holds the same samples."""
-        if document["samples"] != self.dataset.fingerprint:
+    def restore(self, document: Mapping[str, Any], may_differ: bool = False) -> None:
+        """Takes over what `document` gave. UserError where the source no longer holds the same samples, unless that was
+        allowed."""
+        if document["samples"] != self.dataset.fingerprint and not may_differ:
             raise UserError(
                 "the samples are not those that this run was trained on: files were added, removed, renamed, damaged "
                 f"or mended (now {self.dataset.size} samples). Put them back to go on exactly; or start a new run from "
@@ -175,16 +198,22 @@ class Loading:
         self.skips.restore(document["skips"])
 
 
-def fixed_batches(dataset: Dataset, num_samples: int, size_of: Callable[[Bucket], int]) -> Iterator[Batch]:
+def fixed_batches(
+    dataset: Dataset, num_samples: int, size_of: Callable[[Bucket], int], rank: int = 0, ranks: int = 1
+) -> Iterator[Batch]:
     """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation.
 
-    `size_of` gives the most samples of a batch of a bucket.
+    `size_of` gives the most samples of a batch of a bucket. Each rank gets its batches, all as many: where there are
+    not enough, the last one once more without a valid sample.
     """
-    rows = Rows(_without_chance(dataset), 0)
+    rows, tasks = Rows(_without_chance(dataset), 0), []
     for number, reads in dataset.first(num_samples):
-        bucket = dataset.buckets[number]
-        for start in range(0, len(reads.numbers), size_of(bucket)):
-            yield rows.made(Task(reads.part(start, start + size_of(bucket)), bucket))[0]
+        bucket, count = dataset.buckets[number], len(reads.numbers)
+        size = min(size_of(bucket), -(-count // ranks))
+        tasks += [Task(reads.part(start, start + size), bucket) for start in range(0, count, size)]
+    for index in range(rank, -(-len(tasks) // ranks) * ranks, ranks):
+        batch = rows.made(tasks[min(index, len(tasks) - 1)])[0]
+        yield batch if index < len(tasks) else replace(batch, valid_B=torch.zeros_like(batch.valid_B))
 
 
 def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:

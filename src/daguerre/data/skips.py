@@ -104,6 +104,20 @@ def _nobody(line: str) -> None:
     pass
 
 
+class Look(NamedTuple):
+    """What one rank found in a stretch of slots; JSON."""
+
+    position: int
+    """The first slot."""
+    slots: int
+    looked: int
+    """Samples among them that were not looked at before."""
+    first: int
+    """Rows before this one were counted before a restart."""
+    failures: Sequence[tuple[int, str, str, bool, int]]
+    """Row, name, reason, whether the sample is kept, id."""
+
+
 @dataclass
 class Skips:
     """Samples that could not be used as they are; each is counted once for a reason, when it is first found."""
@@ -130,20 +144,31 @@ class Skips:
     def look(
         self, position: int, keys: np.ndarray, failures: Sequence[Failure], pass_samples: int | None = None
     ) -> None:
-        """Counts what was found in the slots from `position` on, whose keys are [n, 3]; `pass_samples` slots are a pass
-        over the data (None: it has no end).
+        """Counts what was found in the slots from `position` on, whose keys are [n, 3]; see `take`."""
+        self.take(self.seen(position, keys, failures), pass_samples)
+
+    def seen(self, position: int, keys: np.ndarray, failures: Sequence[Failure]) -> Look:
+        """What was found in the slots from `position` on, whose keys are [n, 3], to be counted by `take`: here, or on
+        all ranks. A rank knows of the slots that were counted before a restart."""
+        first = min(max(self.counted_slots - position, 0), len(keys))
+        looked = int(((keys[first:, 1] == 0) & (keys[first:, 2] == 0)).sum())
+        found = [(*failure, int(keys[failure.row, 0])) for failure in failures]
+        return Look(position, len(keys), looked, first, found)
+
+    def take(self, look: Look, pass_samples: int | None = None) -> None:
+        """Counts what was found; `pass_samples` slots are a pass over the data (None: it has no end).
 
         UserError where damaged samples are more than `limit`: of all after a pass, of all or of the recent slots beyond
         doubt at any time.
         """
-        ids = keys[:, 0].tolist()
-        new = [failure for failure in failures if self._remember(ids[failure.row], failure.reason)]
-        for failure in new:
+        failures = [(Failure(row, name, reason, kept), number) for row, name, reason, kept, number in look.failures]
+        new = [(failure, sample_id) for failure, sample_id in failures if self._remember(sample_id, failure.reason)]
+        for failure, _ in new:
             add(self.reasons, failure.reason, failure.name, failure.kept)
             self._say(failure, self.reasons[failure.reason]["count"])
-        self._list(ids, new)
+        self._list(new)
         before, recent_slots = self.counted_slots, min(RECENT, pass_samples or RECENT)
-        self._move(position, keys, {failure.row for failure in failures if not failure.kept}, recent_slots)
+        self._move(look, {failure.row for failure, _ in failures if not failure.kept}, recent_slots)
         whole = pass_samples is not None and before // pass_samples < self.counted_slots // pass_samples
         if failures or whole:
             self._refuse(recent_slots, 0 if whole else DOUBT)
@@ -155,15 +180,14 @@ class Skips:
         known.add(sample_id)
         return len(known) > before
 
-    def _move(self, position: int, keys: np.ndarray, empty: set[int], recent_slots: int) -> None:
+    def _move(self, look: Look, empty: set[int], recent_slots: int) -> None:
         """Takes in the slots that were not looked at before; the rows `empty` have no sample."""
-        first = min(max(self.counted_slots - position, 0), len(keys))
-        self.looked += int(((keys[first:, 1] == 0) & (keys[first:, 2] == 0)).sum())
-        self.recent.extend(self.slots + row - first for row in range(first, len(keys)) if row in empty)
-        self.slots += len(keys) - first
+        self.looked += look.looked
+        self.recent.extend(self.slots + row - look.first for row in range(look.first, look.slots) if row in empty)
+        self.slots += look.slots - look.first
         while self.recent and self.recent[0] < self.slots - recent_slots:
             self.recent.popleft()
-        self.counted_slots = max(self.counted_slots, position + len(keys))
+        self.counted_slots = max(self.counted_slots, look.position + look.slots)
 
     def _refuse(self, recent_slots: int, doubt: int) -> None:
         count, slots = unusable(self.reasons), min(self.slots, recent_slots)
@@ -178,13 +202,13 @@ class Skips:
         elif str(count).strip("0") == "1":
             self.say(f"{'noted' if failure.kept else 'left out'} so far: {count:,} x {failure.reason}")
 
-    def _list(self, ids: Sequence[int], failures: Sequence[Failure]) -> None:
+    def _list(self, failures: Sequence[tuple[Failure, int]]) -> None:
         if self.file is None or not failures:
             return
         # Half a character (of a name that is no UTF-8) becomes its JSON escape.
         with self.file.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            for row, name, reason, kept in failures:
-                line = {"name": name, "reason": reason, "kept": kept, "sample_id": ids[row]}
+            for (_, name, reason, kept), sample_id in failures:
+                line = {"name": name, "reason": reason, "kept": kept, "sample_id": sample_id}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def document(self) -> dict[str, Any]:

@@ -106,11 +106,18 @@ def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMes
     def placement(parameter: nn.Parameter) -> Shard:
         return Shard(dims[id(parameter)] or 0)
 
-    for module in [*(m for m in net.modules() if type(m).__name__ in UNITS), net]:
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.data = parameter.data.contiguous()  # FSDP2 cuts no other
+    # The components, too, as they are called by themselves as well: a text encoder that is trained reads prompts.
+    units = [m for m in net.modules() if type(m).__name__ in UNITS]
+    components = [m for m in net.children() if m not in units and any(True for _ in m.parameters())]
+    for module in [*units, *components, net]:
         fully_shard(module, mesh=devices, shard_placement_fn=placement)
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # sums, not means
+            module.set_force_sum_reduction_for_comms(True)  # by plain sums: gloo has no other
 
 
 def sync_gradients(net: nn.Module, now: bool) -> None:

@@ -24,8 +24,8 @@ class Reducer:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-        self.now = True
-        """Whether the next backward pass shares gradients."""
+        self.now = False
+        """Whether the next backward pass shares gradients; `finish` must follow it."""
         self._group = group
         self._buckets = _buckets(parameters)
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
@@ -63,6 +63,7 @@ class Reducer:
                 gradient.copy_(part.view_as(gradient))
         self._works.clear()
         self._ready = [0] * len(self._buckets)
+        self.now = False
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -10,6 +10,7 @@ import faulthandler
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -43,6 +44,8 @@ class StacksFile:
         self._file.close()
         if empty:
             self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # others wrote something
+                self.path.parent.rmdir()
 
 
 def main_thread() -> tuple[str, bool]:

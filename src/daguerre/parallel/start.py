@@ -7,6 +7,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from daguerre.errors import UserError
+from daguerre.errors import SaidElsewhere, UserError
 from daguerre.parallel import hub
 from daguerre.parallel.agreement import Agreement, Alone, Meeting, RanksMissing, Together
 from daguerre.parallel.peers import myself
@@ -30,6 +31,8 @@ _LEAVE_SECONDS = 30.0
 _DESTROY_SECONDS = 10.0
 """NCCL may wait for ever for a call that never ends."""
 _LAST_SECONDS = 20.0
+_SAME_ERROR_SECONDS = 2.0
+"""How long ranks that refuse something wait to hear whether the others refuse the same."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class Processes:
     """nccl or gloo; empty for one process, which has no group."""
     agreement: Agreement
     watch: Watchdog
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process speaks and writes for all: rank 0."""
+        return self.world.rank == 0
 
     def cpu_group(self, seconds: float) -> dist.ProcessGroup:
         """Another group over the CPU, for one purpose such as saving; a collective call."""
@@ -104,7 +112,8 @@ def start(
         assert isinstance(group, dist.ProcessGroup)
         agreement = Together(group, meeting)
         _refuse_shared_devices(agreement, own)
-        yield Processes(world, own, backend, agreement, watch)
+        with _one_voice(store, world):
+            yield Processes(world, own, backend, agreement, watch)
 
 
 def own_device(world: World, device: str) -> torch.device:
@@ -176,6 +185,34 @@ def _refuse_shared_devices(agreement: Agreement, own: torch.device) -> None:
     sharing = [rank for rank, theirs in enumerate(everyone) if theirs == mine]
     if len(sharing) > 1:
         raise UserError(f"ranks {', '.join(map(str, sharing))} were given the same GPU: start one process a GPU")
+
+
+@contextmanager
+def _one_voice(store: dist.Store, world: World) -> Iterator[None]:
+    """What all ranks refuse alike is told by rank 0 alone; what only this one refuses, with its number."""
+    try:
+        yield
+    except UserError as error:
+        with suppress(RuntimeError, dist.DistError):  # rank 0, which may hold the store, may be gone
+            if world.rank == 0:
+                store.set("error", str(error))
+                _wait(lambda: store.add("error/heard", 0) == world.size - 1)
+            elif _wait(lambda: store.check(["error"])):
+                told = store.get("error").decode()
+                store.add("error/heard", 1)
+                if told == str(error):
+                    raise SaidElsewhere(error) from None
+        if world.rank and not isinstance(error, SaidElsewhere):
+            error.args = (f"rank {world.rank}: {error}", *error.args[1:])
+        raise
+
+
+def _wait(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true within a moment."""
+    deadline = time.monotonic() + _SAME_ERROR_SECONDS
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
 
 
 def _leave(meeting: Meeting, ordered: bool) -> None:

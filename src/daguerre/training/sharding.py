@@ -154,3 +154,11 @@ def exchange(held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> 
     """Parameters and values change their memory."""
     for name, value in values.items():
         held[name].data, value.data = value.data, held[name].data
+
+
+def cut(whole: Tensor, part: Part | None, shape: Sequence[int]) -> Tensor:
+    """The part, of this shape, of a whole tensor."""
+    if part is None:
+        return whole
+    ordered = whole if part.order is None else whole[part.order]
+    return ordered[tuple(slice(start, start + length) for start, length in zip(part.offsets, shape, strict=True))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from daguerre.training.optimizers.optimizer import Optimizer, build
 from daguerre.training.precision import Precision
 from daguerre.training.scaling import Scaler, Unscaled
 from daguerre.training.settings import EMASettings, OptimizerSettings
-from daguerre.training.sharding import UNSHARDED, Sharding
+from daguerre.training.sharding import UNSHARDED, Sharding, cut
 from daguerre.types import Stateful
 
 _FLOAT32 = Precision()
@@ -106,13 +107,31 @@ class TrainState:
         averages = self.optimizer.averages()
         return {name: averages[p] for name, p in self.trained.items() if p in averages}
 
-    def parameter_names(self) -> dict[str, dict[str, str]]:
-        """Which tensors of `tensors` are shaped and split as a parameter is: its name, by file and tensor."""
-        held = self.sharding.held(self.net)
-        named = {p: name for name, p in self.trained.items()}
-        files = {"model": {name: name for name in held}, "optimizer": self.optimizer.parameter_names(named)}
-        averages = ["ema", *self.ema.tensors()]
-        return files | {file: {name: name for name in self.trained} for file in averages}
+    def parameter_of(self, file: str, name: str) -> str | None:
+        """The parameter to which a tensor of `tensors` belongs: its weights, averages and moments are split alike."""
+        if file == "optimizer":
+            number = name.partition(".")[0]
+            return self._numbered[int(number)] if number.isdecimal() else None
+        return name if file in ("model", "ema", *self.ema.tensors()) and name in self._held else None
+
+    def held(self, name: str) -> nn.Parameter:
+        """What this device holds of a parameter, trained or not."""
+        return self._held[name]
+
+    @cached_property
+    def _numbered(self) -> list[str]:
+        names = {p: name for name, p in self.trained.items()}
+        return [names[p] for p in self.optimizer.parameters]
+
+    @cached_property
+    def _held(self) -> dict[str, nn.Parameter]:
+        return self.sharding.held(self.net)
+
+    def start_averages(self, tensors: Mapping[str, Tensor]) -> None:
+        """Makes whole weights of every trained parameter the average."""
+        self.ema.start_from(
+            {name: cut(tensors[name], self.sharding.part(name), p.shape) for name, p in self.trained.items()}
+        )
 
     def document(self) -> dict[str, Any]:
         """The counts, as JSON."""
@@ -165,15 +184,16 @@ def load_weights(net: nn.Module, tensors: Mapping[str, Tensor], sharding: Shardi
     sharding.rewritten(net)
 
 
-def start_from(state: TrainState, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
-    """`init_from`: takes another run's weights (its averages where it has them) and nothing else.
+def adopt(net: nn.Module, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """`init_from`: takes another run's weights (its averages where it has them) and nothing else, before a state is
+    made of the net.
 
     A component that only this run trains keeps the weights it has; returns a line for each. ValueError for one that
     only the other run trained.
     """
     weights = dict(tensors["model"])
     weights |= {name: value for name, value in tensors.get("ema", {}).items() if name in weights}
-    own = state.net.state_dict()
+    own = net.state_dict()
     here, there = ({name.partition(".")[0] for name in names} for names in (own, weights))
     if more := sorted(there - here):
         raise ValueError(
@@ -182,6 +202,5 @@ def start_from(state: TrainState, tensors: Mapping[str, Mapping[str, Tensor]]) -
             f"{' '.join(f'model.{name}=RUN/pipeline' for name in more)}, with the other components, and no init_from"
         )
     new = sorted(here - there)
-    load_weights(state.net, weights | {name: own[name] for name in own if name.partition(".")[0] in new})
-    state.ema.restart()
+    load_weights(net, weights | {name: own[name] for name in own if name.partition(".")[0] in new})
     return [f"{name} starts from its base: the run of init_from did not train it" for name in new]

@@ -206,15 +206,10 @@ class Optimizer:
                     found[f"{prefix}.{name}{_NUMBER}"] = torch.tensor(value, dtype=kind)
         return found
 
-    def parameter_names(self, named: Mapping[nn.Parameter, str]) -> dict[str, str]:
-        """Which of `tensors` have the shape of their parameter: the parameter's name, by their own."""
-        order = [p for part in self.parts for p in part.parameters]
-        found = {}
-        for name, value in self.tensors().items():
-            number, _, entry = name.partition(".")
-            if number.isdecimal() and entry != _UNTOUCHED and value.shape == order[int(number)].shape:
-                found[name] = named[order[int(number)]]
-        return found
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters, in the order in which their state is numbered."""
+        return [p for part in self.parts for p in part.parameters]
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts back what `tensors` gave; ValueError if it belongs to another set of parameters."""
