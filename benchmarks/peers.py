@@ -1,0 +1,329 @@
+"""The training step beside diffusers': what its text-to-image example does, and the best its user can make of it.
+
+    python benchmarks/peers.py [RECIPE] [peers=NAME,NAME] [options of `daguerre bench`] [key=value]
+
+Same network, initial weights, latents, text features, noise and timesteps for all; AdamW over all parameters alike, as
+the example has it, at a rate of 1e-4 (larger ones magnify rounding, and take no other time). `diffusers-default`:
+float32 weights, autocast to bf16 on a GPU, AdamW as torch builds it, clip_grad_norm_, EMAModel with its defaults, the
+loss read every step, DDPMScheduler. `diffusers-best`: channels_last, torch.compile, fused AdamW,
+EMAModel(foreach=True), the attention kernel that is fastest on this network. Both get the noise for nothing; the
+example draws it. Public interfaces only.
+
+No number without parity: before it is timed, each contestant trains 20 updates, and its losses and averaged weights
+must agree with the first one's. One that does not gets a row that says so and no ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers import DDPMScheduler, UNet2DConditionModel
+from diffusers.optimization import get_scheduler
+from diffusers.training_utils import EMAModel
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from daguerre import overrides, plugins
+from daguerre.commands import bench, bench_arguments, bench_inputs, bench_model, bench_report, bench_step
+from daguerre.commands.bench_inputs import Encoded
+from daguerre.commands.bench_rounds import Row
+from daguerre.commands.parts import batch_sizes
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.training import device as devices
+from daguerre.training import memory
+
+PEERS = ("diffusers-default", "diffusers-best")
+STEPS = 20
+ALIKE = {"optimizer.weight_decay_exclude": "[]", "optimizer.learning_rate": "1e-4"}
+"""The example decays all parameters alike."""
+LIMITS = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (1e-2, 0.3)}
+"""Largest differences by type: of a loss, relative; of the averaged weights, relative to how far they have moved."""
+
+
+class NoParity(UserError):
+    """Two trainings of the same thing came out differently: their speeds say nothing about each other."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What all contestants start from: weights on the CPU, and encoded micro-batches on the device."""
+
+    config: Config
+    """With networks that are on this machine."""
+    random_weights: bool
+    unet: Mapping[str, Any]
+    """Its numbers."""
+    weights: Mapping[str, Tensor]
+    ring: list[Encoded]
+    accumulation: int
+    compute: torch.dtype
+    device: torch.device
+    flops_per_sample: float
+
+
+def given(config: Config, folder: Path) -> Given:
+    """Built once, and forgotten but for this. UserError for objectives that the example does not train."""
+    settings: Any = config.objective
+    if settings.name not in ("eps", "v") or settings.schedule.name != "scaled_linear":
+        raise UserError("objective: diffusers' example trains eps and v on the scaled-linear schedule")
+    config, notice = bench_model.at_hand(config, folder)
+    parts = bench_step.built(config, random_weights=bool(notice))
+    sizes = batch_sizes(config)
+    ring = bench_inputs.latents(config, parts, sizes, random_weights=bool(notice)).ring
+    if any(bool((each.batch.draws["weight"] != 1).any()) for each in ring):
+        raise UserError("objective.weighting: the losses of diffusers' example are not weighted; leave it out")
+    with parts.device if notice and parts.device.type != "cpu" else nullcontext():
+        family: Any = plugins.find("families", config.model.family).load(config.model, config.seed)
+    weights = {name: p.detach().cpu() for name, p in family.unet.state_dict().items()}
+    return Given(
+        config, bool(notice), dict(family.unet.config), weights, ring, sizes.accumulation, parts.numerics.compute,
+        parts.device, bench_step.step_flops(config, parts),
+    )  # fmt: skip
+
+
+class Diffusers:
+    """A training loop of diffusers' and torch's own parts."""
+
+    def __init__(self, given: Given, best: bool) -> None:
+        config, self._given, self._best = given.config, given, best
+        self.samples = len(given.ring[0].batch.names) * given.accumulation
+        self.flops_per_sample, self.compute = given.flops_per_sample, given.compute
+        with given.device:
+            self.unet: Any = UNet2DConditionModel.from_config(dict(given.unet))
+        self.unet.load_state_dict(given.weights)
+        self.unet.to(given.device).train()
+        self._net = self.unet
+        o: Any = config.optimizer
+        if best:
+            self.unet.to(memory_format=torch.channels_last)
+        self._optimizer = torch.optim.AdamW(
+            self.unet.parameters(), lr=o.learning_rate, betas=(o.beta1, o.beta2), weight_decay=o.weight_decay,
+            eps=o.epsilon, fused=best or None,
+        )  # fmt: skip
+        self._rates = get_scheduler("constant", optimizer=self._optimizer)
+        self.ema = EMAModel(self.unet.parameters(), decay=config.ema.decay, foreach=best)
+        objective: Any = config.objective
+        self._scheduler = DDPMScheduler(
+            num_train_timesteps=objective.schedule.num_steps, beta_schedule="scaled_linear",
+            beta_start=objective.schedule.beta_start, beta_end=objective.schedule.beta_end,
+            prediction_type="v_prediction" if objective.name == "v" else "epsilon",
+            rescale_betas_zero_snr=objective.schedule.zero_terminal_snr,
+        )  # fmt: skip
+        self._kernel = fastest_kernel(self, given.ring[0]) if best else None
+        self._net = torch.compile(self.unet) if best else self.unet
+        self._batches = (given.ring[i % len(given.ring)] for i in count())
+        self._loss = torch.zeros(())
+
+    def forward(self, each: Encoded) -> Tensor:
+        """The loss of a micro-batch."""
+        draws, cond = each.batch.draws, each.cond
+        timesteps = draws["c_noise"].long()
+        noisy = self._scheduler.add_noise(each.x0_BCHW, draws["noise"], timesteps)
+        velocity = self._scheduler.config.prediction_type == "v_prediction"
+        target = self._scheduler.get_velocity(each.x0_BCHW, draws["noise"], timesteps) if velocity else draws["noise"]
+        sized = {"text_embeds": cond["pooled"], "time_ids": cond["sizes"]} if "sizes" in cond else None
+        if self._best:
+            noisy = noisy.to(memory_format=torch.channels_last)
+        in_16_bits = self.compute != torch.float32
+        with torch.autocast(self._given.device.type, dtype=self.compute if in_16_bits else None, enabled=in_16_bits):
+            found = self._net(noisy, timesteps, cond["text"], added_cond_kwargs=sized, return_dict=False)[0]
+        return F.mse_loss(found.float(), target.float(), reduction="mean")
+
+    def step(self) -> None:
+        """One update."""
+        total: Any = 0.0
+        with sdpa_kernel(self._kernel) if self._kernel is not None else nullcontext():
+            for each in islice(self._batches, self._given.accumulation):
+                loss = self.forward(each) / self._given.accumulation
+                loss.backward()
+                # The example reads every loss; who cares for speed does not.
+                total += loss.detach() if self._best else loss.item()
+        limit = self._given.config.training.max_grad_norm
+        if limit is not None:
+            torch.nn.utils.clip_grad_norm_(self.unet.parameters(), limit)
+        self._optimizer.step()
+        self._rates.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.ema.step(self.unet.parameters())
+        self._loss = total
+
+    def loss(self) -> float:
+        """Of the last update."""
+        return float(self._loss)
+
+    def averages(self) -> list[Tensor]:
+        """In the order of the UNet's parameters."""
+        return list(self.ema.shadow_params)
+
+    def waited(self) -> float:
+        """There is nothing to wait for."""
+        return 0.0
+
+    def close(self) -> None:
+        """Compiled code is let go."""
+        if self._best:
+            torch.compiler.reset()
+
+
+class Daguerre(bench_step.Update):
+    """Our update, in the shape of the others."""
+
+    def averages(self) -> list[Tensor]:
+        """In the order of the UNet's parameters."""
+        return list(self.state.ema.averages.values())
+
+
+Trained = Diffusers | Daguerre
+
+
+def fastest_kernel(peer: Diffusers, each: Encoded) -> SDPBackend | None:
+    """The attention kernel with which a forward and backward pass takes least; None for torch's own choice."""
+    tried: dict[SDPBackend | None, float] = {}
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    for kernel in [None, *(kernels if peer._given.device.type == "cuda" else [])]:
+        with ExitStack() as stack:
+            if kernel is not None:
+                stack.enter_context(sdpa_kernel(kernel))
+            try:
+                tried[kernel] = bench.measured.best_seconds(lambda: peer.forward(each).backward(), peer._given.device)
+            except RuntimeError as error:
+                if memory.ran_out(error):
+                    raise
+        peer._optimizer.zero_grad(set_to_none=True)
+    return min(tried, key=lambda kernel: tried[kernel])
+
+
+@dataclass
+class Gate:
+    """What the first contestant's 20 updates gave, and how far each other's differ from it."""
+
+    start: Mapping[str, Tensor]
+    """The UNet's weights before."""
+    found: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    averages: list[Tensor] = field(default_factory=list)
+
+    def admit(self, name: str, trained: Trained) -> Trained:
+        """Trains 20 updates. NoParity where they come out otherwise than the first contestant's."""
+        losses = []
+        for _ in range(STEPS):
+            trained.step()
+            losses.append(trained.loss())
+        averages = [average.detach().to("cpu", torch.float32, copy=True) for average in trained.averages()]
+        if not self.losses:
+            self.losses, self.averages = losses, averages
+            self._refuse_standstill()
+            return trained
+        gaps = {
+            "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, self.losses, strict=True)),
+            "averages": self._apart(averages),
+        }
+        self.found[name] = {what: gap if math.isfinite(gap) else None for what, gap in gaps.items()}
+        limits = dict(zip(gaps, LIMITS[trained.compute], strict=True))
+        if any(math.isnan(gap) or gap > limits[what] for what, gap in gaps.items()):
+            raise NoParity(f"no parity over {STEPS} updates, so no number: {told(gaps)}; allowed {told(limits)}")
+        bench.print_now(f"{name}: parity over {STEPS} updates: {told(gaps)}")
+        return trained
+
+    def _apart(self, averages: Sequence[Tensor]) -> float:
+        apart = sum(float((a - b).double().square().sum()) for a, b in zip(averages, self.averages, strict=True))
+        return (apart / self._moved()) ** 0.5
+
+    def _moved(self) -> float:
+        begun = [self.start[name] for name in self.start]
+        return sum(float((a - b).double().square().sum()) for a, b in zip(self.averages, begun, strict=True))
+
+    def _refuse_standstill(self) -> None:
+        """Weights that did not move would agree with anything."""
+        if not self._moved() > 0 or not all(map(math.isfinite, self.losses)):
+            raise NoParity(f"nothing was learnt in {STEPS} updates that others could be compared with")
+
+
+def told(gaps: Mapping[str, float]) -> str:
+    """Gaps, or limits, in words."""
+    return f"losses {gaps['loss']:.1e}, averaged weights {gaps['averages']:.1e} of their way"
+
+
+def makers(request: bench_arguments.Request, wanted: Sequence[str], folder: Path) -> tuple[dict[str, Any], Gate]:
+    """What builds each contestant and takes it through the gate; ours come first."""
+    common = given(request.variants[0].config, folder)
+    names = [name for name in common.weights if name not in _buffers(common)]
+    gate = Gate({name: common.weights[name] for name in names})
+
+    def ours(name: str, config: Config) -> Trained:
+        return gate.admit(name, Daguerre(config, request.options, folder))
+
+    def theirs(name: str) -> Trained:
+        return gate.admit(name, Diffusers(common, best=name == "diffusers-best"))
+
+    made = {variant.name: partial(ours, variant.name, variant.config) for variant in request.variants}
+    return made | {name: partial(theirs, name) for name in wanted}, gate
+
+
+def _buffers(common: Given) -> set[str]:
+    with torch.device("meta"):
+        net: Any = UNet2DConditionModel.from_config(dict(common.unet))
+    return {name for name, _ in net.named_buffers()}
+
+
+def read(arguments: Sequence[str]) -> tuple[bench_arguments.Request, list[str]]:
+    """The request, ours named `daguerre` where no variants are, and the peers."""
+    pairs = [overrides.pair(word) for word in arguments if "=" in word]
+    named = dict(pairs).get("peers", ",".join(PEERS)).split(",")
+    if unknown := [name for name in named if name not in PEERS]:
+        raise UserError(f"peers: there is no {unknown[0]!r}; there are {', '.join(PEERS)}")
+    rest = [word for word in arguments if not word.startswith("peers=")]
+    rest = rest if any("=" not in word for word in rest) else ["quickstart", *rest]
+    rest += [] if any(name == "variants" for name, _ in pairs) else ["variants={daguerre: []}"]
+    rest += [] if any(name == "out" for name, _ in pairs) else ["out=bench-peers.json"]
+    rest += [f"{name}={value}" for name, value in ALIKE.items() if name not in dict(pairs)]
+    request = bench_arguments.read(rest)
+    if request.options.inputs != "latents" or request.options.part != "step":
+        raise UserError("inputs and part: contestants are given latents and do whole updates")
+    return request, named
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    try:
+        request, wanted = read(arguments)
+        with tempfile.TemporaryDirectory() as folder:
+            made, gate = makers(request, wanted, Path(folder))
+            where = devices.choose_device(request.variants[0].config.training.device)
+            out = Path(request.options.out or "")
+            code = bench.measure(request, made, where, out, {"parity": gate.found})
+    except UserError as error:
+        print(f"peers: {error}", file=sys.stderr)
+        return 2
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    print("\n".join(said for own in request.variants for peer in wanted if (said := against(rows, own.name, peer))))
+    return code
+
+
+def against(rows: Mapping[str, Mapping[str, Any]], own: str, peer: str) -> str:
+    """How much faster ours is than a peer; nothing where one of them has no numbers."""
+    both = []
+    for name in (peer, own):
+        told = rows.get(name, {})
+        row = Row(name, samples=told.get("samples", 0), alone=told.get("alone", False))
+        row.seconds, row.cpu_seconds = told.get("seconds", []), told.get("cpu_seconds", [])
+        both.append(row)
+    wall, cpu = bench_report.between(both[0], both[1]), bench_report.between(both[0], both[1], cpu=True)
+    return "" if wall is None else f"{own} against {peer}: {wall} by the clock, {cpu} in processor time"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
