@@ -107,7 +107,7 @@ def choose(settings: TrainingSettings, device: torch.device) -> Precision:
     """The precision of these settings on a device; UserError for what the device cannot."""
     weights = getattr(torch, settings.weights_dtype)
     compute = _compute(settings, weights, device)
-    kernels = () if settings.attention == "auto" else _kernels(settings.attention, compute, device)
+    kernels = () if settings.attention in ("auto", "measured") else _kernels(settings.attention, compute, device)
     return Precision(compute, weights, settings.stochastic_rounding, kernels, device.type)
 
 

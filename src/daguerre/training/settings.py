@@ -51,11 +51,21 @@ class TrainingSettings(Settings):
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """Matrix products of float32: `highest`: float32; `high`: TF32 or alike; `medium`: bfloat16 inside, where the
     device can. Convolutions are not concerned."""
-    attention: Literal["auto", "math", "flash", "efficient", "cudnn", "fused"] = Field(
+    attention: Literal["auto", "measured", "math", "flash", "efficient", "cudnn", "fused"] = Field(
         "auto", json_schema_extra=ELASTIC
     )
-    """Attention kernel of the trained networks: `auto`: torch chooses by shape; `math`: plain products; `flash`,
-    `efficient`, `cudnn`: this one or an error; `fused`: the best of these for the device and precision."""
+    """Attention kernel of the trained networks: `measured`: the fastest for each shape, found out when it is first
+    computed and remembered on this machine; `auto`: measured on a GPU, else torch chooses; `math`: plain products;
+    `flash`, `efficient`, `cudnn`: this one or an error; `fused`: the best of these for the device and precision."""
+    kernels: Literal["auto", "plain", "triton"] = Field("auto", json_schema_extra=ELASTIC)
+    """What computes norms, gates and matrix products: `plain`: torch's own operators; `triton`: GroupNorm with SiLU,
+    and GEGLU, each as one kernel, or an error; `auto`: these on a GPU; on a CPU the faster library for each product."""
+    channels_last: Literal["auto"] | bool = Field("auto", json_schema_extra=ELASTIC)
+    """Pictures inside the networks have their channels last in memory, which convolutions compute faster; `auto`: on a
+    CPU, and on a GPU with the norms of Triton (others put channels first again)."""
+    compile: Literal[False, "blocks"] = Field(False, json_schema_extra=ELASTIC)
+    """`blocks`: torch compiles each block of the trained networks for each shape; the first steps take minutes, later
+    ones less time. On a CPU it needs a C++ compiler."""
     gradient_checkpointing: bool = Field(False, json_schema_extra=FREE)
     """Compute activations again in the backward pass rather than keep them: less memory, a fourth to a third more
     time, the same numbers."""
@@ -73,6 +83,15 @@ class TrainingSettings(Settings):
         if size is not None:
             bytes_of(size)
         return size
+
+    @model_validator(mode="after")
+    def _compiles_what_is_fixed(self) -> Self:
+        if self.compile and self.attention == "measured":
+            raise ValueError(
+                "attention=measured does not go with compile=blocks: what is compiled cannot stop to measure; name a "
+                "kernel, or leave attention out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _computes_in_the_weights_type(self) -> Self:

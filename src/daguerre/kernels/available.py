@@ -1,0 +1,32 @@
+"""Whether the Triton kernels of this folder can be used here, and how one is loaded. No kernel here."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+
+@cache
+def installed() -> bool:
+    """Whether the `triton` library is there; CUDA builds of torch bring it."""
+    return find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether Triton computes kernels by its interpreter, on tensors of the CPU: TRITON_INTERPRET=1, to test them."""
+    return installed() and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def triton(device: torch.device) -> bool:
+    """Whether Triton kernels compute on tensors of this device."""
+    return (installed() and device.type == "cuda") or (interpreted() and device.type == "cpu")
+
+
+def module(name: str) -> ModuleType:
+    """A module of this folder that needs Triton; to be asked for where `triton` says yes only."""
+    return import_module(f"daguerre.kernels.{name}")

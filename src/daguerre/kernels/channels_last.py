@@ -1,0 +1,70 @@
+"""Lets the pictures inside networks of diffusers keep their channels last in memory, as convolutions want them.
+
+The networks take any layout, but lose this one on the way: where a transformer gives its rows back as a picture, and
+before the short cut of a residual block. What is done here is said from outside, by the types of modules; weights keep
+their own layout, which costs a convolution less than what it gains, so that shards and checkpoints see nothing of it.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from diffusers.models.upsampling import Upsample2D
+from torch import Tensor, nn
+
+_PICTURE = "_get_output_for_continuous_inputs"
+"""By which a transformer of diffusers makes a picture of its rows."""
+
+
+class Block(ResnetBlock2D):
+    """A residual block that says it is not trained: diffusers asks it before its short cut, to put channels first for
+    a warning's sake. Dropout inside it is a module that knows for itself."""
+
+    training = property(lambda self: False, lambda self, mode: None)
+
+
+def enable(net: nn.Module) -> int:
+    """Pictures have their channels last from the first convolution on; returns how many places were changed."""
+    return sum(_change(module) for module in list(net.modules()))
+
+
+def _change(module: Any) -> int:
+    if type(module) is ResnetBlock2D:
+        module.__dict__.pop("training")
+        module.__class__ = Block
+    elif isinstance(module, Transformer2DModel) and module.is_input_continuous:
+        setattr(module, _PICTURE, MethodType(_picture, module))
+    elif isinstance(module, Upsample2D) and isinstance(module.conv, nn.Conv2d):
+        module.conv.register_forward_pre_hook(_channels_last)
+    elif isinstance(getattr(module, "conv_in", None), nn.Conv2d):
+        module.conv_in.register_forward_pre_hook(_channels_last)
+    else:
+        return 0
+    return 1
+
+
+def _channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:])
+
+
+def _picture(
+    transformer: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    batch_size: int,
+    height: int,
+    width: int,
+    inner_dim: int,
+) -> Tensor:
+    """Rows [B, H W, C] as a picture [B, C, H, W] in the same memory, projected, on top of what came in."""
+    rows = hidden_states
+    if transformer.use_linear_projection:
+        rows = transformer.proj_out(rows)
+    picture = rows.reshape(batch_size, height, width, -1).permute(0, 3, 1, 2)
+    if not transformer.use_linear_projection:
+        picture = transformer.proj_out(picture)
+    return picture + residual

@@ -1,0 +1,260 @@
+"""The Triton kernels of `group_norm_silu`, forward and backward. Pictures lie as rows of channels, one row a place.
+
+Each pass has three steps. Sums: a program goes over some rows of some channels of one picture and writes what it found
+for each channel. Meeting: a program puts together, in order, what was found for one group of one picture. Writing: a
+program computes some rows of the result. No program writes what another one reads, so every run gives the same bits.
+
+Shape letters: B pictures, C channels, S places (height x width), G groups, P parts into which the places are cut.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_NUMBERS = 4096
+"""Numbers that a program holds at a time."""
+_ROUNDS = 4
+"""Blocks of rows that a program of the first step goes over."""
+_COLUMNS, _FEWEST_COLUMNS = 128, 32
+"""Channels that a program holds: 64 to 256 bytes that lie together."""
+_TOGETHER = 32
+"""Parts that the second step reads at a time."""
+
+
+def forward(
+    x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, epsilon: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Result, mean and 1 / deviation [B, G]; `x_BCHW` has its channels last in memory."""
+    B, C, S, rows, columns = _cut(x_BCHW)
+    wide, double = _wide(x_BCHW)
+    found_2BPC = x_BCHW.new_empty((2, B, triton.cdiv(S, rows * _ROUNDS), C), dtype=wide)
+    mean_BG, rstd_BG = (x_BCHW.new_empty((B, groups), dtype=wide) for _ in range(2))
+    y_BCHW = torch.empty_like(x_BCHW, memory_format=torch.channels_last)
+    parts, size = found_2BPC.shape[2], C // groups
+    across = triton.cdiv(C, columns)
+    _sums[(parts, across, B)](
+        x_BCHW, found_2BPC, B, S, C, ROWS=rows, COLUMNS=columns, ROUNDS=_ROUNDS, DOUBLE=double
+    )  # fmt: skip
+    _meet[(groups, B)](
+        found_2BPC, mean_BG, rstd_BG, S, C, groups, size, parts, epsilon,
+        TOGETHER=_TOGETHER, SPAN=rows * _ROUNDS, SIZE=triton.next_power_of_2(size), DOUBLE=double,
+    )  # fmt: skip
+    _write[(triton.cdiv(S, rows), across, B)](
+        x_BCHW, y_BCHW, weight_C, bias_C, mean_BG, rstd_BG, S, C, groups, size,
+        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double,
+    )  # fmt: skip
+    return y_BCHW, mean_BG, rstd_BG
+
+
+def backward(
+    dy_BCHW: Tensor, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, mean_BG: Tensor, rstd_BG: Tensor, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias; `dy_BCHW` and `x_BCHW` have their channels last in memory."""
+    B, C, S, rows, columns = _cut(x_BCHW)
+    wide, double = _wide(x_BCHW)
+    groups = mean_BG.shape[1]
+    found_2BPC = x_BCHW.new_empty((2, B, triton.cdiv(S, rows * _ROUNDS), C), dtype=wide)
+    whole_2BC, of_group_2BG = (x_BCHW.new_empty((2, B, n), dtype=wide) for n in (C, groups))
+    dx_BCHW = torch.empty_like(x_BCHW, memory_format=torch.channels_last)
+    parts, size = found_2BPC.shape[2], C // groups
+    across = triton.cdiv(C, columns)
+    _sums_back[(parts, across, B)](
+        dy_BCHW, x_BCHW, found_2BPC, weight_C, bias_C, mean_BG, rstd_BG, B, S, C, groups, size,
+        SILU=silu, ROWS=rows, COLUMNS=columns, ROUNDS=_ROUNDS, DOUBLE=double,
+    )  # fmt: skip
+    _meet_back[(groups, B)](
+        found_2BPC, whole_2BC, of_group_2BG, weight_C, B, C, groups, size, parts,
+        TOGETHER=_TOGETHER, SIZE=triton.next_power_of_2(size), DOUBLE=double,
+    )  # fmt: skip
+    _write_back[(triton.cdiv(S, rows), across, B)](
+        dy_BCHW, x_BCHW, dx_BCHW, weight_C, bias_C, mean_BG, rstd_BG, of_group_2BG, B, S, C, groups, size,
+        SILU=silu, ROWS=rows, COLUMNS=columns, DOUBLE=double,
+    )  # fmt: skip
+    return dx_BCHW, whole_2BC[1].sum(0).to(weight_C.dtype), whole_2BC[0].sum(0).to(bias_C.dtype)
+
+
+def _cut(x_BCHW: Tensor) -> tuple[int, int, int, int, int]:
+    """B, C, S, and how many rows and columns a program holds."""
+    B, C, H, W = x_BCHW.shape
+    whole = C & -C  # the largest power of two that divides it: no lane stays empty
+    columns = min(_COLUMNS, whole if whole >= _FEWEST_COLUMNS else triton.next_power_of_2(C))
+    rows = max(1, min(_NUMBERS // columns, triton.next_power_of_2(H * W)))
+    return B, C, H * W, rows, columns
+
+
+def _wide(x_BCHW: Tensor) -> tuple[torch.dtype, bool]:
+    double = x_BCHW.dtype == torch.float64
+    return (torch.float64 if double else torch.float32), double
+
+
+@triton.jit
+def _channels(COLUMNS: tl.constexpr):
+    """The channels of this program."""
+    return tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+
+
+@triton.jit
+def _block(part, b, c, S, C, ROWS: tl.constexpr):
+    """Where the numbers of a block of rows are, and whether they exist."""
+    s = part * ROWS + tl.arange(0, ROWS)
+    at = (b.to(tl.int64) * S + s[:, None]) * C + c[None, :]
+    return at, (s[:, None] < S) & (c[None, :] < C)
+
+
+@triton.jit
+def _loaded(pointer, at, there, DOUBLE: tl.constexpr):
+    """Numbers in the type of the arithmetic; 0 where there are none."""
+    return tl.load(pointer + at, mask=there, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
+
+
+@triton.jit
+def _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE: tl.constexpr):
+    """Weight, bias, mean and 1 / deviation of channels of one picture."""
+    there = c < C
+    of = b * groups + c // size
+    return (
+        _loaded(weight, c, there, DOUBLE)[None, :], _loaded(bias, c, there, DOUBLE)[None, :],
+        _loaded(mean, of, there, DOUBLE)[None, :], _loaded(rstd, of, there, DOUBLE)[None, :],
+    )  # fmt: skip
+
+
+@triton.jit
+def _sums(
+    x, found, B, S, C,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROUNDS: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """Mean and sum of squared distances from it, of each channel over the rows of a part."""
+    part, b, c = tl.program_id(0), tl.program_id(2), _channels(COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
+    for r in range(ROUNDS):
+        at, there = _block(part * ROUNDS + r, b, c, S, C, ROWS)
+        total += tl.sum(_loaded(x, at, there, DOUBLE), 0)
+    rows = tl.minimum(ROWS * ROUNDS, S - part * ROWS * ROUNDS)
+    mean = total / rows
+    squares = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
+    for r in range(ROUNDS):
+        at, there = _block(part * ROUNDS + r, b, c, S, C, ROWS)
+        away = tl.where(there, _loaded(x, at, there, DOUBLE) - mean[None, :], 0.0)
+        squares += tl.sum(away * away, 0)
+    at = (b * tl.num_programs(0) + part).to(tl.int64) * C + c
+    tl.store(found + at, mean, mask=c < C)
+    tl.store(found + tl.num_programs(0).to(tl.int64) * B * C + at, squares, mask=c < C)
+
+
+@triton.jit
+def _meet(
+    found, mean, rstd, S, C, groups, size, parts, epsilon,
+    TOGETHER: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """Mean and deviation of one group: means and squared distances of its parts together (Chan et al. 1979)."""
+    g, b = tl.program_id(0), tl.program_id(1)
+    k = tl.arange(0, SIZE)[None, :]
+    total = tl.zeros((TOGETHER, SIZE), tl.float64 if DOUBLE else tl.float32)
+    for part in range(0, parts, TOGETHER):
+        p = part + tl.arange(0, TOGETHER)[:, None]
+        at = (b.to(tl.int64) * parts + p) * C + g * size + k
+        there = (p < parts) & (k < size)
+        total += _loaded(found, at, there, DOUBLE) * tl.minimum(SPAN, S - p * SPAN)
+    middle = tl.sum(tl.sum(total, 0), 0) / (S * size)
+    squares = tl.zeros((TOGETHER, SIZE), tl.float64 if DOUBLE else tl.float32)
+    for part in range(0, parts, TOGETHER):
+        p = part + tl.arange(0, TOGETHER)[:, None]
+        at = (b.to(tl.int64) * parts + p) * C + g * size + k
+        there = (p < parts) & (k < size)
+        away = tl.where(there, _loaded(found, at, there, DOUBLE) - middle, 0.0)
+        inner = _loaded(found + tl.num_programs(1).to(tl.int64) * parts * C, at, there, DOUBLE)
+        squares += inner + away * away * tl.minimum(SPAN, S - p * SPAN)
+    variance = tl.sum(tl.sum(squares, 0), 0) / (S * size)
+    tl.store(mean + b * groups + g, middle)
+    tl.store(rstd + b * groups + g, 1.0 / tl.sqrt(variance + epsilon))
+
+
+@triton.jit
+def _write(
+    x, y, weight, bias, mean, rstd, S, C, groups, size,
+    SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """Norm, weight, bias and SiLU of a block of rows."""
+    b, c = tl.program_id(2), _channels(COLUMNS)
+    at, there = _block(tl.program_id(0), b, c, S, C, ROWS)
+    w, shift, middle, scale = _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE)
+    z = (_loaded(x, at, there, DOUBLE) - middle) * scale * w + shift
+    if SILU:
+        z = z / (1.0 + tl.exp(-z))
+    tl.store(y + at, z.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _before_silu(
+    dy, x, at, there, w, shift, middle, scale,
+    SILU: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """The gradient behind weight and bias, and the normed picture, of a block; both 0 where there is none."""
+    normed = tl.where(there, (_loaded(x, at, there, DOUBLE) - middle) * scale, 0.0)
+    dz = _loaded(dy, at, there, DOUBLE)
+    if SILU:
+        z = normed * w + shift
+        gate = 1.0 / (1.0 + tl.exp(-z))
+        dz = dz * gate * (1.0 + z * (1.0 - gate))
+    return dz, normed
+
+
+@triton.jit
+def _sums_back(
+    dy, x, found, weight, bias, mean, rstd, B, S, C, groups,
+    size, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROUNDS: tl.constexpr,
+    DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """Sums of the gradient and of gradient times normed picture, of each channel over the rows of a part."""
+    part, b, c = tl.program_id(0), tl.program_id(2), _channels(COLUMNS)
+    w, shift, middle, scale = _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE)
+    plain = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
+    times = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
+    for r in range(ROUNDS):
+        at, there = _block(part * ROUNDS + r, b, c, S, C, ROWS)
+        dz, normed = _before_silu(dy, x, at, there, w, shift, middle, scale, SILU, DOUBLE)
+        plain += tl.sum(dz, 0)
+        times += tl.sum(dz * normed, 0)
+    at = (b * tl.num_programs(0) + part).to(tl.int64) * C + c
+    tl.store(found + at, plain, mask=c < C)
+    tl.store(found + tl.num_programs(0).to(tl.int64) * B * C + at, times, mask=c < C)
+
+
+@triton.jit
+def _meet_back(
+    found, whole, of_group, weight, B, C, groups, size, parts,
+    TOGETHER: tl.constexpr, SIZE: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """The same sums over all rows of one picture: of each channel of a group, and of the group by its weights."""
+    g, b = tl.program_id(0), tl.program_id(1)
+    k = tl.arange(0, SIZE)
+    w = _loaded(weight, g * size + k, k < size, DOUBLE)
+    for which in range(2):
+        total = tl.zeros((TOGETHER, SIZE), tl.float64 if DOUBLE else tl.float32)
+        for part in range(0, parts, TOGETHER):
+            p = part + tl.arange(0, TOGETHER)[:, None]
+            at = ((which * B + b).to(tl.int64) * parts + p) * C + g * size + k[None, :]
+            total += _loaded(found, at, (p < parts) & (k[None, :] < size), DOUBLE)
+        sums = tl.sum(total, 0)
+        tl.store(whole + (which * B + b) * C + g * size + k, sums, mask=k < size)
+        tl.store(of_group + (which * B + b) * groups + g, tl.sum(sums * w, 0))
+
+
+@triton.jit
+def _write_back(
+    dy, x, dx, weight, bias, mean, rstd, of_group, B, S, C,
+    groups, size, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a block of rows (the closed form of Ioffe and Szegedy 2015, over groups)."""
+    b, c = tl.program_id(2), _channels(COLUMNS)
+    at, there = _block(tl.program_id(0), b, c, S, C, ROWS)
+    w, shift, middle, scale = _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE)
+    dz, normed = _before_silu(dy, x, at, there, w, shift, middle, scale, SILU, DOUBLE)
+    of = b * groups + c // size
+    plain = _loaded(of_group, of, c < C, DOUBLE)[None, :]
+    times = _loaded(of_group + B * groups, of, c < C, DOUBLE)[None, :]
+    d = (dz * w - (plain + normed * times) / (S * size)) * scale
+    tl.store(dx + at, d.to(dx.dtype.element_ty), mask=there)

@@ -1,0 +1,42 @@
+"""Matrix products of float32 on a CPU, by the library that convolves.
+
+torch has two libraries there: products go to a BLAS, which on some processors knows but half of their instructions,
+convolutions to oneDNN. A product is a convolution of size 1, so a large one may take the faster of the two; small ones
+are not worth its call.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+SMALLEST = 9_000_000
+"""Multiplications from which on it pays: rows x inputs x outputs."""
+
+
+class Product(nn.Linear):
+    """nn.Linear whose large products are convolutions."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As nn.Linear, up to rounding."""
+        if not _pays(input, self.weight):
+            return F.linear(input, self.weight, self.bias)
+        rows = input.reshape(1, -1, 1, input.shape[-1]).permute(0, 3, 1, 2)
+        y = F.conv2d(rows, self.weight[:, :, None, None], self.bias)
+        return y.permute(0, 2, 3, 1).reshape(*input.shape[:-1], -1)
+
+
+def _pays(x: Tensor, weight: Tensor) -> bool:
+    whole = not isinstance(weight, DTensor)
+    plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return whole and plain and x.numel() * weight.shape[0] >= SMALLEST
+
+
+def enable(net: nn.Module) -> int:
+    """Every nn.Linear becomes such a product; returns how many did. For networks on a CPU."""
+    found = [module for module in net.modules() if type(module) is nn.Linear]
+    for module in found:
+        module.__class__ = Product
+    return len(found)

@@ -1,0 +1,106 @@
+"""Puts the kernels of this folder into networks of diffusers, from outside: by the types of their modules.
+
+Parameters, their names and their layout in memory stay what they are, so that checkpoints, exports, shards and
+optimizers see nothing of it. Only what is known by its exact type is touched; all else computes as before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from diffusers.models.activations import GEGLU
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from daguerre.kernels.geglu import geglu
+from daguerre.kernels.group_norm_silu import group_norm_silu
+
+
+class Norm(nn.GroupNorm):
+    """A GroupNorm of pictures with channels last."""
+
+    silu = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As nn.GroupNorm; other shapes, and weights that several devices share, by torch's own operators."""
+        if x.ndim == 4 and not isinstance(self.weight, DTensor):
+            return group_norm_silu(x, self.weight, self.bias, self.num_groups, self.eps, self.silu)
+        y = F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        return F.silu(y) if self.silu else y
+
+
+class NormSiLU(Norm):
+    """The same, and SiLU of it."""
+
+    silu = True
+
+
+class Activated(nn.Module):
+    """In the place of a block's SiLU: its pictures come activated, its vectors do not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] as it is; SiLU of everything else."""
+        return x if x.ndim == 4 else F.silu(x)
+
+
+class Gated(GEGLU):
+    """GEGLU of which one kernel computes all that is behind the matrix product."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """As diffusers' GEGLU."""
+        return geglu(self.proj(hidden_states))
+
+
+def norms(net: nn.Module) -> int:
+    """GroupNorm with the SiLU behind it becomes one kernel, and so does GroupNorm before a transformer; returns how
+    many did."""
+    count = 0
+    for module in net.modules():
+        if isinstance(module, ResnetBlock2D):
+            count += _block(module)
+        elif isinstance(module, Transformer2DModel):
+            count += _put(Norm, getattr(module, "norm", None))
+        elif _is(nn.SiLU, getattr(module, "conv_act", None)):
+            count += _before(module)
+    return count
+
+
+def gates(net: nn.Module) -> int:
+    """GEGLU behind its matrix product becomes one kernel; returns how many did."""
+    found = [module for module in net.modules() if type(module) is GEGLU]
+    for module in found:
+        module.__class__ = Gated
+    return len(found)
+
+
+def _block(block: Any) -> int:
+    """Both norms of a residual block, where nothing stands between norm and SiLU."""
+    both = (block.norm1, block.norm2)
+    plain = block.time_embedding_norm == "default" and _is(nn.SiLU, block.nonlinearity)
+    if not plain or not all(_is(nn.GroupNorm, norm) for norm in both):
+        return 0
+    block.nonlinearity = Activated()
+    return sum(_put(NormSiLU, norm) for norm in both)
+
+
+def _before(net: Any) -> int:
+    """The norm before the last convolution of a network."""
+    if not _put(NormSiLU, getattr(net, "conv_norm_out", None)):
+        return 0
+    net.conv_act = Activated()
+    return 1
+
+
+def _put(kind: type[Norm], norm: Any) -> int:
+    if not _is(nn.GroupNorm, norm) or not norm.affine:
+        return 0
+    norm.__class__ = kind
+    return 1
+
+
+def _is(kind: type, module: Any) -> bool:
+    """Of this very type: a subclass may compute something else."""
+    return type(module) is kind
