@@ -54,8 +54,8 @@ LATER = "not there yet"
 MAXDIFFUSION = [
     alias("run_name=001", run_name="001"),
     alias("output_dir=out", output_dir="out"),
-    refused("output_dir=gs://bucket/", LATER),
-    refused("output_dir=s3://bucket/runs", LATER),
+    alias("output_dir=gs://bucket/", output_dir="gs://bucket"),
+    alias("output_dir=s3://bucket/runs", output_dir="s3://bucket/runs"),
     alias("learning_rate=1e-5", optimizer__learning_rate=1e-5),
     alias("max_train_steps=2000", training__duration="2000 steps"),
     alias("resolution=256", data__resolution=256),

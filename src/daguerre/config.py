@@ -28,6 +28,7 @@ from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.parallel.settings import DistributedSettings, MeshSettings
 from daguerre.problems import ConfigError, Problem, missing, translate
 from daguerre.recipe import Tree
+from daguerre.remote import address
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.settings import FREE, Plugin, Settings
 from daguerre.training.settings import (
@@ -46,7 +47,7 @@ class Config(Settings):
     run_name: str = Field(json_schema_extra=FREE)
     """Name of the run and of its folder in `output_dir`."""
     output_dir: str = Field("runs", min_length=1, json_schema_extra=FREE)
-    """Folder that holds the run folders."""
+    """Folder that holds the run folders: of this machine, or `s3://BUCKET/FOLDER`, `gs://BUCKET/FOLDER`."""
     description: str | None = Field(None, json_schema_extra=FREE)
     """A line about the run, for people; shown in the report."""
     seed: int = Field(0, ge=0, lt=1 << 63)
@@ -103,10 +104,8 @@ class Config(Settings):
 
     @field_validator("output_dir")
     @classmethod
-    def _is_local(cls, output_dir: str) -> str:
-        if "://" in output_dir:
-            raise ValueError("run folders in an object store are not there yet: give a folder of this machine")
-        return output_dir
+    def _can_hold_runs(cls, output_dir: str) -> str:
+        return address.checked(output_dir) if address.is_far(output_dir) else output_dir
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:

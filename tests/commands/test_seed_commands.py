@@ -224,7 +224,6 @@ def test_open_diffusions_config_is_converted_and_trained(run, hub, tmp_path):
             "daguerre train configs/training/controlnet_c_3b_canny.yaml",
             "ControlNet for Stable Cascade is not there yet",
         ),
-        ("daguerre train sd14 run_name=my_run output_dir=gs://your-bucket/", "object store are not there yet"),
     ],
 )
 def test_what_is_to_come_is_refused_with_its_name(capsys, line, words):

@@ -24,6 +24,8 @@ from daguerre.errors import HELD, UserError
 
 State = Literal["running", "saved", "finished", "failed"]
 
+ELSEWHERE = ".held-elsewhere.json"
+"""In a copy of a run's folder: the process that works at the run itself."""
 _PATIENCE_SECONDS = 0.3
 
 _locks: set[int] = set()
@@ -174,13 +176,21 @@ def held_by(path: Path) -> Holder | None:
     try:
         descriptor = os.open(RunFolder(path).lock, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return _elsewhere(path)
     try:
         if _try_lock(descriptor, fcntl.LOCK_SH, path):
             return None
         return _signature(descriptor) or Holder(0, "", "")
     finally:
         os.close(descriptor)
+
+
+def _elsewhere(path: Path) -> Holder | None:
+    """Of a copy: who worked at the run when it was copied."""
+    try:
+        return Holder(**json.loads((path / ELSEWHERE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def refuse_if_held(path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daguerre.checkpoint.run_folder import RunFolder, refuse_if_held
-from daguerre.remote import prefix
+from daguerre.remote import address, prefix
 from daguerre.remote.home import RemoteHome
 
 
@@ -46,6 +46,6 @@ def of(output_dir: str, run_name: str) -> Home:
 
     `home.hold()` on rank 0 alone; other ranks must not read `home.folder`: on another machine it is not there.
     """
-    if prefix.is_far(output_dir):
+    if address.is_far(output_dir):
         return RemoteHome(prefix.prefix(output_dir) / run_name)
     return LocalHome(RunFolder(Path(output_dir) / run_name))

@@ -52,13 +52,11 @@ class Mirror:
     def pull(self) -> None:
         """Makes the working folder what the store has: of a run that went on elsewhere, or none. StoreError."""
         path = self.folder.path
-        found = {one.name: one for one in self.run.listing() if _is_file(one.name)}
-        for name in list(_names(path)):
-            if name not in found:
-                (path / name).unlink()
+        files = listed_files(self.run)
+        forget_others(path, files)
         shutil.rmtree(self.folder.pipeline, ignore_errors=True)
-        pull(self.run, path, list(found.values()))
-        self._sent = {name: (_stamp(path / name), time.monotonic()) for name in found}
+        pull(self.run, path, files)
+        self._sent = {one.name: (_stamp(path / one.name), time.monotonic()) for one in files}
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -159,6 +157,14 @@ def pull(run: Prefix, folder: Path, files: list[Listed]) -> None:
             done.result()
     finally:
         threads.shutdown(cancel_futures=True)
+
+
+def forget_others(folder: Path, files: list[Listed]) -> None:
+    """Removes files of a working folder or a copy that the store does not have."""
+    there = {one.name for one in files}
+    for name in list(_names(folder)):
+        if name not in there:
+            (folder / name).unlink()
 
 
 def listed_files(run: Prefix) -> list[Listed]:

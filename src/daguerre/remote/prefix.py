@@ -19,11 +19,11 @@ from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionEr
 from obstore.store import GCSStore, S3Store
 
 from daguerre.data import stores
-from daguerre.data.place import STORES, Place, scheme
+from daguerre.data.place import Place
 from daguerre.data.store_clients import Store
 from daguerre.data.store_errors import Missing, Passing
 from daguerre.data.store_requests import READINGS, tried
-from daguerre.errors import UserError
+from daguerre.remote import address
 
 PART_BYTES = 8 << 20
 """Length of what is sent at once of a large object."""
@@ -118,7 +118,11 @@ class Prefix:
             def put(store: Store, path: str, mode: Any = mode) -> Version | None:
                 try:
                     return _version(_real(store).put(path, data, mode=mode, use_multipart=False))
-                except (AlreadyExistsError, PreconditionError, NotFoundError):
+                except (AlreadyExistsError, PreconditionError):
+                    return None
+                except NotFoundError:
+                    if mode == "create":  # then it is the bucket that is not there
+                        raise
                     return None
 
             version = tried(place, put, "written")
@@ -200,20 +204,9 @@ class Prefix:
         return tried(self.place(name), lambda store, path: store.head(path)["last_modified"])
 
 
-def is_far(text: str) -> bool:
-    """Whether a text is an address of an object store, or of something else that is no local path."""
-    return bool(scheme(text))
-
-
 def prefix(text: str) -> Prefix:
     """The address of a run, or of the folder that holds runs. UserError for what cannot be one."""
-    kind, plain = scheme(text), text.rstrip("/")
-    if kind not in STORES:
-        raise UserError(f"{Place(text).name}: runs are kept in a local folder or under s3:// or gs://, not {kind}://")
-    bucket, _, rest = plain.partition("://")[2].partition("/")
-    if not bucket or any(part in ("", ".", "..") for part in rest.split("/") if rest):
-        raise UserError(f"{Place(text).name}: give {kind}://BUCKET/FOLDER, without empty parts, . or ..")
-    return Prefix(f"{kind}://{bucket}/{rest}".rstrip("/"))
+    return Prefix(address.checked(text))
 
 
 def _real(store: Store) -> S3Store | GCSStore:

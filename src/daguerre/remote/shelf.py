@@ -142,10 +142,10 @@ def told(error: OSError) -> str:
 
 
 def unreadable(to: Path, error: OSError) -> str:
-    """A checkpoint that could not be brought to this machine."""
+    """Files that could not be brought to this machine."""
     if isinstance(error, StoreError):
         return error.told
     return (
-        f"cannot bring a checkpoint to {error.filename or to}: {error.strerror}. It comes into the user's cache "
+        f"cannot bring files of the run to {error.filename or to}: {error.strerror}. They come into the user's cache "
         "folder, which XDG_CACHE_HOME can move: free some space there"
     )

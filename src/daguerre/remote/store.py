@@ -71,6 +71,7 @@ class RemoteStore:
         """
         if self._loaded:  # long since in memory
             shutil.rmtree(self.root, ignore_errors=True)
+            self._loaded = False
         bundle = self._shelf.bundle(planned.name)
         attempt = self._together(bundle.attempt)
         reports = self.ranks.collect(self._sent(planned, attempt, planned.own if own is None else own))
