@@ -7,6 +7,7 @@ pictures, report. A run that is killed in between makes on restart what is missi
 from __future__ import annotations
 
 import json
+import math
 import resource
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
 from daguerre.families.family import Family, TextToImage
+from daguerre.parallel import world
 from daguerre.training import device, loop, memory, validation
 from daguerre.training.optimizers import optimizer
 from daguerre.training.sinks import read_metrics
@@ -41,7 +43,7 @@ from daguerre.types import Batch, LossTerms
 def train(config: Config, home: Home, notices: Sequence[str]) -> int:
     """Trains until the recipe's duration, a signal or an error; returns the exit code. For all processes of a run."""
     with ExitStack() as stack:
-        stop = stack.enter_context(StopSignals())
+        stop = stack.enter_context(StopSignals(launched=world.read().launcher != "none"))
         processes = stack.enter_context(together(config, home, stop))
         led(processes, lambda: stack.enter_context(home.hold()))
         run = start(config, home, notices, stack, stop, processes)
@@ -61,10 +63,10 @@ def train(config: Config, home: Home, notices: Sequence[str]) -> int:
                 if signal is not None:
                     break
         run.saved(run.saver.finish())
-        if signal is not None and run.state.step < run.every.total:
-            return stopped(run, signal)
-        finish(run)
-        return 0
+        code = finish(run) if signal is None or run.state.step == run.every.total else stopped(run, signal)
+        with processes.watch.doing("finishing"):  # launchers end the others soon after the first one that leaves
+            processes.agreement.wait_for_all("the end of the run", math.inf)
+        return code
 
 
 def was_finished(run: Run) -> bool:
@@ -220,14 +222,15 @@ def stopped(run: Run, signal: Signals) -> int:
     return 128 + signal
 
 
-def finish(run: Run) -> None:
-    """Evaluation, the report and where everything is."""
+def finish(run: Run) -> int:
+    """Evaluation, the report and where everything is; the exit code."""
     if run.dataset.metric is not None and draws(run):
         with run.processes.watch.doing("evaluating"):
             evaluate(run, run.dataset.metric)
     run.status("finished")
     run.page()
     run.say([f"finished: {run.state.step:,} updates. {where(run)}"])
+    return 0
 
 
 def evaluate(run: Run, metric: str) -> None:
