@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from daguerre import foreign
 from daguerre.errors import UserError
+from daguerre.remote import address, copies
 
 FOLDER = Path(__file__).parent / "recipes"
 Tree = dict[str, Any]
@@ -41,7 +42,8 @@ def shipped() -> dict[str, Path]:
 
 
 def locate(recipe: str, beside: Path | None = None) -> Path:
-    """The file of a recipe: a shipped name, a YAML file or a run folder. Relative paths may be meant `beside` a file.
+    """The file of a recipe: a shipped name, a YAML file or a run folder, also one in an object store. Relative paths
+    may be meant `beside` a file.
 
     The name of a shipped recipe is that recipe; write `./name` for a file or folder that has the same name. A file of
     another trainer that is not there is the shipped recipe that stands for it.
@@ -51,6 +53,8 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
         raise UserError(f"which recipe? Give a shipped one ({known}), a YAML file or a run folder")
     if recipe in shipped():
         return shipped()[recipe]
+    if address.is_far(recipe):
+        return copies.located(recipe) / "config.yaml"
     path = (beside.parent if beside else Path()) / Path(recipe).expanduser()
     if path.is_dir():
         if not (path / "config.yaml").is_file():

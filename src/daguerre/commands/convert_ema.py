@@ -11,6 +11,7 @@ from daguerre.checkpoint.store import Store
 from daguerre.commands.generate_model import load, newest
 from daguerre.config import Config
 from daguerre.errors import UserError
+from daguerre.remote import copies
 from daguerre.training import post_hoc
 from daguerre.training.ema import profile_file
 from daguerre.training.state import load_weights
@@ -37,6 +38,7 @@ def run(arguments: list[str]) -> int:
     folder, width, out = read(arguments)
     config = configs.load(str(folder.path)).config
     checkpoint = newest(folder, "latest")
+    copies.bring(folder.path, "all")
     found = rebuilt(folder, config, checkpoint.name, width)
     parts = load(config, checkpoint)
     load_weights(parts.net, {**parts.net.state_dict(), **found.tensors})
@@ -56,7 +58,7 @@ def read(arguments: list[str]) -> tuple[RunFolder, float, Path]:
     unknown = values.keys() - {"width", "out"}
     if unknown:
         raise UserError(f"{', '.join(sorted(unknown))}: convert ema takes width=W and out=FOLDER")
-    folder = RunFolder(Path(given.recipe))
+    folder = RunFolder(copies.located(given.recipe))
     if not given.recipe or not folder.config.is_file():
         raise UserError(f"{given.recipe or 'which run?'}: give a run folder, such as runs/my-run")
     try:
@@ -64,6 +66,8 @@ def read(arguments: list[str]) -> tuple[RunFolder, float, Path]:
     except ValueError:
         raise UserError("width=W must be given, a number such as 0.15") from None
     post_hoc.exponent(width)  # refuses a width that no profile has
+    if "out" not in values and copies.origin(folder.path) is not None:
+        raise UserError(f"where to? Give out=FOLDER, as {given.recipe} is no folder of this machine")
     out = Path(values.get("out", folder.path / f"pipeline-ema-{width:g}"))
     if out.exists():
         raise UserError(f"{out} exists: choose another folder with out=FOLDER")

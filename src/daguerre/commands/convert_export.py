@@ -18,6 +18,7 @@ from daguerre.commands import convert_arguments as given
 from daguerre.commands.generate_model import load, newest
 from daguerre.errors import UserError
 from daguerre.families import single_file_export, weights
+from daguerre.remote import copies
 
 SUMMARY = "a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, or its UNet alone"
 HELP = """\
@@ -72,7 +73,7 @@ def run(arguments: list[str]) -> int:
 def read(arguments: Sequence[str]) -> Request:
     """The source, the form and the place. UserError for what has no effect or cannot be."""
     target, values = given.read(arguments, "convert export", _ALL)
-    source = Path(target).expanduser()
+    source = copies.located(target)
     is_run = bool(target) and (source / "config.yaml").is_file()
     if not is_run and not (bool(target) and (source / "model_index.json").is_file()):
         raise UserError(
@@ -103,13 +104,14 @@ def pipeline(request: Request) -> Iterator[Path]:
     folder = RunFolder(request.source)
     overrides = [f"{name}={request.values[name]}" for name in _OF_RUN[2:] if name in request.values]
     config = configs.load(str(folder.path), overrides).config
+    place = copies.shown(folder.path)
     checkpoint = newest(folder, request.values.get("checkpoint", "latest"))
     asked = given.one_of(request.values, "weights", ("ema", "raw"))
     averaged = "ema" in checkpoint.tensors
     if asked == "ema" and not averaged:
-        raise UserError(f"weights=ema: {checkpoint.name} of {folder.path} keeps no averages; leave it out")
+        raise UserError(f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out")
     raw = asked == "raw" or not averaged
-    print(f"{checkpoint.name} of {folder.path} ({'raw' if raw else 'averaged'} weights)")
+    print(f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)")
     parts = load(config, checkpoint, raw)
     with TemporaryDirectory(prefix=f".{request.out.name}.", dir=request.out.parent) as temporary:
         made = Path(temporary) / "pipeline"

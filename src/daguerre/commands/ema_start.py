@@ -14,6 +14,7 @@ from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.store import Store
 from daguerre.errors import UserError
 from daguerre.families import single_file, weights
+from daguerre.remote import copies
 
 _WRAPPER = "text_model."
 """Stands before the names of text encoders in files of older versions of transformers."""
@@ -45,6 +46,7 @@ def read(path: Path, net: nn.Module) -> dict[str, Tensor]:
 
 def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:
     """All that the place holds, each with its component before its name."""
+    copies.bring(path)
     components = sorted({name.partition(".")[0] for name in known})
     if path.is_file():
         yield from _of_file(path, components, known)

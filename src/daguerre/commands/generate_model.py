@@ -23,6 +23,7 @@ from daguerre.errors import UserError
 from daguerre.families import single_file
 from daguerre.families.settings import SINGLE_FILES
 from daguerre.problems import ConfigError
+from daguerre.remote import address, copies
 from daguerre.training.state import load_weights
 
 _FAMILIES = {"StableDiffusionPipeline": "sd", "StableDiffusionXLPipeline": "sdxl"}
@@ -76,7 +77,7 @@ def find(target: str, place: Sequence[str], base: bool) -> Model:
     if not target:
         known = ", ".join(recipe.shipped())
         raise UserError(f"which run? Give a run folder, such as runs/quickstart, or a recipe ({known})")
-    folder = Path(target).expanduser()
+    folder = copies.located(target)
     if folder.is_file() and folder.suffix in SINGLE_FILES:
         return _of_file(target, folder, place)
     if not folder.is_dir() or target in recipe.shipped():
@@ -100,7 +101,9 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
         if not base:
             raise
         output_dir, run_name = configs.peek(target, [*place, f"run_name={Path(target).stem}"])
-    folder = RunFolder(Path(output_dir).expanduser() / run_name)
+    if address.is_far(output_dir) and base:  # pictures are written to this machine
+        output_dir = "runs"
+    folder = RunFolder(copies.located(f"{output_dir.rstrip('/')}/{run_name}"))
     if folder.config.is_file() and not base:
         return _of_run(target, folder)
     # A recipe whose run takes no updates is there for drawing with the networks as they are.
@@ -121,7 +124,9 @@ def _trains_nothing(target: str) -> bool:
 
 def _of_run(target: str, folder: RunFolder) -> Model:
     trained = configs.load(str(folder.path)).config
-    return Model("run", target, str(folder.path), folder.path / "generated", (), folder, trained)
+    run = copies.origin(folder.path)
+    home = folder.path / "generated" if run is None else Path("runs") / "generated" / run.last
+    return Model("run", target, str(folder.path), home, (), folder, trained)
 
 
 def _base(target: str, source: str, folder: Path, defaults: tuple[str, ...] = ()) -> Model:
@@ -148,7 +153,8 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     above = RunFolder(folder.resolve().parent)
     if above.config.is_file():
         raise UserError(
-            f"{target} is the pipeline of a run: give the run, {above.path}, whose recipe knows how to draw"
+            f"{target} is the pipeline of a run: give the run, {copies.shown(above.path)}, whose recipe knows how to "
+            "draw"
         )
     class_name = _json(folder / "model_index.json").get("_class_name")
     if class_name not in _FAMILIES:
@@ -207,14 +213,14 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
         place = model.name if model.kind == "pipeline" else place
         made_with = {model.kind: place, "model": settings, "objective": config.objective.model_dump(mode="json")}
         return Loading(_said(model, config), made_with, partial(_as_they_are, config))
-    checkpoint = newest(model.run, config.resume_from_checkpoint)
+    checkpoint, place = newest(model.run, config.resume_from_checkpoint), copies.shown(model.run.path)
     averaged = "ema" in checkpoint.tensors
     if weights == "ema" and not averaged:
-        raise UserError(f"weights=ema: {checkpoint.name} of {model.run.path} keeps no averages; leave it out")
+        raise UserError(f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out")
     raw = weights == "raw" or not averaged
-    made_with = {"run": str(model.run.path), "checkpoint": checkpoint.name}
+    made_with = {"run": place, "checkpoint": checkpoint.name}
     made_with |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
-    said = f"{checkpoint.name} of {model.run.path} ({'raw' if raw else 'averaged'} weights)"
+    said = f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)"
     return Loading(said, made_with, partial(load, config, checkpoint, raw))
 
 
@@ -251,20 +257,19 @@ def _as_they_are(config: Config) -> Parts:
 def newest(folder: RunFolder, name: str) -> Checkpoint:
     """The newest checkpoint whose every byte is as saved, or the one of this name, without the optimizer's tensors.
     UserError if there is none."""
-    store = Store(folder.checkpoints)
+    store, place = Store(folder.checkpoints), copies.shown(folder.path)
+    for notice in copies.bring(folder.path, name):
+        print(notice)
     if name != "latest":
         if name not in store.names():
-            raise UserError(
-                f"{folder.path} has no checkpoint {name!r}; it has: {', '.join(store.names()) or 'none yet'}"
-            )
+            raise UserError(f"{place} has no checkpoint {name!r}; it has: {', '.join(store.names()) or 'none yet'}")
         return _without_optimizer(store, folder.checkpoints / name)
     found = store.newest_verified()
     for notice in found.notices:
         print(notice)
     if found.path is None:
         raise UserError(
-            f"{folder.path} has no checkpoint yet: wait for its first save, or go on with "
-            f"`daguerre train {folder.path}`"
+            f"{place} has no checkpoint yet: wait for its first save, or go on with `daguerre train {place}`"
         )
     return _without_optimizer(store, found.path)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import webbrowser
-from pathlib import Path
 
+from daguerre.data.store_errors import StoreError
 from daguerre.errors import UserError
+from daguerre.remote import copies
 from daguerre.report import page
 
 SUMMARY = "write the page about a run: report.html in its folder"
@@ -17,6 +18,7 @@ each save too; this makes it anew, of a run in progress as well.
 
   daguerre report runs/quickstart
   daguerre report runs/quickstart --open         and show it in the browser
+  daguerre report s3://bucket/runs/quickstart    of a run in an object store; the page is written there, too
 """
 
 
@@ -28,7 +30,11 @@ def run(arguments: list[str]) -> int:
         got = " ".join(arguments) or "nothing"
         raise UserError(f"`daguerre report` takes one run folder, and --open if you like; got {got}")
     try:
-        path = page.write(Path(folders[0]))
+        folder = copies.located(folders[0])
+        path = page.write(folder)
+        copies.send(folder, path.name)
+    except StoreError as error:
+        print(f"the page is on this machine alone: {error.told}")
     except OSError as error:
         raise UserError(
             f"cannot write the report of {folders[0]}: {error.strerror}. "

@@ -22,6 +22,7 @@ from daguerre.config import Change, Config
 from daguerre.errors import UserError
 from daguerre.parallel.start import Processes
 from daguerre.problems import shown
+from daguerre.remote import copies
 from daguerre.training.sinks import cut_after
 from daguerre.training.state import TrainState, adopt
 
@@ -63,8 +64,8 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
         return {"global_batch_size": None, "allowed": []}
     if config.resume_from_checkpoint == "never":
         raise UserError(
-            f"{folder.path} holds a run already, and resume_from_checkpoint=never: give this run another run_name, "
-            "or leave it out to go on with that one"
+            f"{copies.shown(folder.path)} holds a run already, and resume_from_checkpoint=never: give this run another "
+            "run_name, or leave it out to go on with that one"
         )
     old = configs.load(str(folder.path)).config
     allowed = refuse_other_recipe(old, config, folder)
@@ -89,11 +90,11 @@ def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> list[Cha
     changes = [change for change in changes if change not in allowed]
     if not changes:
         return allowed
-    lines = [f"  {_told(change)}" for change in changes]
+    lines, place = [f"  {_told(change)}" for change in changes], copies.shown(folder.path)
     raise UserError(
-        f"{folder.path} holds a run of another recipe; it differs in\n" + "\n".join(lines) + "\n"
+        f"{place} holds a run of another recipe; it differs in\n" + "\n".join(lines) + "\n"
         "Give the new run another run_name, repeat the command that began this one, or, to start from its weights, "
-        f"use another run_name with init_from={folder.path}. To go on all the same, with another setting from here on: "
+        f"use another run_name with init_from={place}. To go on all the same, with another setting from here on: "
         f"allow_change='[{', '.join(change.path for change in changes)}]'"
     )
 
@@ -129,26 +130,27 @@ def first_averages(net: nn.Module, beginning: Beginning, config: Config) -> dict
     """Whole weights from which the averages of a fresh run start, where the recipe names some; the net is whole."""
     if beginning.checkpoint is not None or config.ema.path is None:
         return None
-    return dict(ema_start.read(Path(config.ema.path), net))
+    return dict(ema_start.read(copies.located(config.ema.path), net))
 
 
 def _other_weights(net: nn.Module, init_from: str) -> list[str]:
-    other = RunFolder(Path(init_from))
+    other = RunFolder(copies.located(init_from))
+    notices, place = copies.bring(other.path), f"{copies.shown(other.path)}/checkpoints"
     found = Store(other.checkpoints).newest_verified()
     if found.path is None:
         raise UserError(
-            f"init_from={init_from}: there is no checkpoint in {other.checkpoints}; train that run first, or "
+            f"init_from={init_from}: there is no checkpoint in {place}; train that run first, or "
             "give the folder of another"
         )
-    notices = adopt(net, Store(other.checkpoints).load(found.path).tensors)
-    return [*found.notices, f"starting from the weights of {found.path}", *notices]
+    notices += [*found.notices, f"starting from the weights of {place}/{found.path.name}"]
+    return [*notices, *adopt(net, Store(other.checkpoints).load(found.path).tensors)]
 
 
 def foreseen(config: Config) -> list[str]:
     """What a fresh run would start from, for people; nothing is read but the names of checkpoints."""
     if config.init_from is None:
         return []
-    names = Store(RunFolder(Path(config.init_from)).checkpoints).names()
+    names = copies.names(config.init_from) or Store(RunFolder(Path(config.init_from)).checkpoints).names()
     newest = f"{names[-1]} of {config.init_from}" if names else f"{config.init_from}, which has no checkpoint yet"
     return [f"a new run starts from the weights of {newest} (init_from)"]
 

@@ -14,6 +14,7 @@ from daguerre.commands import homes
 from daguerre.errors import SaidElsewhere, UserError
 from daguerre.parallel import world
 from daguerre.recipe import shipped
+from daguerre.remote import address
 
 SUMMARY = "train a recipe, or go on with a run that was stopped"
 HELP = """\
@@ -26,9 +27,10 @@ goes on where the run was stopped, and says so if it is finished. Ctrl-C (or SIG
   daguerre train quickstart run_name=mine seed=1 optimizer.learning_rate=5e-4
   daguerre train quickstart data.source=folder data.path=pictures
   daguerre train quickstart --dry-run            say what would happen, and stop
+  daguerre train quickstart output_dir=s3://bucket/runs      the run folder in an object store
 
 Often set
-  run_name, output_dir         the run folder is {output_dir}/{run_name}
+  run_name, output_dir         the run folder is {output_dir}/{run_name}, also under s3:// or gs://
   seed                         all random numbers follow from it and the samples' ids
   training.duration            "20k steps", "1.5M samples" or "3 epochs"
   training.global_batch_size   samples of one update
@@ -80,6 +82,11 @@ def own_place(target: str, given: Sequence[str]) -> list[str]:
 
     None where the target is no run folder, or where the command names another place: that is a new run of its recipe.
     """
+    if address.is_far(target):
+        above, _, name = address.checked(target).rpartition("/")
+        return (
+            [] if configs.peek(target, given) != configs.peek(target) else [f"output_dir={above}", f"run_name={name}"]
+        )
     path = Path(target).expanduser()
     if not target or target in shipped() or not path.is_dir() or configs.peek(target, given) != configs.peek(target):
         return []

@@ -22,7 +22,7 @@ from daguerre.data.store_errors import StoreError
 from daguerre.errors import UserError
 from daguerre.remote import export, lock, mirror
 from daguerre.remote.address import is_far
-from daguerre.remote.home import working_folder
+from daguerre.remote.home import WORKS_FOR, working_folder
 from daguerre.remote.prefix import Prefix, prefix
 from daguerre.remote.shelf import Shelf, unreadable
 
@@ -71,9 +71,20 @@ def origin(folder: Path) -> Prefix | None:
 
 
 def shown(folder: Path) -> str:
-    """What people are shown of a run folder: of a copy, where it is from."""
-    run = origin(folder)
-    return str(folder) if run is None else run.name
+    """What people are shown of a run folder: of a copy, and of the one that a far run works in, where that is."""
+    for name in (_ORIGIN, WORKS_FOR):
+        if (folder / name).is_file():
+            return Prefix(json.loads((folder / name).read_bytes())["url"]).name
+    return str(folder)
+
+
+def names(text: str) -> list[str]:
+    """Names of the checkpoints of a run in a store, oldest first; nothing for a path. UserError."""
+    if not is_far(text):
+        return []
+    run = prefix(text)
+    with _told(run, Path()):
+        return Shelf(run / "checkpoints").names()
 
 
 def bring(folder: Path, name: str = "latest") -> list[str]:

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from daguerre import user_cache
+from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.run_folder import RunFolder, RunFolderError
 from daguerre.data.store_errors import StoreError
@@ -18,6 +19,9 @@ from daguerre.remote.lock import Lock
 from daguerre.remote.mirror import Mirror
 from daguerre.remote.prefix import Prefix
 from daguerre.remote.shelf import told
+
+WORKS_FOR = ".works-for.json"
+"""In a working folder: the address of its run."""
 
 
 @dataclass
@@ -52,6 +56,7 @@ class RemoteHome:
         RunFolderHeld, RunFolderError.
         """
         with self.folder.hold():
+            write_json_atomically(self.folder.path / WORKS_FOR, {"url": self.run.url})
             self._lock = Lock(self.run, lambda text: self.say(text))
             with _explained(self.run):
                 holding = self._lock.held()
