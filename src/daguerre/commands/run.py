@@ -32,6 +32,7 @@ from daguerre.data.skips import Skips
 from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
 from daguerre.parallel.start import Processes
+from daguerre.parallel.watchdog import may_come_from_others
 from daguerre.report import page
 from daguerre.settings import Duration
 from daguerre.training import device, loop, memory
@@ -149,6 +150,8 @@ class FailureOnRecord:
     ) -> None:
         if error is None:
             return
+        if self._run.processes.world.size > 1 and may_come_from_others(error):
+            return  # a watchdog writes the root cause
         # On a full disk these fail too; the first error is the one to show.
         with suppress(OSError, UserError):
             self._run.status("failed", reason=f"{type(error).__name__}: {error}")
