@@ -125,7 +125,7 @@ class Queue:
             (programs / name).write_text(f"#!{sys.executable}\n{fake}")
             (programs / name).chmod(0o755)
         self.environ = {
-            **os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_FOLDER": str(self.work), 
+            **os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_FOLDER": str(self.work),
             "SLURM_JOB_ID": "4711", "SLURM_NNODES": str(nodes), "SLURM_NTASKS_PER_NODE": str(tasks),
             "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": str(nodes * tasks), "SLURM_CPUS_PER_TASK": "1",
         }  # fmt: skip

@@ -17,9 +17,10 @@ from tiny_runs import assert_equal, outcome
 from daguerre import cli, errors
 
 LONGER = (
-    "training.duration=40 steps",
-    "checkpoint.every=20 steps",
-    "validation.every=20 steps",
+    "training.per_device_batch_size=1",
+    "training.duration=20 steps",
+    "checkpoint.every=10 steps",
+    "validation.every=10 steps",
     "logging.every=2 steps",
 )
 
@@ -66,7 +67,7 @@ def test_a_job_whose_time_is_up_goes_on_by_itself(tmp_path: Path, tasks: int):
         said = status(tmp_path / "runs")
         assert (said["state"], said["reason"]) == ("saved", "stopped by SIGUSR1")
         steps.append(said["step"])
-    assert 0 < steps[0] < steps[1] < 30
+    assert 0 < steps[0] < steps[1] < 20
     assert job.turn().wait(120) == 0, job.log()
     assert f"going on from step-{steps[1]:08d}" in job.log()
     assert not job.asked_again()
@@ -74,3 +75,172 @@ def test_a_job_whose_time_is_up_goes_on_by_itself(tmp_path: Path, tasks: int):
     expected = uninterrupted(tmp_path / "whole", tasks)
     forget_the_stop(tmp_path / "runs", expected)
     assert_equal(tmp_path / "runs" / "tiny", expected)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What an uninterrupted run of two processes comes to."""
+    return uninterrupted(tmp_path_factory.mktemp("whole"), 2)
+
+
+def goes_on(folder: Path, expected: dict) -> None:
+    """The same command ends equal to the bit with a run that nothing interrupted."""
+    with Launched(folder, 2, *LONGER) as run:
+        assert run.codes(300) == [errors.DONE] * 2, run.log()
+    assert status(folder)["state"] == "finished"
+    forget_the_stop(folder, expected)
+    assert_equal(folder / "tiny", expected)
+
+
+def test_a_signal_to_one_rank_saves_all_of_them(tmp_path: Path):
+    """The fast one: the time of a job is up."""
+    with Launched(tmp_path, 2, *LONGER, "sampling.num_images=0", "checkpoint.export=false") as run:
+        run.reached("training", 3)
+        run.send(signal.SIGUSR1, to=[1])
+        assert run.codes(60) == [errors.PREEMPTED] * 2, run.log()
+        assert "Traceback" not in run.log()
+    said = status(tmp_path)
+    assert (said["state"], said["reason"]) == ("saved", "stopped by SIGUSR1")
+    assert (tmp_path / "tiny" / "checkpoints" / f"step-{said['step']:08d}" / "manifest.json").exists()
+    assert 3 <= said["step"] <= 6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("phase", "number", "to"),
+    [
+        ("training", signal.SIGTERM, (0, 1)),
+        ("training", signal.SIGINT, (0,)),
+        ("validating", signal.SIGUSR1, (0, 1)),
+        ("saving", signal.SIGTERM, (1,)),
+        ("saving", signal.SIGINT, (0, 1)),
+        ("drawing", signal.SIGUSR1, (0,)),
+        ("drawing", signal.SIGTERM, (1,)),
+    ],
+)
+def test_signals_in_any_phase(tmp_path: Path, expected: dict, phase: str, number: signal.Signals, to: tuple[int, ...]):
+    with Launched(tmp_path, 2, *LONGER, LINGER=phase) as run:
+        run.reached(phase, 4 if phase == "training" else 1, by=[0] if phase == "drawing" else None)
+        run.send(number, to)
+        assert run.codes(90) == [128 + number] * 2, run.log()
+        assert run.alive() == []
+        assert "Traceback" not in run.log()
+    said = status(tmp_path)
+    assert (said["state"], said["reason"]) == ("saved", f"stopped by {number.name}")
+    assert said["step"] <= (7 if phase == "training" else 11)
+    goes_on(tmp_path, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signals_to_torchruns_agent(tmp_path: Path, expected: dict, number: signal.Signals):
+    """It hands them on, and exits 1 whatever its workers say."""
+    options = ["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+    with Launched(tmp_path, 2, *LONGER, torchrun=options) as run:
+        run.reached("training", 3)
+        run.send(number)
+        assert run.codes(60) == [1], run.log()
+        assert run.alive() == []
+    assert (status(tmp_path)["state"], status(tmp_path)["reason"]) == ("saved", f"stopped by {number.name}")
+    goes_on(tmp_path, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
+def test_torchruns_agent_dies(tmp_path: Path, expected: dict, number: signal.Signals):
+    """Killed, or by a signal that it was not told to handle: its workers save and go."""
+    with Launched(tmp_path, 2, *LONGER, torchrun=[]) as run:
+        run.reached("training", 3)
+        run.send(number)
+        assert run.codes(10) == [-number], run.log()
+        deadline = time.monotonic() + 30
+        while run.alive():
+            assert time.monotonic() < deadline, run.log()
+            time.sleep(0.05)
+    assert (status(tmp_path)["state"], status(tmp_path)["reason"]) == ("saved", "stopped by SIGTERM")
+    goes_on(tmp_path, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("after_seconds", [0.0, 3.0, 6.0, 9.0])
+def test_a_signal_before_anything_was_trained(tmp_path: Path, expected: dict, after_seconds: float):
+    """While modules are imported, ranks meet or networks are built: nobody stays, and nothing is harmed."""
+    with Launched(tmp_path, 2, *LONGER, torchrun=[]) as run:
+        while not (tmp_path / "pid-1").exists():
+            time.sleep(0.02)
+        time.sleep(after_seconds)
+        run.send(signal.SIGTERM)
+        assert run.codes(60) == [1], run.log()
+        assert run.alive() == []
+    if (tmp_path / "tiny" / "status.json").exists():
+        assert status(tmp_path)["state"] == "saved"
+    goes_on(tmp_path, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("victim", "phase"), [(0, "training"), (1, "training"), (1, "saving"), (1, "drawing")])
+def test_a_rank_that_is_killed(tmp_path: Path, expected: dict, victim: int, phase: str):
+    """All are gone in ten seconds, and the root cause is the first word of the log."""
+    with Launched(tmp_path, 2, *LONGER, LINGER="" if phase == "training" else phase) as run:
+        run.reached(phase, 4 if phase == "training" else 1, by=[0] if phase == "drawing" else None)
+        pid, began = run.pid(victim), time.monotonic()
+        run.send(signal.SIGKILL, to=[victim])
+        codes = run.codes(10)
+        print(f"rank {victim} killed while {phase}: all gone after {time.monotonic() - began:.1f} s")
+        assert codes == [-9 if rank == victim else errors.LOST for rank in range(2)], run.log()
+    said = (tmp_path / f"log-{1 - victim}").read_text()
+    first = next(line for line in said.splitlines() if line.startswith("daguerre:"))
+    assert f"rank {victim} (" in first
+    assert f"process {pid}) is gone" in first
+    assert "Traceback" not in said
+    assert status(tmp_path)["state"] == "failed"
+    assert f"rank {victim} (" in status(tmp_path)["reason"]
+    goes_on(tmp_path, expected)
+
+
+QUICK = ("distributed.stuck_seconds=4", "distributed.silent_seconds=3")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_stopped(tmp_path: Path, expected: dict, victim: int):
+    with Launched(tmp_path, 2, *LONGER, *QUICK) as run:
+        run.reached("training", 4)
+        run.send(signal.SIGSTOP, to=[victim])
+        codes = run.codes(30)
+        assert codes[1 - victim] == errors.LOST, run.log()
+        assert run.alive() == []
+    assert f"rank {victim} stopped by a signal (SIGSTOP)" in (tmp_path / f"log-{1 - victim}").read_text()
+    assert stacks(tmp_path) == ["rank-00000.txt", "rank-00001.txt"]
+    goes_on(tmp_path, expected)
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs(tmp_path: Path, expected: dict):
+    """The other waits for it in a sum; both say where they stand."""
+    with Launched(tmp_path, 2, *LONGER, *QUICK, HANG="training 1 5") as run:
+        assert run.codes(120) == [errors.STUCK] * 2, run.log()
+    said = (tmp_path / "log-0").read_text()
+    assert "s (stuck_seconds): rank 1 (" in said
+    assert stacks(tmp_path) == ["rank-00000.txt", "rank-00001.txt"]
+    assert "in marked" in (tmp_path / "tiny" / "stacks" / "rank-00001.txt").read_text()
+    assert (status(tmp_path)["state"], status(tmp_path)["reason"][:5]) == ("failed", "stuck")
+    goes_on(tmp_path, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_fails(tmp_path: Path, expected: dict, victim: int):
+    with Launched(tmp_path, 2, *LONGER, FAIL=f"training {victim} 5") as run:
+        codes = run.codes(60)
+        assert codes == [1 if rank == victim else errors.LOST for rank in range(2)], run.log()
+    assert "ZeroDivisionError: of its own" in (tmp_path / f"log-{victim}").read_text()
+    other = (tmp_path / f"log-{1 - victim}").read_text()
+    assert f"rank {victim} (" in next(line for line in other.splitlines() if line.startswith("daguerre:"))
+    assert "ZeroDivisionError: of its own" in status(tmp_path)["reason"]
+    goes_on(tmp_path, expected)
+
+
+def stacks(folder: Path) -> list[str]:
+    """The files in which threads wrote where they stand."""
+    return sorted(path.name for path in (folder / "tiny" / "stacks").iterdir())
