@@ -254,7 +254,8 @@ def evaluate(run: Run, metric: str) -> None:
 
 def where(run: Run) -> str:
     """Where a person finds what was made."""
-    return f"pictures: {run.folder.samples}, pipeline: {run.folder.pipeline}, report: {run.folder.report}"
+    place = copies.shown(run.folder.path)
+    return f"pictures: {place}/samples, pipeline: {place}/pipeline, report: {place}/report.html"
 
 
 def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
