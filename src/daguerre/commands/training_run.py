@@ -33,6 +33,7 @@ from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
 from daguerre.families.family import Family, TextToImage
 from daguerre.parallel import world
+from daguerre.remote import copies
 from daguerre.training import device, loop, memory, validation
 from daguerre.training.optimizers import optimizer
 from daguerre.training.sinks import read_metrics
