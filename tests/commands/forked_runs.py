@@ -1,0 +1,104 @@
+"""Runs of `daguerre train` on several processes: forked from one that has loaded everything, so that each starts at once.
+
+As a program: python forked_runs.py PLAN.json, which lists runs, one after the other:
+{"size": processes, "nodes": 1, "arguments": ["train", ...], "seen": FILE}. Each process writes the names of the samples
+that it trained on to FILE-RANK, a line an update. The exit codes come as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from daguerre import cli
+from daguerre.commands import training_run  # noqa: F401 (loaded once, before the forks)
+from daguerre.training import step
+from daguerre.training.state import TrainState
+
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def together(folder: Path, runs: Sequence[dict[str, Any]], seconds: float = 500.0) -> list[list[int]]:
+    """The exit codes of the processes of each run."""
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(list(runs)))
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, __file__, str(plan)],
+        capture_output=True, text=True, timeout=seconds, env={**environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(folder: Path, name: str, size: int, *overrides: str, recipe: str, **more: Any) -> dict[str, Any]:
+    """A run of the plan, in the folder's `NAME`."""
+    place = [f"output_dir={folder}", f"run_name={name}"]
+    return {"size": size, "arguments": ["train", recipe, *place, *overrides], "seen": str(folder / f"{name}.seen"), **more}
+
+
+def samples(folder: Path, name: str, size: int) -> list[list[str]]:
+    """The samples of each update of a run, sorted: each process saw a part."""
+    parts = [(folder / f"{name}.seen-{rank}").read_text().splitlines() for rank in range(size)]
+    return [sorted(set(",".join(lines).split(","))) for lines in zip(*parts, strict=True)]
+
+
+def _record_samples(path: str) -> None:
+    original = step.update
+
+    def update(state: TrainState, micro_batches: Any, *rest: Any, **named: Any) -> Any:
+        names = [f"{n}:{k}" for b in micro_batches for n, k in zip(b.names, b.keys[:, 1].tolist(), strict=True)]
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(",".join(names) + "\n")
+        return original(state, micro_batches, *rest, **named)
+
+    step.update = update
+
+
+def _process(one: dict[str, Any], rank: int, port: int) -> int:
+    size = one["size"]
+    if size > 1:
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    log = os.open(f"{one['seen']}.log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    _record_samples(f"{one['seen']}-{rank}")
+    return cli.run(one["arguments"])
+
+
+def _forked(one: dict[str, Any]) -> list[int]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    pids = []
+    for rank in range(one["size"]):
+        if (pid := os.fork()) == 0:
+            code = 70
+            try:
+                code = _process(one, rank, port)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def main(plan: str) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print(json.dumps([_forked(one) for one in json.loads(Path(plan).read_text())]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
