@@ -19,6 +19,13 @@ from daguerre.types import Batch
 
 STEPS = 6
 LEARNING_RATE = 1e-4
+PLAIN: dict[str, dict[str, Any]] = {
+    "training": {"kernels": "plain", "channels_last": False},
+    "optimizer": {"one_pass": False},
+}
+"""Computed by the operators that a plain loop has, in its order, so that rounding is the same."""
+FAST = ("training.kernels=auto", "training.channels_last=auto", "optimizer.one_pass=true")
+"""Onto the command line: what these settings are by default."""
 RECIPE: dict[str, Any] = {
     "run_name": "recorded",
     "data": {
@@ -29,8 +36,9 @@ RECIPE: dict[str, Any] = {
         "caption_dropout": 0.25,
         "held_out_fraction": 0.0,
     },
-    "training": {"duration": f"{STEPS} steps", "global_batch_size": 4, "device": "cpu", "mixed_precision": "no"},
-    "optimizer": {"learning_rate": LEARNING_RATE},
+    "training": {"duration": f"{STEPS} steps", "global_batch_size": 4, "device": "cpu", "mixed_precision": "no"}
+    | PLAIN["training"],
+    "optimizer": {"learning_rate": LEARNING_RATE} | PLAIN["optimizer"],
     "lr_scheduler": {"name": "cosine", "warmup": "2 steps"},
     "ema": {"decay": 0.9},
     "checkpoint": {"every": "6 steps", "export": False},

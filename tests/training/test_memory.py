@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from daguerre import errors
+from daguerre.kernels import adamw_ema
 from daguerre.training import memory, step
 from daguerre.training.memory import OutOfMemory
 
@@ -100,10 +101,10 @@ def test_an_attempt_moves_no_weight_and_takes_what_an_optimizer_will_take(toy):
 def test_an_optimizer_without_room_does_not_fit(toy, monkeypatch):
     state = toy.state()
 
-    def full():
+    def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(state.optimizer.parts[0].optimizer, "step", full)
+    monkeypatch.setattr(adamw_ema, "move", full)
     assert not memory.update_fits(state, toy.batch(0), toy.loss_fn, nullcontext)
 
 

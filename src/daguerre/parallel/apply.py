@@ -8,7 +8,7 @@ the one thing that changes, the order of rows in layers whose two halves are spl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,12 @@ def _tensor_parallel(
 
 
 def _is_gated(net: nn.Module, name: str) -> bool:
-    return type(net.get_submodule(name.rpartition(".")[0])).__name__ in _GATED
+    return _is_one(net.get_submodule(name.rpartition(".")[0]), _GATED)
+
+
+def _is_one(module: nn.Module, names: Collection[str]) -> bool:
+    """Whether its class has one of these names, or is made of one that has: kernels stand in for a network's own."""
+    return any(kind.__name__ in names for kind in type(module).__mro__)
 
 
 @torch.no_grad()
@@ -110,7 +115,7 @@ def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMes
         for parameter in net.parameters():
             parameter.data = parameter.data.contiguous()  # FSDP2 cuts no other
     # The components, too, as they are called by themselves as well: a text encoder that is trained reads prompts.
-    units = [m for m in net.modules() if type(m).__name__ in UNITS]
+    units = [m for m in net.modules() if _is_one(m, UNITS)]
     components = [m for m in net.children() if m not in units and any(True for _ in m.parameters())]
     for module in [*units, *components, net]:
         fully_shard(module, mesh=devices, shard_placement_fn=placement)

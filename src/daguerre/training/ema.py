@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.training import post_hoc, rounding
+from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.settings import EMASettings
 
 
@@ -57,10 +58,15 @@ class EMA:
 
         return cls(settings, parameters, copy() if settings.enabled else {}, {w: copy() for w in settings.post_hoc})
 
-    def update(self, step: int) -> None:
-        """Moves the averages after update `step` (from 1)."""
+    def next(self, step: int) -> Average | None:
+        """The average to evaluate with and how it moves after update `step` (from 1); None where it stands still."""
+        share = 1.0 - decay_at(self.settings, step) if self.settings.enabled else 0.0
+        return Average({self.parameters[name]: a for name, a in self.averages.items()}, share) if share else None
+
+    def update(self, step: int, moved: bool = False) -> None:
+        """Moves the averages after update `step` (from 1); `moved`: that of `next` has been moved."""
         decay = decay_at(self.settings, step)
-        if self.settings.enabled and decay < 1:
+        if self.settings.enabled and decay < 1 and not moved:
             self._move(self.averages, 1.0 - decay)
         for width, profile in self.profiles.items():
             self._move(profile, 1.0 - post_hoc.decay_at(step, post_hoc.exponent(width)))

@@ -87,6 +87,15 @@ class TrainState:
         averages, scaler, meter = EMA.of(ema, trained), precision.scaler(device), Meter(device, sharding)
         return cls(net, trained, moving, averages, objective, meter, scaler=scaler, sharding=sharding, seed=seed)
 
+    def move(self, learning_rate: float, skip: Tensor, factor: Tensor | None) -> None:
+        """One update of weights, moments and averages by the gradients times `factor`, which are dropped; where `skip`,
+        weights and moments stay, and the averages go on around them."""
+        average = self.ema.next(self.step + 1)
+        moved = self.optimizer.step(learning_rate, skip, factor, self.step, average)
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.ema.update(self.step, moved)
+
     def dropout_seed(self) -> int:
         """What dropout inside the net draws from in the next update: the one thing of chance that another cut of the
         batches changes."""

@@ -46,12 +46,9 @@ def update(
     state.meter.add_common("gradient_norm", norm)
     finite = torch.isfinite(loss) & torch.isfinite(norm)
     skip = torch.logical_not(finite) if valid else torch.ones_like(finite)
-    state.optimizer.step(learning_rate, skip, factor, state.step)
-    state.optimizer.zero_grad()
-    state.step += 1
+    state.move(learning_rate, skip, factor)
     state.samples += valid
     state.slots += sum(len(batch.names) for batch in micro_batches) * sharding.ranks
-    state.ema.update(state.step)
     return finite | state.scaler.moved(loss, norm)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 
+from daguerre.settings import ELASTIC
 from daguerre.training.optimizers.groups import Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import Part
 from daguerre.training.settings import OptimizerSettings
@@ -26,12 +28,16 @@ class Settings(OptimizerSettings):
     """Decay of the second moment."""
     epsilon: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
+    one_pass: bool = Field(True, json_schema_extra=ELASTIC)
+    """Clipping, update and moving average of float32 weights in one pass over memory, on a GPU by one kernel; off: one
+    after the other. The numbers are the same up to rounding."""
 
 
 def build(settings: Settings, trained: Parameters) -> list[Part]:
     """One part; its kernel takes a flag on the device that leaves out an update without asking the host."""
     groups = decay_groups(settings, trained)
-    return [part(groups, settings.learning_rate, (settings.beta1, settings.beta2), settings.epsilon)]
+    found = part(groups, settings.learning_rate, (settings.beta1, settings.beta2), settings.epsilon)
+    return [replace(found, one_pass=settings.one_pass)]
 
 
 def part(groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float], epsilon: float) -> Part:

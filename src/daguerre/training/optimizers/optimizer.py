@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from daguerre import plugins
-from daguerre.training.optimizers import groups
+from daguerre.training.optimizers import groups, one_pass
+from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.rounding import Rounding, widened
 from daguerre.training.settings import OptimizerSettings
 
@@ -39,6 +40,8 @@ class Part:
     """Entries of its state that are never saved: they follow from the parameter."""
     averaged: Callable[[Tensor, Mapping[str, Any]], Tensor] | None = None
     """The averaged value that belongs to a parameter and its state, for an optimizer that averages by itself."""
+    one_pass: bool = False
+    """It is AdamW, which clips and moves the averages in the same pass."""
     elementwise: bool = False
     """It moves each number by its own gradient and moments alone: devices can each move a part of a parameter."""
     groups_together: bool = False
@@ -129,8 +132,13 @@ class InPlace:
         """As `Part.begin`."""
         part.begin()
 
-    def step(self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int]) -> None:
-        """One update with the gradients times `factor`."""
+    def step(
+        self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int], average: Average | None
+    ) -> None:
+        """One update with the gradients times `factor`; `average` follows where the part does that."""
+        if part.one_pass:
+            one_pass.move(part.optimizer, skip, factor, average)
+            return
         gradients = [p.grad for p in part.parameters if p.grad is not None]
         if factor is not None and gradients:
             torch._foreach_mul_(gradients, factor)
@@ -149,7 +157,9 @@ class Rounded:
             with widened(part.parameters, None, self.rounding, 0, index):
                 part.begin()
 
-    def step(self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int]) -> None:
+    def step(
+        self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int], average: Average | None
+    ) -> None:
         """One update, group by group; `key` (of the update and the part) decides how each number is rounded."""
         update, number = key
         for index in part.in_turn():
@@ -165,16 +175,26 @@ class Optimizer:
     weights: InPlace | Rounded = field(default_factory=InPlace)
     """How their updates are computed."""
 
-    def step(self, learning_rate: float, skip: Tensor, factor: Tensor | None = None, number: int = 0) -> None:
+    def step(
+        self,
+        learning_rate: float,
+        skip: Tensor,
+        factor: Tensor | None = None,
+        number: int = 0,
+        average: Average | None = None,
+    ) -> bool:
         """Update `number` of all parameters, unless `skip` (0-dim bool on the device): that leaves weights and moments.
 
-        `factor` multiplies the gradients; None for one. They are spent afterwards.
+        `factor` multiplies the gradients; None for one. They are spent afterwards. Returns whether `average` was moved,
+        too, as it is where one pass over memory does both.
         """
+        together = isinstance(self.weights, InPlace) and all(part.one_pass for part in self.parts)
         for index, part in enumerate(self.parts):
             for group in part.optimizer.param_groups:
                 group["lr"] = learning_rate * group["share"]
             with torch.no_grad():
-                self.weights.step(part, skip, factor, (number, index))
+                self.weights.step(part, skip, factor, (number, index), average if together else None)
+        return together and average is not None
 
     def learning_rates(self) -> dict[str, float]:
         """Those of the latest update, of the parameters that have one of their own, by its pattern."""
@@ -192,6 +212,7 @@ class Optimizer:
     def tensors(self) -> dict[str, Tensor]:
         """The state by `index.name`, in the order of the parameters, and by `group.index.name` what groups count."""
         found: dict[str, Tensor] = {}
+        shared: set[int] = set()
         begun = any(part.optimizer.state.get(p) for part in self.parts for p in part.parameters)
         for prefix, entry, part in self._entries():
             if begun and not entry:
@@ -200,7 +221,8 @@ class Optimizer:
                 if name in part.constants or (prefix.startswith("group") and name not in part.counters):
                     continue
                 if isinstance(value, Tensor):
-                    found[f"{prefix}.{name}"] = value
+                    found[f"{prefix}.{name}"] = value.clone() if id(value) in shared else value
+                    shared.add(id(value))
                 else:
                     kind = torch.int64 if isinstance(value, int) else torch.float64
                     found[f"{prefix}.{name}{_NUMBER}"] = torch.tensor(value, dtype=kind)

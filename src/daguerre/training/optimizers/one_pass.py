@@ -1,0 +1,83 @@
+"""AdamW, clipping and the moving average in one pass over memory, on the state of torch's own AdamW.
+
+The state keeps torch's names and values, so that a checkpoint does not know which of the two computed it. The count of
+updates is one tensor for all parameters that have seen the same updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from daguerre.kernels import adamw_ema
+
+
+@dataclass(frozen=True)
+class Average:
+    """What follows the weights."""
+
+    tensors: Mapping[nn.Parameter, Tensor]
+    """The average of each parameter, float32."""
+    share: float
+    """How much of the new weights it takes in."""
+
+
+def move(optimizer: torch.optim.Optimizer, skip: Tensor, factor: Tensor | None, average: Average | None) -> None:
+    """One update of all groups with the gradients times `factor`, unless `skip`, and of the averages in any case."""
+    for group in optimizer.param_groups:
+        (beta1, beta2), share = group["betas"], average.share if average else 0.0
+        rule = adamw_ema.Rule(group["lr"], group["weight_decay"], beta1, beta2, group["eps"], share)
+        for step, some in _by_count(optimizer, [p for p in group["params"] if p.grad is not None]):
+            adamw_ema.move(_tensors(optimizer, step, some, average), rule, skip, factor)
+        still = [p for p in group["params"] if p.grad is None]
+        if average and still:
+            torch._foreach_lerp_([average.tensors[p] for p in still], still, average.share)
+
+
+def _tensors(
+    optimizer: torch.optim.Optimizer, step: Tensor, some: Sequence[nn.Parameter], average: Average | None
+) -> adamw_ema.Tensors:
+    states = [optimizer.state[p] for p in some]
+    return adamw_ema.Tensors(
+        some,
+        [p.grad for p in some if p.grad is not None],
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        step,
+        [average.tensors[p] for p in some] if average else (),
+    )
+
+
+def _by_count(
+    optimizer: torch.optim.Optimizer, moved: Sequence[nn.Parameter]
+) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
+    """The parameters of a group that move now, by their count of updates, which each of them then shares."""
+    states: list[dict[str, Any]] = [optimizer.state[p] for p in moved]
+    begun = {id(state["step"]): state["step"] for state in states if state}
+    if len(begun) > 1:  # one tensor each, as loaded
+        values = torch.stack(list(begun.values())).tolist()
+        first = dict(zip(reversed(values), reversed(begun.values()), strict=True))
+        begun = {key: first[value] for key, value in zip(begun, values, strict=True)}
+    fresh = None
+    together: dict[int, tuple[Tensor, list[nn.Parameter]]] = {}
+    for p, state in zip(moved, states, strict=True):
+        if not state:
+            fresh = torch.zeros((), dtype=torch.float32, device=p.device) if fresh is None else fresh
+            state |= {"step": fresh, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        else:
+            state["step"] = begun[id(state["step"])]
+        together.setdefault(id(state["step"]), (state["step"], []))[1].append(p)
+    _leave(optimizer, moved, [step for step, _ in together.values()])
+    yield from together.values()
+
+
+def _leave(optimizer: torch.optim.Optimizer, moved: Sequence[nn.Parameter], counts: Sequence[Tensor]) -> None:
+    """Parameters without a gradient now keep a count of their own: that of the others goes on."""
+    own, shared = set(moved), {id(count) for count in counts}
+    for p, state in optimizer.state.items():
+        if p not in own and state and id(state["step"]) in shared:
+            state["step"] = state["step"].clone()
