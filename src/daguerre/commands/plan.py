@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import torch
 from pydantic import Field, field_validator
 
 from daguerre import config as configs
 from daguerre import overrides
-from daguerre.commands import data_arguments, plan_bytes, plan_text
-from daguerre.commands.parts import outline
-from daguerre.config import Config
+from daguerre.commands import data_arguments, plan_bytes, plan_target, plan_text
 from daguerre.settings import Settings
 from daguerre.training.settings import bytes_of
 
@@ -62,42 +58,28 @@ def run(arguments: list[str]) -> int:
     options, rest = data_arguments.own_options(given.overrides, Options)
     loaded = configs.load(given.recipe, rest)
     mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
-    config = meant_for(loaded.config, options)
-    parts = outline(config)
-    counted = plan_bytes.count(config, parts, mesh)
+    target = plan_target.of(loaded.config, mesh, options.card)
+    parts = target.parts()
+    counted = plan_bytes.count(target.config, parts, mesh)
+    step = plan_target.step(target, parts, counted)
     every = "--all" in given.flags
-    axis_rules = config.mesh.logical_axis_rules
+    axis_rules = target.config.mesh.logical_axis_rules
     if "--json" in given.flags:
-        document: dict[str, Any] = {"recipe": given.recipe, **plan_text.document(counted, axis_rules, every)}
+        document = {"recipe": given.recipe, **plan_text.document(counted, axis_rules, every), "step": step.document()}
         print(json.dumps(document, indent=2))
         return 0
-    table = plan_text.bytes_table(plan_text.held_rows(counted, config.optimizer.name), "in all")
     sections = {
         "Mesh": plan_text.about_mesh(mesh),
         "Rules": plan_text.about_rules(axis_rules, mesh, counted.said),
         "Parameters": plan_text.about_parameters(counted, every),
         "Not split as the rules say": plan_text.about_problems(counted.problems, every),
-        "Bytes a device, between updates": table,
-        "Notes": list(loaded.notices),
+        "Bytes a device": plan_text.held_table(counted, target.config.optimizer.name),
+        "A step": plan_text.wrapped(step.lines()),
+        "Notes": plan_text.wrapped([*loaded.notices, *target.notes()]),
     }
+    config = target.config
     lines = [f"{config.run_name}: {config.description or config.model.family}"]
     for title, content in sections.items():
         lines += plan_text.section(title, content)
     print("\n".join(lines))
     return 0
-
-
-def meant_for(config: Config, options: Options) -> Config:
-    """The config as it would act on the devices that are planned for, which need not be here."""
-    training = config.training
-    gpu = training.device == "cuda" or (
-        training.device == "auto" and (options.devices > 1 or options.card is not None or torch.cuda.is_available())
-    )
-    if not gpu:
-        return config
-    changes: dict[str, Any] = {"device": "cpu", "max_device_memory": None}
-    if training.mixed_precision == "auto" and training.weights_dtype == "float32":
-        changes["mixed_precision"] = "bf16"
-    if training.attention != "math":
-        changes["attention"] = "auto"
-    return config.model_copy(update={"training": training.model_copy(update=changes)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from daguerre.commands.plan_bytes import KINDS, Count, Held
@@ -99,13 +99,13 @@ def about_rules(axis_rules: Rules, mesh: Mesh, said: Sequence[str]) -> list[str]
         (acting if many else idle).append(f"{name} -> {', '.join(axes) or 'nothing'}")
     lines = []
     if acting:
-        lines += _wrapped("used: " + "; ".join(acting))
+        lines += wrap("used: " + "; ".join(acting))
     if idle:
-        lines += _wrapped("no effect, as these axes have one device: " + "; ".join(idle))
+        lines += wrap("no effect, as these axes have one device: " + "; ".join(idle))
     unnamed = [name for name in PARAMETER_AXES if name not in dict(axis_rules)]
     if mesh.degree("fsdp") > 1 and unnamed:
-        lines += _wrapped(f"without a rule: {', '.join(unnamed)}")
-    return lines + [line for text in said for line in _wrapped(text)]
+        lines += wrap(f"without a rule: {', '.join(unnamed)}")
+    return lines + [line for text in said for line in wrap(text)]
 
 
 def about_parameters(count: Count, every: bool) -> list[str]:
@@ -133,7 +133,7 @@ def about_parameters(count: Count, every: bool) -> list[str]:
                 if g.component == component
             ]  # fmt: skip
     if any("*" in split_text(each, count.mesh) for each in count.held):
-        lines += _wrapped(
+        lines += wrap(
             "*: no rule splits this dim, or it does not divide: fsdp splits every parameter, then along its first dim, "
             "with uneven parts padded"
         )
@@ -158,25 +158,20 @@ def about_problems(problems: Iterable[tuple[str, str]], every: bool) -> list[str
     for why, names in by_reason.items():
         shown = names if every else names[:_EXAMPLES]
         more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
-        lines += _wrapped(f"{why}: {', '.join(shown)}{more}")
+        lines += wrap(f"{why}: {', '.join(shown)}{more}")
     return lines
 
 
-def bytes_table(rows: Mapping[str, int], total: str) -> list[str]:
-    """Bytes with their shares, and their sum."""
-    whole = sum(rows.values())
-    lines = [
-        f"{name:<34} {size_text(number):>12} {number / whole:>8.1%}  {'#' * round(40 * number / whole)}"
-        for name, number in rows.items()
-        if number
-    ]
-    return [*lines, f"{total:<34} {size_text(whole):>12}"]
-
-
-def held_rows(count: Count, optimizer: str) -> dict[str, int]:
-    """What stays between updates, by words."""
+def held_table(count: Count, optimizer: str) -> list[str]:
+    """What a model takes by what it is for, with shares of the sum."""
     words = {"moments": f"state of {optimizer}", "frozen": "frozen networks", "averages": "averages (EMA)"}
-    return {words.get(kind, kind): count.bytes_of(kind) for kind in KINDS}
+    lines = [
+        f"{words.get(kind, kind):<24} {size_text(taken):>12} {taken / count.whole:>8.1%}  "
+        f"{'#' * round(40 * taken / count.whole)}".rstrip()
+        for kind in KINDS
+        if (taken := count.bytes_of(kind))
+    ]
+    return [*lines, f"{'in all':<24} {size_text(count.whole):>12}"]
 
 
 def document(count: Count, axis_rules: Rules, every: bool) -> dict[str, object]:
@@ -216,7 +211,13 @@ def section(title: str, lines: Sequence[str]) -> list[str]:
     return ["", title, *(f"  {line}" for line in lines)] if lines else []
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(texts: Iterable[str]) -> list[str]:
+    """Each text in lines of a terminal's width."""
+    return [line for text in texts for line in wrap(text)]
+
+
+def wrap(text: str) -> list[str]:
+    """A text in lines of a terminal's width; names stay whole."""
     return textwrap.wrap(text, _WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 

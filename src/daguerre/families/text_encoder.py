@@ -19,6 +19,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 
 from daguerre.errors import UserError
 from daguerre.families import places
+from daguerre.families.absent_tokenizer import AbsentTokenizer
 from daguerre.families.components import Components
 from daguerre.families.settings import BASE, PretrainedSettings
 
@@ -44,7 +45,7 @@ class TextReader:
     encoder: Any
     """transformers' CLIPTextModel, CLIPTextModelWithProjection or T5EncoderModel."""
     tokenizer: Any
-    """transformers' CLIPTokenizer or T5Tokenizer; None where networks were built without weights and there is none."""
+    """transformers' CLIPTokenizer or T5Tokenizer, or what stands for it where networks are built without weights."""
     files: Mapping[str, bytes]
     """The tokenizer's, as they were loaded; saving one that was used writes its last padding and truncation, too."""
     layer: int = -1
@@ -141,7 +142,7 @@ def load(components: Components, encoder: str, tokenizer: str, layer: int, final
     reader = TextReader(
         encoder,
         net if trained else net.eval().requires_grad_(False),
-        words,
+        words or AbsentTokenizer.of(net),
         files,
         layer,
         final_norm,

@@ -59,3 +59,9 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
     keep moments of float32."""
     count = math.prod(shape)
     return 8 * count if count < _WHOLE_BELOW else 2 * count + 8 * -(-count // _BLOCK)
+
+
+def update_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Taken while an update is computed: copies of weights and moments. For `daguerre plan`, which cannot compute this
+    one without memory."""
+    return 4 * math.prod(shape) + state_bytes(settings, name, shape)

@@ -73,3 +73,9 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
     """Of one parameter: two moments (one where beta1 is 0), where it started, and the sum of gradients along the way.
     One that starts as zeros keeps no start."""
     return (12 if settings.beta1 == 0 else 16) * math.prod(shape)
+
+
+def update_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
+    """Taken while an update is computed: nothing to speak of, as it goes tensor by tensor. For `daguerre plan`, which
+    cannot compute this one without memory."""
+    return 0

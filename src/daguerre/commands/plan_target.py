@@ -1,0 +1,211 @@
+"""What `daguerre plan` plans for: devices that need not be here, the step that they compute, whether it has room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from daguerre.commands import plan_step
+from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, outline
+from daguerre.commands.placement import frozen
+from daguerre.commands.plan_bytes import Count
+from daguerre.commands.plan_step import Peak
+from daguerre.commands.plan_text import size_text
+from daguerre.config import Config
+from daguerre.data.buckets import buckets
+from daguerre.errors import UserError
+from daguerre.parallel.mesh import Mesh
+from daguerre.training import speed
+from daguerre.training.settings import bytes_of
+
+CONTEXT_BYTES = 1_000_000_000
+"""Of a GPU, beside tensors: CUDA's context and kernels (about .5 GB) and work spaces of its libraries. An estimate."""
+ROUNDING = 0.04
+"""Share of what a step makes and drops that the allocator loses to rounding and gaps. An estimate."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Devices and how they train."""
+
+    config: Config
+    """As it acts there, to be outlined on a CPU."""
+    given: Config
+    """As the recipe says."""
+    mesh: Mesh
+    on_gpu: bool
+    card: int | None
+    """Bytes of a device, as far as they are known."""
+    sizes: BatchSizes
+    refused: str
+    """Why the batches of the recipe cannot be cut for this mesh; "" where they can."""
+
+    def parts(self) -> Parts:
+        """The networks without memory, with the kernels that they have there."""
+        parts = outline(self.config)
+        if self.on_gpu:
+            training = self.given.training
+            fused = training.kernels in ("auto", "triton")
+            last = fused if training.channels_last == "auto" else training.channels_last
+            speed.layout((parts.net, *frozen(parts.net, parts.family.parts()).values()), fused, last)
+        return parts
+
+    def left(self, peak: Peak) -> float:
+        """Bytes of a device that a step leaves free; below 0 where there is no room."""
+        assert self.card is not None
+        return self.card - self.taken(peak)
+
+    def taken(self, peak: Peak) -> int:
+        """Bytes of a device that a step takes, with what is no tensor."""
+        if not self.on_gpu:
+            return peak.whole
+        return peak.whole + CONTEXT_BYTES + round(ROUNDING * (peak.whole - peak.held))
+
+    def notes(self) -> list[str]:
+        """What acts on these devices otherwise than it reads, or not at all."""
+        said = []
+        mesh, settings = self.mesh, self.given.mesh
+        split = mesh.degree("fsdp") * mesh.degree("tensor") > 1
+        if not split and "shard_frozen" in settings.model_fields_set:
+            said.append("mesh.shard_frozen has no effect: neither fsdp nor tensor has more than one device")
+        if not split and "logical_axis_rules" in settings.model_fields_set:
+            said.append("mesh.logical_axis_rules split no parameter: neither fsdp nor tensor has more than one device")
+        if self.given.training.compile:
+            said.append("training.compile: what compiled blocks keep is counted as if they were not compiled")
+        if mesh.degree("tensor") > 1:
+            said.append("activations are counted as if tensor did not split them: a step takes less than this")
+        return said
+
+
+def of(config: Config, mesh: Mesh, card: str | None) -> Target:
+    """The target of these options: GPUs, unless the recipe says cpu, or nothing says GPU and there is none here."""
+    training = config.training
+    here = torch.cuda.is_available()
+    on_gpu = training.device == "cuda" or (training.device == "auto" and (mesh.devices > 1 or card is not None or here))
+    limits = [bytes_of(text) for text in (card, training.max_device_memory) if text is not None]
+    sizes, refused = _sizes(config, mesh)
+    acting = config.model_copy(update={"training": training.model_copy(update=_on_gpu(config) if on_gpu else {})})
+    return Target(acting, config, mesh, on_gpu, min(limits, default=None), sizes, refused)
+
+
+def _on_gpu(config: Config) -> dict[str, Any]:
+    """Settings by which a CPU without kernels of its own computes in a GPU's types."""
+    training = config.training
+    changes: dict[str, Any] = {"device": "cpu", "max_device_memory": None, "compile": False}
+    changes |= {"kernels": "plain", "channels_last": False}
+    if training.mixed_precision == "auto" and training.weights_dtype == "float32":
+        changes["mixed_precision"] = "bf16"
+    if training.attention != "math":
+        changes["attention"] = "auto"
+    return changes
+
+
+def _sizes(config: Config, mesh: Mesh) -> tuple[BatchSizes, str]:
+    try:
+        return batch_sizes(config, None, mesh.batch_ranks), ""
+    except UserError as error:
+        micro = config.training.per_device_batch_size or 1
+        return BatchSizes(micro * mesh.batch_ranks, micro, mesh.batch_ranks), str(error)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's fullest moment, and the largest one that has room."""
+
+    target: Target
+    peak: Peak
+    precision: str
+    largest: Peak | None
+    ways: tuple[str, ...]
+    """What takes less, where the recipe's own micro-batch has no room."""
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        target, peak = self.target, self.peak
+        if target.refused:
+            yield f"these batches cannot be trained on this mesh: {target.refused}"
+        bucket = max(buckets(target.given.data), key=lambda each: each.area_px)
+        sizes = target.sizes
+        cut = f"{sizes.ranks} devices x {sizes.accumulation} x {sizes.micro}"
+        yield f"global batch {sizes.whole} = {cut} samples of at most {bucket.width_px}x{bucket.height_px} px, " + (
+            f"{self.precision} on {'a GPU' if target.on_gpu else 'a CPU'}"
+            + (", activations computed again" if target.given.training.gradient_checkpointing else "")
+        )
+        moment = "losses and gradients are computed" if peak.passes >= peak.update else "weights are moved"
+        yield f"held between updates (all of the above but gradients) {size_text(peak.held)}"
+        yield f"gradients, activations and temporaries {size_text(peak.whole - peak.held)}, most while {moment}"
+        if peak.gathered:
+            yield f"of these {size_text(peak.gathered)} are parameters that fsdp gathers for a moment (an estimate)"
+        yield f"peak of all tensors {size_text(peak.whole)}"
+        if target.on_gpu:
+            beside = target.taken(peak) - peak.whole
+            yield f"beside tensors {size_text(beside)} (an estimate: CUDA, work spaces, gaps between tensors)"
+        if target.card is not None:
+            yield from self._room(target.card)
+
+    def _room(self, card: int) -> Iterator[str]:
+        free = self.target.left(self.peak)
+        if free >= 0:
+            yield f"fits a device of {size_text(card)}, {size_text(free)} are left"
+        else:
+            yield f"DOES NOT FIT a device of {size_text(card)}: {size_text(-free)} too much"
+        if self.largest is None:
+            yield "not even a micro-batch of one sample fits"
+        else:
+            taken = size_text(self.target.taken(self.largest))
+            yield f"largest micro-batch that fits: {self.largest.micro} ({taken})"
+        if free < 0 and self.largest is not None:
+            yield f"training.per_device_batch_size={self.largest.micro} computes the same updates in more micro-batches"
+        yield from self.ways
+
+    def document(self) -> dict[str, object]:
+        """For programs."""
+        target = self.target
+        found: dict[str, object] = {
+            "micro_batch": self.peak.micro,
+            "accumulation": target.sizes.accumulation,
+            "global_batch": target.sizes.whole,
+            "device": "cuda" if target.on_gpu else "cpu",
+            "precision": self.precision,
+            "held_bytes": self.peak.held,
+            "passes_bytes": self.peak.passes,
+            "update_bytes": self.peak.update,
+            "gathered_bytes": self.peak.gathered,
+            "peak_bytes": self.peak.whole,
+            "taken_bytes": target.taken(self.peak),
+            "refused": target.refused,
+        }
+        if target.card is not None:
+            found |= {"card_bytes": target.card, "fits": target.left(self.peak) >= 0}
+            found["largest_micro_batch"] = self.largest.micro if self.largest else 0
+        return found
+
+
+def step(target: Target, parts: Parts, count: Count) -> Step:
+    """A step of the recipe on these devices. The networks of `parts` are used up."""
+    rehearsal = plan_step.Rehearsal(target.config, parts, count, target.sizes.accumulation > 1, target.on_gpu)
+    peak = rehearsal.peak(plan_step.pictures_at_once(target.config, target.sizes.micro))
+    largest = None if target.card is None else plan_step.largest_that_fits(rehearsal, peak, target.left)
+    lacking = target.card is not None and target.left(peak) < 0
+    return Step(target, peak, parts.precision, largest, tuple(_ways(target, count)) if lacking else ())
+
+
+def _ways(target: Target, count: Count) -> Iterator[str]:
+    """Other ways to need less, with what they spare where that is counted."""
+    training, optimizer = target.given.training, target.given.optimizer
+    numbers = sum(each.numbers for each in count.held if "gradients" in each.kinds)
+    if not training.gradient_checkpointing:
+        yield "training.gradient_checkpointing=true keeps fewer activations"
+    if target.given.ema.enabled:
+        yield f"ema.enabled=false spares {size_text(4 * numbers)}"
+    if optimizer.name == "adamw":
+        yield f"optimizer.name=adamw_8bit spares about {size_text(6 * numbers)}, lion {size_text(4 * numbers)}"
+    if training.weights_dtype == "float32":
+        yield f"training.weights_dtype=bfloat16 spares {size_text(4 * numbers)} of weights and gradients"
+    if count.mesh.degree("fsdp") == 1:
+        held = count.whole
+        yield f"mesh.ici_fsdp_parallelism=8 with 8 devices a node spares about {size_text(held * 7 / 8)}"
+    yield "data.resolution may be smaller"

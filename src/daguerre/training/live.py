@@ -1,0 +1,59 @@
+"""How much memory tensors hold at once while something is computed, counted operation by operation.
+
+Works on real tensors and on torch's fake ones, which have shapes and no memory. What a kernel takes for itself and gives
+back before it returns is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Live(TorchDispatchMode):
+    """Within it, the bytes of all memory under tensors that operations return (and of what was noted before)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        """Bytes that are held."""
+        self.peak = 0
+        """Most bytes that were held at once, since the last `reset`."""
+        self._known: set[int] = set()
+
+    def reset(self) -> None:
+        """From here on the peak is that of what follows."""
+        self.peak = self.now
+
+    def note(self, tensors: Iterable[Tensor]) -> None:
+        """Counts tensors that exist already."""
+        for tensor in tensors:
+            self._note(tensor)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf)
+        return result
+
+    def _note(self, tensor: Tensor) -> None:
+        memory = tensor.untyped_storage()
+        key, count = memory._cdata, memory.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.now += count
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(memory, self._freed, key, count)
+
+    def _freed(self, key: int, count: int) -> None:
+        self._known.discard(key)
+        self.now -= count

@@ -1,0 +1,69 @@
+"""The most memory that tensors take in an update that is really computed, as torch's allocator counts it.
+
+Beside what operations return, this has what kernels take for themselves through the allocator, which a count of tensors
+cannot see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from daguerre.commands.parts import Parts, build
+from daguerre.config import Config
+from daguerre.data.buckets import buckets
+from daguerre.training import step
+from daguerre.training.state import TrainState
+from daguerre.types import Batch
+
+
+def batch(config: Config, parts: Parts, samples: int) -> Batch:
+    bucket = max(buckets(config.data), key=lambda each: each.area_px)
+    keys = np.zeros((samples, 3), dtype=np.int64)
+    pixels = torch.zeros(samples, 3, bucket.height_px, bucket.width_px, dtype=torch.uint8)
+    names = ["a picture of something"] * samples
+    sizes = np.full((samples, 6), bucket.height_px, dtype=np.int32)
+    made = Batch(keys, pixels, names, torch.ones(samples), names, sizes)
+    return Batch(keys, pixels, names, torch.ones(samples), names, sizes, parts.draws(made))
+
+
+def measured(config: Config, samples: int, micro_batches: int = 1) -> int:
+    """Bytes at the fullest moment of the third update."""
+    parts = build(config)
+    state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed)
+    state.net.train()
+    given = [batch(config, parts, samples)] * micro_batches
+
+    def update() -> None:
+        rate, norm = config.optimizer.learning_rate, config.training.max_grad_norm
+        step.update(state, given, parts.loss, learning_rate=rate, max_grad_norm=norm, autocast=parts.autocast)
+
+    for _ in range(2):
+        update()
+    networks = [parts.net, *parts.family.parts().values()]
+    held = [*(t for m in networks for t in [*m.parameters(), *m.buffers()])]
+    held += [t for tensors in state.tensors().values() for t in tensors.values()]
+    held += [given[0].pixels_BCHW, *given[0].draws.values()]
+    return storages(held) + peak(update)
+
+
+def peak(act: Callable[[], None]) -> int:
+    """Most bytes that the allocator gave out at once, beside what it had given before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        act()
+    now = most = 0
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def storages(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory under these tensors, each piece once."""
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(found.values())

@@ -1,0 +1,118 @@
+"""The peak that `daguerre plan` predicts against what torch's allocator gives out in updates that are computed."""
+
+import json
+import re
+
+import pytest
+from measured_peak import measured
+from tiny_runs import TINY
+from twins import Twins
+
+from daguerre import cli, errors, plugins
+from daguerre import config as configs
+from daguerre.commands import plan_bytes, plan_target
+
+NAMES = [name for name in plugins.names("optimizers") if name != "adamw_8bit"]
+OWN = {"schedule_free": ["ema.enabled=false", "lr_scheduler.name=constant"], "prodigy": ["lr_scheduler.name=constant"]}
+LARGER = ["training.global_batch_size=8", "training.per_device_batch_size=8", "data.resolution=64"]
+
+
+def predicted(config):
+    mesh = config.mesh.resolved(1, 1)
+    target = plan_target.of(config, mesh, None)
+    parts = target.parts()
+    return plan_target.step(target, parts, plan_bytes.count(target.config, parts, mesh)).peak
+
+
+def compare(recipe, *given):
+    config = configs.load(recipe, ["training.device=cpu", *given]).config
+    peak = predicted(config)
+    micro_batches = config.training.global_batch_size // peak.micro
+    assert peak.whole == pytest.approx(measured(config, peak.micro, micro_batches), rel=0.05)
+
+
+def test_a_tiny_run_takes_what_was_predicted():
+    """Three micro-batches, activations computed again."""
+    compare("quickstart", *TINY, "training.global_batch_size=6", "training.gradient_checkpointing=true")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["training.global_batch_size=16"],
+        ["training.global_batch_size=4"],
+        ["training.global_batch_size=64", "training.per_device_batch_size=16"],
+        ["training.global_batch_size=16", "training.gradient_checkpointing=true"],
+        ["training.global_batch_size=16", "training.mixed_precision=bf16"],
+        ["training.global_batch_size=16", "training.weights_dtype=bfloat16", "ema.post_hoc=[0.05]"],
+        ["training.global_batch_size=16", "training.channels_last=false", "training.kernels=plain"],
+    ],
+)
+def test_the_quickstart_takes_what_was_predicted(more):
+    compare("quickstart", *more)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_with_each_optimizer(name):
+    compare("quickstart", f"optimizer.name={name}", "training.global_batch_size=2", *OWN.get(name, []))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["training.gradient_checkpointing=false"],
+        ["model.train_text_encoder=true"],
+        ["training.weights_dtype=bfloat16"],
+    ],
+)
+@pytest.mark.parametrize("recipe", ["sd15", "sd21", "sdxl"])
+def test_a_twin_takes_what_was_predicted(recipe, more, tmp_path):
+    compare(recipe, *Twins(tmp_path).overrides(recipe), *LARGER, *more)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["quickstart_vae", "quickstart_text"])
+def test_other_trainings_take_what_was_predicted(recipe):
+    compare(recipe)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["sd15", "sd21"])
+def test_fine_tuning_at_batch_two_fits_24_gb(recipe, capsys):
+    """Issue 6: on a GPU, with averages and clipping on."""
+    given = [recipe, "card=24GB", "training.per_device_batch_size=2"]
+    assert cli.run(["plan", *given, "--json"]) == errors.DONE
+    step = json.loads(capsys.readouterr().out)["step"]
+    assert step["device"] == "cuda"
+    assert step["precision"].startswith("bf16")
+    assert step["micro_batch"] == 2
+    assert step["fits"]
+    assert step["taken_bytes"] < 24e9
+    assert step["largest_micro_batch"] >= 2
+
+
+@pytest.mark.long
+def test_what_does_not_fit_is_told_with_what_to_do(capsys):
+    assert cli.run(["plan", "sdxl", "card=24GB"]) == errors.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"DOES NOT FIT a device of 24.00 GB: [\d.]+ GB too much", said)
+    assert "not even a micro-batch of one sample fits" in said
+    assert "optimizer.name=adamw_8bit spares about 15.40 GB" in said
+
+
+@pytest.mark.long
+def test_the_largest_micro_batch_is_found_and_proved(capsys):
+    """The next larger one does not fit."""
+    limit = ["card=300MB", "training.device=cpu", "quickstart", *TINY]
+    assert cli.run(["plan", *limit, "--json"]) == errors.DONE
+    found = json.loads(capsys.readouterr().out)["step"]
+    largest = found["largest_micro_batch"]
+    assert found["fits"]
+    for micro, fits in ((largest, True), (largest + 1, False)):
+        sizes = [f"training.global_batch_size={micro}", f"training.per_device_batch_size={micro}"]
+        peak = predicted(configs.load("quickstart", [*TINY, "training.device=cpu", *sizes]).config)
+        assert (peak.whole <= 300e6) is fits
