@@ -14,7 +14,7 @@ from buckets import either, moto, run, s3_run  # noqa: F401 (fixtures)
 from faulty_store import SHORT, Faults
 
 from daguerre import errors
-from daguerre.checkpoint.run_folder import RunFolderHeld
+from daguerre.checkpoint.run_folder import RunFolderError, RunFolderHeld
 from daguerre.data import store_clients
 from daguerre.remote import lock
 from daguerre.remote.lock import NAME, Lock, holder, refuse_if_held
@@ -60,8 +60,8 @@ def test_a_lock_that_is_not_refreshed_is_taken_over(run, said, monkeypatch):  # 
     with pytest.raises(RunFolderHeld, match="process 1234 on far"), Lock(run, said.append).held():
         pass
     monkeypatch.setattr(lock, "age_seconds", lambda run: lock.STALE_SECONDS + 1)
-    with Lock(run, said.append).held() as _:
-        monkeypatch.undo()
+    with Lock(run, said.append).held():
+        pass
     assert "took over" in said[0]
     assert "from process 1234 on far" in said[0]
 
@@ -133,6 +133,38 @@ def test_it_is_refreshed_while_it_is_held(run, said, monkeypatch):  # noqa: F811
         assert len(seen) == 4
 
 
+def test_one_who_missed_to_write_the_lock_is_waited_for(run, said, monkeypatch):  # noqa: F811
+    of_another_machine(run)
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.01)
+    ages = iter([lock.MISSED_SECONDS + 1, lock.STALE_SECONDS - 1, lock.STALE_SECONDS + 1])
+    monkeypatch.setattr(lock, "age_seconds", lambda run: next(ages))
+    with Lock(run, said.append).held():
+        pass
+    assert "takes over if that becomes 120 s" in said[0]
+    assert "took over" in said[1]
+
+
+def test_one_who_was_slow_keeps_the_lock(run, said, monkeypatch):  # noqa: F811
+    of_another_machine(run)
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.01)
+    ages = iter([lock.MISSED_SECONDS + 1, lock.STALE_SECONDS - 1, 3])
+    monkeypatch.setattr(lock, "age_seconds", lambda run: next(ages))
+    with pytest.raises(RunFolderHeld, match="process 1234 on far"), Lock(run, said.append).held():
+        pass
+
+
+@pytest.mark.parametrize("ignored", ["create", "replace"])
+def test_a_store_that_ignores_conditions_is_refused(run, said, monkeypatch, ignored):  # noqa: F811
+    def careless(self, name, data, *version):
+        self.write(name, data)
+        return self.read(name)[1]
+
+    monkeypatch.setattr(type(run), ignored, careless)
+    with pytest.raises(RunFolderError, match="ignores the conditions"), Lock(run, said.append).held():
+        pass
+    assert run.listing() == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["error", "cut", "upload", "flip"])
 def test_a_bad_line_costs_nobody_the_lock(s3_run, moto, said, monkeypatch, kind):  # noqa: F811
@@ -146,7 +178,7 @@ def test_a_bad_line_costs_nobody_the_lock(s3_run, moto, said, monkeypatch, kind)
                 refuse_if_held(s3_run)
         moto.proxy.faults = Faults()
     assert said == []
-    assert s3_run.listing() == []
+    assert NAME not in [one.name for one in s3_run.listing()]
 
 
 def test_a_store_that_is_gone_is_told_once(s3_run, moto, said, monkeypatch):  # noqa: F811

@@ -37,6 +37,9 @@ class LocalHome:
         with self.folder.hold():
             yield
 
+    def abandon(self) -> None:
+        """For a process that ends at once: the kernel lets go of a folder."""
+
 
 Home = LocalHome | RemoteHome
 

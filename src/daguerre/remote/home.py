@@ -3,8 +3,9 @@ equal to the store, and the lock that keeps others out."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +21,7 @@ from daguerre.remote.mirror import Mirror
 from daguerre.remote.prefix import Prefix
 from daguerre.remote.shelf import told
 
+_LEAVING_SECONDS = 3.0
 WORKS_FOR = ".works-for.json"
 """In a working folder: the address of its run."""
 
@@ -69,6 +71,20 @@ class RemoteHome:
                     yield
             finally:
                 holding.__exit__(None, None, None)
+
+    def abandon(self) -> None:
+        """For a process that ends at once, as its group is lost: sends the status and lets go, if that is quick."""
+
+        def leave() -> None:
+            with suppress(OSError):
+                if self._mirror is not None:
+                    self._mirror.send_status()
+                if self._lock is not None:
+                    self._lock.give_up()
+
+        thread = threading.Thread(target=leave, name="run-abandon", daemon=True)
+        thread.start()
+        thread.join(_LEAVING_SECONDS)
 
     def before_commit(self) -> None:
         """Sends what a checkpoint needs beside it, and makes sure that the run is still ours; where it is held, on

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from daguerre.checkpoint.run_folder import Holder, RunFolderHeld
+from daguerre.checkpoint.run_folder import Holder, RunFolderError, RunFolderHeld
 from daguerre.data.store_errors import Missing, StoreError
 from daguerre.remote.prefix import Prefix, Version
 
@@ -29,6 +29,9 @@ REFRESH_SECONDS = 20.0
 """Between two writes of the lock."""
 STALE_SECONDS = 120.0
 """A lock that old belongs to nobody any more."""
+MISSED_SECONDS = 45.0
+"""A lock that old was not written when it should have been."""
+_LOOK_SECONDS = 2.0
 _PROBE = ".lock-clock"
 
 
@@ -48,6 +51,10 @@ class Lock:
     def __post_init__(self) -> None:
         self._token, self._busy = secrets.token_hex(8), threading.Lock()
         self._since = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+    def give_up(self) -> None:
+        """Lets go in a process that is about to end without leaving `held`."""
+        self._release()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -78,31 +85,56 @@ class Lock:
 
     def _take(self) -> None:
         self._version = self.run.create(NAME, self._content())
-        if self._version is not None:
-            return
-        try:
-            data, version = self.run.read(NAME)
-        except Missing:  # let go at this moment
-            self._take()
-            return
-        holder = _document(data)
-        reason = "its process is dead" if _is_dead(holder) else self._stale()
-        if not reason:
-            raise RunFolderHeld(_held(self.run, holder))
-        self._version = self.run.replace(NAME, self._content(), version)
-        if self._version is None:
-            raise RunFolderHeld(_held(self.run, _document(self._now())))
-        self.say(f"took over {self.run.name} from {_who(holder)}: {reason}")
+        while self._version is None:
+            try:
+                data, version = self.run.read(NAME)
+            except Missing:  # let go at this moment
+                self._version = self.run.create(NAME, self._content())
+                continue
+            holder = _document(data)
+            reason = "its process is dead" if _is_dead(holder) else self._stale(holder)
+            self._version = self.run.replace(NAME, self._content(), version)
+            if self._version is None and _document(self._now()).get("token") != holder.get("token"):
+                raise RunFolderHeld(_held(self.run, _document(self._now())))
+            if self._version is not None:
+                self.say(f"took over {self.run.name} from {_who(holder)}: {reason}")
+        self._try_conditions()
+
+    def _try_conditions(self) -> None:
+        """RunFolderError for a store that writes whatever the condition: it would let two runs in."""
+        first = self._version
+        assert first is not None
+        self._refresh()
+        if self.run.create(NAME, self._content()) or self.run.replace(NAME, self._content(), first):
+            self.run.delete([NAME])
+            raise RunFolderError(
+                f"{self.run.name} is in a store that ignores the conditions of writes (If-None-Match, If-Match), so "
+                "two runs could write over each other: give output_dir in another store, or a local folder"
+            )
 
     def _now(self) -> bytes:
         with suppress(Missing):
             return self.run.read(NAME)[0]
         return b"{}"
 
-    def _stale(self) -> str:
-        """Why the lock may be taken over, by the store's clock; empty if it may not."""
-        age = age_seconds(self.run)
-        return f"it was last heard of {age:.0f} s ago" if age > STALE_SECONDS else ""
+    def _stale(self, holder: dict[str, Any]) -> str:
+        """Why the lock may be taken over, by the store's clock. RunFolderHeld if it may not.
+
+        One that its holder has missed to write is waited for: a job that goes on elsewhere must not give up here.
+        """
+        waits, told = age_seconds(self.run), False
+        while waits <= STALE_SECONDS:
+            if waits <= MISSED_SECONDS:
+                raise RunFolderHeld(_held(self.run, holder))
+            if not told:
+                told = True
+                self.say(
+                    f"{self.run.name} is in use by {_who(holder)}, who was last heard of {waits:.0f} s ago: this run "
+                    f"takes over if that becomes {STALE_SECONDS:.0f} s"
+                )
+            time.sleep(_LOOK_SECONDS)
+            waits = age_seconds(self.run)
+        return f"it was last heard of {waits:.0f} s ago"
 
     def _keep(self, over: threading.Event) -> None:
         heard, told = time.monotonic(), False
@@ -150,12 +182,12 @@ class Lock:
 
 
 def holder(run: Prefix) -> Holder | None:
-    """Who works there now; None for nobody, and for one that is stale or dead. StoreError."""
+    """Who works there now; None for nobody, and for one that is dead or was not heard of when it should. StoreError."""
     try:
         found = _document(run.read(NAME)[0])
     except Missing:
         return None
-    if _is_dead(found) or age_seconds(run) > STALE_SECONDS:
+    if _is_dead(found) or age_seconds(run) > MISSED_SECONDS:
         return None
     return Holder(int(found.get("pid", 0)), str(found.get("host", "")), str(found.get("since", "")))
 

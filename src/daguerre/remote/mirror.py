@@ -79,6 +79,10 @@ class Mirror:
         with self._sending:
             self._send_files(patient=False)
 
+    def send_status(self) -> None:
+        """Sends the status alone. StoreError, OSError."""
+        self.run.write(self.folder.status.name, self.folder.status.read_bytes())
+
     def _finish(self) -> None:
         try:
             self._push(patient=False)

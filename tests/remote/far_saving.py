@@ -1,0 +1,91 @@
+"""Real processes that save into a bucket together, for test_remote_kills.py: they share no disk and die at any moment.
+
+    python far_saving.py ADDRESS FOLDER TRIALS SEED; prints what it found as one line of JSON
+
+Forked by a mother that has imported everything and asked no store for anything (connections do not outlive a fork).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from layouts import equal, held
+from saving_ranks import GONE, MESH, exit_codes, start
+
+from daguerre.checkpoint.async_save import Saver
+from daguerre.checkpoint.ranks import ALONE, Ranks
+from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.store import Store
+from daguerre.data import store_clients
+from daguerre.remote.prefix import prefix
+from daguerre.remote.store import RemoteStore
+
+
+def kills(address: str, folder: Path, trials: int, seed: int) -> dict[str, object]:
+    """SIGKILL at random moments of a run that saves and saves, and goes on elsewhere after each kill."""
+    chance, seen, acknowledged = random.Random(seed), Counter[str](), folder / "acknowledged"
+    for trial in range(trials):
+        count, ready = chance.choice([1, 2, 3]), os.pipe()
+
+        def run(ranks: Ranks, trial: int = trial, ready: tuple[int, int] = ready) -> None:
+            store = RemoteStore(folder / f"node-{trial}-{ranks.rank}", ranks, prefix(address))
+            path = store.recover().path
+            number = int(path.name[-8:]) if path else 0
+            if path is not None:
+                loaded = Store(path.parent).load(path)
+                assert equal(loaded.tensors, loaded.documents["state"]["value"]), "a mixture"
+            saving = Saver(store, Keep(2))
+            os.write(ready[1], b"r")
+            while True:
+                number += 1
+                mine = held(number, ranks.rank, *MESH[ranks.count])
+                for outcome in saving.save(f"step-{number:08d}", mine, {"state": {"value": number}}):
+                    assert outcome.path, outcome.notices
+                    if ranks.rank == 0:
+                        with acknowledged.open("a") as lines:
+                            lines.write(f"{outcome.name}\n")
+
+        pids = start(count, folder, run)
+        for _ in range(count):
+            os.read(ready[0], 1)
+        time.sleep(chance.random() * 1.0)
+        victims = pids if chance.random() < 0.4 else [chance.choice(pids)]
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        codes = exit_codes(pids, 60)
+        assert set(codes) <= {-signal.SIGKILL, GONE}, codes
+        os.close(ready[0])
+        os.close(ready[1])
+        seen["all" if victims is pids else f"rank {'0' if victims == pids[:1] else 'other'}"] += 1
+        assert exit_codes(start(1, folder, lambda ranks, trial=trial: check(address, folder, trial)), 60) == [0]
+    return {"trials": trials, "saved": len(acknowledged.read_text().split()), **seen}
+
+
+def check(address: str, folder: Path, trial: int) -> None:
+    """Every checkpoint that has a manifest is whole and of one save; the last one said to be saved is there."""
+    run = prefix(address)
+    store = RemoteStore(folder / f"reader-{trial}", ALONE, run)
+    names = store.names()
+    for name in names:
+        store._shelf.bundle(name).bring(store.root / name, "")
+        loaded = Store(store.root).load(store.root / name)
+        assert loaded.documents["state"]["value"] == int(name[-8:])
+        assert equal(loaded.tensors, int(name[-8:])), f"{name} is a mixture"
+    said = (folder / "acknowledged").read_text().split() if (folder / "acknowledged").exists() else []
+    assert not said or int(said[-1][-8:]) <= int(names[-1][-8:]), (said[-1], names)
+    assert not said or len(names) >= min(2, len(said)), names
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    # A connection that a kill left half open is given up soon.
+    store_clients.PATIENCE = store_clients.Patience(first_pause_seconds=0.01, longest_pause_seconds=0.1)
+    print(json.dumps(kills(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))
