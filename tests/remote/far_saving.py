@@ -56,7 +56,7 @@ def kills(address: str, folder: Path, trials: int, seed: int) -> dict[str, objec
         pids = start(count, folder, run)
         for _ in range(count):
             os.read(ready[0], 1)
-        time.sleep(chance.random() * 1.0)
+        time.sleep(chance.random() * 4.0)
         victims = pids if chance.random() < 0.4 else [chance.choice(pids)]
         for pid in victims:
             os.kill(pid, signal.SIGKILL)

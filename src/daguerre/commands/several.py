@@ -45,6 +45,7 @@ def together(config: Config, home: Home, stop: StopSignals) -> Iterator[Processe
         known = home.folder.read_status() or {}
         counts = {name: known.get(name, 0) for name in ("step", "samples", "total_steps")}
         home.folder.write_status("failed", reason=verdict.text, **counts)
+        home.abandon()
 
     kind = devices.choose_device(config.training.device).type
     own = world.read()
