@@ -26,7 +26,6 @@ from daguerre import cli
 from daguerre.commands import pictures_samples, training_run
 from daguerre.training import step
 
-PHASES = ("training", "validating", "saving", "drawing")
 LINGER_SECONDS = 1.0
 FAKE_SLURM = Path(__file__).parents[1] / "parallel" / "fake_slurm.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -182,6 +181,7 @@ def main() -> None:
     training_run.validate = _seen(folder, rank, "validating", training_run.validate)
     training_run.save = _seen(folder, rank, "saving", training_run.save)
     pictures_samples.write = _seen(folder, rank, "drawing", pictures_samples.write)
+    training_run.evaluate = _seen(folder, rank, "evaluating", training_run.evaluate)
     sys.argv[1:] = sys.argv[2:]
     cli.main()
 

@@ -244,3 +244,16 @@ def test_a_rank_that_fails(tmp_path: Path, expected: dict, victim: int):
 def stacks(folder: Path) -> list[str]:
     """The files in which threads wrote where they stand."""
     return sorted(path.name for path in (folder / "tiny" / "stacks").iterdir())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("to", [(0,), (0, 1)])
+def test_a_signal_while_the_end_is_evaluated(tmp_path: Path, expected: dict, to: tuple[int, ...]):
+    """All is saved: the others wait for the one that draws, and it stops at the next picture."""
+    with Launched(tmp_path, 2, *LONGER, LINGER="evaluating") as run:
+        run.reached("evaluating", by=[0])
+        run.send(signal.SIGUSR1, to)
+        assert run.codes(60) == [errors.PREEMPTED] * 2, run.log()
+    assert (status(tmp_path)["state"], status(tmp_path)["step"]) == ("saved", 20)
+    assert not (tmp_path / "tiny" / "evaluation.json").exists()
+    goes_on(tmp_path, expected)

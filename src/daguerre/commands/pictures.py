@@ -148,7 +148,12 @@ def draw_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[Wanted]
 
 
 def draw_pictures(
-    parts: Parts, resolution: int, sampling: SamplingSettings, prompts: Sequence[str], seeds: Sequence[int]
+    parts: Parts,
+    resolution: int,
+    sampling: SamplingSettings,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[np.ndarray]:
     """Yields one picture [resolution, resolution, 3] uint8 for each prompt and seed, in their order; see `draw_all`.
 
@@ -157,7 +162,7 @@ def draw_pictures(
     size_px, negative, scale = (resolution, resolution), sampling.negative_prompt, sampling.guidance_scale
     pairs = enumerate(zip(prompts, seeds, strict=True))
     wanted = (Wanted(i, prompt, seed, size_px, negative, scale) for i, (prompt, seed) in pairs)
-    for drawn in draw_all(parts, sampling, wanted):
+    for drawn in draw_all(parts, sampling, wanted, stop):
         yield drawn.pixels_HWC
 
 

@@ -57,9 +57,10 @@ def run(arguments: list[str]) -> int:
             raise SaidElsewhere(error) from None
         raise
     # Late, for the reason above.
+    from daguerre.commands import dry_run as dry
     from daguerre.commands import training_run
 
-    start = training_run.describe if dry_run else training_run.train
+    start = dry.describe if dry_run else training_run.train
     return start(loaded.config, homes.of(loaded.config.output_dir, loaded.config.run_name), loaded.notices)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import resource
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from signal import Signals
@@ -21,21 +20,16 @@ import torch
 from daguerre import __version__, plugins
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.stop import StopSignals
-from daguerre.commands import checkpoints, class_pictures, description, out_of_memory, pictures, pictures_samples
+from daguerre.commands import checkpoints, out_of_memory, pictures, pictures_samples
 from daguerre.commands.homes import Home
-from daguerre.commands.parts import batch_sizes, outline
-from daguerre.commands.run import Run, intervals, loop_plan, start
+from daguerre.commands.run import Run, loop_plan, start
 from daguerre.commands.several import led, together
 from daguerre.config import Config
 from daguerre.data import loader
-from daguerre.data.dataset import open_dataset
-from daguerre.data.sources import huggingface
-from daguerre.errors import Absent
 from daguerre.families.family import Family, TextToImage
 from daguerre.parallel import world
 from daguerre.remote import copies
 from daguerre.training import device, loop, memory, validation
-from daguerre.training.optimizers import optimizer
 from daguerre.training.sinks import read_metrics
 from daguerre.training.state import evaluating
 from daguerre.types import Batch, LossTerms
@@ -64,10 +58,10 @@ def train(config: Config, home: Home, notices: Sequence[str]) -> int:
                 if signal is not None:
                     break
         run.saved(run.saver.finish())
-        code = finish(run) if signal is None or run.state.step == run.every.total else stopped(run, signal)
+        code = finish(run, stop) if signal is None or run.state.step == run.every.total else stopped(run, signal)
         with processes.watch.doing("finishing"):  # launchers end the others soon after the first one that leaves
             processes.agreement.wait_for_all("the end of the run", math.inf)
-        return code
+            return max(processes.agreement.gather(code))
 
 
 def was_finished(run: Run) -> bool:
@@ -223,23 +217,34 @@ def stopped(run: Run, signal: Signals) -> int:
     return 128 + signal
 
 
-def finish(run: Run) -> int:
-    """Evaluation, the report and where everything is; the exit code."""
+def finish(run: Run, stop: StopSignals) -> int:
+    """Evaluation, the report and where everything is; the exit code. All is saved, so that a signal ends it."""
+    told: list[Signals] = []
+
+    def stopping() -> bool:
+        # Where all processes draw, they stop at the same picture; where one does, the others wait for it.
+        signal = run.processes.agreement.signalled(stop.signal) if run.state.sharding.splits else stop.signal
+        told.extend([signal] if signal is not None else [])
+        return signal is not None
+
     if run.dataset.metric is not None and draws(run):
-        with run.processes.watch.doing("evaluating"):
-            evaluate(run, run.dataset.metric)
+        try:
+            with run.processes.watch.doing("evaluating"):
+                evaluate(run, run.dataset.metric, stopping)
+        except pictures.Stopped:
+            return stopped(run, told[0])
     run.status("finished")
     run.page()
     run.say([f"finished: {run.state.step:,} updates. {where(run)}"])
     return 0
 
 
-def evaluate(run: Run, metric: str) -> None:
+def evaluate(run: Run, metric: str, stop: Callable[[], bool]) -> None:
     """What the source's metric reads off pictures of held-out prompts, by the averaged weights."""
 
     def draw(prompts: Sequence[str]) -> Iterator[Any]:
-        seeds = range(len(prompts))
-        return pictures.draw_pictures(run.parts, run.config.data.resolution, run.config.sampling, prompts, list(seeds))
+        side, seeds = run.config.data.resolution, list(range(len(prompts)))
+        return pictures.draw_pictures(run.parts, side, run.config.sampling, prompts, seeds, stop)
 
     with run.terminal.busy(f"evaluating ({metric})"), evaluating(run.state):
         found = plugins.find("metrics", metric).evaluate(run.config.data, draw)
@@ -257,34 +262,3 @@ def where(run: Run) -> str:
     """Where a person finds what was made."""
     place = copies.shown(run.folder.path)
     return f"pictures: {place}/samples, pipeline: {place}/pipeline, report: {place}/report.html"
-
-
-def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
-    """`--dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
-    parts = outline(config)
-    trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
-    optimizer.build(config.optimizer, trained)  # for what it refuses: patterns, libraries, devices
-    pictures_samples.check(config, parts)
-    sizes = batch_sizes(config)
-    data = class_pictures.told(config)
-    dataset = None
-    try:
-        with huggingface.from_cache_alone():
-            if data:
-                class_pictures.open_others(config)
-            else:
-                dataset = open_dataset(config.data, "train")
-    except Absent as error:
-        data.append(str(error))
-    if dataset is None:
-        data = [
-            part for line in data for part in textwrap.wrap(line, 116, break_on_hyphens=False, break_long_words=False)
-        ]
-        in_steps = config.training.duration.unit != "epochs"
-        total = config.training.duration.steps(sizes.whole, None) if in_steps else None
-    else:
-        dataset.plan(config.seed, sizes.whole)
-        data = description.about_source(dataset, config, sizes.whole)
-        total = intervals(config, sizes, dataset.count).total
-    print(description.dry_run(config, parts, sizes, total, data, notices))
-    return 0

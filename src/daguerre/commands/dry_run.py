@@ -1,0 +1,47 @@
+"""`daguerre train --dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from daguerre.commands import class_pictures, description, pictures_samples
+from daguerre.commands.homes import Home
+from daguerre.commands.parts import batch_sizes, outline
+from daguerre.commands.run import intervals
+from daguerre.config import Config
+from daguerre.data.dataset import open_dataset
+from daguerre.data.sources import huggingface
+from daguerre.errors import Absent
+from daguerre.training.optimizers import optimizer
+
+
+def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
+    """Prints it; the exit code."""
+    parts = outline(config)
+    trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
+    optimizer.build(config.optimizer, trained)  # for what it refuses: patterns, libraries, devices
+    pictures_samples.check(config, parts)
+    sizes = batch_sizes(config)
+    data = class_pictures.told(config)
+    dataset = None
+    try:
+        with huggingface.from_cache_alone():
+            if data:
+                class_pictures.open_others(config)
+            else:
+                dataset = open_dataset(config.data, "train")
+    except Absent as error:
+        data.append(str(error))
+    if dataset is None:
+        data = [
+            part for line in data for part in textwrap.wrap(line, 116, break_on_hyphens=False, break_long_words=False)
+        ]
+        in_steps = config.training.duration.unit != "epochs"
+        total = config.training.duration.steps(sizes.whole, None) if in_steps else None
+    else:
+        dataset.plan(config.seed, sizes.whole)
+        data = description.about_source(dataset, config, sizes.whole)
+        total = intervals(config, sizes, dataset.count).total
+    print(description.dry_run(config, parts, sizes, total, data, notices))
+    return 0
