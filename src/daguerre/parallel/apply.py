@@ -8,6 +8,7 @@ the one thing that changes, the order of rows in layers whose two halves are spl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from daguerre.parallel.mesh import AXES, Mesh
 from daguerre.parallel.rules import Placed
 
+_REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
 UNITS = ("BasicTransformerBlock", "ResnetBlock2D", "CLIPEncoderLayer", "T5Block")
 """Modules that FSDP2 gathers and frees one at a time, by class name."""
 _GATED = ("GEGLU", "SwiGLU")
@@ -162,4 +164,11 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a parameter or gradient, on every rank; a collective call."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    level = _REMARKS.level
+    _REMARKS.setLevel(logging.ERROR)  # that two axes are gathered one after the other is no news
+    try:
+        return tensor.full_tensor()
+    finally:
+        _REMARKS.setLevel(level)
