@@ -59,11 +59,16 @@ class Shelf:
                 kept |= {(name, folder) for folder in _folders(listed, name)}
             else:
                 kept |= {(name, sealed.folder)} if sealed else set()
+        return kept | self._aside(listed)
+
+    def _aside(self, listed: list[Listed]) -> set[tuple[str, ...]]:
+        """Name and attempt of what was set aside."""
+        found: set[tuple[str, ...]] = set()
         for one in listed:
             if one.name.startswith(f"{_ASIDE}/") and one.name.endswith(".json"):
                 about = json.loads(self.at.read(one.name)[0])
-                kept |= {(about["name"], folder) for folder in about["folders"]}
-        return kept
+                found |= {(about["name"], folder) for folder in about["folders"]}
+        return found
 
     def quarantine(self, name: str, reason: str) -> str:
         """Takes a checkpoint out of the names; its files stay where they are. Returns a notice."""
@@ -106,17 +111,10 @@ class Shelf:
 
     def _delete(self, name: str, listed: list[Listed]) -> None:
         """The manifest first. What was set aside of the same name stays."""
-        kept = {found for found in self._kept(listed) if found[0] == name} - {(name, self._folder(name))}
+        kept = self._aside(listed)
         self.at.delete([f"{name}/{manifest.NAME}"])
         files = [one.name for one in listed if (found := _FILE.fullmatch(one.name)) and found[1] == name]
         self.at.delete([path for path in files if tuple(path.split("/")[:2]) not in kept])
-
-    def _folder(self, name: str) -> str:
-        try:
-            sealed = self.bundle(name).read()
-        except Damaged:
-            return ""
-        return sealed.folder if sealed else ""
 
     def give_up(self, bundle: Bundle, attempt: str) -> None:
         """Deletes what a failed save sent, if the store lets us; else `tidy` does at the next start."""
