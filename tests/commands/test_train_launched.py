@@ -62,13 +62,13 @@ def test_a_job_whose_time_is_up_goes_on_by_itself(tmp_path: Path, tasks: int):
             time.sleep(0.02)
             assert process.poll() is None, job.log()
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == errors.PREEMPTED, job.log()
+        assert process.wait(120) == errors.PREEMPTED, job.log()
         assert job.asked_again()
         said = status(tmp_path / "runs")
         assert (said["state"], said["reason"]) == ("saved", "stopped by SIGUSR1")
         steps.append(said["step"])
     assert 0 < steps[0] < steps[1] < 20
-    assert job.turn().wait(120) == 0, job.log()
+    assert job.turn().wait(300) == 0, job.log()
     assert f"going on from step-{steps[1]:08d}" in job.log()
     assert not job.asked_again()
     assert status(tmp_path / "runs")["state"] == "finished"

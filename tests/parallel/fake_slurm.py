@@ -20,7 +20,7 @@ FOLDER = Path(os.environ["FAKE_FOLDER"])
 
 def scontrol(words: list[str]) -> int:
     if words[:2] == ["show", "hostnames"]:
-        print("127.0.0.1\n127.0.0.2")
+        os.write(1, b"127.0.0.1\n127.0.0.2\n")  # at once: whoever reads may leave after the first line
     else:
         (FOLDER / "scontrol").write_text(" ".join(words))
     return 0

@@ -21,13 +21,14 @@ HELP = """\
 usage: daguerre train RECIPE [key=value ...] [--dry-run]
 
 Trains a recipe: the name of a shipped one (`daguerre recipes`), a YAML file, or a run folder. The same command again
-goes on where the run was stopped, and says so if it is finished. Ctrl-C (or SIGTERM) saves and leaves.
+goes on where the run was stopped, and says so if it is finished. Ctrl-C, SIGTERM or SIGUSR1 saves and leaves.
 
   daguerre train quickstart
   daguerre train quickstart run_name=mine seed=1 optimizer.learning_rate=5e-4
   daguerre train quickstart data.source=folder data.path=pictures
   daguerre train quickstart --dry-run            say what would happen, and stop
   daguerre train quickstart output_dir=s3://bucket/runs      the run folder in an object store
+  torchrun --nproc-per-node=8 -m daguerre train sdxl         on eight devices (docs/launching.md, daguerre launch)
 
 Often set
   run_name, output_dir         the run folder is {output_dir}/{run_name}, also under s3:// or gs://
