@@ -1,7 +1,7 @@
 """Object stores for tests of runs in them: moto's S3 behind the proxy, and a store in memory in the place of GCS.
 
 The latter has the semantics that Google's has (creation and replacement under a condition, tags that are no digests)
-and none of its protocol.
+and none of its protocol; google_store.py has.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from faulty_store import S3, environment, s3_server
+from google_store import google_server
 from obstore.store import MemoryStore
 
 from daguerre.data import store_clients
@@ -51,18 +52,27 @@ def _place(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> Iterato
     if request.param == "s3":
         yield request.getfixturevalue("s3_run")
         return
+    if request.param == "google":
+        yield from _google(patch)
+        return
     in_memory(patch)
     yield prefix("gs://bucket/runs/run")
     store_clients.forget()
 
 
-@pytest.fixture(params=["gs", "s3"])
+def _google(patch: pytest.MonkeyPatch) -> Iterator[Prefix]:
+    """Through Google's protocol, as far as google_store.py speaks it."""
+    with google_server() as google, environment(patch, GOOGLE_BASE_URL=google.url, GOOGLE_BEARER_TOKEN="t0ken"):
+        yield prefix("gs://bucket/runs/run")
+
+
+@pytest.fixture(params=["gs", "s3", "google"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prefix]:
     """A place for a run of this test, in both kinds of store."""
     yield from _place(request, monkeypatch)
 
 
-@pytest.fixture(params=["gs", pytest.param("s3", marks=pytest.mark.long)])
+@pytest.fixture(params=["gs", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("s3", "google"))])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prefix]:
     """The same, for tests of many requests: moto answers one in some 20 ms, so that its turn is a long test."""
     yield from _place(request, monkeypatch)
