@@ -71,7 +71,7 @@ class Launched:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for rank in range(self.size):
-            if (self.folder / f"pid-{rank}").exists() and _runs(self.pid(rank)):
+            if (self.folder / f"pid-{rank}").exists() and runs(self.pid(rank)):
                 os.kill(self.pid(rank), signal.SIGKILL)
 
     def reached(self, phase: str, times: int = 1, by: Sequence[int] | None = None, seconds: float = 120.0) -> None:
@@ -106,9 +106,19 @@ class Launched:
         """What all of them printed."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("log*")))
 
+    def workers(self) -> list[int]:
+        """Process ids of what the ranks have started."""
+        ranks = {str(self.pid(rank)) for rank in range(self.size)}
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if path.read_text().rpartition(")")[2].split()[1] in ranks:
+                    found.append(int(path.parent.name))
+        return found
+
     def alive(self) -> list[int]:
         """Ranks whose processes are there still."""
-        return [rank for rank in range(self.size) if _runs(self.pid(rank))]
+        return [rank for rank in range(self.size) if runs(self.pid(rank))]
 
 
 class Queue:
@@ -147,7 +157,7 @@ class Queue:
         return (self.work / f"turn-{self.turns}").read_text()
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -12,6 +12,8 @@ import pytest
 
 from daguerre import cli
 from daguerre.commands.launch_slurm import Options
+from daguerre.parallel.settings import DistributedSettings, MeshSettings
+from daguerre.settings import Settings
 
 FAKE = Path(__file__).parents[1] / "parallel" / "fake_slurm.py"
 
@@ -138,3 +140,9 @@ def test_what_the_documentation_shows(tmp_path: Path):
         assert "\n".join(line.removeprefix("    ") for line in part.splitlines()) in text
     table = page[page.index("| option |") : page.index("**Time is up.**")]
     assert [name for name in Options.model_fields if f"`{name}`" not in table] == []
+
+
+@pytest.mark.parametrize(("page", "settings"), [("config.md", MeshSettings), ("launching.md", DistributedSettings)])
+def test_every_setting_of_several_devices_is_documented(page: str, settings: type[Settings]):
+    text = (ROOT / "docs" / page).read_text()
+    assert [name for name in settings.model_fields if f"`{name}`" not in text] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiny_runs
-from launched import Launched, Queue
+from launched import Launched, Queue, runs
 from tiny_runs import assert_equal, outcome
 
 from daguerre import cli, errors
@@ -162,6 +162,17 @@ def test_torchruns_agent_dies(tmp_path: Path, expected: dict, number: signal.Sig
 
 
 @pytest.mark.long
+def test_torchrun_starts_workers_again(tmp_path: Path, expected: dict):
+    """After one was killed they go on from the newest checkpoint, under the same agent."""
+    with Launched(tmp_path, 2, *LONGER, torchrun=["--max-restarts=1"]) as run:
+        run.reached("training", 12)
+        run.send(signal.SIGKILL, to=[1])
+        assert run.codes(300) == [errors.DONE], run.log()
+    assert "going on from step-00000010" in run.log()
+    assert_equal(tmp_path / "tiny", expected)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("after_seconds", [0.0, 3.0, 6.0, 9.0])
 def test_a_signal_before_anything_was_trained(tmp_path: Path, expected: dict, after_seconds: float):
     """While modules are imported, ranks meet or networks are built: nobody stays, and nothing is harmed."""
@@ -181,13 +192,18 @@ def test_a_signal_before_anything_was_trained(tmp_path: Path, expected: dict, af
 @pytest.mark.parametrize(("victim", "phase"), [(0, "training"), (1, "training"), (1, "saving"), (1, "drawing")])
 def test_a_rank_that_is_killed(tmp_path: Path, expected: dict, victim: int, phase: str):
     """All are gone in ten seconds, and the root cause is the first word of the log."""
-    with Launched(tmp_path, 2, *LONGER, LINGER="" if phase == "training" else phase) as run:
+    with Launched(tmp_path, 2, *LONGER, "loader.num_workers=1", LINGER="" if phase == "training" else phase) as run:
         run.reached(phase, 4 if phase == "training" else 1, by=[0] if phase == "drawing" else None)
+        workers = run.workers()
+        assert len(workers) == 2
         pid, began = run.pid(victim), time.monotonic()
         run.send(signal.SIGKILL, to=[victim])
         codes = run.codes(10)
         print(f"rank {victim} killed while {phase}: all gone after {time.monotonic() - began:.1f} s")
         assert codes == [-9 if rank == victim else errors.LOST for rank in range(2)], run.log()
+        while any(runs(worker) for worker in workers):
+            assert time.monotonic() < began + 12, "workers of the loader stayed"
+            time.sleep(0.05)
     said = (tmp_path / f"log-{1 - victim}").read_text()
     first = next(line for line in said.splitlines() if line.startswith("daguerre:"))
     assert f"rank {victim} (" in first
