@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# The whole GPU round in under ten minutes: the training step of SD 2.1, SD 1.5 and SDXL, encoding, diffusers' example
+# beside ours, and each speed setting before and after. Nothing is fetched: networks get random weights, packages that
+# are missing come from wheels/.
+#
+#   benchmarks/gpu.sh pack           on a machine with a network: puts the wheels for Python 3.12 on Linux into wheels/
+#   benchmarks/gpu.sh [OUT]          the round; OUT (default: gpu-round) gets gpu.json and gpu.log
+#   benchmarks/gpu.sh --dry [OUT]    the same commands on the CPU with tiny twins, to see that they run to their end
+#
+# torch, numpy, transformers, tokenizers, safetensors, huggingface_hub, pyarrow and xxhash must be there; torch is never
+# moved. PYTHON=python3.12 chooses the interpreter. Rows that ran out of memory, or did not agree with the others, say so.
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+MOST_MIB=48
+
+WHEELS="diffusers omegaconf antlr4-python3-runtime pydantic pydantic_core annotated-types typing-inspection simplejpeg
+obstore braceexpand boto3 botocore s3transfer jmespath importlib_metadata zipp pillow"
+
+pack() {
+    rm -rf wheels && mkdir wheels
+    local platforms=() name pinned
+    for name in 2_34 2_31 2_28 2_27 2_24 2_17; do platforms+=(--platform "manylinux_${name}_x86_64"); done
+    platforms+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
+    for name in $WHEELS; do
+        pinned=$(grep -i -E "^${name//[-_]/[-_]}==" constraints.txt) || { echo "constraints.txt does not pin $name"; exit 2; }
+        "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+            "${platforms[@]}" -d wheels -c constraints.txt "$pinned" || { echo "there is no wheel of $pinned"; exit 1; }
+    done
+    local mib; mib=$(du -sm wheels | cut -f1)
+    du -k wheels/*.whl | sort -n
+    [ "$mib" -le "$MOST_MIB" ] || { echo "wheels/ takes $mib MiB, more than $MOST_MIB"; exit 1; }
+    echo "wheels/ takes $mib MiB"
+}
+
+if [ "${1:-}" = pack ]; then pack; exit; fi
+DRY=0; if [ "${1:-}" = --dry ]; then DRY=1; shift; fi
+OUT=$(mkdir -p "${1:-gpu-round}" && cd "${1:-gpu-round}" && pwd)
+PARTS=$(mktemp -d); trap 'rm -rf "$PARTS"' EXIT
+export PYTHONPATH="$PWD/src" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+BEGAN=$SECONDS
+: >"$OUT/gpu.log"
+
+if ! "$PYTHON" -c "import diffusers, omegaconf, pydantic, simplejpeg, obstore" 2>/dev/null; then
+    ls wheels/*.whl >/dev/null 2>&1 || { echo "packages are missing and there is no wheels/: run benchmarks/gpu.sh pack"; exit 2; }
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$PARTS/site" wheels/*.whl || exit 2
+    PYTHONPATH="$PYTHONPATH:$PARTS/site"
+fi
+
+# measure NAME SECONDS PROGRAM... : one part of the round. It ends itself within its budget; timeout is the last resort.
+# Of settings that are given twice the last one counts.
+measure() {
+    local name=$1 seconds=$2 word code; shift 2
+    local -A given=(); local words=()
+    for word in "$@" "budget_seconds=$seconds" "out=$PARTS/$name.json" "${SHORT[@]}"; do
+        if [[ "$word" == [a-z]*=* ]]; then given[${word%%=*}]=$word; else words+=("$word"); fi
+    done
+    echo "$name ($seconds s at most)"
+    echo "== $name: ${words[*]} ${given[*]}" >>"$OUT/gpu.log"
+    timeout -k 20 $((seconds + 30)) "${words[@]}" "${given[@]}" >>"$OUT/gpu.log" 2>&1
+    code=$?
+    if [ $code -ne 0 ]; then
+        echo "  exit code $code; the end of its log:"
+        tail -n 3 "$OUT/gpu.log" | sed 's/^/    /'
+    fi
+}
+
+bench() { local name=$1 seconds=$2; shift 2; measure "$name" "$seconds" "$PYTHON" -m daguerre bench "$@"; }
+peers() { local name=$1 seconds=$2; shift 2; measure "$name" "$seconds" "$PYTHON" benchmarks/peers.py "$@"; }
+batch() { echo "training.global_batch_size=$1 training.per_device_batch_size=$1 training.gradient_checkpointing=false"; }
+
+SHORT=(); SD15=sd15; SD21=sd21; SDXL=sdxl
+if [ $DRY = 1 ]; then
+    PYTHONPATH="$PYTHONPATH:tests" "$PYTHON" - "$PARTS" >>"$OUT/gpu.log" 2>&1 <<'PY' || exit 2
+import sys
+from pathlib import Path
+from tiny_models import write_sd, write_sdxl
+place = Path(sys.argv[1])
+write_sd(place / "sd15"); write_sd(place / "sd21", version=2); write_sdxl(place / "sdxl")
+PY
+    SHORT=(rounds=1 turn_seconds=.01 soak_seconds=0 training.device=cpu data.resolution=16 $(batch 2))
+fi
+base() { [ $DRY = 1 ] && echo "pretrained_model_name_or_path=$PARTS/$1"; }
+
+# The soak of the first part is that of all.
+peers sd15-512-peers 170 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=60 rounds=8 turn_seconds=3
+bench sd15-512 40 $SD15 $(base sd15) data.resolution=512 $(batch 64) soak_seconds=3 rounds=5
+bench sd21-512 40 $SD21 $(base sd21) data.resolution=512 $(batch 64) soak_seconds=3 rounds=5
+bench sd15-256 130 $SD15 $(base sd15) data.resolution=256 $(batch 64) soak_seconds=3 rounds=6 turn_seconds=1.5 \
+    'variants={auto: [], plain: [training.kernels=plain, training.channels_last=false, training.attention=fused], kernels-plain: [training.kernels=plain, training.channels_last=false], attention-fused: [training.attention=fused], compiled: [training.compile=blocks, training.attention=fused]}'
+bench sdxl-1024 60 $SDXL $(base sdxl) data.resolution=1024 $(batch 8) ema.enabled=true soak_seconds=3 rounds=5 \
+    'variants={auto: [], checkpointed: [training.gradient_checkpointing=true]}'
+bench vae-512 30 $SD15 $(base sd15) part=encode data.resolution=512 $(batch 32) soak_seconds=2 rounds=5
+
+"$PYTHON" benchmarks/gpu_table.py "$PARTS" "$OUT/gpu.json" $((SECONDS - BEGAN))
