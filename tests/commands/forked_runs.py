@@ -1,7 +1,8 @@
-"""Runs of `daguerre train` on several processes: forked from one that has loaded everything, so that each starts at once.
+"""Runs of `daguerre train` on several processes, forked from one that has loaded everything: each starts at once.
 
 As a program: python forked_runs.py PLAN.json, which lists runs, one after the other:
-{"size": processes, "nodes": 1, "arguments": ["train", ...], "seen": FILE}. Each process writes the names of the samples
+{"size": processes, "arguments": ["train", ...], "seen": FILE, "copies": [[FROM, TO], ...], "drops": [FOLDER, ...]}; the
+last two are copied and deleted before. Each process writes the names of the samples
 that it trained on to FILE-RANK, a line an update. The exit codes come as JSON.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -43,7 +45,12 @@ def together(folder: Path, runs: Sequence[dict[str, Any]], seconds: float = 500.
 def run(folder: Path, name: str, size: int, *overrides: str, recipe: str, **more: Any) -> dict[str, Any]:
     """A run of the plan, in the folder's `NAME`."""
     place = [f"output_dir={folder}", f"run_name={name}"]
-    return {"size": size, "arguments": ["train", recipe, *place, *overrides], "seen": str(folder / f"{name}.seen"), **more}
+    return {
+        "size": size,
+        "arguments": ["train", recipe, *place, *overrides],
+        "seen": str(folder / f"{name}.seen"),
+        **more,
+    }
 
 
 def samples(folder: Path, name: str, size: int) -> list[list[str]]:
@@ -79,13 +86,17 @@ def _process(one: dict[str, Any], rank: int, port: int) -> int:
 def _forked(one: dict[str, Any]) -> list[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    for source, copy in one.get("copies", []):
+        shutil.copytree(source, copy)
+    for folder in one.get("drops", []):
+        shutil.rmtree(folder)
     pids = []
     for rank in range(one["size"]):
         if (pid := os.fork()) == 0:
             code = 70
             try:
                 code = _process(one, rank, port)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 (a fork must not go on as its parent would)
                 sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
             finally:
                 sys.stdout.flush()

@@ -120,7 +120,10 @@ def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMes
     units = [m for m in net.modules() if _is_one(m, UNITS)]
     components = [m for m in net.children() if m not in units and any(True for _ in m.parameters())]
     for module in [*units, *components, net]:
+        before = type(module)
         fully_shard(module, mesh=devices, shard_placement_fn=placement)
+        # It is a class of FSDP2's own now, and transformers asks by the class's text which layers it may hand out.
+        type(module).__module__, type(module).__qualname__ = before.__module__, before.__qualname__
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # sums, not means

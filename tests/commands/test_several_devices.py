@@ -1,0 +1,197 @@
+"""`daguerre train` on several processes learns what one process learns, and goes on on any other number of them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import forked_runs
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tiny_models import write_sd, write_sdxl
+
+from daguerre.checkpoint.store import Store
+
+MESHES = {
+    # name: processes, data, fsdp, tensor
+    "one": (1, 1, 1, 1),
+    "two": (2, 2, 1, 1),
+    "data4": (4, 4, 1, 1),
+    "data2-fsdp2": (4, 2, 2, 1),
+    "fsdp4": (4, 1, 4, 1),
+    "fsdp2-tensor2": (4, 1, 2, 2),
+    "data2-tensor2": (4, 2, 1, 2),
+}
+GLOBAL_BATCH = 12
+"""Shared by 1, 2, 3 and 4 processes alike."""
+
+
+def pictures(folder: Path) -> Path:
+    """24 small pictures with captions."""
+    folder.mkdir()
+    noise = np.random.default_rng(0)
+    for number in range(24):
+        Image.fromarray(noise.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text(f"picture {number}")
+    return folder
+
+
+def settings(folder: Path, kind: str, steps: int, batch: int) -> list[str]:
+    """Of a run that trains UNet and text encoder of a tiny model."""
+    base = (write_sd if kind == "sd" else write_sdxl)(folder / "base")
+    return [
+        f"model.family={kind}",
+        f"model.pretrained_model_name_or_path={base or folder / 'base'}",
+        "model.train_text_encoder=true",
+        f"data.path={pictures(folder / 'pictures')}",
+        f"training.duration={steps} steps",
+        f"training.global_batch_size={batch}",
+    ]
+
+
+RECIPE = """
+run_name: several
+model: {family: sd}
+objective: {name: eps}
+data: {source: folder, resolution: 16}
+training: {}
+# Gradients that are zero but for rounding (of attention's key biases) must not be magnified to whole steps.
+optimizer: {learning_rate: 1e-4, epsilon: 1e-6}
+logging: {every: "1 steps", tensorboard: false}
+checkpoint: {every: null, export: false}
+sampling: {num_images: 0, num_inference_steps: 2, prompts: [a, b, c]}
+validation: {every: null}
+"""
+
+
+class Runs:
+    """Runs of one recipe on several meshes."""
+
+    def __init__(self, folder: Path, kind: str, steps: int, batch: int = GLOBAL_BATCH) -> None:
+        self.folder, self.own = folder, settings(folder, kind, steps, batch)
+        self.recipe = folder / "recipe.yaml"
+        self.recipe.write_text(RECIPE)
+
+    def on(self, name: str, mesh: tuple[int, int, int, int], *overrides: str) -> dict:
+        """A run on a mesh, for `forked_runs.together`."""
+        size, *degrees = mesh
+        axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
+        return forked_runs.run(self.folder, name, size, *self.own, *axes, *overrides, recipe=str(self.recipe))
+
+    def numbers(self, name: str, key: str = "learning/loss") -> list[float]:
+        """A number of each line of metrics that has it."""
+        lines = map(json.loads, (self.folder / name / "metrics" / "metrics.jsonl").read_text().splitlines())
+        return [line[key] for line in lines if key in line]
+
+    def tensors(self, name: str, group: str = "ema") -> dict[str, torch.Tensor]:
+        """Of the newest checkpoint."""
+        store = Store(self.folder / name / "checkpoints")
+        return store.load(store.root / store.names()[-1], [group]).tensors[group]
+
+    def samples(self, name: str, size: int) -> list[list[str]]:
+        """Of each update."""
+        return forked_runs.samples(self.folder, name, size)
+
+    def log(self, name: str) -> str:
+        """What the first process said."""
+        return (self.folder / f"{name}.seen.log-0").read_text()
+
+    def assert_equal(self, name: str, other: str, losses: float = 1e-5, averages: float = 1e-4) -> None:
+        """Losses and averages agree, each tensor relative to its norm."""
+        assert self.numbers(name) == pytest.approx(self.numbers(other), rel=losses), name
+        expected = self.tensors(other)
+        for key, value in self.tensors(name).items():
+            if not key.endswith("k_proj.bias"):  # its gradient is zero but for rounding, and so it starts at zero
+                assert (value - expected[key]).norm() <= averages * expected[key].norm(), (name, key)
+
+
+def zeros(codes: list[list[int]]) -> bool:
+    """Whether all processes of all runs ended well."""
+    return all(code == 0 for run in codes for code in run)
+
+
+def test_two_and_four_processes_learn_what_one_does_and_others_go_on(tmp_path):
+    runs, every = Runs(tmp_path, "sd", steps=4), "checkpoint.every=2 steps"
+    chosen = {name: MESHES[name] for name in ("one", "two", "data2-fsdp2", "fsdp2-tensor2")}
+    later = {"on1": (1, 1, 1, 1), "on2": (2, 1, 1, 2), "on3": (3, 1, 3, 1)}
+    plan = [runs.on(name, mesh, every) for name, mesh in chosen.items()]
+    for name, mesh in later.items():
+        copies = [[str(tmp_path / "data2-fsdp2"), str(tmp_path / name)]]
+        drops = [str(tmp_path / name / "checkpoints" / "step-00000004")]
+        plan.append(runs.on(name, mesh, every) | {"copies": copies, "drops": drops})
+    odd, wrong = runs.on("odd", (2, 2, 1, 1), "training.global_batch_size=3"), runs.on("wrong", (2, 2, 2, 1))
+    *codes, of_odd, of_wrong = forked_runs.together(tmp_path, [*plan, odd, wrong])
+
+    assert zeros(codes), [runs.log(name) for name in [*chosen, *later]]
+    for name, (size, *_) in chosen.items():
+        runs.assert_equal(name, "one")
+        assert runs.samples(name, size) == runs.samples("one", 1)
+    for name, (size, *_) in later.items():
+        assert "going on from step-00000002" in runs.log(name)
+        runs.assert_equal(name, "one")
+        assert runs.samples(name, size) == runs.samples("one", 1)[2:]
+
+    assert of_odd == of_wrong == [2, 2]
+    assert "cannot be shared by 2 devices alike" in runs.log("odd")
+    assert "ici_data_parallelism 2 x ici_fsdp_parallelism 2 = 4, but there are 2 devices" in runs.log("wrong")
+    for name in ("odd", "wrong"):
+        assert (tmp_path / f"{name}.seen.log-1").read_text() == "", "rank 0 has said it"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
+def test_every_mesh_learns_what_one_process_does(kind, tmp_path):
+    runs = Runs(tmp_path, kind, steps=50, batch=4)
+    again = {f"{name} again": mesh for name, mesh in MESHES.items()}
+    codes = forked_runs.together(
+        tmp_path, [runs.on(name, mesh) for name, mesh in {**MESHES, **again}.items()], seconds=1500
+    )
+    assert zeros(codes)
+    for name, (size, *_) in MESHES.items():
+        runs.assert_equal(name, "one")
+        assert runs.samples(name, size) == runs.samples("one", 1)
+        assert runs.numbers(name) == runs.numbers(f"{name} again"), "the same mesh twice is equal to the bit"
+        for group in ("model", "ema", "optimizer"):
+            one, other = runs.tensors(name, group), runs.tensors(f"{name} again", group)
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[key], other[key]) for key in one), (name, group)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
+def test_exports_pictures_and_validation_are_those_of_one_process(kind, tmp_path):
+    more = ["checkpoint.export=true", "sampling.num_images=3", "validation.every=2 steps", "validation.num_samples=3"]
+    runs = Runs(tmp_path, kind, steps=4)
+    assert zeros(forked_runs.together(tmp_path, [runs.on(name, mesh, *more) for name, mesh in MESHES.items()]))
+    files = sorted(
+        path.relative_to(tmp_path / "one") for path in (tmp_path / "one" / "pipeline").rglob("*.safetensors")
+    )
+    assert len(files) > 2
+    for name in MESHES:
+        for file in files:
+            expected, found = load_file(tmp_path / "one" / file), load_file(tmp_path / name / file)
+            assert expected.keys() == found.keys()
+            assert all((found[key] - expected[key]).abs().max() < 2e-6 for key in expected), (name, file)
+        drawn = sorted((tmp_path / name / "samples").rglob("*.png"))
+        assert len(drawn) == 3
+        for path in drawn:
+            other = tmp_path / "one" / path.relative_to(tmp_path / name)
+            levels = [np.asarray(Image.open(each)).astype(int) for each in (path, other)]
+            assert np.abs(levels[0] - levels[1]).max() <= 1
+        assert runs.numbers(name, "validation/loss") == pytest.approx(runs.numbers("one", "validation/loss"), rel=1e-5)
+
+
+@pytest.mark.long
+def test_any_mesh_goes_on_from_any_other(tmp_path):
+    runs, every = Runs(tmp_path, "sd", steps=12, batch=4), "checkpoint.every=2 steps"
+    assert zeros(forked_runs.together(tmp_path, [runs.on("one", MESHES["one"], every)]))
+    order = ["data4", "fsdp2-tensor2", "one", "fsdp4", "data2-tensor2", "data2-fsdp2"]
+    lengths = [f"training.duration={2 * (number + 1)} steps" for number in range(len(order))]
+    chain = [runs.on("chain", MESHES[name], every, length) for name, length in zip(order, lengths, strict=True)]
+    assert zeros(forked_runs.together(tmp_path, chain))
+    runs.assert_equal("chain", "one")
+    assert all(later == earlier + 1 for earlier, later in pairwise(runs.numbers("chain", "step")))
