@@ -7,7 +7,6 @@ pictures, report. A run that is killed in between makes on restart what is missi
 from __future__ import annotations
 
 import json
-import math
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -59,8 +58,9 @@ def train(config: Config, home: Home, notices: Sequence[str]) -> int:
                     break
         run.saved(run.saver.finish())
         code = finish(run, stop) if signal is None or run.state.step == run.every.total else stopped(run, signal)
-        with processes.watch.doing("finishing"):  # launchers end the others soon after the first one that leaves
-            processes.agreement.wait_for_all("the end of the run", math.inf)
+        with processes.watch.doing("finishing"):
+            # Launchers end the others soon after the first one that leaves. Over the group: the place where the ranks
+            # met may be gone with the launcher.
             return max(processes.agreement.gather(code))
 
 
