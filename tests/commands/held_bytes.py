@@ -9,37 +9,25 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from measured_peak import batch, peak
+from torch import Tensor
 
 from daguerre import config as configs
-from daguerre.commands import plan_bytes
-from daguerre.commands.parts import Parts, build, outline
-from daguerre.commands.placement import frozen, of_net, placement
+from daguerre.commands import plan_bytes, plan_target, several
+from daguerre.commands.parts import build
 from daguerre.config import Config
 from daguerre.parallel import apply
-from daguerre.parallel.agreement import Alone
+from daguerre.parallel.agreement import Together
 from daguerre.parallel.mesh import AXES, Mesh
-from daguerre.parallel.sharding import MeshSharding
 from daguerre.training import step
 from daguerre.training.state import TrainState
-from daguerre.types import Batch
 
 MESHES = [(4, 1, 1), (2, 2, 1), (1, 4, 1), (1, 2, 2), (2, 1, 2)]
-PX = 16
-
-
-def batch(parts: Parts, samples: int) -> Batch:
-    keys = np.zeros((samples, 3), dtype=np.int64)
-    pixels = torch.zeros(samples, 3, PX, PX, dtype=torch.uint8)
-    names = [f"sample {i}" for i in range(samples)]
-    sizes = np.full((samples, 6), PX, dtype=np.int32)
-    made = Batch(keys, pixels, names, torch.ones(samples), names, sizes)
-    return Batch(keys, pixels, names, torch.ones(samples), names, sizes, parts.draws(made))
 
 
 def storages(tensors: Iterable[Tensor | None]) -> int:
@@ -52,51 +40,40 @@ def storages(tensors: Iterable[Tensor | None]) -> int:
     return sum(found.values())
 
 
-def contiguous(network: nn.Module) -> None:
-    """FSDP2 splits no others."""
-    for p in network.parameters():
-        p.data = p.data.contiguous()
-
-
-def held(config: Config, shape: tuple[int, int, int], rank: int) -> dict[str, int]:
-    """Bytes by kind after an update, on this rank."""
+def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
+    """Bytes by kind in an update on this rank, and the peak of another."""
     parts = build(config)
-    given = batch(parts, 2)
-    x0, cond = parts.family.encode(given)
-    mesh = mesh_of(shape)
-    devices = apply.device_mesh(mesh, "cpu")
-    parts.numerics.store(parts.net)
-    axis_rules = config.mesh.logical_axis_rules
-    whole = []
-    for network in frozen(parts.net, parts.family.parts()).values():
-        contiguous(network)
-        apply.apply(network, mesh, placement(network, axis_rules, mesh).placed, devices)
-        whole += list(network.parameters())
-    contiguous(parts.net)
-    placed = of_net(parts.net, parts.family.parts(), axis_rules, mesh).placed
-    split = apply.apply(parts.net, mesh, placed, devices)
-    for module in parts.net.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
-    sharding = MeshSharding(parts.net, mesh, placed, split, rank, Alone())
-    state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, 0, sharding)
+    group = dist.group.WORLD
+    assert group is not None
+    agreement = Together(group, SimpleNamespace(rank=rank, size=4))  # type: ignore[arg-type]
+    here: Any = SimpleNamespace(world=SimpleNamespace(rank=rank), agreement=agreement)
+    sharding, _ = several.spread(config, parts, here, mesh)
+    state = TrainState.start(
+        parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed, sharding
+    )
     state.net.train()
-    step.backward(
-        state.net, [given], lambda net, some: parts.objective.loss(net, x0, cond, some.draws), 8, parts.autocast,
-        state.meter, state.scaler, sharding,
-    )  # fmt: skip
+    given = batch(config, parts, config.training.per_device_batch_size or 1)
+
+    def update() -> None:
+        step.update(state, [given], parts.loss, learning_rate=1e-4, max_grad_norm=1.0, autocast=parts.autocast)
+
+    update()
+    step.backward(state.net, [given], parts.loss, 8, parts.autocast, state.meter, state.scaler, sharding)
     gradients = storages(p.grad for p in state.parameters)
-    state.optimizer.step(1e-4, torch.zeros((), dtype=torch.bool))
+    state.optimizer.zero_grad()
     moments = [t for part in state.optimizer.parts for e in part.optimizer.state.values() for t in e.values()]
     buffers = {id(b): b for m in [*parts.family.parts().values(), parts.net] for b in m.buffers()}
-    return {
+    frozen = [p for network in several.frozen(parts).values() for p in network.parameters()]
+    found = {
         "weights": storages(p for p in parts.net.parameters()),
         "gradients": gradients,
         "moments": storages(t for t in moments if isinstance(t, Tensor)),
         "averages": storages(t for some in [state.ema.averages, *state.ema.profiles.values()] for t in some.values()),
-        "frozen": storages(whole),
+        "frozen": storages(frozen),
         "buffers": storages(buffers.values()),
     }
+    inputs = storages([given.pixels_BCHW, *given.draws.values()])
+    return found | {"peak": sum(found.values()) - gradients + inputs + peak(update)}
 
 
 def mesh_of(shape: tuple[int, int, int]) -> Mesh:
@@ -109,11 +86,14 @@ def main(rank: int, rendezvous: str, out: str, recipe: str, given: list[str]) ->
     config = configs.load(recipe, given).config
     found = {}
     for shape in MESHES:
-        planned = plan_bytes.count(config, outline(config), mesh_of(shape))
-        found[str(shape)] = {
-            "planned": {kind: planned.bytes_of(kind) for kind in plan_bytes.KINDS},
-            "held": held(config, shape, rank),
-        }
+        mesh = mesh_of(shape)
+        found[str(shape)] = {"held": held(config, mesh, rank)}
+        if rank == 0:
+            target = plan_target.of(config, mesh, None)
+            parts = target.parts()
+            count = plan_bytes.count(target.config, parts, mesh)
+            planned = {kind: count.bytes_of(kind) for kind in plan_bytes.KINDS}
+            found[str(shape)]["planned"] = planned | {"peak": plan_target.step(target, parts, count).peak.whole}
     Path(f"{out}.{rank}").write_text(json.dumps(found))
     dist.destroy_process_group()
 

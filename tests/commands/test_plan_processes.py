@@ -1,4 +1,4 @@
-"""The bytes of `daguerre plan` against those that four processes really hold, on five meshes."""
+"""The bytes of `daguerre plan` against those that four processes really hold and take, on five meshes."""
 
 import json
 import os
@@ -21,10 +21,12 @@ SCRIPT = Path(__file__).parent / "held_bytes.py"
     [
         ("sdxl", ["ema.enabled=true", "ema.post_hoc=[0.05, 0.1]", "model.train_text_encoder=true"]),
         ("sd15", ["training.weights_dtype=bfloat16", "optimizer.name=lion"]),
+        ("sd15", ["data.resolution=32", "mesh.shard_frozen=false"]),
     ],
 )
 def test_four_processes_hold_what_was_planned(recipe, more, tmp_path):
-    given = [*Twins(tmp_path).overrides(recipe), "training.device=cpu", *more]
+    sizes = ["training.global_batch_size=8", "training.per_device_batch_size=2"]
+    given = [*Twins(tmp_path).overrides(recipe), "training.device=cpu", *sizes, *more]
     paths = os.pathsep.join([str(SCRIPT.parent), str(SCRIPT.parent.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     meet, out = str(tmp_path / "meet"), str(tmp_path / "found")
@@ -35,12 +37,14 @@ def test_four_processes_hold_what_was_planned(recipe, more, tmp_path):
         )
         for rank in range(4)
     ]  # fmt: skip
-    errors = [process.communicate(timeout=300)[1] for process in ranks]
+    errors = [process.communicate(timeout=1200)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0] * 4, "\n".join(errors)
     found = [json.loads((tmp_path / f"found.{rank}").read_text()) for rank in range(4)]
     for shape in map(str, MESHES):
         planned = found[0][shape]["planned"]
-        held = {kind: max(each[shape]["held"][kind] for each in found) for kind in KINDS}
-        assert sum(planned.values()) == pytest.approx(sum(held.values()), rel=0.05), shape
+        held = {kind: max(each[shape]["held"][kind] for each in found) for kind in (*KINDS, "peak")}
+        assert sum(planned[kind] for kind in KINDS) == pytest.approx(sum(held[kind] for kind in KINDS), rel=0.05), shape
         for kind in KINDS:
             assert planned[kind] == pytest.approx(held[kind], rel=0.05, abs=4096), (shape, kind)
+        # What is gathered and reduced is estimated, on the safe side.
+        assert 0.98 * held["peak"] <= planned["peak"] <= 1.5 * held["peak"], shape

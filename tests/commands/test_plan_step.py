@@ -99,8 +99,8 @@ def test_fine_tuning_at_batch_two_fits_24_gb(recipe, capsys):
 def test_what_does_not_fit_is_told_with_what_to_do(capsys):
     assert cli.run(["plan", "sdxl", "card=24GB"]) == errors.DONE
     said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"DOES NOT FIT a device of 24.00 GB: [\d.]+ GB too much", said)
-    assert "not even a micro-batch of one sample fits" in said
+    assert re.search(r"device 24.00 GB DOES NOT FIT: [\d.]+ GB too much", said)
+    assert "largest micro-batch that fits none not even one sample has room" in said
     assert "optimizer.name=adamw_8bit spares about 15.40 GB" in said
 
 

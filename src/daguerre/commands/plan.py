@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
         "Parameters": plan_text.about_parameters(counted, every),
         "Not split as the rules say": plan_text.about_problems(counted.problems, every),
         "Bytes a device": plan_text.held_table(counted, target.config.optimizer.name),
-        "A step": plan_text.wrapped(step.lines()),
+        "A step": step.lines(),
         "Notes": plan_text.wrapped([*loaded.notices, *target.notes()]),
     }
     config = target.config

@@ -114,9 +114,7 @@ class Rehearsal:
             p.grad = torch.zeros_like(p)
         whole = live.now - base
         _, factor = step.clip(state.parameters, self._config.training.max_grad_norm, state.scaler.inverse())
-        state.optimizer.step(0.0, torch.ones((), dtype=torch.bool), factor)
-        state.optimizer.zero_grad()
-        state.ema.update(1 << 20)
+        state.move(0.0, torch.ones((), dtype=torch.bool), factor)
         return (live.peak - base) * own // whole
 
     def _batch(self, micro: int) -> Batch:
@@ -168,15 +166,21 @@ class Gradients:
 def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
     """Room for the parameters that fsdp gathers: of each network those outside its blocks, which stay gathered for a
     step; and of the block at work and the next one, the parameters and the buffer that they came in."""
-    if count.mesh.degree("fsdp") == 1:
+    mesh = count.mesh
+    if mesh.degree("fsdp") == 1:
         return 0
-    networks = [parts.net, *(frozen(parts.net, parts.family.parts()).values() if shard_frozen else ())]
+    split = {each.placed.name for each in count.held if each.placed.tensor is not None}
+    networks = {"": parts.net} | (frozen(parts.net, parts.family.parts()) if shard_frozen else {})
     outside, largest = 0, 0
-    for network in networks:
-        sizes = {id(p): p.numel() * p.element_size() for p in network.parameters()}
+    for component, network in networks.items():
+        prefix = f"{component}." if component else ""
+        sizes = {
+            id(p): p.numel() * p.element_size() // (mesh.degree("tensor") if f"{prefix}{name}" in split else 1)
+            for name, p in network.named_parameters()
+        }
         units = [m for m in network.modules() if any(kind.__name__ in UNITS for kind in type(m).__mro__)]
-        inside = {id(p): sizes[id(p)] for unit in units for p in unit.parameters()}
-        outside += sum(sizes.values()) - sum(inside.values())
+        inside = {id(p) for unit in units for p in unit.parameters()}
+        outside += sum(size for key, size in sizes.items() if key not in inside)
         largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units)])
     return outside + 4 * largest
 
@@ -221,8 +225,7 @@ def _begun(config: Config, parts: Parts) -> TrainState:
     state = TrainState.start(parts.net, parts.objective, settings, config.ema, parts.numerics, config.seed)
     for p in state.parameters:
         p.grad = torch.zeros_like(p)
-    state.optimizer.step(0.0, torch.ones((), dtype=torch.bool))
-    state.optimizer.zero_grad()
+    state.move(0.0, torch.ones((), dtype=torch.bool), None)
     return state
 
 

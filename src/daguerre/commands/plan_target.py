@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, outline
 from daguerre.commands.placement import frozen
 from daguerre.commands.plan_bytes import Count
 from daguerre.commands.plan_step import Peak
-from daguerre.commands.plan_text import size_text
+from daguerre.commands.plan_text import size_text, wrap
 from daguerre.config import Config
 from daguerre.data.buckets import buckets
 from daguerre.errors import UserError
@@ -122,44 +122,44 @@ class Step:
     ways: tuple[str, ...]
     """What takes less, where the recipe's own micro-batch has no room."""
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> list[str]:
         """For people."""
-        target, peak = self.target, self.peak
-        if target.refused:
-            yield f"these batches cannot be trained on this mesh: {target.refused}"
-        bucket = max(buckets(target.given.data), key=lambda each: each.area_px)
-        sizes = target.sizes
-        cut = f"{sizes.ranks} devices x {sizes.accumulation} x {sizes.micro}"
-        yield f"global batch {sizes.whole} = {cut} samples of at most {bucket.width_px}x{bucket.height_px} px, " + (
-            f"{self.precision} on {'a GPU' if target.on_gpu else 'a CPU'}"
-            + (", activations computed again" if target.given.training.gradient_checkpointing else "")
-        )
-        moment = "losses and gradients are computed" if peak.passes >= peak.update else "weights are moved"
-        yield f"held between updates (all of the above but gradients) {size_text(peak.held)}"
-        yield f"gradients, activations and temporaries {size_text(peak.whole - peak.held)}, most while {moment}"
-        if peak.gathered:
-            yield f"of these {size_text(peak.gathered)} are parameters that fsdp gathers for a moment (an estimate)"
-        yield f"peak of all tensors {size_text(peak.whole)}"
-        if target.on_gpu:
-            beside = target.taken(peak) - peak.whole
-            yield f"beside tensors {size_text(beside)} (an estimate: CUDA, work spaces, gaps between tensors)"
-        if target.card is not None:
-            yield from self._room(target.card)
+        lines = [] if not self.target.refused else wrap(f"cannot be trained on this mesh: {self.target.refused}")
+        lines += wrap(self._batch())
+        lines += [f"{label:<30}{size:>12}  {remark}".rstrip() for label, size, remark in self._rows()]
+        return [*lines, *(f"  {way}" for way in self.ways)]
 
-    def _room(self, card: int) -> Iterator[str]:
-        free = self.target.left(self.peak)
-        if free >= 0:
-            yield f"fits a device of {size_text(card)}, {size_text(free)} are left"
-        else:
-            yield f"DOES NOT FIT a device of {size_text(card)}: {size_text(-free)} too much"
-        if self.largest is None:
-            yield "not even a micro-batch of one sample fits"
-        else:
-            taken = size_text(self.target.taken(self.largest))
-            yield f"largest micro-batch that fits: {self.largest.micro} ({taken})"
-        if free < 0 and self.largest is not None:
-            yield f"training.per_device_batch_size={self.largest.micro} computes the same updates in more micro-batches"
-        yield from self.ways
+    def _batch(self) -> str:
+        sizes, training = self.target.sizes, self.target.given.training
+        bucket = max(buckets(self.target.given.data), key=lambda each: each.area_px)
+        where = "a GPU" if self.target.on_gpu else "a CPU"
+        again = ", activations computed again" if training.gradient_checkpointing else ""
+        cut = f"{sizes.ranks} x {sizes.accumulation} x {sizes.micro} (devices x micro-batches x samples)"
+        size = f"{bucket.width_px}x{bucket.height_px} px"
+        return f"global batch {sizes.whole} = {cut}, pictures of at most {size}, {self.precision} on {where}{again}"
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        target, peak = self.target, self.peak
+        moment = "these are computed" if peak.passes >= peak.update else "weights are moved"
+        yield "held between updates", size_text(peak.held), "all of the above but gradients"
+        made = size_text(peak.whole - peak.held)
+        yield "made in a step", made, f"gradients, activations; most while {moment}"
+        if peak.gathered:
+            yield "  of these, gathered by fsdp", size_text(peak.gathered), "an estimate"
+        yield "peak of all tensors", size_text(peak.whole), ""
+        taken = target.taken(peak)
+        if target.on_gpu:
+            yield "beside tensors", size_text(taken - peak.whole), "an estimate: CUDA, work spaces, gaps"
+            yield "taken of a device", size_text(taken), ""
+        if target.card is not None:
+            free = target.left(peak)
+            said = f"fits, {size_text(free)} are left" if free >= 0 else f"DOES NOT FIT: {size_text(-free)} too much"
+            yield "device", size_text(target.card), said
+            if self.largest is not None:
+                size = size_text(target.taken(self.largest))
+                yield "largest micro-batch that fits", str(self.largest.micro), f"takes {size}"
+            else:
+                yield "largest micro-batch that fits", "none", "not even one sample has room; what takes less:"
 
     def document(self) -> dict[str, object]:
         """For programs."""
@@ -188,14 +188,18 @@ def step(target: Target, parts: Parts, count: Count) -> Step:
     """A step of the recipe on these devices. The networks of `parts` are used up."""
     rehearsal = plan_step.Rehearsal(target.config, parts, count, target.sizes.accumulation > 1, target.on_gpu)
     peak = rehearsal.peak(plan_step.pictures_at_once(target.config, target.sizes.micro))
-    largest = None if target.card is None else plan_step.largest_that_fits(rehearsal, peak, target.left)
+    # Where not even what is held has room, no micro-batch needs to be tried.
+    tried = target.card is not None and target.left(replace(peak, passes=0, update=0)) >= 0
+    largest = plan_step.largest_that_fits(rehearsal, peak, target.left) if tried else None
     lacking = target.card is not None and target.left(peak) < 0
-    return Step(target, peak, parts.precision, largest, tuple(_ways(target, count)) if lacking else ())
+    return Step(target, peak, parts.precision, largest, tuple(_ways(target, count, largest)) if lacking else ())
 
 
-def _ways(target: Target, count: Count) -> Iterator[str]:
-    """Other ways to need less, with what they spare where that is counted."""
+def _ways(target: Target, count: Count, largest: Peak | None) -> Iterator[str]:
+    """Ways to need less, with what they spare where that is counted."""
     training, optimizer = target.given.training, target.given.optimizer
+    if largest is not None:
+        yield f"training.per_device_batch_size={largest.micro} computes the same updates in more micro-batches"
     numbers = sum(each.numbers for each in count.held if "gradients" in each.kinds)
     if not training.gradient_checkpointing:
         yield "training.gradient_checkpointing=true keeps fewer activations"
@@ -206,6 +210,9 @@ def _ways(target: Target, count: Count) -> Iterator[str]:
     if training.weights_dtype == "float32":
         yield f"training.weights_dtype=bfloat16 spares {size_text(4 * numbers)} of weights and gradients"
     if count.mesh.degree("fsdp") == 1:
-        held = count.whole
-        yield f"mesh.ici_fsdp_parallelism=8 with 8 devices a node spares about {size_text(held * 7 / 8)}"
+        node = count.mesh.devices // count.mesh.nodes
+        many = "" if node > 1 else "devices=8 "
+        degree = node if node > 1 else 8
+        spared = size_text(count.whole * (degree - 1) / degree)
+        yield f"{many}mesh.ici_fsdp_parallelism={degree} spares about {spared}, and gathers parameters as it goes"
     yield "data.resolution may be smaller"
