@@ -55,8 +55,9 @@ def _forward(
         return available.module("group_norm_silu_triton").forward(x_BCHW, weight_C, bias_C, groups, epsilon, silu)
     wide = _wide(x_BCHW)
     B, C, H, W = x_BCHW.shape
+    # With channels last torch takes the variance as a difference of large sums on a CPU.
     y_BCHW, mean_BG, rstd_BG = torch.native_group_norm(
-        x_BCHW.to(wide), weight_C.to(wide), bias_C.to(wide), B, C, H * W, groups, epsilon
+        x_BCHW.to(wide).contiguous(), weight_C.to(wide), bias_C.to(wide), B, C, H * W, groups, epsilon
     )
     y_BCHW = F.silu(y_BCHW) if silu else y_BCHW
     return y_BCHW.to(x_BCHW.dtype).contiguous(memory_format=_LAST), mean_BG, rstd_BG

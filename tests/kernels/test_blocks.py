@@ -1,0 +1,47 @@
+"""Blocks compiled each for itself: refusals, and (`make test-long`) the numbers and the names."""
+
+import copy
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from tiny_models import TEXT_WIDTH, TINY_UNET
+from torch import nn
+
+from daguerre.errors import UserError
+from daguerre.kernels import blocks, channels_last
+
+CPU = torch.device("cpu")
+
+
+def test_a_network_without_blocks_is_refused():
+    with pytest.raises(UserError, match="no block of the networks"):
+        blocks.compile_blocks(nn.Linear(2, 2), CPU)
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(blocks.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+        blocks.compile_blocks(UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH), CPU)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_compiled_blocks_compute_the_same(tmp_path, monkeypatch, recomputed):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    torch.manual_seed(0)
+    net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH).train()
+    channels_last.enable(net)
+    compiled = copy.deepcopy(net)
+    if recomputed:
+        compiled.enable_gradient_checkpointing()
+    assert blocks.compile_blocks(compiled, CPU) > 0
+    assert compiled.state_dict().keys() == net.state_dict().keys()
+    x, text = torch.randn(2, 4, 8, 8), torch.randn(2, 5, TEXT_WIDTH)
+    for one in (net, compiled):
+        one(x, torch.tensor([3.0, 7.0]), text).sample.square().mean().backward()
+    for ours, theirs in zip(compiled.parameters(), net.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+    assert any((tmp_path / "daguerre" / "compiled").rglob("*")), "compiled code is kept for the next run"

@@ -1,0 +1,175 @@
+"""Kernels put into networks from outside: the same numbers, the same names, and only what is known is touched."""
+
+import copy
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers.models.activations import GEGLU
+from diffusers.models.resnet import ResnetBlock2D
+from tiny_models import SDXL_UNET, TEXT_WIDTH, TINY_UNET, tiny_vae
+from torch import nn
+
+from daguerre.kernels import channels_last, products, swap
+
+UNETS = {
+    "SD": TINY_UNET | {"cross_attention_dim": TEXT_WIDTH},
+    "SDXL": SDXL_UNET,
+    "of vectors for times": TINY_UNET | {"cross_attention_dim": TEXT_WIDTH, "resnet_time_scale_shift": "scale_shift"},
+}
+
+
+def unet(name):
+    torch.manual_seed(0)
+    return UNet2DConditionModel(**UNETS[name]).train()
+
+
+def computed(net):
+    """Prediction and gradients."""
+    torch.manual_seed(1)
+    width = net.config.cross_attention_dim
+    added = (
+        {"text_embeds": torch.randn(2, 40), "time_ids": torch.randn(2, 6)} if net.config.addition_embed_type else None
+    )
+    x = torch.randn(2, 4, 8, 8)
+    y = net(x, torch.tensor([3.0, 7.0]), torch.randn(2, 5, width), added_cond_kwargs=added).sample
+    y.square().mean().backward()
+    return {"": y.detach()} | {name: p.grad for name, p in net.named_parameters()}
+
+
+def assert_alike(ours, theirs, tolerance=1e-5):
+    assert ours.keys() == theirs.keys()
+    norm = sum(float(t.double().square().sum()) for t in theirs.values())
+    away = sum(float((ours[n] - t).double().square().sum()) for n, t in theirs.items())
+    assert (away / norm) ** 0.5 <= tolerance
+    assert any(not torch.equal(ours[n], t) for n, t in theirs.items()), "something else has computed it"
+
+
+def everything(net):
+    swap.norms(net)
+    swap.gates(net)
+    channels_last.enable(net)
+    products.enable(net)
+
+
+CHANGES = {"norms": swap.norms, "gates": swap.gates, "channels last": channels_last.enable, "all": everything}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", UNETS)
+def test_numbers_and_names_stay(name, change):
+    net = unet(name)
+    swapped = copy.deepcopy(net)
+    CHANGES[change](swapped)
+    assert [(n, p.shape, p.stride()) for n, p in swapped.named_parameters()] == [
+        (n, p.shape, p.stride()) for n, p in net.named_parameters()
+    ]
+    assert swapped.state_dict().keys() == net.state_dict().keys()
+    found, expected = computed(swapped), computed(net)
+    assert_alike(found, expected)
+
+
+def test_counts_say_what_was_changed():
+    net = unet("SD")
+    blocks = sum(isinstance(m, ResnetBlock2D) for m in net.modules())
+    transformers = sum(type(m).__name__ == "Transformer2DModel" for m in net.modules())
+    gates = sum(type(m) is GEGLU for m in net.modules())
+    assert min(blocks, transformers, gates) > 0
+    assert swap.norms(net) == 2 * blocks + transformers + 1
+    assert swap.gates(net) == gates
+    assert swap.norms(net) == swap.gates(net) == 0, "once"
+
+
+def test_a_block_that_scales_between_norm_and_activation_stays():
+    net = unet("of vectors for times")
+    swap.norms(net)
+    blocks = [m for m in net.modules() if isinstance(m, ResnetBlock2D)]
+    assert all(type(block.norm2) is nn.GroupNorm and isinstance(block.nonlinearity, nn.SiLU) for block in blocks)
+
+
+def test_an_autoencoder_encodes_and_decodes_as_before():
+    torch.manual_seed(0)
+    vae = tiny_vae().eval()
+    swapped = copy.deepcopy(vae)
+    everything(swapped)
+    assert isinstance(swapped, AutoencoderKL)
+    x = torch.randn(1, 3, 16, 16)
+    with torch.no_grad():
+        for before, after in (
+            (vae.encode(x).latent_dist.parameters, swapped.encode(x).latent_dist.parameters),
+            (vae.decode(x[:, :1].expand(1, 4, 16, 16)).sample, swapped.decode(x[:, :1].expand(1, 4, 16, 16)).sample),
+        ):
+            assert torch.allclose(before, after, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_saved_loads_into_a_network_without_kernels(tmp_path):
+    net = unet("SD")
+    expected = computed(net)
+    everything(net)
+    net.save_pretrained(tmp_path)
+    again = UNet2DConditionModel.from_pretrained(tmp_path).train()
+    assert type(again.conv_norm_out) is nn.GroupNorm
+    assert torch.equal(computed(again)[""], expected[""])
+
+
+def test_gradient_checkpointing_computes_the_same_again():
+    net = unet("SD")
+    everything(net)
+    expected = computed(net)
+    net.zero_grad()
+    net.enable_gradient_checkpointing()
+    assert all(torch.equal(value, expected[name]) for name, value in computed(net).items())
+
+
+@pytest.mark.parametrize("name", UNETS)
+def test_convolutions_see_channels_last(name):
+    net = unet(name)
+    channels_last.enable(net)
+    net.train()
+    others = []
+
+    def look(module, inputs, output):
+        if not inputs[0].is_contiguous(memory_format=torch.channels_last):
+            others.append(module)
+
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(look)
+    computed(net)
+    assert not others
+
+
+def test_without_it_they_do_not():
+    net, firsts = unet("SD"), []
+    net.conv_out.register_forward_hook(lambda module, inputs, output: firsts.append(inputs[0].is_contiguous()))
+    computed(net)
+    assert firsts == [True]
+
+
+def test_blocks_drop_out_in_training_alone():
+    net = UNet2DConditionModel(**UNETS["SD"], dropout=0.5)
+    channels_last.enable(net)
+    torch.manual_seed(3)
+    assert not torch.equal(computed(net.train())[""], computed(net.eval())[""])
+    assert torch.equal(computed(net.eval())[""], computed(net.eval())[""])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(300, 200), (3, 100, 200)])
+def test_large_products_are_those_of_linear(monkeypatch, shape, bias):
+    torch.manual_seed(0)
+    x = torch.randn(shape, requires_grad=True)
+    layer = nn.Linear(200, 160, bias=bias)
+    expected = [layer(x), *torch.autograd.grad(layer(x).square().sum(), (x, *layer.parameters()))]
+    called = []
+    convolve = torch.nn.functional.conv2d
+    monkeypatch.setattr(products.F, "conv2d", lambda *given: (called.append(1), convolve(*given))[1], raising=True)
+    assert products.enable(nn.Sequential(layer)) == 1
+    y = layer(x)
+    found = [y, *torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))]
+    assert len(called) == 1
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-3) for a, b in zip(found, expected, strict=True))
+    layer(x[:2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    assert len(called) == 1, "small products and those of other types stay"

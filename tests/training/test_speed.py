@@ -1,0 +1,74 @@
+"""What the settings of speed mean on a device, and what is refused."""
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from pydantic import ValidationError
+from tiny_models import TEXT_WIDTH, TINY_UNET
+from torch import nn
+
+from daguerre.errors import UserError
+from daguerre.kernels import attention, available, channels_last, products, swap
+from daguerre.training import speed
+from daguerre.training.settings import TrainingSettings
+
+CPU = torch.device("cpu")
+
+
+def settings(**given):
+    return TrainingSettings.model_validate({"duration": "1 steps", "global_batch_size": 1} | given)
+
+
+def kinds(**given):
+    """Types of modules in a UNet and in a frozen network beside it."""
+    nets = [UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH) for _ in range(2)]
+    speed.apply(settings(**given), nets[0], nets, CPU)
+    found = [{type(module) for module in net.modules()} for net in nets]
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_a_cpu_by_default_has_channels_last_and_products():
+    found = kinds()
+    assert {channels_last.Block, products.Product} <= found
+    assert not {swap.Norm, swap.NormSiLU, swap.Gated, attention.Measured} & found
+
+
+def test_plain_means_torchs_own_modules():
+    found = kinds(kernels="plain", channels_last=False)
+    assert not any(kind.__module__.startswith("daguerre") for kind in found)
+
+
+def test_attention_is_measured_where_it_is_asked_for():
+    assert attention.Measured in kinds(attention="measured")
+
+
+def test_a_gpu_has_kernels_and_channels_last_by_default(monkeypatch):
+    monkeypatch.setattr(available, "triton", lambda device: device.type == "cuda")
+    gpu = torch.device("cuda")
+    assert speed.uses_triton(settings(), gpu)
+    assert speed.pictures_are_last(settings(), True, gpu)
+    assert not speed.uses_triton(settings(kernels="plain"), gpu)
+    assert not speed.pictures_are_last(settings(), False, gpu), "its own norms put channels first again"
+    assert speed.pictures_are_last(settings(channels_last=True), False, gpu)
+
+
+@pytest.mark.parametrize(("there", "why"), [(False, "not installed"), (True, "a CPU computes no Triton kernels")])
+def test_kernels_that_cannot_be_are_refused(monkeypatch, there, why):
+    monkeypatch.setattr(available, "installed", lambda: there)
+    with pytest.raises(UserError, match=f"training.kernels=triton: .*{why}"):
+        kinds(kernels="triton")
+
+
+def test_layout_asks_no_device():
+    with torch.device("meta"):
+        net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH)
+    speed.layout([net], fused=True, last=True)
+    assert {swap.NormSiLU, swap.Gated, channels_last.Block} <= {type(module) for module in net.modules()}
+
+
+def test_compiled_blocks_do_not_measure():
+    with pytest.raises(ValidationError, match="attention=measured does not go with compile=blocks"):
+        settings(compile="blocks", attention="measured")
+    with pytest.raises(UserError, match=r"training.compile=blocks: no block"):
+        speed.apply(settings(compile="blocks"), nn.Linear(2, 2), [], CPU)
