@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -74,17 +74,21 @@ class Given:
     flops_per_sample: float
 
 
-def given(config: Config, folder: Path) -> Given:
-    """Built once, and forgotten but for this. UserError for objectives that the example does not train."""
+def refuse(config: Config) -> None:
+    """UserError for what the example does not train."""
     settings: Any = config.objective
     if settings.name not in ("eps", "v") or settings.schedule.name != "scaled_linear":
         raise UserError("objective: diffusers' example trains eps and v on the scaled-linear schedule")
+    if settings.weighting.name != "none":
+        raise UserError("objective.weighting: the losses of diffusers' example are not weighted; leave it out")
+
+
+def given(config: Config, folder: Path) -> Given:
+    """Built once, and forgotten but for this."""
     config, notice = bench_model.at_hand(config, folder)
     parts = bench_step.built(config, random_weights=bool(notice))
     sizes = batch_sizes(config)
     ring = bench_inputs.latents(config, parts, sizes, random_weights=bool(notice)).ring
-    if any(bool((each.batch.draws["weight"] != 1).any()) for each in ring):
-        raise UserError("objective.weighting: the losses of diffusers' example are not weighted; leave it out")
     with parts.device if notice and parts.device.type != "cpu" else nullcontext():
         family: Any = plugins.find("families", config.model.family).load(config.model, config.seed)
     weights = {name: p.detach().cpu() for name, p in family.unet.state_dict().items()}
@@ -210,7 +214,7 @@ def fastest_kernel(peer: Diffusers, each: Encoded) -> SDPBackend | None:
 class Gate:
     """What the first contestant's 20 updates gave, and how far each other's differ from it."""
 
-    start: Mapping[str, Tensor]
+    start: Mapping[str, Tensor] = field(default_factory=dict)
     """The UNet's weights before."""
     found: dict[str, dict[str, float | None]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
@@ -259,24 +263,28 @@ def told(gaps: Mapping[str, float]) -> str:
 
 def makers(request: bench_arguments.Request, wanted: Sequence[str], folder: Path) -> tuple[dict[str, Any], Gate]:
     """What builds each contestant and takes it through the gate; ours come first."""
-    common = given(request.variants[0].config, folder)
-    names = [name for name in common.weights if name not in _buffers(common)]
-    gate = Gate({name: common.weights[name] for name in names})
+    for variant in request.variants:
+        refuse(variant.config)
+    gate = Gate()
+    common = cache(lambda: given(request.variants[0].config, folder))  # made while the budget runs
 
     def ours(name: str, config: Config) -> Trained:
+        gate.start = gate.start or weights_of(common())
         return gate.admit(name, Daguerre(config, request.options, folder))
 
     def theirs(name: str) -> Trained:
-        return gate.admit(name, Diffusers(common, best=name == "diffusers-best"))
+        gate.start = gate.start or weights_of(common())
+        return gate.admit(name, Diffusers(common(), best=name == "diffusers-best"))
 
     made = {variant.name: partial(ours, variant.name, variant.config) for variant in request.variants}
     return made | {name: partial(theirs, name) for name in wanted}, gate
 
 
-def _buffers(common: Given) -> set[str]:
+def weights_of(common: Given) -> dict[str, Tensor]:
+    """The UNet's parameters before the first update, in their order."""
     with torch.device("meta"):
         net: Any = UNet2DConditionModel.from_config(dict(common.unet))
-    return {name for name, _ in net.named_buffers()}
+    return {name: common.weights[name] for name, _ in net.named_parameters()}
 
 
 def read(arguments: Sequence[str]) -> tuple[bench_arguments.Request, list[str]]:
