@@ -22,6 +22,7 @@ from tiny_runs import assert_equal, lines, outcome
 from daguerre import cli, errors
 from daguerre.data import store_clients
 from daguerre.remote import copies
+from daguerre.remote.prefix import prefix
 
 pytestmark = pytest.mark.long
 
@@ -125,26 +126,35 @@ def test_killed_at_random_moments_and_gone_on_elsewhere_it_ends_equal_to_the_bit
     assert_equal(copy_of(runs), expected)
 
 
-def test_a_second_run_is_refused_and_a_stopped_one_goes_on_elsewhere(runs, whole, tmp_path, monkeypatch):
-    first = tiny_runs.start(runs, *LONGER)
-    wait_for(lambda: "tiny/config.yaml" in names(runs), 120)
+def test_a_second_run_is_refused_and_a_stopped_one_goes_on_elsewhere(runs, tmp_path, monkeypatch):
+    endless = ["training.duration=5000 steps", "checkpoint.every=4 steps", "checkpoint.export=false"]
+    first = tiny_runs.start(runs, *endless)
+    wait_for(lambda: checkpoints(runs), 200)
     another_machine(monkeypatch, tmp_path)
-    second = tiny_runs.start(runs, *LONGER)
-    said, _ = second.communicate(timeout=120)
+    second = tiny_runs.start(runs, *endless)
+    said, _ = second.communicate(timeout=200)
     assert second.returncode == errors.HELD, said
     assert f"{runs}/tiny is in use by process {first.pid} on {socket.gethostname()}" in said
-    wait_for(lambda: any("/checkpoints/" in name and name.endswith("/manifest.json") for name in names(runs)), 120)
     first.send_signal(signal.SIGTERM)
-    said, _ = first.communicate(timeout=120)
-    assert first.returncode in (errors.TERMINATED, errors.DONE), said
-    assert ".lock" not in names(runs)
-    finished(runs, *LONGER)
-    assert_equal(copy_of(runs), whole[0])
+    said, _ = first.communicate(timeout=200)
+    assert first.returncode == errors.TERMINATED, said
+    assert "tiny/.lock" not in names(runs)
+    assert '"state": "saved"' in prefix(runs).read("tiny/status.json")[0].decode()
+    newest = checkpoints(runs)[-1]
+    then = tiny_runs.start(runs, *endless)
+    wait_for(lambda: checkpoints(runs)[-1] > newest, 200)
+    then.send_signal(signal.SIGTERM)
+    said, _ = then.communicate(timeout=200)
+    assert then.returncode == errors.TERMINATED, said
+    assert f"going on from {newest}" in said
+
+
+def checkpoints(runs: str) -> list[str]:
+    found = (name.split("/") for name in names(runs))
+    return sorted(parts[2] for parts in found if parts[1] == "checkpoints" and parts[-1] == "manifest.json")
 
 
 def names(runs: str) -> list[str]:
-    from daguerre.remote.prefix import prefix
-
     return [one.name for one in prefix(runs).listing()]
 
 

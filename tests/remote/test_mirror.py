@@ -20,7 +20,7 @@ from daguerre.commands import homes
 from daguerre.commands.home_stores import store
 from daguerre.data import store_clients
 from daguerre.errors import UserError
-from daguerre.remote import copies, export, mirror
+from daguerre.remote import bundle, copies, export, mirror
 from daguerre.remote.home import RemoteHome
 from daguerre.remote.mirror import Mirror
 
@@ -211,6 +211,28 @@ def test_a_fault_is_told_once_and_training_goes_on(s3_run, moto, monkeypatch):  
     assert "HTTP 50" in said[0]
     assert "sent to" in said[1]
     assert text_of(s3_run, "status.json") == FILES["status.json"]
+
+
+def test_another_who_writes_the_same_export_does_not_stop_the_mirror(run, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(mirror, "EVERY_SECONDS", 0.02)
+    said: list[str] = []
+    mine, real, again = home(run, said), export.send, []
+
+    def conflict(*given):
+        if not again:
+            again.append(1)
+            raise bundle.Conflict("another process wrote it")
+        return real(*given)
+
+    monkeypatch.setattr(export, "send", conflict)
+    with mine.hold():
+        fill(mine.folder.pipeline, {"model_index.json": "{}"})
+        until = time.monotonic() + 10
+        while len(said) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+    assert "another process wrote it" in said[0]
+    assert "are sent to" in said[1]
+    assert bundle.Bundle(run / "pipeline").read() is not None
 
 
 def test_a_store_that_is_gone_at_the_end_is_the_runs_error(s3_run, moto, monkeypatch):  # noqa: F811

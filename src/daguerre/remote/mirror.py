@@ -20,6 +20,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 from daguerre.checkpoint.run_folder import RunFolder, RunFolderError
+from daguerre.errors import UserError
 from daguerre.remote import export
 from daguerre.remote.prefix import Listed, Prefix
 from daguerre.remote.shelf import told
@@ -86,7 +87,7 @@ class Mirror:
     def _finish(self) -> None:
         try:
             self._push(patient=False)
-        except OSError as error:
+        except (OSError, UserError) as error:
             text = (
                 f"the last files of the run could not be sent to {self.run.name}: {told(error)}. They are in "
                 f"{self.folder.path}; the same command again makes them anew from the last checkpoint"
@@ -98,7 +99,7 @@ class Mirror:
         while not over.wait(EVERY_SECONDS):
             try:
                 self._push(patient=True)
-            except OSError as error:
+            except (OSError, UserError) as error:
                 if not self._failing:
                     self.say(
                         f"the run's files cannot be sent to {self.run.name} now: {told(error)}. Training goes on, and "

@@ -18,6 +18,7 @@ from daguerre.checkpoint import manifest
 from daguerre.checkpoint.manifest import Damaged
 from daguerre.checkpoint.retention import Keep
 from daguerre.data.store_errors import Missing, StoreError
+from daguerre.errors import UserError
 from daguerre.remote.bundle import Bundle
 from daguerre.remote.prefix import Listed, Prefix
 
@@ -132,10 +133,12 @@ def _folders(listed: list[Listed], name: str) -> list[str]:
     return sorted({match[2] for match in found if match and match[1] == name})
 
 
-def told(error: OSError) -> str:
+def told(error: OSError | UserError) -> str:
     """What a person should know of a store's or a disk's refusal."""
     if isinstance(error, StoreError):
         return error.told
+    if isinstance(error, UserError):
+        return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
 
 
