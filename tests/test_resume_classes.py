@@ -1,0 +1,113 @@
+"""Every setting has its class: identity (a run is refused another value), elastic (who computes), free (what is kept
+and told). A new setting is an identity one until it is listed here.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_core import PydanticSerializationError
+
+from daguerre import config as configs
+from daguerre import layout, plugins
+from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.commands.resuming import refuse_other_recipe
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.recipe import paths
+from daguerre.settings import Settings
+
+ELASTIC = {
+    *(f"loader.{name}" for name in ("max_pixels", "num_workers", "prefetch_batches")),
+    *(f"mesh.{kind}_{axis}_parallelism" for kind in ("dcn", "ici") for axis in ("data", "fsdp", "tensor")),
+    *(f"mesh.{name}" for name in ("data_sharding", "logical_axis_rules", "mesh_axes", "shard_frozen")),
+    "optimizer.one_pass",
+    *(f"training.{name}" for name in ("attention", "channels_last", "compile", "device", "kernels")),
+    *(f"training.{name}" for name in ("gradient_accumulation_steps", "per_device_batch_size")),
+}
+FREE = {
+    *("allow_change", "description", "output_dir", "resume_from_checkpoint", "run_name"),
+    *(f"checkpoint.{name}" for name in ("background", "backup_every", "every", "export", "keep", "max_failed_saves")),
+    *(f"data.{name}" for name in ("cache_dir", "cache_gb", "checked_prompts", "max_skipped", "path")),
+    *(f"data.generate.{name}" for name in ("count", "prompt", "seed")),
+    *("distributed.dist_backend", "distributed.dist_url"),
+    *(f"distributed.{name}_seconds" for name in ("rendezvous", "silent", "stuck", "timeout")),
+    *("logging.every", "logging.tensorboard", "model.pickled_weights", "model.scheduler"),
+    *(f"sampling.{name}" for name in ("batch_size", "eta", "guidance_rescale", "guidance_scale", "height", "width")),
+    *(f"sampling.{name}" for name in ("negative_prompt", "num_images", "num_inference_steps", "prompts")),
+    *(f"sampling.{name}" for name in ("prompts_file", "sampler", "seed", "timestep_spacing")),
+    *(f"training.{name}" for name in ("duration", "gradient_checkpointing", "max_device_memory")),
+    "training.max_nonfinite_steps",
+    *(f"validation.{name}" for name in ("every", "num_levels", "num_samples")),
+}
+SECTIONS = {"families": "model.family", "objectives": "objective.name", "adapters": "adapter.name"}
+SECTIONS |= {"sources": "data.source", "optimizers": "optimizer.name"}
+
+
+def classes() -> dict[str, str]:
+    """The class of every setting there is, those of all plug-ins among them."""
+    found: dict[str, str] = {}
+    trees: list[dict[str, Any]] = [{}]
+    for kind, path in SECTIONS.items():
+        section, _, key = path.partition(".")
+        trees += [{section: {key: name}} for name in plugins.names(kind)]
+    for tree in trees:
+        for path, leaf in layout.leaves(Config, tree).items():
+            assert found.setdefault(path, leaf.resume) == leaf.resume, f"{path} is of two classes"
+    return found
+
+
+def test_every_setting_has_the_class_that_is_listed_here():
+    found = classes()
+    assert len(found) > 200
+    assert {path for path, resume in found.items() if resume == "elastic"} == ELASTIC
+    assert {path for path, resume in found.items() if resume == "free"} == FREE
+    assert set(found.values()) == {"identity", "elastic", "free"}
+
+
+def put(settings: Settings, path: str, value: Any) -> Settings:
+    """The settings with this value in one place, whatever is allowed there."""
+    name, _, rest = path.partition(".")
+    inner = put(getattr(settings, name), rest, value) if rest else value
+    return settings.model_copy(update={name: inner})
+
+
+def changed(settings: Settings, path: str) -> Settings:
+    """The settings with another value in one place, of a type that can be written there."""
+    for value in (0.123456, "other", ["other"]):
+        new = put(settings, path, value)
+        with suppress(PydanticSerializationError):
+            new.model_dump(mode="json")
+            return new
+    raise AssertionError(path)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("recipe", ["quickstart", "sdxl", "sd15_dreambooth"])
+def test_a_run_goes_on_with_another_value_of_elastic_and_free_settings_alone(recipe):
+    old = configs.load(recipe, ["training.global_batch_size=8"]).config
+    written = set(_paths(old))
+    assert len(written) > 90
+    for path in written:
+        new = changed(old, path)
+        if path in ELASTIC | FREE:
+            assert refuse_other_recipe(old, new, RunFolder(Path("run"))) == []
+            continue
+        with pytest.raises(UserError, match=rf"it differs in\n(.*\n)*  {path}: ") as refusal:
+            refuse_other_recipe(old, new, RunFolder(Path("run")))
+        # A value can leave others without effect, which differ then, too.
+        way_on = str(refusal.value).partition("allow_change='[")[2].partition("]'")[0].split(", ")
+        assert path in way_on
+        allowed = new.model_copy(update={"allow_change": way_on})
+        assert [change.path for change in refuse_other_recipe(old, allowed, RunFolder(Path("run")))] == way_on
+        sections = new.model_copy(update={"allow_change": [each.partition(".")[0] for each in way_on]})
+        assert len(refuse_other_recipe(old, sections, RunFolder(Path("run")))) == len(way_on)
+
+
+def _paths(config: Config) -> list[str]:
+    """Settings that act in a recipe, down to the innermost group; without those that map names to values."""
+    leaves = layout.leaves(Config, config.model_dump())
+    return [path for path, value in paths(config.model_dump(mode="json")) if path in leaves and value != {}]
