@@ -330,3 +330,22 @@ def test_a_damaged_one_cannot_be_gone_back_to(run, tmp_path):  # noqa: F811
     with pytest.raises(Damaged, match=r"state\.json"):
         store.rewind("step-00000001")
     assert store.names() == ["step-00000001", "step-00000002"]
+
+
+def test_a_cache_that_cannot_be_written_to_is_said(run, tmp_path):  # noqa: F811
+    save(alone(run, tmp_path / "a"), 1)
+    (tmp_path / "full").write_text("a file where a folder should be")
+    with pytest.raises(CheckpointError, match="XDG_CACHE_HOME can move"):
+        alone(run, tmp_path / "full").recover()
+
+
+@pytest.mark.long
+def test_training_does_not_wait_for_a_slow_store(s3_run, moto, tmp_path):  # noqa: F811
+    saving = Saver(alone(s3_run, tmp_path), Keep(2))
+    saving.reserve(held(0, 0, 1, 1))
+    moto.proxy.faults = Faults(share=1.0, kinds=("stall",), stall_seconds=0.2, methods=("PUT", "POST"))
+    saving.save("step-00000001", held(1, 0, 1, 1), {"state": {"value": 1}}, {"a/b.txt": b"x" * 9})
+    (outcome,) = saving.settle()
+    assert outcome.path is not None
+    assert outcome.stalled_seconds < 0.1 * outcome.wrote_seconds
+    assert value_of(alone(s3_run, tmp_path / "b").recover().path) == 1

@@ -28,7 +28,7 @@ from daguerre.remote import address
 PART_BYTES = 8 << 20
 """Length of what is sent at once of a large object."""
 _MOST_PARTS = 9000
-_PARTS_AT_ONCE = 4
+_PARTS_AT_ONCE = 8
 _PAGE = 5000
 
 Version = dict[str, str]
