@@ -19,7 +19,7 @@ from torch import Tensor
 
 from daguerre import config as configs
 from daguerre.commands import plan_bytes, plan_target, several
-from daguerre.commands.parts import build
+from daguerre.commands.parts import batch_sizes, build
 from daguerre.config import Config
 from daguerre.parallel import apply
 from daguerre.parallel.agreement import Together
@@ -52,10 +52,14 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
         parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed, sharding
     )
     state.net.train()
-    given = batch(config, parts, config.training.per_device_batch_size or 1)
+    sizes = batch_sizes(config, None, mesh.batch_ranks)
+    given = batch(config, parts, sizes.micro)
 
     def update() -> None:
-        step.update(state, [given], parts.loss, learning_rate=1e-4, max_grad_norm=1.0, autocast=parts.autocast)
+        step.update(
+            state, [given] * sizes.accumulation, parts.loss, learning_rate=1e-4, max_grad_norm=1.0,
+            autocast=parts.autocast,
+        )  # fmt: skip
 
     update()
     step.backward(state.net, [given], parts.loss, 8, parts.autocast, state.meter, state.scaler, sharding)

@@ -25,7 +25,7 @@ def batch(config: Config, parts: Parts, samples: int) -> Batch:
     bucket = max(buckets(config.data), key=lambda each: each.area_px)
     keys = np.zeros((samples, 3), dtype=np.int64)
     pixels = torch.zeros(samples, 3, bucket.height_px, bucket.width_px, dtype=torch.uint8)
-    names = ["a picture of something"] * samples
+    names = ["a picture of something " * 25] * samples
     sizes = np.full((samples, 6), bucket.height_px, dtype=np.int32)
     made = Batch(keys, pixels, names, torch.ones(samples), names, sizes)
     return Batch(keys, pixels, names, torch.ones(samples), names, sizes, parts.draws(made))
@@ -46,7 +46,7 @@ def measured(config: Config, samples: int, micro_batches: int = 1) -> int:
         update()
     networks = [parts.net, *parts.family.parts().values()]
     held = [*(t for m in networks for t in [*m.parameters(), *m.buffers()])]
-    held += [t for tensors in state.tensors().values() for t in tensors.values()]
+    held += [*state.optimizer.tensors().values(), *(t for some in state.ema.tensors().values() for t in some.values())]
     held += [given[0].pixels_BCHW, *given[0].draws.values()]
     return storages(held) + peak(update)
 

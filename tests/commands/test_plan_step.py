@@ -36,6 +36,20 @@ def test_a_tiny_run_takes_what_was_predicted():
     compare("quickstart", *TINY, "training.global_batch_size=6", "training.gradient_checkpointing=true")
 
 
+def test_a_page_says_what_acts_and_what_would_be_refused(capsys):
+    """Four GPUs that are not here; a global batch that they cannot share; a setting without effect."""
+    given = ["devices=4", "nodes=2", "mesh.shard_frozen=true", "training.global_batch_size=6"]
+    assert cli.run(["plan", "quickstart", *TINY, *given]) == errors.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    said = " ".join(" ".join(lines).split())
+    assert "4 devices, 2 nodes of 2" in said
+    assert "cannot be trained on this mesh: the global batch of 6 samples" in said
+    assert "mesh.shard_frozen has no effect: neither fsdp nor tensor has more than one device" in said
+    assert re.search(r"bf16 on a GPU held between updates [\d.]+ MB", said)
+    assert re.search(r"peak of all tensors [\d.]+ MB beside tensors 1.00 GB an estimate", said)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "more",

@@ -32,6 +32,8 @@ from daguerre.types import Batch
 
 _STAND_IN = "adamw"
 """For an optimizer whose updates cannot be computed without memory."""
+_CAPTION = "a picture of something " * 25
+"""Longer than encoders read, unless they read in windows: then captions are counted as of one window."""
 _MOST = 4096
 """Larger micro-batches are not looked for."""
 
@@ -121,9 +123,9 @@ class Rehearsal:
         """Samples of the largest bucket, of which shapes are all that is known."""
         made = {name: torch.empty((micro, *shape), dtype=dtype) for name, (shape, dtype) in self._given.items()}
         pixels = made.pop("pixels")
-        names = [""] * micro
+        texts = ["" if getattr(self._config.model, "long_prompts", False) else _CAPTION] * micro
         sizes = np.zeros((micro, 6), dtype=np.int32)
-        return Batch(np.zeros((micro, 3), dtype=np.int64), pixels, names, torch.ones(micro), names, sizes, made)
+        return Batch(np.zeros((micro, 3), dtype=np.int64), pixels, texts, torch.ones(micro), texts, sizes, made)
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,8 @@ class Gradients:
             p.grad = None
             if not in_place:
                 keep(own, p)
-            if mesh.degree("data") > 1 and mesh.degree("fsdp") == 1:
-                keep(own, p)  # its place in a bucket that is summed over the data axis
+            if mesh.degree("data") > 1:
+                keep(own, p)  # its place in a buffer that is summed over the data axis
 
         hooks = []
         for name, (p, numbers) in trained.items():
