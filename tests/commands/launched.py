@@ -2,8 +2,8 @@
 stopped in a known phase. The run is tiny_runs' one.
 
 As a program (`python launched.py FOLDER ARGUMENTS ...`) it is `daguerre ARGUMENTS ...` whose phases are seen from
-outside: each call of one adds a letter to the file FOLDER/PHASE-RANK. $LINGER is a phase that takes a second longer;
-$HANG and $FAIL are `PHASE RANK CALL`: where a rank stands still for ever, or fails.
+outside: each call of one adds a letter to the file FOLDER/PHASE-RANK. $LINGER is a phase that takes $LINGER_SECONDS
+(one) longer; $HANG and $FAIL are `PHASE RANK CALL`: where a rank stands still for ever, or fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from daguerre import cli
 from daguerre.commands import pictures_samples, training_run
 from daguerre.training import step
 
-LINGER_SECONDS = 1.0
 FAKE_SLURM = Path(__file__).parents[1] / "parallel" / "fake_slurm.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
@@ -133,8 +132,13 @@ class Queue:
         for name in ("srun", "scontrol", "scancel"):
             (programs / name).write_text(f"#!{sys.executable}\n{fake}")
             (programs / name).chmod(0o755)
+        self.python = programs / "python"
+        """For `python -u -m daguerre`: this file's program, each of whose updates takes its time."""
+        self.python.write_text(f'#!/bin/sh\nshift 3\nexec "{sys.executable}" "{__file__}" "{self.work}" "$@"\n')
+        self.python.chmod(0o755)
         self.environ = {
-            **os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_FOLDER": str(self.work),
+            **os.environ, "LINGER": "training", "LINGER_SECONDS": "0.25",
+            "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_FOLDER": str(self.work),
             "SLURM_JOB_ID": "4711", "SLURM_NNODES": str(nodes), "SLURM_NTASKS_PER_NODE": str(tasks),
             "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": str(nodes * tasks), "SLURM_CPUS_PER_TASK": "1",
         }  # fmt: skip
@@ -173,7 +177,7 @@ def _seen(folder: Path, rank: str, phase: str, act: Callable[..., Any]) -> Calla
             file.write("x")
         now = f"{phase} {rank} {mark.stat().st_size}"
         if os.environ.get("LINGER") == phase:
-            time.sleep(LINGER_SECONDS)
+            time.sleep(float(os.environ.get("LINGER_SECONDS", "1")))
         if os.environ.get("HANG") == now:
             threading.Event().wait()
         if os.environ.get("FAIL") == now:
@@ -184,7 +188,7 @@ def _seen(folder: Path, rank: str, phase: str, act: Callable[..., Any]) -> Calla
 
 
 def main() -> None:
-    folder, rank = Path(sys.argv[1]), os.environ.get("RANK", "0")
+    folder, rank = Path(sys.argv[1]), os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     (folder / f"new-{rank}").write_text(str(os.getpid()))
     (folder / f"new-{rank}").rename(folder / f"pid-{rank}")
     step.update = _seen(folder, rank, "training", step.update)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -49,16 +48,14 @@ def forget_the_stop(folder: Path, expected: dict) -> None:
 def test_a_job_whose_time_is_up_goes_on_by_itself(tmp_path: Path, tasks: int):
     """From `daguerre launch slurm` to the end of the run, over two turns that are cut short."""
     words = tiny_runs.arguments(tmp_path / "runs", *LONGER)[1:]
-    own = ["gpus_per_node=0", f"tasks_per_node={tasks}", "cpus_per_task=1", f"out={tmp_path / 'run.sbatch'}"]
-    assert cli.run(["launch", "slurm", *words, "num_workers=0", *own, f"python={sys.executable}"]) == 0
     job = Queue(tmp_path, tmp_path / "run.sbatch", 1, tasks)
-    steps = []
+    own = ["gpus_per_node=0", f"tasks_per_node={tasks}", "cpus_per_task=1", f"out={job.script}", f"python={job.python}"]
+    assert cli.run(["launch", "slurm", *words, "num_workers=0", *own]) == 0
+    steps, updates = [], job.work / "training-0"
     for _ in range(2):
+        seen = updates.stat().st_size if updates.exists() else 0
         process = job.turn()
-        numbers = tmp_path / "runs" / "tiny" / "metrics" / "metrics.jsonl"
-        tiny_runs.wait_for(numbers)
-        seen = numbers.stat().st_size
-        while numbers.stat().st_size == seen:
+        while not updates.exists() or updates.stat().st_size < seen + 4:
             time.sleep(0.02)
             assert process.poll() is None, job.log()
         process.send_signal(signal.SIGUSR1)
@@ -173,18 +170,17 @@ def test_torchrun_starts_workers_again(tmp_path: Path, expected: dict):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("after_seconds", [0.0, 3.0, 6.0, 9.0])
-def test_a_signal_before_anything_was_trained(tmp_path: Path, expected: dict, after_seconds: float):
+@pytest.mark.parametrize("moment", ["pid-1", "tiny", "tiny/stacks", "tiny/config.yaml"])
+def test_a_signal_before_anything_was_trained(tmp_path: Path, expected: dict, moment: str):
     """While modules are imported, ranks meet or networks are built: nobody stays, and nothing is harmed."""
     with Launched(tmp_path, 2, *LONGER, torchrun=[]) as run:
-        while not (tmp_path / "pid-1").exists():
-            time.sleep(0.02)
-        time.sleep(after_seconds)
+        tiny_runs.wait_for(tmp_path / moment)
         run.send(signal.SIGTERM)
         assert run.codes(60) == [1], run.log()
         assert run.alive() == []
     if (tmp_path / "tiny" / "status.json").exists():
-        assert status(tmp_path)["state"] == "saved"
+        assert (status(tmp_path)["state"], status(tmp_path)["reason"]) == ("saved", "stopped by SIGTERM")
+        assert status(tmp_path)["step"] <= 3
     goes_on(tmp_path, expected)
 
 
