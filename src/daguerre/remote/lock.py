@@ -235,8 +235,15 @@ def _is_dead(holder: dict[str, Any]) -> bool:
     here = _process(os.getpid())
     if not here or any(holder.get(name) != here[name] for name in ("boot", "namespace")):
         return False
-    there = _process(int(holder.get("pid", 0)))
-    return there.get("started") != holder.get("started") or there.get("state") in ("Z", "X")
+    pid = int(holder.get("pid", 0))
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # somebody else's
+        return False
+    there = _process(pid)
+    return bool(there) and (there["started"] != holder.get("started") or there["state"] in ("Z", "X"))
 
 
 def _who(holder: dict[str, Any]) -> str:
