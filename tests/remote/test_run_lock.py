@@ -153,6 +153,39 @@ def test_one_who_was_slow_keeps_the_lock(run, said, monkeypatch):  # noqa: F811
         pass
 
 
+def test_a_job_that_was_started_again_waits_for_what_was_left_of_it(run, said, monkeypatch):  # noqa: F811
+    of_another_machine(run)
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    refuse_if_held(run)
+    ages = iter([1, 2, 119, lock.STALE_SECONDS + 1])
+    monkeypatch.setattr(lock, "age_seconds", lambda run: next(ages))
+    with Lock(run, said.append).held():
+        pass
+    assert "took over" in said[1]
+    of_another_machine(run)
+    ages = iter([1, 15, 2])
+    with pytest.raises(RunFolderHeld, match="process 1234 on far"), Lock(run, said.append).held():
+        pass
+
+
+def test_a_lock_that_is_let_go_while_it_is_waited_for_is_taken(run, said, monkeypatch):  # noqa: F811
+    of_another_machine(run)
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.01)
+    ages = iter([lock.MISSED_SECONDS + 1, 0])
+
+    def age(run):
+        seconds = next(ages)
+        if not seconds:
+            run.delete([NAME])
+        return seconds
+
+    monkeypatch.setattr(lock, "age_seconds", age)
+    with Lock(run, said.append).held():
+        pass
+    assert run.listing() == []
+
+
 @pytest.mark.parametrize("ignored", ["create", "replace"])
 def test_a_store_that_ignores_conditions_is_refused(run, said, monkeypatch, ignored):  # noqa: F811
     def careless(self, name, data, *version):

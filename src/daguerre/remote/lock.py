@@ -94,10 +94,10 @@ class Lock:
             holder = _document(data)
             reason = "its process is dead" if _is_dead(holder) else self._stale(holder)
             self._version = self.run.replace(NAME, self._content(), version)
-            if self._version is None and _document(self._now()).get("token") != holder.get("token"):
-                raise RunFolderHeld(_held(self.run, _document(self._now())))
             if self._version is not None:
                 self.say(f"took over {self.run.name} from {_who(holder)}: {reason}")
+            elif (there := _document(self._now())) and there.get("token") != holder.get("token"):
+                raise RunFolderHeld(_held(self.run, there))
         self._try_conditions()
 
     def _try_conditions(self) -> None:
@@ -120,21 +120,26 @@ class Lock:
     def _stale(self, holder: dict[str, Any]) -> str:
         """Why the lock may be taken over, by the store's clock. RunFolderHeld if it may not.
 
-        One that its holder has missed to write is waited for: a job that goes on elsewhere must not give up here.
+        One that its holder has missed to write is waited for, and any by a job that SLURM started again: a run that
+        goes on elsewhere must not give up here.
         """
-        waits, told = age_seconds(self.run), False
-        while waits <= STALE_SECONDS:
-            if waits <= MISSED_SECONDS:
-                raise RunFolderHeld(_held(self.run, holder))
+        age, told = age_seconds(self.run), False
+        if age <= MISSED_SECONDS and not _is_requeued():
+            raise RunFolderHeld(_held(self.run, holder))
+        while age <= STALE_SECONDS:
             if not told:
                 told = True
                 self.say(
-                    f"{self.run.name} is in use by {_who(holder)}, who was last heard of {waits:.0f} s ago: this run "
+                    f"{self.run.name} is in use by {_who(holder)}, who was last heard of {age:.0f} s ago: this run "
                     f"takes over if that becomes {STALE_SECONDS:.0f} s"
                 )
             time.sleep(_LOOK_SECONDS)
-            waits = age_seconds(self.run)
-        return f"it was last heard of {waits:.0f} s ago"
+            before, age = age, age_seconds(self.run)
+            if age < before:  # written meanwhile, or let go
+                if _document(self._now()):
+                    raise RunFolderHeld(_held(self.run, holder))
+                return "it has let go"
+        return f"it was last heard of {age:.0f} s ago"
 
     def _keep(self, over: threading.Event) -> None:
         heard, told = time.monotonic(), False
@@ -194,7 +199,7 @@ def holder(run: Prefix) -> Holder | None:
 
 def refuse_if_held(run: Prefix) -> None:
     """RunFolderHeld, naming the process, if one works there: a first look before anything is loaded. StoreError."""
-    if found := holder(run):
+    if (found := holder(run)) and not _is_requeued():
         raise RunFolderHeld(_held(run, asdict(found)))
 
 
@@ -244,6 +249,11 @@ def _is_dead(holder: dict[str, Any]) -> bool:
         return False
     there = _process(pid)
     return bool(there) and (there["started"] != holder.get("started") or there["state"] in ("Z", "X"))
+
+
+def _is_requeued() -> bool:
+    """Whether SLURM started this job before: who holds the lock is most likely what was left of that."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
 def _who(holder: dict[str, Any]) -> str:
