@@ -116,8 +116,9 @@ class Launched:
         return found
 
     def alive(self) -> list[int]:
-        """Ranks whose processes are there still."""
-        return [rank for rank in range(self.size) if runs(self.pid(rank))]
+        """Ranks whose processes are there still; one that ended while it was imported has left no id."""
+        started = [rank for rank in range(self.size) if (self.folder / f"pid-{rank}").exists()]
+        return [rank for rank in started if runs(self.pid(rank))]
 
 
 class Queue:
