@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if find_spec("triton"):  # decides when it is first imported whether its own functions are interpreted (tests/kernels)
+    with pytest.MonkeyPatch.context() as at_import:
+        at_import.setenv("TRITON_INTERPRET", "1")
+        import_module("triton.language")
 
 
 @pytest.fixture(scope="session")

@@ -139,6 +139,21 @@ def test_convolutions_see_channels_last(name):
     assert not others
 
 
+@pytest.mark.parametrize("mean", [0.0, 1e3])
+def test_norms_keep_their_digits_with_channels_last(mean):
+    """torch's own loses all but one here."""
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(8, 32)
+    channels_last.enable(nn.Sequential(norm))
+    x = (torch.randn(2, 32, 16, 16) + mean).to(memory_format=torch.channels_last).requires_grad_()
+    wide = x.detach().double().contiguous().requires_grad_()
+    dy = torch.randn(2, 32, 16, 16)
+    y, expected = norm(x), torch.nn.functional.group_norm(wide, 8)
+    assert torch.allclose(y.double(), expected, atol=1e-6 + 1e-6 * mean)
+    (dx,), (theirs,) = torch.autograd.grad(y, x, dy), torch.autograd.grad(expected, wide, dy.double())
+    assert torch.allclose(dx.double(), theirs, atol=1e-6 + 1e-6 * mean)
+
+
 def test_without_it_they_do_not():
     net, firsts = unet("SD"), []
     net.conv_out.register_forward_hook(lambda module, inputs, output: firsts.append(inputs[0].is_contiguous()))

@@ -27,6 +27,21 @@ class Block(ResnetBlock2D):
     training = property(lambda self: False, lambda self, mode: None)
 
 
+class Centred(nn.GroupNorm):
+    """A GroupNorm that takes the mean away before: with channels last torch computes the variance on a CPU as a
+    difference of sums, which loses the digits of a mean that is large beside it. The result does not depend on it, nor
+    do gradients."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As nn.GroupNorm."""
+        if input.ndim == 4 and input.device.type == "cpu" and not input.is_contiguous():
+            with torch.no_grad():
+                mean = input.mean((2, 3)).unflatten(1, (self.num_groups, -1)).mean(2)
+                mean = mean.repeat_interleave(input.shape[1] // self.num_groups, 1)[:, :, None, None]
+            input = input - mean
+        return super().forward(input)
+
+
 def enable(net: nn.Module) -> int:
     """Pictures have their channels last from the first convolution on; returns how many places were changed."""
     return sum(_change(module) for module in list(net.modules()))
@@ -36,6 +51,8 @@ def _change(module: Any) -> int:
     if type(module) is ResnetBlock2D:
         module.__dict__.pop("training")
         module.__class__ = Block
+    elif type(module) is nn.GroupNorm:
+        module.__class__ = Centred
     elif isinstance(module, Transformer2DModel) and module.is_input_continuous:
         setattr(module, _PICTURE, MethodType(_picture, module))
     elif isinstance(module, Upsample2D) and isinstance(module.conv, nn.Conv2d):
