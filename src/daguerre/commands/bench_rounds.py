@@ -29,8 +29,9 @@ WARM_UP = 3
 """Updates before anything counts: compilation, choice of kernels, first allocations."""
 
 
-class Ended(Exception):
-    """The measurement is over before its end."""
+class Ended(BaseException):
+    """The measurement is over before its end. No library that goes on after an Exception (torch's compiler) goes on
+    after this."""
 
     def __init__(self, reason: str, exit_code: int) -> None:
         super().__init__(reason)
