@@ -37,3 +37,11 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     (tmp_path / "other.py").write_text("")
     monkeypatch.setattr(module, "__file__", str(tmp_path / "other.py"))
     assert environment()["code"] is None
+
+
+def test_a_checkout_that_is_not_installed(monkeypatch):
+    def nobody(name):
+        raise module.PackageNotFoundError(name)
+
+    monkeypatch.setattr(module, "requires", nobody)
+    assert set(environment()["packages"]) == {"torch", "diffusers"}

@@ -33,9 +33,14 @@ def environment() -> dict[str, Any]:
 
 
 def _packages() -> dict[str, str]:
-    """Versions of the project and of what it declares to need, extras where they are installed."""
+    """Versions of the project and of what it declares to need, extras where they are installed. Of a checkout that is
+    used without being installed nothing declares what it needs: the two that decide about numbers."""
     found = {}
-    for requirement in ["daguerre", *(requires("daguerre") or [])]:
+    try:
+        needed = ["daguerre", *(requires("daguerre") or [])]
+    except PackageNotFoundError:
+        needed = ["torch", "diffusers"]
+    for requirement in needed:
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
         try:
             found[name] = version(name)
