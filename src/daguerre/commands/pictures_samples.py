@@ -66,16 +66,21 @@ def write(
     `folder`/samples.json, written last, says of each how it was made; `made_with` goes into each entry. Files of the
     same names are overwritten.
     """
-    if folder is None:
-        for _ in pictures.draw_all(parts, config.sampling, each):
-            pass
-        return
-    make_folder(folder)
+    refused: OSError | None = None
     listing: dict[int, dict[str, Any]] = {}
     for drawn in pictures.draw_all(parts, config.sampling, each):
         one = drawn.wanted
+        if folder is None or refused:
+            continue  # other devices still need this one to draw
         path = folder / f"{pictures.numbered(one.number, len(each))}.png"
-        Image.fromarray(drawn.pixels_HWC).save(path)
+        try:
+            make_folder(folder)
+            Image.fromarray(drawn.pixels_HWC).save(path)
+        except OSError as error:
+            refused = error
         listing[one.number] = {"file": path.name, **one.about, **pictures.about(parts, config.sampling, one)}
         listing[one.number] |= dict(made_with)
-    write_json_atomically(folder / LISTING, [listing[number] for number in sorted(listing)])
+    if refused is not None:
+        raise refused
+    if folder is not None:
+        write_json_atomically(folder / LISTING, [listing[number] for number in sorted(listing)])

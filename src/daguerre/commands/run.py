@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
@@ -12,7 +12,7 @@ from daguerre.checkpoint import ranks
 from daguerre.checkpoint.async_save import Outcome, Saver
 from daguerre.checkpoint.failed_saves import FailedSaves
 from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.run_folder import RunFolder, State
+from daguerre.checkpoint.run_folder import RunFolder, RunFolderError, State
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands import (
     class_pictures,
@@ -108,7 +108,17 @@ class Run:
     def log(self, values: Mapping[str, float]) -> None:
         """One line of numbers at the present step."""
         for sink in self.sinks:
-            sink.write(self.state.step, self.state.samples, values)
+            with self.tolerant("writing metrics"):
+                sink.write(self.state.step, self.state.samples, values)
+
+    @contextmanager
+    def tolerant(self, what: str) -> Iterator[None]:
+        """Within the context a disk that refuses something is told, and does not end the run."""
+        try:
+            yield
+        except (OSError, RunFolderError) as error:
+            why = f"{error.filename or self.folder.path}: {error.strerror or error}" if isinstance(error, OSError) else error
+            self.terminal.message(f"{what} FAILED: {why}. Training goes on, and the next time tries again")
 
     def say(self, lines: Sequence[str]) -> None:
         """Lines for the person at the terminal, each once."""
@@ -238,8 +248,14 @@ def sinks(config: Config, folder: RunFolder, step: int | None, stack: ExitStack)
     found: list[Sink] = [MetricsFile(folder.metrics)]
     found += [TensorBoard(folder.tensorboard, step)] if config.logging.tensorboard else []
     for sink in found:
-        stack.callback(sink.close)
+        stack.callback(_close, sink)
     return found
+
+
+def _close(sink: Sink) -> None:
+    """What the disk refuses now must not hide why the run ends."""
+    with suppress(OSError):
+        sink.close()
 
 
 def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:

@@ -113,11 +113,8 @@ def validate(run: Run) -> None:
         with run.parts.autocast():
             return run.parts.loss(run.parts.net, replace(batch, draws=draws))
 
-    settings = run.config.validation
-    told, sharding = (
-        memory.explained("validating", lambda: out_of_memory.of_validation(run.saver.store)),
-        run.state.sharding,
-    )
+    settings, sharding = run.config.validation, run.state.sharding
+    told = memory.explained("validating", lambda: out_of_memory.of_validation(run.saver.store))
     with run.terminal.busy("validating"), run.processes.watch.doing("validating"), evaluating(run.state), told:
         made = loader.fixed_batches(
             run.held_out, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks
@@ -165,7 +162,10 @@ def publish_if_missing(run: Run) -> None:
 
 
 def publish(run: Run) -> None:
-    """Export, sample pictures, what was skipped and the report, of the state that was just saved."""
+    """Export, sample pictures, what was skipped and the report, of the state that was just saved.
+
+    A disk that refuses them does not end the run: all are made again at the next save.
+    """
     watch, leads = run.processes.watch, run.processes.leads
     with evaluating(run.state):
         if run.config.checkpoint.export:
@@ -173,14 +173,16 @@ def publish(run: Run) -> None:
             with run.terminal.busy("exporting"), watch.doing("exporting"), told:
                 family = whole_family(run)
                 if leads:
-                    run.say(family.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
+                    with run.tolerant("exporting"):
+                        run.say(family.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
         if run.config.sampling.num_images and draws(run):
-            with run.terminal.busy("drawing pictures"), watch.doing("drawing pictures"):
+            with run.terminal.busy("drawing pictures"), watch.doing("drawing pictures"), run.tolerant("drawing"):
                 draw_samples(run)
-    if leads:
-        write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
-    run.status("running")
-    run.page()
+    with run.tolerant("reporting"):
+        if leads:
+            write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
+        run.status("running")
+        run.page()
 
 
 def draws(run: Run) -> bool:

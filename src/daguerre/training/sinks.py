@@ -34,12 +34,16 @@ class Sink(Protocol):
 
 
 class MetricsFile:
-    """`metrics.jsonl`: appends, and hands each line to the system at once, so that a killed run keeps its numbers."""
+    """`metrics.jsonl`: appends, and hands each line to the system at once, so that a killed run keeps its numbers.
+
+    What a disk refuses is kept, and written with the next line that it takes.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         assert _ends_whole(path), f"{path} ends in a torn line: call cut_after first"
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
+        self._left = b""
 
     def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
         """Append one line. OSError when the disk refuses it."""
@@ -47,13 +51,21 @@ class MetricsFile:
         line: dict[str, Any] = {"step": int(step), "samples": int(samples)}
         line["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         line |= {name: _to_json(value) for name, value in values.items()}
-        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        self._left += json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        self._write()
+
+    def _write(self) -> None:
+        while self._left:
+            self._left = self._left[self._file.write(self._left) :]
 
     def close(self) -> None:
         """Force the file to the disk and close it."""
-        if not self._file.closed:
+        if self._file.closed:
+            return
+        try:
+            self._write()
             os.fsync(self._file.fileno())
+        finally:
             self._file.close()
 
 
