@@ -83,14 +83,14 @@ PY
 fi
 base() { [ $DRY = 1 ] && echo "pretrained_model_name_or_path=$PARTS/$1"; }
 
-# The soak of the first part is that of all.
-peers sd15-512-peers 170 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=60 rounds=8 turn_seconds=3
-bench sd15-512 40 $SD15 $(base sd15) data.resolution=512 $(batch 64) soak_seconds=3 rounds=5
-bench sd21-512 40 $SD21 $(base sd21) data.resolution=512 $(batch 64) soak_seconds=3 rounds=5
-bench sd15-256 130 $SD15 $(base sd15) data.resolution=256 $(batch 64) soak_seconds=3 rounds=6 turn_seconds=1.5 \
+# The soak of the first part is that of all. The peers come last, as compiling them may take what is left.
+bench sd15-512 95 $SD15 $(base sd15) data.resolution=512 $(batch 64) soak_seconds=60 rounds=5
+bench sd21-512 35 $SD21 $(base sd21) data.resolution=512 $(batch 64) soak_seconds=3 rounds=5
+bench sd15-256 110 $SD15 $(base sd15) data.resolution=256 $(batch 64) soak_seconds=3 rounds=6 turn_seconds=1 \
     'variants={auto: [], all-off: [training.kernels=plain, training.channels_last=false, training.attention=fused, optimizer.one_pass=false], kernels-plain: [training.kernels=plain, training.channels_last=false], attention-fused: [training.attention=fused], two-pass: [optimizer.one_pass=false], compiled: [training.compile=blocks, training.attention=fused]}'
-bench sdxl-1024 60 $SDXL $(base sdxl) data.resolution=1024 $(batch 8) ema.enabled=true soak_seconds=3 rounds=5 \
+bench sdxl-1024 50 $SDXL $(base sdxl) data.resolution=1024 $(batch 8) ema.enabled=true soak_seconds=3 rounds=5 \
     'variants={auto: [], checkpointed: [training.gradient_checkpointing=true]}'
-bench vae-512 30 $SD15 $(base sd15) part=encode data.resolution=512 $(batch 32) soak_seconds=2 rounds=5
+bench vae-512 25 $SD15 $(base sd15) part=encode data.resolution=512 $(batch 32) soak_seconds=2 rounds=5
+peers sd15-512-peers 200 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=0 rounds=6 turn_seconds=2.5
 
 "$PYTHON" benchmarks/gpu_table.py "$PARTS" "$OUT/gpu.json" $((SECONDS - BEGAN))

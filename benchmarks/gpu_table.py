@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PARTS = ("sd15-512-peers", "sd15-512", "sd21-512", "sd15-256", "sdxl-1024", "vae-512")
+PARTS = ("sd15-512", "sd21-512", "sd15-256", "sdxl-1024", "vae-512", "sd15-512-peers")
 GOALS = {"sd21-512": 175, "sd15-512": 165, "sd15-256": 800, "sdxl-1024": 21, "vae-512": 550}
 """Pictures a second on one H200, bf16, averages and clipping on, latents given."""
 RATIOS = {"diffusers-default": 1.5, "diffusers-best": 1.15}
