@@ -19,6 +19,7 @@ from daguerre.checkpoint.store import Store
 from daguerre.commands import checkpoints, ema_start
 from daguerre.commands.several import led
 from daguerre.config import Change, Config
+from daguerre.data.loader import Loading
 from daguerre.errors import UserError
 from daguerre.parallel.start import Processes
 from daguerre.problems import shown
@@ -124,6 +125,15 @@ def restore(state: TrainState, beginning: Beginning, config: Config, given: Mapp
         return []
     state.start_averages(given)
     return [f"the averages start from the weights of {config.ema.path}"]
+
+
+def restore_loading(loading: Loading, beginning: Beginning, config: Config) -> None:
+    """The place in the data and what was skipped there. UserError where the data are others than those of the run."""
+    if beginning.checkpoint is None:
+        loading.skips.begin()
+        return
+    may_differ = any(path.partition(".")[0] == "data" for path in config.allow_change)
+    loading.restore(beginning.documents["loading"], may_differ)
 
 
 def first_averages(net: nn.Module, beginning: Beginning, config: Config) -> dict[str, Tensor] | None:

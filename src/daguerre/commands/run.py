@@ -31,6 +31,7 @@ from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.skips import Skips
 from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
+from daguerre.parallel.mesh import Mesh
 from daguerre.parallel.start import Processes
 from daguerre.parallel.watchdog import may_come_from_others
 from daguerre.report import page
@@ -39,6 +40,7 @@ from daguerre.training import device, loop, memory
 from daguerre.training.progress import Progress, duration_text
 from daguerre.training.sinks import MetricsFile, Sink, TensorBoard, read_metrics
 from daguerre.training.state import TrainState
+from daguerre.types import Batch
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,11 @@ class Run:
         try:
             yield
         except (OSError, RunFolderError) as error:
-            why = f"{error.filename or self.folder.path}: {error.strerror or error}" if isinstance(error, OSError) else error
+            why = (
+                f"{error.filename or self.folder.path}: {error.strerror or error}"
+                if isinstance(error, OSError)
+                else error
+            )
             self.terminal.message(f"{what} FAILED: {why}. Training goes on, and the next time tries again")
 
     def say(self, lines: Sequence[str]) -> None:
@@ -181,39 +187,23 @@ def start(
     refuse_cut_batches(config, parts.objective, sizes)
     pictures_samples.check(config, parts)
     said = [*notices, *beginning.notices, *parts.numerics.notices(), *parts.family.remarks(parts.objective)]
-    said += resuming.first_weights(parts.net, beginning, config)
-    averages = resuming.first_averages(parts.net, beginning, config)
-    if beginning.checkpoint is None:
-        with processes.watch.doing("drawing class pictures"):
-            said += several.led(processes, lambda: class_pictures.draw(config, parts, lambda: stop.exit_code))
-    sharding, told = several.spread(config, parts, processes, mesh)
-    state = TrainState.start(
-        parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed, sharding
-    )
-    said += [*told, *resuming.restore(state, beginning, config, averages)]
+    state, told = _state(config, parts, beginning, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     every = intervals(config, sizes, dataset.count)
     own, keep = config.checkpoint, Keep(config.checkpoint.keep, every.backup)
     saver = Saver(store, keep, FailedSaves(own.max_failed_saves), own.background)
-    if config.optimizer.scale_lr:
-        rate = config.optimizer.learning_rate
-        said.append(
-            f"learning rate {rate:g} x {sizes.whole} samples = {peak_learning_rate(config, sizes):g} (scale_lr)"
-        )
+    said += [*told, *_about_rate(config, sizes)]
     said += description.about_data(
         dataset, held_out, sizes.whole, every.validation is not None, isinstance(parts.family, TextToImage)
     )
     terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
     home.say = terminal.message
+    skips = Skips(config.data.max_skipped, folder.skipped if processes.leads else None, terminal.message)
     loading = loader.Loading(
-        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut,
-        Skips(config.data.max_skipped, folder.skipped if processes.leads else None, terminal.message),
-        sharding.rank, sharding.ranks,
+        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut, skips,
+        state.sharding.rank, state.sharding.ranks,
     )  # fmt: skip
-    if beginning.checkpoint is not None:
-        loading.restore(beginning.documents["loading"], any(path.startswith("data") for path in config.allow_change))
-    else:
-        loading.skips.begin()
+    resuming.restore_loading(loading, beginning, config)
     # Data that cannot be planned or read is refused here, before anything is written.
     probe = device.on(parts.device, loading.first(state.slots))
     if processes.leads:
@@ -226,14 +216,43 @@ def start(
         several.Whole(config, processes.leads),
     )  # fmt: skip
     stack.enter_context(FailureOnRecord(run))
-    left = max(0, every.total - state.step)
+    return _announced(run, probe, [*([f"{world}: {mesh}"] if world.size > 1 else []), *said], home)
+
+
+def _state(
+    config: Config, parts: Parts, beginning: resuming.Beginning, mesh: Mesh, processes: Processes, stop: StopSignals
+) -> tuple[TrainState, list[str]]:
+    """The state around networks that are spread over the mesh, and what to say of where it comes from. What needs whole
+    networks comes first."""
+    said = resuming.first_weights(parts.net, beginning, config)
+    averages = resuming.first_averages(parts.net, beginning, config)
+    if beginning.checkpoint is None:
+        with processes.watch.doing("drawing class pictures"):
+            said += several.led(processes, lambda: class_pictures.draw(config, parts, lambda: stop.exit_code))
+    sharding, told = several.spread(config, parts, processes, mesh)
+    state = TrainState.start(
+        parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed, sharding
+    )
+    return state, [*said, *told, *resuming.restore(state, beginning, config, averages)]
+
+
+def _announced(run: Run, probe: Batch, said: Sequence[str], home: Home) -> Run:
+    """Computes a first pass, for how long the run will take, and says what will happen."""
+    config, parts, sizes, left = run.config, run.parts, run.sizes, max(0, run.every.total - run.state.step)
     with run.enough_memory():
         run = replace(run, flops_per_sample=description.training_flops_per_sample(parts, probe))
-        seconds = description.probe_seconds(parts, probe) / len(probe.names) * sizes.whole * left if left else 0.0
+        each = description.probe_seconds(parts, probe) / len(probe.names) if left else 0.0
+    seconds = each * sizes.whole / sizes.ranks * left
     length = f"about {duration_text(seconds)} of training" if left else "all done"
-    spread = [f"{world}: {mesh}"] if world.size > 1 else []
-    run.say([*description.headline(config, parts, sizes, left, length), *spread, *said, f"run folder: {home.name}"])
+    run.say([*description.headline(config, parts, sizes, left, length), *said, f"run folder: {home.name}"])
     return run
+
+
+def _about_rate(config: Config, sizes: BatchSizes) -> list[str]:
+    if not config.optimizer.scale_lr:
+        return []
+    rate = config.optimizer.learning_rate
+    return [f"learning rate {rate:g} x {sizes.whole} samples = {peak_learning_rate(config, sizes):g} (scale_lr)"]
 
 
 def _ranks(config: Config, processes: Processes) -> ranks.Ranks:
