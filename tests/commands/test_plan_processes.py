@@ -46,5 +46,5 @@ def test_four_processes_hold_what_was_planned(recipe, more, tmp_path):
         assert sum(planned[kind] for kind in KINDS) == pytest.approx(sum(held[kind] for kind in KINDS), rel=0.05), shape
         for kind in KINDS:
             assert planned[kind] == pytest.approx(held[kind], rel=0.05, abs=4096), (shape, kind)
-        # What is gathered and reduced is estimated, on the safe side.
-        assert 0.98 * held["peak"] <= planned["peak"] <= 1.5 * held["peak"], shape
+        # What is gathered and reduced is estimated, on the safe side; where weights are moved there is no such margin.
+        assert 0.95 * held["peak"] <= planned["peak"] <= 1.5 * held["peak"], shape

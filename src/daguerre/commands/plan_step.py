@@ -68,6 +68,9 @@ class Rehearsal:
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
         self._given = _shapes(config, parts)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
+        inside = {id(p) for unit in units(parts.net) for p in unit.parameters()}
+        apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
+        self._together = frozenset(apart if count.mesh.degree("fsdp") > 1 else ())
         if on_gpu:
             for network in (parts.net, *frozen(parts.net, parts.family.parts()).values()):
                 cuda_types.enable(network)
@@ -95,7 +98,7 @@ class Rehearsal:
         state, live = self._state, self._live
         base = live.now
         live.reset()
-        gradients = Gradients(self._count, self._accumulates)
+        gradients = Gradients(self._count, self._accumulates, self._together)
         with gradients.of({name: (p, self._held[name].all_numbers) for name, p in state.trained.items()}, self._held):
             state.net.train()
             batch = self._batch(micro)
@@ -134,6 +137,8 @@ class Gradients:
 
     count: Count
     accumulates: bool
+    together: frozenset[str]
+    """Parameters outside the blocks of a network that fsdp splits: their gradients wait for each other."""
 
     @contextmanager
     def of(self, trained: Mapping[str, tuple[Tensor, int]], held: Mapping[str, Held]) -> Iterator[None]:
@@ -144,8 +149,9 @@ class Gradients:
         def keep(numbers: int, like: Tensor) -> None:
             kept.append(torch.empty(numbers, dtype=like.dtype))
 
-        def made(p: Tensor, own: int) -> None:
+        def made(p: Tensor, own: int, waiting: int) -> None:
             p.grad = None
+            keep(waiting, p)
             if not in_place:
                 keep(own, p)
             if mesh.degree("data") > 1:
@@ -154,12 +160,15 @@ class Gradients:
         hooks = []
         for name, (p, numbers) in trained.items():
             own = held[name].numbers
+            whole = numbers // (1 if held[name].placed.tensor is None else mesh.degree("tensor"))
             if self.accumulates:  # FSDP2 keeps whole gradients until the last micro-batch
-                split = held[name].placed.tensor is not None
-                keep(own if in_place else numbers // (mesh.degree("tensor") if split else 1), p)
-            hooks.append(p.register_post_accumulate_grad_hook(partial(made, own=own)))
+                keep(own if in_place else whole, p)
+            waiting = whole if name in self.together and not self.accumulates else 0
+            hooks.append(p.register_post_accumulate_grad_hook(partial(made, own=own, waiting=waiting)))
         try:
             yield
+            for name in self.together:
+                keep(trained[name][1], trained[name][0])  # and are then put into one buffer
         finally:
             for hook in hooks:
                 hook.remove()
@@ -180,11 +189,15 @@ def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
             id(p): p.numel() * p.element_size() // (mesh.degree("tensor") if f"{prefix}{name}" in split else 1)
             for name, p in network.named_parameters()
         }
-        units = [m for m in network.modules() if any(kind.__name__ in UNITS for kind in type(m).__mro__)]
-        inside = {id(p) for unit in units for p in unit.parameters()}
+        inside = {id(p) for unit in units(network) for p in unit.parameters()}
         outside += sum(size for key, size in sizes.items() if key not in inside)
-        largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units)])
+        largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units(network))])
     return outside + 4 * largest
+
+
+def units(network: nn.Module) -> list[nn.Module]:
+    """The blocks that fsdp gathers one at a time."""
+    return [m for m in network.modules() if any(kind.__name__ in UNITS for kind in type(m).__mro__)]
 
 
 def pictures_at_once(config: Config, micro: int) -> int:
