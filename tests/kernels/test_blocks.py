@@ -25,6 +25,17 @@ def test_a_missing_compiler_is_named(monkeypatch):
         blocks.compile_blocks(UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH), CPU)
 
 
+def test_compiled_code_is_kept_unless_a_place_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for given in (None, blocks.default_cache_dir(), "/elsewhere"):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        if given:
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given)
+        blocks._keep_what_is_compiled()
+        own = str(tmp_path / "daguerre" / "compiled")
+        assert blocks.os.environ["TORCHINDUCTOR_CACHE_DIR"] == (given if given == "/elsewhere" else own)
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("recomputed", [False, True])

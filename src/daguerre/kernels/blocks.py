@@ -13,6 +13,7 @@ import torch
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.resnet import ResnetBlock2D
 from torch import nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from daguerre import user_cache
 from daguerre.errors import UserError
@@ -32,9 +33,16 @@ def compile_blocks(net: nn.Module, device: torch.device) -> int:
         raise UserError("training.compile=blocks: no block of the networks trained here can be compiled; remove it")
     if device.type == "cpu" and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
         raise UserError("training.compile=blocks needs a C++ compiler on a CPU: install g++, or remove it")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache.folder() / "compiled"))
+    _keep_what_is_compiled()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
     torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, 2 * SHAPES)
     for block in found:
         block.compile(dynamic=False)
     return len(found)
+
+
+def _keep_what_is_compiled() -> None:
+    """In the user's cache folder, unless TORCHINDUCTOR_CACHE_DIR names another place; torch itself sets that to a
+    temporary one when it is imported."""
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(user_cache.folder() / "compiled")
