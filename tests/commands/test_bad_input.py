@@ -171,7 +171,7 @@ def on_shapes(tmp_path_factory):
 
 def test_a_disk_that_refuses_a_save_costs_nothing_but_time(on_shapes, tmp_path, monkeypatch, capsys):
     """The error of the system is made here; the next test fills a real disk."""
-    unharmed = content.write
+    unharmed = content.write_files
 
     def refusing(temporary, parts):
         if "step-00000006" in temporary.name:
@@ -179,8 +179,8 @@ def test_a_disk_that_refuses_a_save_costs_nothing_but_time(on_shapes, tmp_path, 
         return unharmed(temporary, parts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(content, "write", refusing)
-        assert train(tmp_path) == errors.REFUSED
+        patched.setattr(content, "write_files", refusing)
+        assert train(tmp_path, "checkpoint.max_failed_saves=1") == errors.REFUSED
     said = capsys.readouterr().err
     for part in ("cannot save step-00000006", "No space left on device", "Free some space", "same command again"):
         assert part in said
@@ -218,7 +218,7 @@ def test_a_full_disk_is_explained_and_the_same_command_goes_on(on_shapes, tmp_pa
     with small_disk(tmp_path / "disk", 3 * checkpoint + 3 * pipeline) as disk:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(shutil.disk_usage(disk).free - room))
-        assert train(disk) in (errors.FAILED, errors.REFUSED)
+        assert train(disk, "checkpoint.max_failed_saves=1", "checkpoint.background=false") in (errors.FAILED, errors.REFUSED)
         said = capsys.readouterr().err
         assert "No space left on device" in said
         assert "Free some space" in said

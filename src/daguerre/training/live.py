@@ -1,7 +1,7 @@
 """How much memory tensors hold at once while something is computed, counted operation by operation.
 
-Works on real tensors and on torch's fake ones, which have shapes and no memory. What a kernel takes for itself and gives
-back before it returns is not seen.
+Works on real tensors and on torch's fake ones, which have shapes and no memory. What a kernel takes for itself and
+gives back before it returns is not seen.
 """
 
 from __future__ import annotations
