@@ -206,7 +206,7 @@ def size_bytes(folder):
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize("moment", ["first save", "export", "second save"])
+@pytest.mark.parametrize("moment", ["first save", "export", "second save", "first save, beside training"])
 def test_a_full_disk_is_explained_and_the_same_command_goes_on(on_shapes, tmp_path, capsys, moment):
     checkpoint = size_bytes(on_shapes / "checkpoints" / "step-00000008")
     pipeline = size_bytes(on_shapes / "pipeline")
@@ -214,17 +214,19 @@ def test_a_full_disk_is_explained_and_the_same_command_goes_on(on_shapes, tmp_pa
         "first save": checkpoint // 2,
         "export": checkpoint + pipeline // 2,
         "second save": checkpoint + pipeline + checkpoint // 2,
+        "first save, beside training": checkpoint // 2,
     }[moment]
+    background = f"checkpoint.background={str('beside' in moment).lower()}"
     with small_disk(tmp_path / "disk", 3 * checkpoint + 3 * pipeline) as disk:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(shutil.disk_usage(disk).free - room))
-        assert train(disk, "checkpoint.max_failed_saves=1", "checkpoint.background=false") in (errors.FAILED, errors.REFUSED)
+        assert train(disk, "checkpoint.max_failed_saves=1", background) in (errors.FAILED, errors.REFUSED)
         said = capsys.readouterr().err
         assert "No space left on device" in said
         assert "Free some space" in said
         assert "Traceback" not in said
         saved = sorted(path.name for path in (disk / "tiny" / "checkpoints").iterdir())
-        assert saved == ([] if moment == "first save" else ["step-00000003"]), "nothing half, nothing lost"
+        assert saved == ([] if "first" in moment else ["step-00000003"]), "nothing half, nothing lost"
         ballast.unlink()
         assert train(disk) == errors.DONE
         assert_equal(disk / "tiny", outcome(on_shapes))

@@ -157,7 +157,7 @@ def publish_if_missing(run: Run) -> None:
         known = json.loads(run.folder.data.read_bytes()) if run.folder.data.exists() else {}
         return int(known.get("step", 0))
 
-    if led(run.processes, published) != run.state.step:
+    if run.state.step and led(run.processes, published) != run.state.step:
         publish(run)
 
 
