@@ -1,9 +1,9 @@
 """Record and replay: six updates of `daguerre train` beside a plain loop with diffusers' and transformers' own parts.
 
 The run is recorded (batches, noise, timesteps, posterior draws) and replayed in plain_loop.py. By the published
-formulas, with coefficients in float64 rounded once and with torch's operators as they are, every gradient and weight is
-the same to the bit as far as it was measured; 1e-6 is asked. diffusers' own calls round otherwise: its products of alphas in float32 are off by 3e-6 and
-its 1 - alphas_cumprod by 7e-5 at t = 0, hence the second test's limits.
+formulas, with coefficients in float64 rounded once and with torch's operators as they are, every gradient and weight
+is the same to the bit as far as it was measured; 1e-6 is asked. diffusers' own calls round otherwise: its products of
+alphas in float32 are off by 3e-6 and its 1 - alphas_cumprod by 7e-5 at t = 0, hence the second test's limits.
 """
 
 from __future__ import annotations
