@@ -222,7 +222,7 @@ def test_a_secret_is_refused_and_not_shown(base):
         (
             ["per_device_batch_size=4", "gradient_accumulation_steps=2", "global_batch_size=4"],
             "training.global_batch_size",
-            "is not",
+            "is no multiple",
         ),
         (["global_batch_size=null"], "training.global_batch_size", "must be given"),
         (["lr_scheduler.warmup=21 steps"], "lr_scheduler.warmup", "longer"),
