@@ -91,7 +91,10 @@ def not_a_number(peer):
     peer.loss = lambda: float("nan")
 
 
-@pytest.mark.parametrize("fault", [other_decay, other_rate, other_noise, not_a_number])
+@pytest.mark.parametrize(
+    "fault",
+    [other_decay, *(pytest.param(each, marks=pytest.mark.long) for each in (other_rate, other_noise, not_a_number))],
+)
 def test_another_training_is_not_admitted(trained, fault):
     common, gate = trained
     peer = peers.Diffusers(common, best=False)

@@ -41,6 +41,7 @@ def checkpoints(folder):
     return Store(folder / "tiny" / "checkpoints")
 
 
+@pytest.mark.long
 def test_a_run_outlives_saves_that_fail(tmp_path, disk, capsys):
     assert tiny_runs.train(tmp_path / "calm", "checkpoint.background=false") == 0
     capsys.readouterr()
