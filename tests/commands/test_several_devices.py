@@ -108,6 +108,16 @@ class Runs:
             if not key.endswith("k_proj.bias"):  # its gradient is zero but for rounding, and so it starts at zero
                 assert (value - expected[key]).norm() <= averages * expected[key].norm(), (name, key)
 
+    def assert_same_export(self, name: str, other: str) -> None:
+        """The weights that others read agree."""
+        of_other = self.folder / other
+        files = sorted(path.relative_to(of_other) for path in (of_other / "pipeline").rglob("*.safetensors"))
+        assert len(files) > 2
+        for file in files:
+            expected, found = load_file(of_other / file), load_file(self.folder / name / file)
+            assert expected.keys() == found.keys()
+            assert all((found[key] - expected[key]).abs().max() < 2e-6 for key in expected), (name, file)
+
 
 def zeros(codes: list[list[int]]) -> bool:
     """Whether all processes of all runs ended well."""
@@ -118,11 +128,12 @@ def test_two_and_four_processes_learn_what_one_does_and_others_go_on(tmp_path):
     runs, every = Runs(tmp_path, "sd", steps=4), "checkpoint.every=2 steps"
     chosen = {name: MESHES[name] for name in ("one", "two", "data2-fsdp2", "fsdp2-tensor2")}
     later = {"on1": (1, 1, 1, 1), "on2": (2, 1, 1, 2), "on3": (3, 1, 3, 1)}
-    plan = [runs.on(name, mesh, every) for name, mesh in chosen.items()]
+    export = "checkpoint.export=true"
+    plan = [runs.on(name, mesh, every, *([export] if name == "one" else [])) for name, mesh in chosen.items()]
     for name, mesh in later.items():
         copies = [[str(tmp_path / "data2-fsdp2"), str(tmp_path / name)]]
         drops = [str(tmp_path / name / "checkpoints" / "step-00000004")]
-        plan.append(runs.on(name, mesh, every) | {"copies": copies, "drops": drops})
+        plan.append(runs.on(name, mesh, every, export) | {"copies": copies, "drops": drops})
     odd, wrong = runs.on("odd", (2, 2, 1, 1), "training.global_batch_size=3"), runs.on("wrong", (2, 2, 2, 1))
     *codes, of_odd, of_wrong = forked_runs.together(tmp_path, [*plan, odd, wrong])
 
@@ -134,6 +145,7 @@ def test_two_and_four_processes_learn_what_one_does_and_others_go_on(tmp_path):
         assert "going on from step-00000002" in runs.log(name)
         runs.assert_equal(name, "one")
         assert runs.samples(name, size) == runs.samples("one", 1)[2:]
+        runs.assert_same_export(name, "one")
 
     assert of_odd == of_wrong == [2, 2]
     assert "cannot be shared by 2 devices alike" in runs.log("odd")
@@ -167,15 +179,8 @@ def test_exports_pictures_and_validation_are_those_of_one_process(kind, tmp_path
     more = ["checkpoint.export=true", "sampling.num_images=3", "validation.every=2 steps", "validation.num_samples=3"]
     runs = Runs(tmp_path, kind, steps=4)
     assert zeros(forked_runs.together(tmp_path, [runs.on(name, mesh, *more) for name, mesh in MESHES.items()]))
-    files = sorted(
-        path.relative_to(tmp_path / "one") for path in (tmp_path / "one" / "pipeline").rglob("*.safetensors")
-    )
-    assert len(files) > 2
     for name in MESHES:
-        for file in files:
-            expected, found = load_file(tmp_path / "one" / file), load_file(tmp_path / name / file)
-            assert expected.keys() == found.keys()
-            assert all((found[key] - expected[key]).abs().max() < 2e-6 for key in expected), (name, file)
+        runs.assert_same_export(name, "one")
         drawn = sorted((tmp_path / name / "samples").rglob("*.png"))
         assert len(drawn) == 3
         for path in drawn:

@@ -108,12 +108,13 @@ class MeshSharding:
 
     @contextmanager
     def swapped(self, net: nn.Module, held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Parts are copied, as the network reads their own memory; the rest changes places."""
-        copied = [name for name in values if name in self._parts]
-        moved = {name: value for name, value in values.items() if name not in self._parts}
+        """What is the network's own parameter changes places; what is a DTensor's memory (a part of it, or a copy that
+        each device of a tensor group has) is copied, as the network reads that."""
+        copied = {name: value for name, value in values.items() if self._held[name] is not self._parameters[name]}
+        moved = {name: value for name, value in values.items() if name not in copied}
         before = {name: held[name].detach().clone() for name in copied}
         exchange(held, moved)
-        self._put(held, {name: values[name] for name in copied})
+        self._put(held, copied)
         try:
             yield
         finally:
