@@ -20,6 +20,7 @@ from torch import Tensor
 from daguerre import config as configs
 from daguerre.commands import plan_bytes, plan_target, several
 from daguerre.commands.parts import batch_sizes, build
+from daguerre.commands.placement import frozen as frozen_of
 from daguerre.config import Config
 from daguerre.parallel import apply
 from daguerre.parallel.agreement import Together
@@ -67,7 +68,7 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
     state.optimizer.zero_grad()
     moments = [t for part in state.optimizer.parts for e in part.optimizer.state.values() for t in e.values()]
     buffers = {id(b): b for m in [*parts.family.parts().values(), parts.net] for b in m.buffers()}
-    frozen = [p for network in several.frozen(parts).values() for p in network.parameters()]
+    frozen = [p for network in frozen_of(parts.net, parts.family.parts()).values() for p in network.parameters()]
     found = {
         "weights": storages(p for p in parts.net.parameters()),
         "gradients": gradients,

@@ -178,9 +178,9 @@ def test_evaluation_leaves_training_as_it_was_and_init_from_takes_what_it_evalua
     after = snapshot(state)
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert any(not torch.equal(used[n], p) for n, p in state.net.named_parameters()), "it evaluates at averages"
-    fresh = make(toy, name, seed=3)
-    adopt(fresh.net, state.tensors())
-    fresh.ema.restart()
+    net = toy.Net()
+    adopt(net, state.tensors())
+    fresh = make(toy, name, seed=3, net=net)
     for n, p in fresh.net.named_parameters():
         assert torch.equal(used[n], p)
     update(toy, fresh, toy.batch(0))

@@ -74,11 +74,11 @@ def test_weights_that_do_not_fit_are_refused_by_name(toy):
 
 
 def test_init_from_takes_the_averages_as_weights_and_nothing_else(toy):
-    other, fresh = toy.state(1), toy.state(2)
+    other, net = toy.state(1), toy.Net()
     for average in other.ema.averages.values():
         average.fill_(0.5)
-    state.adopt(fresh.net, other.tensors())
-    fresh.ema.restart()
+    state.adopt(net, other.tensors())
+    fresh = toy.state(2, net=net)
     assert all((p == 0.5).all() for p in fresh.net.parameters())
     assert all((a == 0.5).all() for a in fresh.ema.averages.values())
     assert fresh.step == 0

@@ -52,11 +52,13 @@ def loss_fn(net: nn.Module, batch: Batch) -> LossTerms:
     return LossTerms(loss_B, torch.linspace(0, 0.99, len(loss_B)))
 
 
-def state(seed: int = 0, name: str = "adamw", ema: EMASettings | None = None, **optimizer) -> TrainState:
+def state(
+    seed: int = 0, name: str = "adamw", ema: EMASettings | None = None, net: nn.Module | None = None, **optimizer
+) -> TrainState:
     torch.manual_seed(seed)
     chosen = plugins.find("optimizers", name).Settings
     own = EMASettings(enabled=False) if chosen.averages_weights else EMASettings(decay=0.9)
-    return TrainState.start(Net(), Stateless(), chosen(**{"learning_rate": 0.01, **optimizer}), ema or own)
+    return TrainState.start(net or Net(), Stateless(), chosen(**{"learning_rate": 0.01, **optimizer}), ema or own)
 
 
 def batches(start: int = 0, **given) -> Iterator[list[Batch]]:

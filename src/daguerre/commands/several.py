@@ -18,7 +18,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands.homes import Home
 from daguerre.commands.parts import Parts, load_family
-from daguerre.commands.placement import of_net, placement
+from daguerre.commands.placement import frozen, of_net, placement
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.families.family import Family
@@ -81,7 +81,8 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
     before. UserError where these differ, or where rules and networks do not fit."""
     if mesh.devices == 1:
         return UNSHARDED, []
-    refuse_other_weights(parts, processes.agreement)
+    still = frozen(parts.net, parts.family.parts())
+    refuse_other_weights({"what is trained": parts.net, **still}, processes.agreement)
     parts.numerics.store(parts.net)
     axis_rules = config.mesh.logical_axis_rules
     said = rules.check(axis_rules, mesh)
@@ -89,7 +90,7 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
     found = of_net(parts.net, parts.family.parts(), axis_rules, mesh)
     problems = [*found.problems]
     split = apply.apply(parts.net, mesh, found.placed, grid)
-    for name, network in frozen(parts).items():
+    for name, network in still.items():
         if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
@@ -100,21 +101,9 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
     return sharding, said + _summary(problems)
 
 
-def frozen(parts: Parts) -> dict[str, nn.Module]:
-    """The networks of which nothing is trained, by component."""
-    trained = {id(p) for p in parts.net.parameters()}
-    return {
-        name: network
-        for name, network in parts.family.parts().items()
-        if not any(id(p) in trained for p in network.parameters())
-    }
-
-
-def refuse_other_weights(parts: Parts, agreement: Agreement) -> None:
+def refuse_other_weights(networks: Mapping[str, nn.Module], agreement: Agreement) -> None:
     """UserError where ranks have loaded different weights: another version of the base in a node's cache."""
-    everyone = agreement.gather(
-        {name: _digest(net) for name, net in [*parts.family.parts().items(), ("all that is trained", parts.net)]}
-    )
+    everyone = agreement.gather({name: _digest(network) for name, network in networks.items()})
     for rank, theirs in enumerate(everyone):
         if other := [name for name, digest in theirs.items() if digest != everyone[0][name]]:
             raise UserError(

@@ -145,19 +145,21 @@ def drop_gathered(net: nn.Module) -> None:
 
 
 def own_parts(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Of each parameter the part that this rank holds, as a parameter of its own in the same memory.
+    """Of each parameter the part that this rank holds, as a parameter of its own in the same memory; one that is no
+    DTensor is its own part.
 
     Optimizers and averages work on these: their arithmetic goes element by element and needs no other rank, and lists
     of tensors that are split alike and otherwise can be handled in one call. `hand_over` gives them their gradients.
     """
-    return [nn.Parameter(local(p.detach()), requires_grad=p.requires_grad) for p in parameters]
+    return [nn.Parameter(local(p.detach()), p.requires_grad) if isinstance(p, DTensor) else p for p in parameters]
 
 
 def hand_over(parameters: Sequence[nn.Parameter], parts: Sequence[nn.Parameter]) -> None:
     """The gradients of parameters, as those of their own parts."""
     for p, part in zip(parameters, parts, strict=True):
-        part.grad = None if p.grad is None else local(p.grad)
-        p.grad = None
+        if part is not p:
+            part.grad = None if p.grad is None else local(p.grad)
+            p.grad = None
 
 
 def local(tensor: Tensor) -> Tensor:

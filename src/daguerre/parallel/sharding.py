@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from daguerre.parallel import apply, collectives
 from daguerre.parallel.agreement import Agreement
@@ -32,10 +31,7 @@ class MeshSharding:
         self._net = net
         self._parameters = dict(net.named_parameters())
         # Asked now: while FSDP2 has parameters gathered, the network shows those and not the parts.
-        self._held = {
-            name: nn.Parameter(apply.local(p.detach()), p.requires_grad) if isinstance(p, DTensor) else p
-            for name, p in self._parameters.items()
-        }
+        self._held = dict(zip(self._parameters, apply.own_parts(list(self._parameters.values())), strict=True))
         self._state_names = list(net.state_dict())
         self._buffers = dict(net.named_buffers())
         self._parts = {
@@ -95,8 +91,7 @@ class MeshSharding:
         """Gradients of the held parts are the sums over the whole batch."""
         if self._reducer is not None:
             self._reducer.finish()
-        split = {name: p for name, p in self._parameters.items() if self._held[name] is not p}
-        apply.hand_over(list(split.values()), [self._held[name] for name in split])
+        apply.hand_over(list(self._parameters.values()), list(self._held.values()))
 
     def norm(self, held: Sequence[nn.Parameter]) -> Tensor:
         """The norm of all gradients, each number counted once."""

@@ -78,13 +78,6 @@ class EMA:
             torch._foreach_lerp_([by_parameter[p] for p in piece], [p.float() for p in piece], weight)
 
     @torch.no_grad()
-    def restart(self) -> None:
-        """Makes every average equal to the weights."""
-        for averages in self._every().values():
-            for name, average in averages.items():
-                average.copy_(self.parameters[name])
-
-    @torch.no_grad()
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes over other weights, of every trained parameter, as the average."""
         for name, average in self.averages.items():
