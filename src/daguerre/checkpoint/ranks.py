@@ -44,6 +44,30 @@ class Ranks:
         """Rank 0's JSON, on every rank."""
         return json.loads(self.broadcast(json.dumps(document).encode()))
 
+    def led(self, act: Callable[[], Any], help_with: Callable[[Any], object] | None = None) -> Any:
+        """Rank 0 acts; all get its JSON result, or its CheckpointError. What else rank 0 tells meanwhile, the others
+        `help_with`."""
+        if self.rank:
+            while not {"result", "error"} & (told := self.tell()).keys():
+                assert help_with is not None, told
+                help_with(told)
+            if "error" in told:
+                raise CheckpointError(told["error"])
+            return told["result"]
+        told = {"error": "rank 0 was stopped by an error of its own"}
+        try:
+            told = {"result": json.loads(json.dumps(act()))}
+        except RanksGone:
+            told = {}
+            raise
+        except CheckpointError as error:
+            told = {"error": str(error)}
+            raise
+        finally:
+            if told:
+                self.tell(told)
+        return told["result"]
+
 
 ALONE = Ranks(0, 1, lambda data: [data], lambda data: data)
 """One process."""

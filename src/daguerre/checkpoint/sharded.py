@@ -21,7 +21,7 @@ from torch import Tensor
 from daguerre.checkpoint import content, shared_reading, slices
 from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
 from daguerre.checkpoint.manifest import CheckpointError, Entry, Kind
-from daguerre.checkpoint.ranks import Ranks, RanksGone
+from daguerre.checkpoint.ranks import Ranks
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.slices import Groups, Region
 from daguerre.checkpoint.store import Found, Store
@@ -229,28 +229,14 @@ class ShardedStore:
 
     def _together(self, action: Callable[[], Any]) -> Any:
         """Rank 0 acts, the others verify what it asks them to; all get its JSON result, or its CheckpointError."""
-        if self.ranks.rank:
-            while "verify" in (told := self.ranks.tell()):
-                self._verified_share(told["verify"])
-            if "error" in told:
-                raise CheckpointError(told["error"])
-            return told["result"]
-        told = {"error": "rank 0 was stopped by an error of its own"}
-        try:
-            told = {"result": action()}
-        except RanksGone:
-            told = {}
-            raise
-        except CheckpointError as error:
-            told = {"error": str(error)}
-            raise
-        except OSError as error:
-            told = {"error": f"{error.filename or self.root}: {error.strerror}"}
-            raise CheckpointError(told["error"]) from error
-        finally:
-            if told:
-                self.ranks.tell(told)
-        return told["result"]
+
+        def asked() -> Any:
+            try:
+                return action()
+            except OSError as error:
+                raise CheckpointError(f"{error.filename or self.root}: {error.strerror}") from error
+
+        return self.ranks.led(asked, lambda told: self._verified_share(told["verify"]))
 
 
 def _needs_plan(everyone: list[dict[str, Any]]) -> bool:

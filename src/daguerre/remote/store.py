@@ -7,7 +7,6 @@ collective call but `names`.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry
-from daguerre.checkpoint.ranks import Ranks, RanksGone
+from daguerre.checkpoint.ranks import Ranks
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.run_folder import RunFolderError
 from daguerre.checkpoint.sharded import Own, Planned, ShardedStore
@@ -180,24 +179,7 @@ class RemoteStore:
 
     def _together(self, action: Callable[[], Any]) -> Any:
         """Rank 0 acts; all get its JSON result, or its CheckpointError."""
-        if self.ranks.rank:
-            told = self.ranks.tell()
-            if "error" in told:
-                raise CheckpointError(told["error"])
-            return told["result"]
-        told = {"error": "rank 0 was stopped by an error of its own"}
-        try:
-            told = {"result": json.loads(json.dumps(_asked(action)))}
-        except RanksGone:
-            told = {}
-            raise
-        except CheckpointError as error:
-            told = {"error": str(error)}
-            raise
-        finally:
-            if told:
-                self.ranks.tell(told)
-        return told["result"]
+        return self.ranks.led(lambda: _asked(action))
 
 
 def _asked(action: Callable[[], Any]) -> Any:
