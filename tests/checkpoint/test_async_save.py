@@ -96,6 +96,17 @@ def test_training_goes_on_while_it_is_written_and_one_is_in_flight(tmp_path, dis
     assert Store(tmp_path / "c").names() == ["step-00000001", "step-00000002"]
 
 
+def test_names_are_those_after_the_save_in_flight(tmp_path, disk):
+    saving = saver(tmp_path / "c")
+    assert saving.names() == []
+    disk.go.clear()
+    saving.save("step-00000001", groups(1), {})
+    release = threading.Timer(0.2, disk.go.set)
+    release.start()
+    assert saving.names() == ["step-00000001"]
+    assert [outcome.name for outcome in saving.finish()] == ["step-00000001"], "its outcome is still to be told"
+
+
 def test_a_disk_that_is_too_slow_is_told(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(async_save, "_LONG_WAIT_SECONDS", 0.0)
     saving = saver(tmp_path / "c")

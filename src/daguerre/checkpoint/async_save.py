@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -180,6 +180,12 @@ class Saver:
         """Whether there is an outcome that `settle` would give without waiting; no collective call, and ranks may
         differ."""
         return self._flying is not None and self._flying.done()
+
+    def names(self) -> list[str]:
+        """The checkpoints there are once the save in flight has ended, oldest first. No collective call."""
+        if self._flying is not None:
+            wait([self._flying])
+        return self.store.names()
 
     def finish(self) -> list[Outcome]:
         """At the end of a run: wait. CheckpointError if the last save failed, as no other will make it good."""

@@ -13,7 +13,7 @@ from daguerre.training.state import TrainState
 
 
 class Names(Protocol):
-    """A store, of which only the names of its checkpoints are asked."""
+    """Of which only the names of the checkpoints are asked."""
 
     def names(self) -> list[str]:
         """Oldest first."""
@@ -21,7 +21,7 @@ class Names(Protocol):
 
 
 def of_training(
-    config: Config, store: Names, parts: Parts, state: TrainState, loading: Loading, sizes: BatchSizes
+    config: Config, checkpoints: Names, parts: Parts, state: TrainState, loading: Loading, sizes: BatchSizes
 ) -> str:
     """The largest micro-batch that fits, found with samples of the update that did not, and what else spares memory.
 
@@ -48,15 +48,15 @@ def of_training(
             f"training.per_device_batch_size={fitting} training.gradient_accumulation_steps={sizes.whole // fitting} "
             f"computes the same updates of {sizes.whole} samples with it."
         )
-    return "\n".join([said, *_less(config, fitting is None), kept(store)])
+    return "\n".join([said, *_less(config, fitting is None), kept(checkpoints)])
 
 
-def of_several(config: Config, store: Names) -> str:
+def of_several(config: Config, checkpoints: Names) -> str:
     """What spares memory where several processes train together."""
     ways = ["training.per_device_batch_size may be smaller: the global batch stays what it is"]
     if config.mesh.ici_fsdp_parallelism == 1:
         ways.append("mesh.ici_data_parallelism=1 mesh.ici_fsdp_parallelism=-1 splits weights and moments over a node")
-    return "\n".join([f"{'; '.join(ways)}.", *_less(config, False), kept(store)])
+    return "\n".join([f"{'; '.join(ways)}.", *_less(config, False), kept(checkpoints)])
 
 
 def _less(config: Config, needed: bool) -> list[str]:
@@ -73,9 +73,9 @@ def _less(config: Config, needed: bool) -> list[str]:
     return [f"Other ways: {'; '.join(ways)}."] if ways else []
 
 
-def kept(store: Names) -> str:
+def kept(checkpoints: Names) -> str:
     """What the run goes on from."""
-    names = store.names()
+    names = checkpoints.names()
     return f"The last checkpoint is {names[-1]}." if names else "No checkpoint was saved yet."
 
 
@@ -86,19 +86,19 @@ def of_drawing(sampling: SamplingSettings) -> str:
     return "Draw smaller pictures (sampling.height, sampling.width), or none while training: sampling.num_images=0."
 
 
-def of_validation(store: Names) -> str:
+def of_validation(checkpoints: Names) -> str:
     """For the loss on held-out samples."""
-    return f"Make training.per_device_batch_size smaller, or switch it off: validation.every=null. {kept(store)}"
+    return f"Make training.per_device_batch_size smaller, or switch it off: validation.every=null. {kept(checkpoints)}"
 
 
-def of_saving(store: Names) -> str:
+def of_saving(checkpoints: Names) -> str:
     """For a checkpoint."""
-    return f"Make training.per_device_batch_size smaller: what is saved is copied beside it. {kept(store)}"
+    return f"Make training.per_device_batch_size smaller: what is saved is copied beside it. {kept(checkpoints)}"
 
 
-def of_exporting(store: Names) -> str:
+def of_exporting(checkpoints: Names) -> str:
     """For the pipeline that others open."""
     return (
         f"Switch it off (checkpoint.export=false), and export later where there is room: `daguerre convert`. "
-        f"{kept(store)}"
+        f"{kept(checkpoints)}"
     )

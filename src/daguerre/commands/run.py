@@ -141,11 +141,11 @@ class Run:
 
     def enough_memory(self) -> AbstractContextManager[None]:
         """For passes that train: running out of memory there is told in words, and ends the run."""
-        facts = (self.config, self.saver.store, self.parts, self.state, self.loading, self.sizes)
+        facts = (self.config, self.saver, self.parts, self.state, self.loading, self.sizes)
 
         def advice() -> str:
             if self.processes.world.size > 1:  # others would have to take part in what is tried
-                return out_of_memory.of_several(self.config, self.saver.store)
+                return out_of_memory.of_several(self.config, self.saver)
             self.say(["out of memory: looking for the micro-batch that fits"])
             return out_of_memory.of_training(*facts)
 

@@ -114,7 +114,7 @@ def validate(run: Run) -> None:
             return run.parts.loss(run.parts.net, replace(batch, draws=draws))
 
     settings, sharding = run.config.validation, run.state.sharding
-    told = memory.explained("validating", lambda: out_of_memory.of_validation(run.saver.store))
+    told = memory.explained("validating", lambda: out_of_memory.of_validation(run.saver))
     with run.terminal.busy("validating"), run.processes.watch.doing("validating"), evaluating(run.state), told:
         made = loader.fixed_batches(
             run.held_out, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks
@@ -143,7 +143,7 @@ def save(run: Run) -> None:
         "config": run.config.model_dump(mode="json"),
         "code": {"version": __version__},
     }
-    told = memory.explained("saving", lambda: out_of_memory.of_saving(run.saver.store))
+    told = memory.explained("saving", lambda: out_of_memory.of_saving(run.saver))
     with run.terminal.busy("saving"), run.processes.watch.doing("saving"), told:
         name, files = f"step-{run.state.step:08d}", run.parts.family.files()
         run.saved(run.saver.save(name, checkpoints.groups(run.state), documents, files))
@@ -169,7 +169,7 @@ def publish(run: Run) -> None:
     watch, leads = run.processes.watch, run.processes.leads
     with evaluating(run.state):
         if run.config.checkpoint.export:
-            told = memory.explained("exporting", lambda: out_of_memory.of_exporting(run.saver.store))
+            told = memory.explained("exporting", lambda: out_of_memory.of_exporting(run.saver))
             with run.terminal.busy("exporting"), watch.doing("exporting"), told:
                 family = whole_family(run)
                 if leads:
