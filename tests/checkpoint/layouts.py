@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from daguerre.checkpoint.slice_reader import SliceReader
 from daguerre.checkpoint.slices import Piece, Sliced, in_order
 
 SHAPES = {
@@ -77,6 +78,16 @@ def held(number: int, rank: int, fsdp: int, tensor_parallel: int) -> dict[str, d
 def bits(tensor: Tensor) -> bytes:
     """What a tensor is in memory."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def read_alike(reader: SliceReader, number: int, rank: int, fsdp: int, tensor_parallel: int) -> None:
+    """A rank's slices, read back, are those of `held(number, ...)` to the bit."""
+    mine, right = (held(value, rank, fsdp, tensor_parallel) for value in (number + 92, number))
+    reader.fill(mine)
+    for group, named in right.items():
+        for name, each in named.items():
+            for got, true in zip(mine[group][name].pieces, each.pieces, strict=True):
+                assert bits(got.tensor) == bits(true.tensor), (group, name)
 
 
 def equal(found: dict[str, dict[str, Tensor]], number: int) -> bool:

@@ -21,14 +21,14 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from layouts import bits, equal, held
+from layouts import equal, held, read_alike
 
 from daguerre.checkpoint import manifest
-from daguerre.checkpoint.async_save import Saver
+from daguerre.checkpoint.async_save import RunStore, Saver
 from daguerre.checkpoint.ranks import Ranks, RanksGone, over
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.sharded import ShardedStore
@@ -110,13 +110,8 @@ def reshard(folder: Path) -> dict[str, Any]:
             path = store.recover().path
             assert path is not None
             assert path.name == f"step-{newest:08d}"
-            mine, right = (held(number, ranks.rank, *MESH[ranks.count]) for number in (99, newest))
             with opened(path) as reader:
-                reader.fill(mine)
-            for group, named in right.items():
-                for name, each in named.items():
-                    for got, true in zip(mine[group][name].pieces, each.pieces, strict=True):
-                        assert bits(got.tensor) == bits(true.tensor), (group, name)
+                read_alike(reader, newest, ranks.rank, *MESH[ranks.count])
             store.commit(store.plan(f"step-{newest + 1:08d}", held(newest + 1, ranks.rank, *MESH[ranks.count]), {}))
             store.purge(Keep(2))
 
@@ -135,6 +130,34 @@ def sound(root: Path) -> list[int]:
     return [int(name[-8:]) for name in store.names()]
 
 
+def save_and_save(store: RunStore, ranks: Ranks, number: int, acknowledged: Path) -> NoReturn:
+    """Until the process is killed: checkpoints after that of `number`; rank 0 writes down what was said to be saved."""
+    saving = Saver(store, Keep(2))
+    while True:
+        number += 1
+        mine = held(number, ranks.rank, *MESH[ranks.count])
+        for outcome in saving.save(f"step-{number:08d}", mine, {"state": {"value": number}}):
+            assert outcome.path, outcome.notices
+            if ranks.rank == 0:
+                with acknowledged.open("a") as lines:
+                    lines.write(f"{outcome.name}\n")
+
+
+def kill_some(chance: random.Random, pids: list[int], ready: tuple[int, int], seconds: float) -> str:
+    """SIGKILL to one rank or to all, within so many seconds after all were ready; says to whom."""
+    for _ in pids:
+        os.read(ready[0], 1)
+    time.sleep(chance.random() * seconds)
+    victims = pids if chance.random() < 0.4 else [chance.choice(pids)]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    codes = exit_codes(pids)
+    assert set(codes) <= {-signal.SIGKILL, GONE}, codes
+    os.close(ready[0])
+    os.close(ready[1])
+    return "all" if victims is pids else f"rank {'0' if victims == pids[:1] else 'other'}"
+
+
 def kills(folder: Path, trials: int, seed: int) -> dict[str, Any]:
     """SIGKILL at random moments of a run that saves and saves, and goes on after each kill."""
     root, chance, seen = folder / "checkpoints", random.Random(seed), Counter[str]()
@@ -146,34 +169,16 @@ def kills(folder: Path, trials: int, seed: int) -> dict[str, Any]:
             store = ShardedStore(root, ranks)
             path = store.recover().path
             number = int(path.name[-8:]) if path else 0
-            saving = Saver(store, Keep(2))
             os.write(ready[1], b"r")
-            while True:
-                number += 1
-                mine = held(number, ranks.rank, *MESH[ranks.count])
-                for outcome in saving.save(f"step-{number:08d}", mine, {"state": {"value": number}}):
-                    assert outcome.path, outcome.notices
-                    if ranks.rank == 0:
-                        with acknowledged.open("a") as lines:
-                            lines.write(f"{outcome.name}\n")
+            save_and_save(store, ranks, number, acknowledged)
 
-        pids = start(count, folder, run)
-        for _ in range(count):
-            os.read(ready[0], 1)
-        time.sleep(chance.random() * 0.4)
-        victims = pids if chance.random() < 0.4 else [chance.choice(pids)]
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-        codes = exit_codes(pids, 30)
-        assert set(codes) <= {-signal.SIGKILL, GONE}, codes
-        os.close(ready[0])
-        os.close(ready[1])
+        killed = kill_some(chance, start(count, folder, run), ready, 0.4)
         there = sound(root) if root.exists() else []
         if acknowledged.exists() and acknowledged.read_text():
             seen["acknowledged"] += 1
             said = acknowledged.read_text().split()
             assert int(said[-1][-8:]) <= max(there), "what was said to be saved is there"
-        seen["all" if victims is pids else f"rank {'0' if victims == pids[:1] else 'other'}"] += 1
+        seen[killed] += 1
         seen["left"] += bool(list(root.glob(".tmp-*")))
     return {"trials": trials, "sound": sound(root), **seen}
 

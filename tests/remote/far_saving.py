@@ -10,19 +10,15 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import torch
-from layouts import equal, held
-from saving_ranks import GONE, MESH, exit_codes, start
+from layouts import equal
+from saving_ranks import exit_codes, kill_some, save_and_save, start
 
-from daguerre.checkpoint.async_save import Saver
 from daguerre.checkpoint.ranks import ALONE, Ranks
-from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.store import Store
 from daguerre.data import store_clients
 from daguerre.remote.prefix import prefix
@@ -42,29 +38,10 @@ def kills(address: str, folder: Path, trials: int, seed: int) -> dict[str, objec
             if path is not None:
                 loaded = Store(path.parent).load(path)
                 assert equal(loaded.tensors, loaded.documents["state"]["value"]), "a mixture"
-            saving = Saver(store, Keep(2))
             os.write(ready[1], b"r")
-            while True:
-                number += 1
-                mine = held(number, ranks.rank, *MESH[ranks.count])
-                for outcome in saving.save(f"step-{number:08d}", mine, {"state": {"value": number}}):
-                    assert outcome.path, outcome.notices
-                    if ranks.rank == 0:
-                        with acknowledged.open("a") as lines:
-                            lines.write(f"{outcome.name}\n")
+            save_and_save(store, ranks, number, acknowledged)
 
-        pids = start(count, folder, run)
-        for _ in range(count):
-            os.read(ready[0], 1)
-        time.sleep(chance.random() * 4.0)
-        victims = pids if chance.random() < 0.4 else [chance.choice(pids)]
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-        codes = exit_codes(pids, 60)
-        assert set(codes) <= {-signal.SIGKILL, GONE}, codes
-        os.close(ready[0])
-        os.close(ready[1])
-        seen["all" if victims is pids else f"rank {'0' if victims == pids[:1] else 'other'}"] += 1
+        seen[kill_some(chance, start(count, folder, run), ready, 4.0)] += 1
         assert exit_codes(start(1, folder, lambda ranks, trial=trial: check(address, folder, trial)), 60) == [0]
     return {"trials": trials, "saved": len(acknowledged.read_text().split()), **seen}
 
