@@ -170,8 +170,9 @@ def record(
 ) -> None:
     """Writes the resolved recipe and the environment, and cuts numbers that are newer than the checkpoint."""
     training = config.training.model_copy(update={"global_batch_size": global_batch_size})
-    # A recorded `resume_from_checkpoint` would go back again at every start.
-    resolved = config.model_copy(update={"training": training, "resume_from_checkpoint": "latest"})
+    # Recorded, they would go back, and allow the same changes, at every start from this folder.
+    of_this_start = {"resume_from_checkpoint": "latest", "allow_change": []}
+    resolved = config.model_copy(update={"training": training, **of_this_start})
     write_bytes_atomically(folder.config, configs.dump(resolved).encode())
     write_json_atomically(folder.environment, {**environment(), "parameters": parameters})
     cut_after(folder.metrics, -1 if beginning.step is None else beginning.step)
