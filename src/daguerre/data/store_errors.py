@@ -80,6 +80,7 @@ _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524}
 _PASSING_CODES = {"RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "SlowDown"}
+_PASSING_CODES |= {"InvalidPart", "InvalidPartOrder", "MalformedXML"}  # a request that was hurt on its way
 _LATE = "no answer in time"
 _FAULTS = (
     # text of the library, what it means
