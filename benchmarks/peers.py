@@ -111,7 +111,9 @@ class Diffusers:
         self.unet.to(given.device).train()
         self._net = self.unet
         o: Any = config.optimizer
-        if best:
+        # On a CPU inductor (torch 2.13) gives wrong gradients of pictures with channels last, so they stay first there.
+        self._last = best and given.device.type != "cpu"
+        if self._last:
             self.unet.to(memory_format=torch.channels_last)
         self._optimizer = torch.optim.AdamW(
             self.unet.parameters(), lr=o.learning_rate, betas=(o.beta1, o.beta2), weight_decay=o.weight_decay,
@@ -127,7 +129,8 @@ class Diffusers:
             rescale_betas_zero_snr=objective.schedule.zero_terminal_snr,
         )  # fmt: skip
         self._kernel = fastest_kernel(self, given.ring[0]) if best else None
-        self._net = torch.compile(self.unet) if best else self.unet
+        options = {"layout_optimization": False} if given.device.type == "cpu" else None
+        self._net = torch.compile(self.unet, options=options) if best else self.unet
         self._batches = (given.ring[i % len(given.ring)] for i in count())
         self._loss = torch.zeros(())
 
@@ -139,7 +142,7 @@ class Diffusers:
         velocity = self._scheduler.config.prediction_type == "v_prediction"
         target = self._scheduler.get_velocity(each.x0_BCHW, draws["noise"], timesteps) if velocity else draws["noise"]
         sized = {"text_embeds": cond["pooled"], "time_ids": cond["sizes"]} if "sizes" in cond else None
-        if self._best:
+        if self._last:
             noisy = noisy.to(memory_format=torch.channels_last)
         in_16_bits = self.compute != torch.float32
         with torch.autocast(self._given.device.type, dtype=self.compute if in_16_bits else None, enabled=in_16_bits):

@@ -16,12 +16,10 @@ from shards import build
 from tiny_runs import assert_equal, lines, outcome, train
 
 from daguerre import cli, errors
-from daguerre.commands import description, training_run
-from daguerre.commands.parts import Parts
+from daguerre.commands import training_run
 from daguerre.commands.train import own_place
 from daguerre.training import step
-from daguerre.training.precision import Precision
-from daguerre.types import Batch, LossTerms
+from daguerre.types import Batch
 
 
 class Killed(BaseException):
@@ -230,33 +228,6 @@ def test_steps_that_the_schedule_does_not_have_are_refused_before_training(tmp_p
     assert train(tmp_path, "sampling.timestep_spacing=leading") == errors.REFUSED
     assert "timestep_spacing is leading" in capsys.readouterr().err
     assert not (tmp_path / "tiny" / "config.yaml").exists()
-
-
-class Statistics(torch.nn.Module):
-    """A net with a running statistic, which moves in training mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += self.training
-        return self.weight * x
-
-
-def test_what_is_measured_before_a_run_leaves_the_net_as_it_is():
-    net = Statistics()
-    parts = Parts(
-        SimpleNamespace(encode=lambda batch: (torch.ones(2), {})),
-        SimpleNamespace(loss=lambda net, x0, cond, draws: LossTerms(net(x0), torch.zeros(2))),
-        net, torch.device("cpu"), Precision(), 0,
-    )  # fmt: skip
-    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)))
-    description.probe_seconds(parts, batch)
-    description.training_flops_per_sample(parts, batch)
-    assert net.calls == 0
-    assert net.weight.grad is None
 
 
 def test_held_out_samples_that_cannot_be_decoded_are_said():

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import textwrap
-import time
 from collections.abc import Sequence
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from daguerre import config as configs
 from daguerre.commands import resuming
@@ -19,7 +17,6 @@ from daguerre.data.dataset import Dataset
 from daguerre.families import places
 from daguerre.families.components import Components
 from daguerre.families.settings import PretrainedSettings
-from daguerre.types import Batch
 
 
 def count_text(count: float) -> str:
@@ -81,32 +78,6 @@ def extent(dataset: Dataset) -> str:
         return f"{dataset.size:,} samples of {len(dataset.members)} sources"
     repeated = "" if dataset.count == dataset.size else f", {dataset.count:,} with repeats"
     return f"{dataset.size:,} samples an epoch{repeated}"
-
-
-def probe_seconds(parts: Parts, batch: Batch) -> float:
-    """Seconds of one forward and backward pass of a micro-batch: the second of two. The net stays as it is."""
-    parts.net.eval()  # running statistics would move in training mode, and with each start once more
-    seconds = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        with parts.autocast():
-            loss = parts.loss(parts.net, batch).loss_B.sum()
-        loss.backward()
-        parts.net.zero_grad(set_to_none=True)
-        if parts.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
-    return seconds
-
-
-@torch.no_grad()
-def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
-    """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
-    parts.net.eval()
-    x0, cond = parts.family.encode(batch)
-    with FlopCounterMode(display=False) as counter, parts.autocast():
-        parts.objective.loss(parts.net, x0, cond, batch.draws)
-    return 3.0 * counter.get_total_flops() / len(batch.names)
 
 
 def about_source(dataset: Dataset, config: Config, batch_size: int) -> list[str]:

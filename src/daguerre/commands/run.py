@@ -17,6 +17,7 @@ from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands import (
     class_pictures,
     description,
+    first_pass,
     home_stores,
     out_of_memory,
     pictures_samples,
@@ -239,9 +240,13 @@ def _state(
 def _announced(run: Run, probe: Batch, said: Sequence[str], home: Home) -> Run:
     """Computes a first pass, for how long the run will take, and says what will happen."""
     config, parts, sizes, left = run.config, run.parts, run.sizes, max(0, run.every.total - run.state.step)
+    if left and config.training.compile:
+        run.say(["compiling blocks: minutes the first time, less from then on"])
     with run.enough_memory():
-        run = replace(run, flops_per_sample=description.training_flops_per_sample(parts, probe))
-        each = description.probe_seconds(parts, probe) / len(probe.names) if left else 0.0
+        run = replace(run, flops_per_sample=first_pass.training_flops_per_sample(parts, probe))
+        each = first_pass.seconds(parts, probe) / len(probe.names) if left else 0.0
+        if left and config.training.compile:
+            first_pass.refuse_wrong_code(parts, probe)
     seconds = each * sizes.whole / sizes.ranks * left
     length = f"about {duration_text(seconds)} of training" if left else "all done"
     run.say([*description.headline(config, parts, sizes, left, length), *said, f"run folder: {home.name}"])

@@ -73,7 +73,9 @@ FORMULAS: dict[Any, Any] = {
 
 
 def count(run: Callable[[], object]) -> int:
-    """Floating-point operations of what `run` does, forward and backward."""
-    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+    """Floating-point operations of what `run` does, forward and backward. Blocks that are compiled are counted as they
+    are uncompiled: torch would take the counter for a reason never to compile them."""
+    counting = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    with torch.compiler.set_stance("force_eager"), counting as counter:
         run()
     return int(counter.get_total_flops())

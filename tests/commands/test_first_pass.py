@@ -1,0 +1,95 @@
+"""What is computed before the first update leaves no trace, and finds blocks that were compiled wrongly."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import assert_equal, lines, outcome, train
+from torch import nn
+
+from daguerre import errors
+from daguerre.commands import first_pass
+from daguerre.commands.parts import Parts
+from daguerre.errors import UserError
+from daguerre.training.precision import Precision
+from daguerre.types import Batch, LossTerms
+
+BATCH = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)))
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+class Net(nn.Module):
+    """With a running statistic, which moves in training mode, and dropout, which draws."""
+
+    def __init__(self, mistake=0.0):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        self.register_buffer("calls", torch.zeros(()))
+        self.mistake = mistake
+
+    def forward(self, x):
+        self.calls += self.training
+        y = self.weight * x + self.bias
+        return y + self.mistake * self.bias.sum() if torch.compiler.is_compiling() else y
+
+
+def parts(net, compute=torch.float32):
+    x0 = torch.arange(6.0).view(2, 3)
+
+    def loss(net, x0, cond, draws):
+        return LossTerms(net(x0 + 0 * torch.rand(())).square().mean(1), torch.zeros(2))
+
+    family = SimpleNamespace(encode=lambda batch: (x0, {}))
+    return Parts(family, SimpleNamespace(loss=loss), net, torch.device("cpu"), Precision(compute), 0)
+
+
+@pytest.mark.parametrize("measure", [first_pass.seconds, first_pass.refuse_wrong_code])
+def test_it_leaves_no_trace(measure):
+    net, random = Net(), torch.get_rng_state()
+    measure(parts(net), BATCH)
+    assert net.calls == 0
+    assert net.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_arithmetic_is_counted_without_a_trace():
+    net = Net()
+    assert first_pass.training_flops_per_sample(parts(net), BATCH) == 0.0, "no products"
+    assert net.calls == 0
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_what_was_compiled_wrongly_is_refused_and_what_was_not_trains(compute):
+    for mistake, wrong in [(0.0, False), (1e-5, False), (0.5, True)]:
+        net = Net(mistake)
+        net.compile(backend="eager")
+        if wrong:
+            with pytest.raises(UserError, match=r"compiled these networks wrongly: .* 2 of 2 parameters"):
+                first_pass.refuse_wrong_code(parts(net, compute), BATCH)
+        else:
+            first_pass.refuse_wrong_code(parts(net, compute), BATCH)
+        assert net.calls == 0
+
+
+@pytest.mark.long
+def test_a_run_of_compiled_blocks_trains_goes_on_and_learns_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    short = ["training.duration=3 steps", "checkpoint.every=1 step", "logging.every=1 step", "sampling.num_images=0"]
+    short += ["data.checked_prompts=1"]
+    assert train(tmp_path / "plain", *short) == errors.DONE
+    for name, more in [("blocks", []), ("again", ["training.gradient_checkpointing=true"])]:
+        given = [*short, "training.compile=blocks", *more]
+        assert train(tmp_path / name, *given) == errors.DONE
+        expected = outcome(tmp_path / name / "tiny")
+        assert train(tmp_path / name, *given, "resume_from_checkpoint=step-00000002") == errors.DONE
+        assert_equal(tmp_path / name / "tiny", expected)
+        wanted, found = (
+            [line["learning/loss"] for line in lines(tmp_path / run / "tiny") if "learning/loss" in line]
+            for run in ("plain", name)
+        )
+        assert found == pytest.approx(wanted, rel=1e-5)
+    assert any((tmp_path / "daguerre" / "compiled").rglob("*")), "compiled code is kept for the next run"
