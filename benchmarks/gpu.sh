@@ -90,7 +90,8 @@ bench sd15-256 110 $SD15 $(base sd15) data.resolution=256 $(batch 64) soak_secon
     'variants={auto: [], all-off: [training.kernels=plain, training.channels_last=false, training.attention=fused, optimizer.one_pass=false], kernels-plain: [training.kernels=plain, training.channels_last=false], attention-fused: [training.attention=fused], two-pass: [optimizer.one_pass=false], compiled: [training.compile=blocks, training.attention=fused]}'
 bench sdxl-1024 50 $SDXL $(base sdxl) data.resolution=1024 $(batch 8) ema.enabled=true soak_seconds=3 rounds=5 \
     'variants={auto: [], checkpointed: [training.gradient_checkpointing=true]}'
-bench vae-512 25 $SD15 $(base sd15) part=encode data.resolution=512 $(batch 32) soak_seconds=2 rounds=5
+bench vae-512 40 $SD15 $(base sd15) part=encode data.resolution=512 $(batch 32) soak_seconds=2 rounds=5 \
+    'variants={bf16: [training.frozen_precision=bf16], float32: []}'
 peers sd15-512-peers 200 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=0 rounds=6 turn_seconds=2.5
 
 "$PYTHON" benchmarks/gpu_table.py "$PARTS" "$OUT/gpu.json" $((SECONDS - BEGAN))

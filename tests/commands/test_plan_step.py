@@ -60,6 +60,7 @@ def test_a_page_says_what_acts_and_what_would_be_refused(capsys):
         ["training.global_batch_size=16", "training.gradient_checkpointing=true"],
         ["training.global_batch_size=16", "training.mixed_precision=bf16"],
         ["training.global_batch_size=16", "training.weights_dtype=bfloat16", "ema.post_hoc=[0.05]"],
+        ["training.global_batch_size=16", "training.frozen_precision=bf16"],
         ["training.global_batch_size=16", "training.channels_last=false", "training.kernels=plain"],
     ],
 )

@@ -35,6 +35,23 @@ def test_taken_back_and_trained_again_they_end_equal_to_the_bit(tmp_path, given,
     assert types == {"model": {stored}, "ema": {torch.float32}}
 
 
+def test_frozen_networks_in_bf16_move_losses_a_little_and_no_weight_of_theirs(tmp_path):
+    short = [*SHORT, "training.duration=1 step", "lr_scheduler.warmup=0 steps", 'sampling.prompts=["a red star"]']
+    assert train(tmp_path / "wide", *short) == errors.DONE
+    assert train(tmp_path / "narrow", *short, "training.frozen_precision=bf16") == errors.DONE
+    wide, narrow = (tmp_path / name / "tiny" for name in ("wide", "narrow"))
+    wanted, found = (lines(run)[0]["learning/loss"] for run in (wide, narrow))
+    assert found != wanted
+    assert found == pytest.approx(wanted, rel=1e-2)
+    for part in ("vae", "text_encoder"):
+        (file,) = (wide / "pipeline" / part).glob("*.safetensors")
+        assert file.read_bytes() == (narrow / "pipeline" / part / file.name).read_bytes()
+    assert cli.run(["generate", str(narrow), "prompt=a red star", f"out={tmp_path / 'pictures'}"]) == errors.DONE
+    (sample,) = (narrow / "samples" / "step-00000001").glob("*.png")
+    (drawn,) = (tmp_path / "pictures").glob("*.png")
+    assert drawn.read_bytes() == sample.read_bytes()
+
+
 def test_what_a_run_of_16_bit_weights_drew_is_drawn_again_by_generate(tmp_path):
     given = ["training.weights_dtype=bfloat16", "ema.enabled=false", 'sampling.prompts=["a red star"]']
     assert train(tmp_path, *SHORT, "training.duration=1 step", "lr_scheduler.warmup=0 steps", *given) == errors.DONE

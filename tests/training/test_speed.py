@@ -4,12 +4,12 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from pydantic import ValidationError
-from tiny_models import TEXT_WIDTH, TINY_UNET
+from tiny_models import TEXT_WIDTH, TINY_UNET, tiny_vae
 from torch import nn
 
 from daguerre.errors import UserError
 from daguerre.kernels import attention, available, channels_last, products, swap
-from daguerre.training import speed
+from daguerre.training import precision, speed
 from daguerre.training.settings import TrainingSettings
 
 CPU = torch.device("cpu")
@@ -72,3 +72,19 @@ def test_compiled_blocks_do_not_measure():
         settings(compile="blocks", attention="measured")
     with pytest.raises(UserError, match=r"training.compile=blocks: no block"):
         speed.apply(settings(compile="blocks"), nn.Linear(2, 2), [], CPU)
+
+
+def test_frozen_networks_encode_in_bf16_where_there_is_one_that_encodes():
+    trained = nn.Linear(2, 2)
+    vae = tiny_vae().requires_grad_(False)
+    speed.apply(settings(frozen_precision="bf16"), trained, [vae], CPU)
+    assert vae.encode(torch.rand(1, 3, 32, 32)).latent_dist.mean.dtype == torch.float32
+    assert "forward" in vars(vae.encoder)
+    with pytest.raises(UserError, match="frozen_precision=bf16: nothing frozen encodes here"):
+        speed.apply(settings(frozen_precision="bf16"), trained, [tiny_vae()], CPU)
+
+
+def test_a_gpu_without_bf16_refuses_it(monkeypatch):
+    monkeypatch.setattr(precision, "has_bf16", lambda device: False)
+    with pytest.raises(UserError, match="this GPU has no bf16"):
+        speed.apply(settings(frozen_precision="bf16"), nn.Linear(2, 2), [tiny_vae().requires_grad_(False)], CPU)

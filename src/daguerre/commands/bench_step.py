@@ -112,7 +112,8 @@ class Encode:
     def __init__(self, config: Config, options: Options, folder: Path) -> None:
         config, self.notice = bench_model.at_hand(config, folder)
         self.parts = built(config, random_weights=bool(self.notice))
-        self.samples, self.compute = batch_sizes(config).micro, torch.float32
+        self.samples = batch_sizes(config).micro
+        self.compute = torch.bfloat16 if config.training.frozen_precision == "bf16" else torch.float32
         shape = bench_inputs.picture_shape(config)
         self._batch = device.on(self.parts.device, bench_inputs.random_batch(self.parts, self.samples, shape))
         first = bench_inputs.rows(self._batch, 0, 1)

@@ -27,6 +27,7 @@ MAY_CHANGE = (
     "sampling.",
     "training.device",
     "training.mixed_precision",
+    "training.frozen_precision",
     "training.attention",
     "training.matmul_precision",
     "training.max_device_memory",

@@ -118,10 +118,14 @@ def _compute(settings: TrainingSettings, weights: torch.dtype, device: torch.dev
         chosen = weights
     else:
         chosen = torch.bfloat16
-    on_gpu = device.type == "cuda"
-    if chosen == torch.bfloat16 and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if chosen == torch.bfloat16 and not has_bf16(device):
         raise UserError("this GPU has no bf16; use training.mixed_precision=fp16 or no")
     return chosen
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a device computes in bf16 by itself; every CPU does, if slowly."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _kernels(name: str, compute: torch.dtype, device: torch.device) -> tuple[str, ...]:

@@ -43,8 +43,11 @@ class TrainingSettings(Settings):
     """What the trained networks compute with: `no`: float32; `bf16`, `fp16` (which scales the loss): autocast over
     the weights; `auto`: that of weights_dtype, and for float32 weights bf16 on a GPU, float32 on a CPU."""
     weights_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """How the trained weights are stored. Moments, averages, the arithmetic of an update and frozen networks stay
-    float32."""
+    """How the trained weights are stored. Moments, averages and the arithmetic of an update stay float32, and so do
+    the weights of frozen networks."""
+    frozen_precision: Literal["no", "bf16"] = "no"
+    """What the frozen autoencoder and text encoders encode with: `no`: float32; `bf16`: autocast, which takes a
+    fraction of the time on a GPU and moves latents and text features by some thousandths."""
     stochastic_rounding: bool = True
     """bfloat16, float16 weights: round up or down by chance after an update, so that on average none is too small to
     count; off: round to the nearest, which loses small updates."""

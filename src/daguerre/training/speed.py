@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from daguerre.errors import UserError
-from daguerre.kernels import attention, available, blocks, channels_last, products, swap
+from daguerre.kernels import attention, available, blocks, channels_last, narrow, products, swap
+from daguerre.training import precision
 from daguerre.training.settings import TrainingSettings
 
 
@@ -28,8 +29,19 @@ def apply(settings: TrainingSettings, net: nn.Module, frozen: Iterable[nn.Module
             settings.attention == "auto" and device.type == "cuda" and not settings.compile
         ):
             attention.enable(network)
+    if settings.frozen_precision == "bf16":
+        _narrow(every, device)
     if settings.compile:
         blocks.compile_blocks(net, device)
+
+
+def _narrow(networks: Iterable[nn.Module], device: torch.device) -> None:
+    if not precision.has_bf16(device):
+        raise UserError("this GPU has no bf16: remove training.frozen_precision=bf16")
+    if not narrow.enable(networks, device):
+        raise UserError(
+            "training.frozen_precision=bf16: nothing frozen encodes here, every encoder is trained: remove it"
+        )
 
 
 def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:

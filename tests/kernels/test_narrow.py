@@ -1,0 +1,98 @@
+"""Frozen encoders in bf16: what they encode moves a little, all else not at all."""
+
+import copy
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from tiny_models import tiny_text_encoder, tiny_vae
+from torch import nn
+
+from daguerre.kernels import channels_last, narrow, swap
+
+CPU = torch.device("cpu")
+
+
+def off(found, wanted):
+    """Relative distance."""
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.fixture
+def vae():
+    torch.manual_seed(0)
+    return tiny_vae().eval().requires_grad_(False)
+
+
+@pytest.fixture
+def reader():
+    torch.manual_seed(0)
+    return tiny_text_encoder().eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("others", [[], [channels_last.enable], [swap.norms, channels_last.enable]])
+def test_latents_move_by_thousandths_and_pictures_not_at_all(vae, others):
+    pixels, latents = torch.rand(2, 3, 32, 32) * 2 - 1, torch.randn(2, vae.config.latent_channels, 8, 8)
+    wanted, drawn = vae.encode(pixels).latent_dist.mean, vae.decode(latents).sample
+    for enable in others:
+        enable(vae)
+    again = vae.decode(latents).sample
+    assert narrow.enable([vae], CPU) == 1
+    found = vae.encode(pixels).latent_dist.mean
+    assert found.dtype == torch.float32
+    assert 1e-5 < off(found, wanted) < 2e-2
+    assert torch.equal(vae.decode(latents).sample, again)
+    torch.testing.assert_close(again, drawn, rtol=1e-4, atol=1e-5)
+
+
+def test_text_features_move_by_thousandths_in_every_layer(reader):
+    ids = torch.randint(0, 500, (3, 16))
+    wanted = reader(ids, output_hidden_states=True)
+    assert narrow.enable([reader], CPU) == 1
+    found = reader(ids, output_hidden_states=True)
+    assert len(found.hidden_states) == len(wanted.hidden_states)
+    pairs = [(found.last_hidden_state, wanted.last_hidden_state), (found.pooler_output, wanted.pooler_output)]
+    pairs += zip(found.hidden_states[1:], wanted.hidden_states[1:], strict=True)
+    for mine, theirs in pairs:
+        assert mine.dtype == torch.float32
+        assert 1e-5 < off(mine, theirs) < 2e-2
+
+
+def test_it_holds_where_autocast_is_switched_off_around_it(vae):
+    pixels = torch.rand(1, 3, 32, 32)
+    wanted = vae.encode(pixels).latent_dist.mean
+    narrow.enable([vae], CPU)
+    with torch.autocast("cpu", enabled=False):
+        assert not torch.equal(vae.encode(pixels).latent_dist.mean, wanted)
+
+
+def test_what_is_trained_stays(vae, reader):
+    next(vae.parameters()).requires_grad_(True)
+    reader.requires_grad_(True)
+    assert narrow.enable([vae, reader, nn.Linear(2, 2)], CPU) == 0
+
+
+def test_a_network_that_does_not_encode_stays():
+    numbers = {"block_out_channels": (32,), "down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
+    assert narrow.enable([UNet2DConditionModel(**numbers).requires_grad_(False)], CPU) == 0
+
+
+def test_a_copy_computes_with_its_own_weights(vae):
+    narrow.enable([vae], CPU)
+    pixels = torch.rand(1, 3, 32, 32)
+    before = vae.encode(pixels).latent_dist.mean
+    twin = copy.deepcopy(vae)
+    for p in twin.encoder.parameters():
+        p.zero_()
+    assert torch.equal(vae.encode(pixels).latent_dist.mean, before)
+    assert not torch.equal(twin.encode(pixels).latent_dist.mean, before)
+
+
+def test_weights_are_written_as_they_were(vae, tmp_path):
+    weights = {name: tensor.clone() for name, tensor in vae.state_dict().items()}
+    narrow.enable([vae], CPU)
+    vae.encode(torch.rand(1, 3, 32, 32))
+    vae.save_pretrained(tmp_path)
+    found = AutoencoderKL.from_pretrained(tmp_path).state_dict()
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
