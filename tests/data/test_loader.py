@@ -361,3 +361,20 @@ def test_damage_after_the_first_pass_is_counted(pictures):
             next(updates)
     (entry,) = run.skips.reasons.values()
     assert (entry["count"], sorted(entry["examples"])) == (2, ["001.png", "004.png"])
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_for_a_gpu_come_in_pinned_memory(pictures, monkeypatch, pinned):
+    asked = []
+
+    def pin_memory(tensor):
+        asked.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    dataset = loading(pictures).dataset
+    (batch,) = take(loaded(dataset, 5, pinned=pinned), 0, 1)
+    found = [batch.pixels_BCHW, *batch.draws.values()]
+    assert len(found) > 1
+    assert all(any(tensor is one for one in asked) for tensor in found) is pinned
+    assert bool(asked) is pinned

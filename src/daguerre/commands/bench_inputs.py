@@ -122,7 +122,7 @@ def loaded(config: Config, parts: Parts, sizes: BatchSizes, stack: ExitStack) ->
     dataset = open_dataset(config.data, "train")
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut,
-        Skips(config.data.max_skipped),
+        Skips(config.data.max_skipped), pinned=parts.device.type == "cuda",
     )  # fmt: skip
     loading.skips.begin()
     return Loaded(parts, stack.enter_context(loading.updates(0)))

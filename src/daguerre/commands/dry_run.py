@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from daguerre.commands import class_pictures, description, pictures_samples
 from daguerre.commands.homes import Home
+from daguerre.commands.intervals import intervals
 from daguerre.commands.parts import batch_sizes, outline
-from daguerre.commands.run import intervals
 from daguerre.config import Config
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import huggingface

@@ -25,6 +25,7 @@ from daguerre.commands import (
     several,
 )
 from daguerre.commands.homes import Home
+from daguerre.commands.intervals import Intervals, intervals
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.data import loader
@@ -36,43 +37,11 @@ from daguerre.parallel.mesh import Mesh
 from daguerre.parallel.start import Processes
 from daguerre.parallel.watchdog import may_come_from_others
 from daguerre.report import page
-from daguerre.settings import Duration
 from daguerre.training import device, loop, memory
 from daguerre.training.progress import Progress, duration_text
 from daguerre.training.sinks import MetricsFile, Sink, TensorBoard, read_metrics
 from daguerre.training.state import TrainState
 from daguerre.types import Batch
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Lengths of a run in updates, from the recipe's durations; None is never."""
-
-    total: int
-    warmup: int
-    decay: int
-    log: int
-    checkpoint: int | None
-    backup: int | None
-    validation: int | None
-
-
-def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> Intervals:
-    """Durations in samples and epochs become updates of the global batch, rounded up."""
-
-    def steps(duration: Duration) -> int:
-        return duration.steps(sizes.whole, samples_per_epoch)
-
-    total, decay = steps(config.training.duration), config.lr_scheduler.decay
-    return Intervals(
-        total=total,
-        warmup=steps(config.lr_scheduler.warmup),
-        decay=-(-total // 10) if decay is None else steps(decay),
-        log=max(1, steps(config.logging.every)),
-        checkpoint=None if config.checkpoint.every is None else max(1, steps(config.checkpoint.every)),
-        backup=None if config.checkpoint.backup_every is None else max(1, steps(config.checkpoint.backup_every)),
-        validation=None if config.validation.every is None else max(1, steps(config.validation.every)),
-    )
 
 
 @dataclass(frozen=True)
@@ -202,7 +171,7 @@ def start(
     skips = Skips(config.data.max_skipped, folder.skipped if processes.leads else None, terminal.message)
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut, skips,
-        state.sharding.rank, state.sharding.ranks,
+        state.sharding.rank, state.sharding.ranks, pinned=parts.device.type == "cuda",
     )  # fmt: skip
     resuming.restore_loading(loading, beginning, config)
     # Data that cannot be planned or read is refused here, before anything is written.

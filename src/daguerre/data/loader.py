@@ -63,6 +63,8 @@ class Loading:
     skips: Skips = field(default_factory=Skips)
     rank: int = 0
     ranks: int = 1
+    pinned: bool = False
+    """Batches come in memory that a GPU reads by itself, so that nobody waits for their way there."""
     _unshared: list[Look] = field(default_factory=list, init=False, repr=False)
     """What this rank found and the others do not know yet."""
 
@@ -127,7 +129,8 @@ class Loading:
 
     def _ready(self, made: Made) -> Made:
         batch, failures = made
-        return replace(batch, draws=self.draw(batch)), failures
+        batch = replace(batch, draws=self.draw(batch))
+        return _pinned(batch) if self.pinned else batch, failures
 
     def _grouped(
         self, ready: Iterator[Made], places: deque[Place], reached: Callable[[int], None]
@@ -230,6 +233,11 @@ def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
 def _without_chance(dataset: Dataset) -> tuple[Member, ...]:
     plain = {"caption_dropout": 0.0, "random_flip": False, "crop": "center"}
     return tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
+
+
+def _pinned(batch: Batch) -> Batch:
+    draws = {name: tensor.pin_memory() for name, tensor in batch.draws.items()}
+    return replace(batch, pixels_BCHW=batch.pixels_BCHW.pin_memory(), draws=draws)
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 import torch
+from torch import Tensor
 
 from daguerre.errors import UserError
 from daguerre.training.settings import TrainingSettings, bytes_of
@@ -52,6 +55,32 @@ def moved(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
 
 
 def on(device: torch.device, batch: Batch) -> Batch:
-    """The batch with pixels and draws on `device`."""
-    draws = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.draws.items()}
-    return replace(batch, pixels_BCHW=batch.pixels_BCHW.to(device, non_blocking=True), draws=draws)
+    """The batch with pixels and draws on `device`. A GPU gets them by a stream of its own, while it still computes what
+    it was given before; pinned ones (`Loading.pinned`) nobody waits for."""
+    with _sending(device) as sent:
+        draws = {name: sent(tensor.to(device, non_blocking=True)) for name, tensor in batch.draws.items()}
+        pixels_BCHW = sent(batch.pixels_BCHW.to(device, non_blocking=True))
+    return replace(batch, pixels_BCHW=pixels_BCHW, draws=draws)
+
+
+@contextmanager
+def _sending(device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Within the context what is queued is queued apart; afterwards the device waits for it. Takes down whatever is
+    sent, so that its memory is not given away before it was read."""
+    if device.type != "cuda":
+        yield lambda tensor: tensor
+        return
+    computing, sending = torch.cuda.current_stream(device), _stream(device)
+
+    def sent(tensor: Tensor) -> Tensor:
+        tensor.record_stream(computing)
+        return tensor
+
+    with torch.cuda.stream(sending):
+        yield sent
+    computing.wait_stream(sending)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
