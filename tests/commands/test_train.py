@@ -88,7 +88,9 @@ def test_a_finished_run_says_so_and_changes_nothing(whole, expected, capsys):
     assert_equal(whole, expected)
 
 
-@pytest.mark.parametrize("update", [2, 4, 7])
+@pytest.mark.parametrize(
+    "update", [pytest.param(2, marks=pytest.mark.long), 4, pytest.param(7, marks=pytest.mark.long)]
+)
 def test_killed_in_an_update_it_ends_equal_to_the_bit(tmp_path, expected, monkeypatch, update):
     unharmed, calls = step.update, []
 
@@ -106,7 +108,15 @@ def test_killed_in_an_update_it_ends_equal_to_the_bit(tmp_path, expected, monkey
     assert_equal(tmp_path / "tiny", expected)
 
 
-@pytest.mark.parametrize("what", ["validate", "save", "publish", "evaluate"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("validate", marks=pytest.mark.long),
+        "save",
+        "publish",
+        pytest.param("evaluate", marks=pytest.mark.long),
+    ],
+)
 def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, monkeypatch, what):
     def deadly(*args, **kwargs):
         raise Killed
@@ -119,7 +129,7 @@ def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, mon
     assert_equal(tmp_path / "tiny", expected)
 
 
-@pytest.mark.parametrize("stop_at", [1, 5])
+@pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path, expected, monkeypatch, stop_at):
     unharmed, calls = step.update, []
 
