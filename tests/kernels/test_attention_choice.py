@@ -8,11 +8,13 @@ import pytest
 import torch
 from diffusers.models.attention_processor import Attention
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
 from daguerre import user_cache
 from daguerre.kernels import attention
 from daguerre.kernels.attention import Question
+from daguerre.training import flops
 
 QUESTION = Question("a device", "torch.float32", (1, 2, 3, 4), 3, False, True)
 
@@ -72,3 +74,14 @@ def test_the_chosen_kernel_comes_first(monkeypatch):
     layer(torch.randn(1, 3, 16))
     assert seen[0][0] == SDPBackend.MATH
     assert len(seen[0]) == len(attention.KERNELS)
+
+
+def test_nothing_is_measured_where_operators_are_counted_or_tensors_have_no_memory(monkeypatch):
+    monkeypatch.setattr(attention, "choose", lambda question, measure: pytest.fail("measured"))
+    layer = Attention(query_dim=16, heads=2, dim_head=8)
+    plain = flops.count(lambda: layer(torch.randn(1, 3, 16)))
+    attention.enable(nn.Sequential(layer))
+    assert flops.count(lambda: layer(torch.randn(1, 3, 16))) == plain > 0
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert layer(torch.randn(1, 3, 16)).shape == (1, 3, 16)
+    assert layer.to("meta")(torch.randn(1, 3, 16, device="meta")).shape == (1, 3, 16)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from daguerre import user_cache
 
@@ -131,7 +132,9 @@ class Measured(Attention):
         attention_mask: Tensor | None = None,
         **cross_attention_kwargs: Any,
     ) -> Tensor:
-        """As diffusers' attention."""
+        """As diffusers' attention; where operators are counted or tensors have no memory, nothing is measured."""
+        if hidden_states.is_meta or _get_current_dispatch_mode() is not None:
+            return super().forward(hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs)
         keys = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         order = self._kernels(hidden_states, keys, attention_mask is not None)
         with sdpa_kernel(order, set_priority=True):
