@@ -74,6 +74,20 @@ def test_what_was_compiled_wrongly_is_refused_and_what_was_not_trains(compute):
         assert net.calls == 0
 
 
+def test_gradients_that_are_not_finite_uncompiled_are_no_sign_of_wrong_code():
+    net = Net()
+    net.weight.data[0] = torch.nan
+    net.compile(backend="eager")
+    first_pass.refuse_wrong_code(parts(net), BATCH)
+
+
+def test_gradients_that_are_not_finite_when_compiled_are():
+    net = Net(torch.inf)
+    net.compile(backend="eager")
+    with pytest.raises(UserError, match="compiled these networks wrongly"):
+        first_pass.refuse_wrong_code(parts(net), BATCH)
+
+
 @pytest.mark.long
 def test_a_run_of_compiled_blocks_trains_goes_on_and_learns_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -81,7 +95,9 @@ def test_a_run_of_compiled_blocks_trains_goes_on_and_learns_the_same(tmp_path, m
     short = ["training.duration=3 steps", "checkpoint.every=1 step", "logging.every=1 step", "sampling.num_images=0"]
     short += ["data.checked_prompts=1"]
     assert train(tmp_path / "plain", *short) == errors.DONE
-    for name, more in [("blocks", []), ("again", ["training.gradient_checkpointing=true"])]:
+    more_of = {"blocks": [], "again": ["training.gradient_checkpointing=true"], "dropped": ["model.unet.dropout=0.1"]}
+    assert train(tmp_path / "plain-dropped", *short, *more_of["dropped"]) == errors.DONE
+    for name, more in more_of.items():
         given = [*short, "training.compile=blocks", *more]
         assert train(tmp_path / name, *given) == errors.DONE
         expected = outcome(tmp_path / name / "tiny")
@@ -89,7 +105,7 @@ def test_a_run_of_compiled_blocks_trains_goes_on_and_learns_the_same(tmp_path, m
         assert_equal(tmp_path / name / "tiny", expected)
         wanted, found = (
             [line["learning/loss"] for line in lines(tmp_path / run / "tiny") if "learning/loss" in line]
-            for run in ("plain", name)
+            for run in ("plain-dropped" if name == "dropped" else "plain", name)
         )
         assert found == pytest.approx(wanted, rel=1e-5)
     assert any((tmp_path / "daguerre" / "compiled").rglob("*")), "compiled code is kept for the next run"

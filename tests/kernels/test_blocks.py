@@ -1,20 +1,23 @@
 """Blocks compiled each for itself: refusals, and (`make test-long`) the numbers and the names."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from diffusers.models.resnet import ResnetBlock2D
 from tiny_models import TEXT_WIDTH, TINY_UNET
 from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
 from daguerre.errors import UserError
-from daguerre.kernels import blocks, channels_last
+from daguerre.kernels import available, blocks, channels_last
 from daguerre.training import flops
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+"""torch.compile imports what torch deprecates, and looks at the gradients of tensors that have none."""
 
 
 def test_a_network_without_blocks_is_refused():
@@ -39,14 +42,21 @@ def test_compiled_code_is_kept_unless_a_place_is_named(tmp_path, monkeypatch):
         assert blocks.os.environ["TORCHINDUCTOR_CACHE_DIR"] == (given if given == "/elsewhere" else own)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_blocks_of_a_kind_share_code_and_what_is_not_trained_is_not_compiled(monkeypatch):
+@pytest.fixture
+def compiler(monkeypatch):
+    """Counts what is compiled, and compiles nothing."""
     torch.compiler.reset()
+    counter, real = CompileCounter(), torch.compile
     monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda: None)
-    compiler = CompileCounter()
-    monkeypatch.setattr(blocks.torch, "compile", partial(torch.compile, backend=compiler))
+    monkeypatch.setattr(
+        blocks.torch, "compile", lambda function, dynamic, options: real(function, backend=counter, dynamic=dynamic)
+    )
+    return counter
+
+
+def test_blocks_that_are_alike_share_code_and_what_is_not_trained_is_not_compiled(compiler):
     net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH).train()
-    there = blocks.compile_blocks(net, torch.device("cuda"))
+    there = blocks.compile_blocks(net, CPU)
     given = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 7.0]), torch.randn(2, 5, TEXT_WIDTH)
     with torch.no_grad():
         plain = net(*given).sample
@@ -60,7 +70,38 @@ def test_blocks_of_a_kind_share_code_and_what_is_not_trained_is_not_compiled(mon
     torch.testing.assert_close(trained, plain)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_every_size_of_pictures_is_compiled(compiler):
+    """torch gives up after eight of one code, in silence, unless it is told otherwise."""
+    channels = [32, 64]
+    net = nn.Sequential(*[ResnetBlock2D(in_channels=c, temb_channels=None) for c in channels])
+    blocks.compile_blocks(net, CPU)
+    for size in range(4, 16):
+        for c, block in zip(channels, net, strict=True):
+            block(torch.randn(1, c, size, size, requires_grad=True), None)
+    assert compiler.frame_count == len(channels) * 12
+
+
+def test_more_sizes_than_can_be_are_an_error(compiler, monkeypatch):
+    monkeypatch.setattr(blocks, "SHAPES", 3)
+    block = ResnetBlock2D(in_channels=32, temb_channels=None)
+
+    def run(size):
+        return block(torch.randn(1, 32, size, size, requires_grad=True), None)
+
+    with torch._dynamo.config.patch(recompile_limit=3):
+        blocks.compile_blocks(nn.Sequential(block), CPU)
+        for size in (4, 5, 6):
+            run(size)
+        with pytest.raises(FailOnRecompileLimitHit):
+            run(7)
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(available, "installed", lambda: False)
+    with pytest.raises(UserError, match="needs Triton on a GPU"):
+        blocks.compile_blocks(UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH), torch.device("cuda"))
+
+
 def test_a_copy_computes_with_its_own_weights(monkeypatch):
     monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda: None)
     net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH).eval()
@@ -76,7 +117,6 @@ def test_a_copy_computes_with_its_own_weights(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_compiled_blocks_compute_the_same(tmp_path, monkeypatch, recomputed):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -3,6 +3,7 @@ compute what the networks say. Weights, running statistics and random numbers st
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,18 +45,22 @@ def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
         return 3.0 * flops.count(lambda: parts.objective.loss(parts.net, x0, cond, batch.draws)) / len(batch.names)
 
 
+@torch.no_grad()
 def refuse_wrong_code(parts: Parts, batch: Batch) -> None:
     """UserError where gradients of compiled blocks are others than without compiling: some releases of torch compile
-    some networks wrongly, and say nothing. It sees the shapes of this batch alone."""
-    compiled = _gradients(parts, batch)
+    some networks wrongly, and say nothing. It sees the shapes of this batch alone. Gradients that are not finite
+    uncompiled are not compared: other guards tell of these."""
+    compiled = {name: gradient.cpu() for name, gradient in _gradients(parts, batch)}
     with torch.compiler.set_stance("force_eager"):
-        plain = _gradients(parts, batch)
-    whole = sum(float(gradient.square().sum()) for gradient in plain.values()) ** 0.5
+        plain = dict(_gradients(parts, batch))
+    norms = {name: float(gradient.float().norm()) for name, gradient in plain.items()}
+    norms = {name: norm for name, norm in norms.items() if math.isfinite(norm)}
     of_own, of_whole = _WRONG[parts.numerics.compute]
+    most = of_whole * math.hypot(*norms.values())
     wrong = [
         name
-        for name, gradient in plain.items()
-        if not float((compiled[name] - gradient).norm()) <= of_own * float(gradient.norm()) + of_whole * whole
+        for name, norm in norms.items()
+        if not float((compiled.pop(name).to(plain[name].device) - plain[name]).float().norm()) <= of_own * norm + most
     ]
     if wrong:
         raise UserError(
@@ -65,24 +70,20 @@ def refuse_wrong_code(parts: Parts, batch: Batch) -> None:
         )
 
 
-def _gradients(parts: Parts, batch: Batch) -> dict[str, Tensor]:
-    """Of a micro-batch, by name, on the CPU: this device's part of each, where several split them."""
-    with _untouched(parts):
+def _gradients(parts: Parts, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    """Of a micro-batch, by name: this device's part of each, where several split them."""
+    with _untouched(parts), torch.enable_grad():
         _pass(parts, batch)
-        found = {name: _own(p.grad) for name, p in parts.net.named_parameters() if p.grad is not None}
-        parts.net.zero_grad(set_to_none=True)
-    return found
-
-
-def _own(gradient: Tensor) -> Tensor:
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return local.to("cpu", torch.float32, copy=True)
+    for name, p in parts.net.named_parameters():
+        if p.grad is not None:
+            gradient, p.grad = p.grad, None
+            yield name, gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _pass(parts: Parts, batch: Batch) -> None:
     with parts.autocast():
-        loss = parts.loss(parts.net, batch).loss_B.sum()
-    loss.backward()
+        loss = parts.loss(parts.net, batch).loss_B.mean()
+    parts.numerics.scaler(parts.device).scaled(loss).backward()
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
+
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data.loader import Loading
@@ -31,9 +33,10 @@ def of_training(
     tried = memory.divisors(sizes.whole, len(batch.names))
     if parts.objective.couples_samples:
         tried = tried[-1:]
-    fitting = memory.largest_that_fits(
-        tried, lambda size: memory.update_fits(state, memory.first_of(batch, size), parts.loss, parts.autocast)
-    )
+    with torch.compiler.set_stance("force_eager"):  # compiling each size would take minutes
+        fitting = memory.largest_that_fits(
+            tried, lambda size: memory.update_fits(state, memory.first_of(batch, size), parts.loss, parts.autocast)
+        )
     if parts.objective.couples_samples:
         said = (
             "This objective compares the samples of a batch, so that it cannot be cut: make global_batch_size smaller."

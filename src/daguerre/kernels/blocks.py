@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from daguerre import user_cache
 from daguerre.errors import UserError
+from daguerre.kernels import available
 
 KINDS = (ResnetBlock2D, BasicTransformerBlock)
-SHAPES = 128
-"""Most shapes of one kind of block that are compiled: sizes of a network times sizes of pictures."""
+SHAPES = 256
+"""Most shapes for which blocks that are alike are compiled: sizes of pictures."""
 
 
 def compile_blocks(net: nn.Module, device: torch.device) -> int:
@@ -37,28 +38,44 @@ def compile_blocks(net: nn.Module, device: torch.device) -> int:
     found = [module for module in net.modules() if isinstance(module, KINDS)]
     if not found:
         raise UserError("training.compile=blocks: no block of the networks trained here can be compiled; remove it")
-    if device.type == "cpu" and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
-        raise UserError("training.compile=blocks needs a C++ compiler on a CPU: install g++, or remove it")
+    _refuse_without_compiler(device)
     _keep_what_is_compiled()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
-    torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, 2 * SHAPES)
-    # On a CPU inductor's own choice of layouts gives wrong gradients of some UNets (torch 2.13).
-    options = {"layout_optimization": False} if device.type == "cpu" else None
-    forwards = {kind: _forward(kind, options) for kind in {type(block) for block in found}}
+    torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, SHAPES)
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than uncompiled blocks from then on, in silence
+    # Dropout draws as it does uncompiled. On a CPU inductor's own choice of layouts gives wrong gradients of some UNets
+    # (torch 2.13).
+    options = {"fallback_random": True} | ({"layout_optimization": False} if device.type == "cpu" else {})
+    forwards: dict[Any, Callable[..., Any]] = {}
     for block in found:
+        alike = type(block), tuple((name, p.shape) for name, p in block.named_parameters())
+        if alike not in forwards:
+            forwards[alike] = _forward(type(block), len(forwards), options)
         # A bound method: a copy of the module gets one of its own.
-        setattr(block, "forward", MethodType(forwards[type(block)], block))  # noqa: B010
+        setattr(block, "forward", MethodType(forwards[alike], block))  # noqa: B010
     return len(found)
 
 
-def _forward(kind: type[nn.Module], options: dict[str, Any] | None) -> Callable[..., Any]:
-    """The forward pass of blocks of a kind, which share what is compiled of it."""
-    compiled = torch.compile(kind.forward, dynamic=False, options=options)
+def _forward(kind: type[nn.Module], number: int, options: dict[str, Any]) -> Callable[..., Any]:
+    """The forward pass of blocks that are alike, which share what is compiled of it. torch keeps what it compiled by
+    the code that it compiled it of, and looks through all of that at each call: blocks that differ get a code each."""
+    plain: Any = kind.forward
+    code = plain.__code__.replace(co_name=f"{plain.__name__}_{number}")
+    own = FunctionType(code, plain.__globals__, code.co_name, plain.__defaults__, plain.__closure__)
+    own.__kwdefaults__ = plain.__kwdefaults__
+    compiled = torch.compile(own, dynamic=False, options=options)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (compiled if torch.is_grad_enabled() else kind.forward)(self, *args, **kwargs)
+        return (compiled if torch.is_grad_enabled() else plain)(self, *args, **kwargs)
 
     return forward
+
+
+def _refuse_without_compiler(device: torch.device) -> None:
+    if device.type == "cpu" and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
+        raise UserError("training.compile=blocks needs a C++ compiler on a CPU: install g++, or remove it")
+    if device.type == "cuda" and not available.installed():
+        raise UserError("training.compile=blocks needs Triton on a GPU: pip install 'daguerre[triton]', or remove it")
 
 
 def _keep_what_is_compiled() -> None:
