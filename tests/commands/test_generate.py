@@ -36,6 +36,18 @@ def draw(run: Path, out: Path, *given: str) -> np.ndarray:
     return drawn(out)
 
 
+def test_what_only_serves_training_is_left_out(run, tmp_path, monkeypatch):
+    """A run that was compiled on a GPU, with kernels of its own, draws on a machine that has neither."""
+    wanted = draw(run, tmp_path / "wanted")
+    shutil.copytree(run, tmp_path / "there")
+    recorded = configs.load(str(run)).config
+    training = {"compile": "blocks", "kernels": "triton", "gradient_checkpointing": True}
+    there = recorded.model_copy(update={"training": recorded.training.model_copy(update=training)})
+    (tmp_path / "there" / "config.yaml").write_text(configs.dump(there))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert np.array_equal(draw(tmp_path / "there", tmp_path / "found"), wanted)
+
+
 def test_pictures_and_how_they_were_made(run, tmp_path, capsys):
     assert draw(run, tmp_path / "out", "num_images=3", "seed=7").shape == (3, 64, 64, 3)
     files = [f"{number}.{suffix}" for number in ("000", "001", "002") for suffix in ("json", "png")]

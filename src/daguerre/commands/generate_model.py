@@ -248,8 +248,16 @@ def _refuse_random(model: Model, config: Config) -> None:
         )
 
 
+def _built(config: Config) -> Parts:
+    """The parts as they draw: what only serves gradients is left out, and kernels are those of this device."""
+    training = config.training
+    kernels = "plain" if training.kernels == "plain" else "auto"
+    drawing = training.model_copy(update={"compile": False, "kernels": kernels, "gradient_checkpointing": False})
+    return build(config.model_copy(update={"training": drawing}))
+
+
 def _as_they_are(config: Config) -> Parts:
-    parts = build(config)
+    parts = _built(config)
     parts.net.eval()
     return parts
 
@@ -282,7 +290,7 @@ def _without_optimizer(store: Store, path: Path) -> Checkpoint:
 
 def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Parts:
     """The parts with the checkpoint's weights, the averaged ones where it has them, ready to draw."""
-    parts = build(config)
+    parts = _built(config)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
     load_weights(parts.net, checkpoint.tensors["model"] | averages)
     parts.objective.load_state(checkpoint.tensors.get("objective", {}))
