@@ -64,8 +64,9 @@ class Family(ABC):
     def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
         """Clean samples [B, C, h, w] float32, as the objective noises them, and their conditioning.
 
-        No gradient flows into either, and autocast does not reach in: frozen parts run in float32. `batch` is on
-        the family's device and `batch.draws` holds what `draws` gave. Sample i depends on its own row alone.
+        No gradient flows into either, and autocast does not reach in: frozen parts run in float32, or as
+        training.frozen_precision says, which is put into them from outside. `batch` is on the family's device and
+        `batch.draws` holds what `draws` gave. Sample i depends on its own row alone.
         """
 
     @abstractmethod

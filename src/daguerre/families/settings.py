@@ -72,7 +72,7 @@ class PretrainedSettings(LatentSettings):
     """The UNet. Of given numbers, channels, cross_attention_dim and sample_size follow from the other networks; what
     else is not given takes diffusers' defaults."""
     vae: Component = BASE
-    """The autoencoder, frozen, in float32."""
+    """The autoencoder, frozen; its weights are float32."""
     text_encoder: Component = BASE
     """The text encoder: CLIP's or T5's."""
     tokenizer: str = BASE

@@ -37,7 +37,7 @@ def apply(settings: TrainingSettings, net: nn.Module, frozen: Iterable[nn.Module
 
 def _narrow(networks: Iterable[nn.Module], device: torch.device) -> None:
     if not precision.has_bf16(device):
-        raise UserError("this GPU has no bf16: remove training.frozen_precision=bf16")
+        raise UserError("training.frozen_precision=bf16: this GPU has no bf16; it has to be no")
     if not narrow.enable(networks, device):
         raise UserError(
             "training.frozen_precision=bf16: nothing frozen encodes here, every encoder is trained: remove it"
