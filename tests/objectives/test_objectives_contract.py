@@ -47,6 +47,19 @@ def test_draws_are_float32_on_the_cpu_one_row_a_sample(objective: Diffusion):
         assert value.shape == ((len(KEYS), *SHAPE) if name == "noise" else (len(KEYS),))
 
 
+@pytest.mark.parametrize("quantile", [None, 0.3])
+def test_levels_are_on_the_cpu_whatever_the_default_device_is(plugin, quantile: float | None):
+    found = []
+    for where in ("cpu", "meta"):
+        with torch.device(where):
+            made = plugin.build(plugin.Settings())
+            grid = made.grid(5)
+            found.append({**vars(grid), **made.draws(7, KEYS, SHAPE, quantile=quantile)})
+    for name, value in found[0].items():
+        same = torch.equal(value, found[1][name]) if isinstance(value, torch.Tensor) else value == found[1][name]
+        assert same, name
+
+
 def test_each_part_of_the_key_and_the_seed_change_noise_and_level(objective: Diffusion):
     first = objective.draws(7, KEYS[:1], SHAPE)
     others = [objective.draws(8, KEYS[:1], SHAPE)]

@@ -72,7 +72,7 @@ class Diffusion(Objective):
                 drawn["perturbation"] = perturbation(self.settings.noise, seed, keys, shape)
         else:
             assert 0 <= quantile < 1, quantile
-            quantile_B = torch.full((len(keys),), quantile, dtype=torch.float64)
+            quantile_B = torch.full((len(keys),), quantile, dtype=torch.float64, device="cpu")
         t_B = self.times(quantile_B)
         a_B, s_B = self.path(t_B)
         p_B, q_B = self.target(a_B, s_B)

@@ -18,7 +18,7 @@ from torch import Tensor
 def each(function: Callable[[float], float], values: Tensor) -> Tensor:
     """`function` of every element, float64, on the CPU."""
     done = [function(value) for value in values.flatten().tolist()]
-    return torch.tensor(done, dtype=torch.float64).reshape(values.shape)
+    return torch.tensor(done, dtype=torch.float64, device="cpu").reshape(values.shape)
 
 
 def exp(values: Tensor) -> Tensor:

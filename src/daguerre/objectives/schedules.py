@@ -1,7 +1,7 @@
 """Schedules: time to (a, s), the amounts of signal and noise; what the network is told; where samplers stop.
 
-All of it in float64 on the CPU. What is predicted and how it is weighted is in algebra.py and weights.py; the law from
-which training times are drawn is in times.py. SNR = (a/s)^2.
+All of it in float64 on the CPU, whatever torch's default device is. What is predicted and how it is weighted is in
+algebra.py and weights.py; the law from which training times are drawn is in times.py. SNR = (a/s)^2.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def from_sigma(sigma: Tensor) -> tuple[Tensor, Tensor]:
 def scaled_linear_sigmas(settings: ScheduleSettings) -> Tensor:
     """sigma = s/a [N] float64 of Stable Diffusion's betas, which are even in their square root; inf where a = 0."""
     root = torch.linspace(
-        settings.beta_start**0.5, settings.beta_end**0.5, settings.num_train_timesteps, dtype=torch.float64
+        settings.beta_start**0.5,
+        settings.beta_end**0.5,
+        settings.num_train_timesteps,
+        dtype=torch.float64,
+        device="cpu",
     )
     a = (1.0 - root**2).cumprod(0).sqrt()
     if settings.zero_terminal_snr:  # Lin et al. 2024 (arXiv 2305.08891), algorithm 1
@@ -190,13 +194,14 @@ class EDM(Schedule):
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         check_trailing(num_steps, spacing)
         high, low = (v ** (1 / self.settings.rho) for v in (self.settings.sigma_max, self.settings.sigma_min))
-        return torch.linspace(high, low, num_steps, dtype=torch.float64) ** self.settings.rho
+        times = torch.linspace(high, low, num_steps, dtype=torch.float64, device="cpu")
+        return times**self.settings.rho
 
 
 def even_stops(num_steps: int, spacing: str) -> Tensor:
     """Times 1, 1 - 1/n, ..., 1/n of a continuous schedule on [0, 1]."""
     check_trailing(num_steps, spacing)
-    return torch.arange(num_steps, 0, -1, dtype=torch.float64) / num_steps
+    return torch.arange(num_steps, 0, -1, dtype=torch.float64, device="cpu") / num_steps
 
 
 def check_trailing(num_steps: int, spacing: str) -> None:
