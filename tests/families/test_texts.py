@@ -208,6 +208,17 @@ def test_a_trained_encoder_is_exported_as_every_transformers_reads_it(small: Pat
         assert torch.equal(value, family.net.state_dict()[f"text_encoder.{name}"])
 
 
+def test_features_of_frozen_and_trained_encoders_need_no_memory(large: Path):
+    """Their arithmetic is counted on the meta device, which has no autocast."""
+    tokens = load_xl(large).texts.tokens([SHORT, EMPTY])
+    with torch.device("meta"):
+        texts = load_xl(large, train_text_encoder=True).texts
+    found = texts.features({name: value.to("meta") for name, value in tokens.items()})
+    assert found["text"].is_meta
+    assert found["text"].requires_grad
+    assert found["text"].shape == (2, tokens["text_encoder_ids"].shape[-1], texts.width)
+
+
 def test_layers_that_nothing_reads_are_not_trained(large: Path, small: Path):
     """SDXL's first encoder is read before its last layer; the second's pooled features come out of its last."""
     family = load_xl(large, train_text_encoder=True, train_text_encoder_2=True)

@@ -74,7 +74,8 @@ class Texts:
             with ExitStack() as stack:
                 if not reader.trained:
                     stack.enter_context(torch.no_grad())
-                    stack.enter_context(torch.autocast(own.ids_BKT.device.type, enabled=False))
+                    if torch.amp.is_autocast_available(where := own.ids_BKT.device.type):  # not of the meta device
+                        stack.enter_context(torch.autocast(where, enabled=False))
                     stack.enter_context(sdpa_kernel(_KERNELS))  # whatever was chosen for what is trained
                 features_BTD, pooled_BKP = reader.features(own.ids_BKT)
             hidden.append(features_BTD)
