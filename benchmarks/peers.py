@@ -149,6 +149,10 @@ class Diffusers:
             found = self._net(noisy, timesteps, cond["text"], added_cond_kwargs=sized, return_dict=False)[0]
         return F.mse_loss(found.float(), target.float(), reduction="mean")
 
+    def begin(self) -> None:
+        """float32 is multiplied as in ours."""
+        devices.prepare(self._given.config.training, self._given.device)
+
     def step(self) -> None:
         """One update."""
         total: Any = 0.0
@@ -226,6 +230,7 @@ class Gate:
     def admit(self, name: str, trained: Trained) -> Trained:
         """Trains 20 updates. NoParity where they come out otherwise than the first contestant's."""
         losses = []
+        trained.begin()
         for _ in range(STEPS):
             trained.step()
             losses.append(trained.loss())

@@ -11,11 +11,14 @@ import torch
 from tiny_runs import TINY
 
 from daguerre import cli, errors
+from daguerre.commands import bench as bench_cli
 from daguerre.commands import bench_arguments, bench_inputs, bench_model, bench_report, bench_rounds, bench_step
 from daguerre.commands.bench_rounds import Rounds, Row
+from daguerre.commands.parts import outline
 from daguerre.config import load
 from daguerre.errors import UserError
 from daguerre.training import rates as measured
+from daguerre.training import speed
 
 CPU = torch.device("cpu")
 QUICK = {"rounds": 2, "turn_seconds": 0.01, "soak_seconds": 0}
@@ -23,9 +26,13 @@ RATES = bench_report.Rates({torch.float32: 1e12}, 1e10, None)
 
 
 @pytest.fixture(autouse=True)
-def few_products(monkeypatch):
+def as_it_was(monkeypatch):
+    """Quickly, and without a trace in the process."""
     monkeypatch.setattr(measured, "product_flops", lambda device, dtype: 1e11)
     monkeypatch.setattr(measured, "copy_bytes", lambda device: 1e10)
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def bench(tmp_path, *given):
@@ -62,6 +69,9 @@ class Fake:
     def __init__(self, seconds=0.001, fails_at=None, error=None):
         self.seconds, self.left, self.error, self.closed, self.done = seconds, fails_at, error, False, 0
 
+    def begin(self):
+        pass
+
     def step(self):
         if self.left is not None:
             self.left -= 1
@@ -79,7 +89,7 @@ class Fake:
 
 def rounds(makers, **changed):
     numbers = {"rounds": 3, "turn_seconds": 0.004, "soak_seconds": 0, "budget_seconds": 30} | changed
-    return Rounds(makers, CPU, say=lambda text: None, after_round=lambda: None, **numbers)
+    return Rounds(makers, CPU, say=lambda text: None, write=lambda: None, **numbers)
 
 
 def test_rows_of_two_variants(tmp_path, capsys):
@@ -117,8 +127,11 @@ def test_the_frozen_networks_alone(tmp_path):
 
 def test_the_update_is_that_of_a_run(tmp_path):
     """Weights, averages and counts move as a run moves them; losses are finite."""
-    request = bench_arguments.read(["quickstart", *TINY])
+    request = bench_arguments.read(["quickstart", *TINY, "training.matmul_precision=medium"])
     update = bench_step.Update(request.variants[0].config, request.options, tmp_path)
+    torch.set_float32_matmul_precision("highest")
+    update.begin()
+    assert torch.get_float32_matmul_precision() == "medium"
     before = {name: p.detach().clone() for name, p in update.parts.net.named_parameters()}
     update.step()
     update.step()
@@ -193,7 +206,8 @@ def test_memory_that_runs_out_leaves_a_row(clock, at):
     row = race.rows["greedy"]
     assert row.out_of_memory
     assert row.problem == "out of memory"
-    assert len(made) == (2 if at < 3 else 1)
+    assert len(made) == 2
+    assert all(each.closed for each in made[:-1] if each.done)
     lines = bench_report.table(list(race.rows.values()), RATES, on_cpu=True)
     assert "out of memory" in lines[2]
 
@@ -213,6 +227,77 @@ def test_one_that_has_no_room_beside_the_others_is_measured_alone(clock):
     assert len(race.rows["greedy"].seconds) == 3
     assert bench_report.between(race.rows["base"], race.rows["greedy"]) is not None
     assert "measured alone" in bench_report.table(list(race.rows.values()), RATES, on_cpu=True)[2]
+
+
+@pytest.mark.parametrize("soak_seconds", [0, 0.01])
+def test_one_that_had_room_until_the_others_came_is_measured_alone(clock, soak_seconds):
+    """It is the first, and runs out of memory when it is soaked or timed."""
+    there = []
+
+    class Greedy(Fake):
+        def step(self):
+            if [each for each in there if not each.closed] != [self]:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            super().step()
+
+    def made(kind):
+        there.append(kind())
+        return there[-1]
+
+    race = rounds({"greedy": lambda: made(Greedy), "lean": lambda: made(Fake)}, soak_seconds=soak_seconds)
+    race.run()
+    assert race.rows["greedy"].alone
+    assert not race.rows["greedy"].problem
+    assert [len(row.seconds) for row in race.rows.values()] == [3, 3]
+
+
+def test_a_retry_that_comes_to_nothing_costs_no_numbers(clock):
+    """Two rounds beside another, out of memory in the third, and then the budget ends while it is built again."""
+    made = []
+
+    def greedy():
+        made.append(None)
+        if len(made) > 1:
+            raise bench_rounds.Ended("the budget was over", errors.DONE)
+        return Fake(fails_at=bench_rounds.WARM_UP + 1 + 2, error=torch.OutOfMemoryError("CUDA out of memory"))
+
+    race = rounds({"base": Fake, "greedy": greedy}, turn_seconds=0.001)
+    with pytest.raises(bench_rounds.Ended):
+        race.run()
+    assert [len(row.seconds) for row in race.rows.values()] == [3, 2]
+
+
+def test_what_was_ready_has_a_number_when_the_budget_ends_in_building(clock):
+    written = []
+
+    def endless():
+        raise bench_rounds.Ended("the budget was over", errors.DONE)
+
+    race = rounds({"base": Fake, "quick": lambda: Fake(0.0005), "endless": endless})
+    race.write = lambda: written.append([row.usual_seconds for row in race.rows.values()])
+    with pytest.raises(bench_rounds.Ended):
+        race.run()
+    assert written[-1] == [pytest.approx(0.001, rel=0.02), pytest.approx(0.0005, rel=0.02), None]
+    assert bench_report.between(race.rows["base"], race.rows["quick"]) is None, "their turns were not of one round"
+    lines = bench_report.table(list(race.rows.values()), RATES, on_cpu=True)
+    assert all("1.0 ms" not in line and line.endswith("one turn before any round") for line in lines[1:3])
+    assert "not measured" in lines[3]
+
+
+class CompilationError(Exception):
+    """As Triton's: of no class that torch's errors have."""
+
+
+@pytest.mark.parametrize("kind", [CompilationError, AssertionError, TypeError, ImportError])
+@pytest.mark.parametrize("at", [0, 5])
+def test_whatever_goes_wrong_with_one_is_told_in_its_row(clock, capsys, kind, at):
+    fails = Fake(fails_at=at, error=kind("what is wrong"))
+    race = rounds({"base": Fake, "odd": lambda: fails}, turn_seconds=0.001)
+    race.run()
+    assert len(race.rows["base"].seconds) == 3
+    assert race.rows["odd"].problem == f"{kind.__name__}: what is wrong"
+    assert fails.closed
+    assert "in step" in capsys.readouterr().err, "where it went wrong"
 
 
 def test_a_variant_that_cannot_be_is_told_beside_the_others(tmp_path, capsys):
@@ -245,7 +330,7 @@ def test_no_round_begins_for_which_there_is_no_time(clock):
 
 
 def test_a_budget_that_ends_while_something_is_built(tmp_path, monkeypatch):
-    def stubborn(config):
+    def stubborn(config, drawn_on):
         for _ in range(10):
             with contextlib.suppress(Exception):
                 time.sleep(5)
@@ -274,6 +359,65 @@ def test_a_signal_ends_it_with_what_was_measured(tmp_path, monkeypatch, sent, co
     assert len(found["rows"][0]["seconds"]) == 1
     assert not found["complete"]
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_what_is_built_for_another_device_draws_on_the_cpu():
+    """Only the networks' weights are drawn where they will be."""
+    meta = torch.device("meta")
+    config = load("quickstart", TINY).config
+    parts = bench_step.build(config, meta, drawn_on=meta)
+    assert {p.device for p in parts.net.parameters()} == {meta}
+    draws = bench_inputs.random_batch(parts, 2, bench_inputs.picture_shape(config)).draws
+    assert {value.device for value in draws.values()} == {CPU}
+
+
+def test_arithmetic_is_counted_alike_whatever_device_is_at_hand(monkeypatch):
+    """And nothing that a GPU has of its own is put into networks without memory, nor the process's settings touched."""
+    config = load("quickstart", [*TINY, "training.matmul_precision=medium"]).config
+    parts, outlined = bench_step.build(config), []
+    on_cpu = bench_step.step_flops(config, parts)
+    assert on_cpu > 1e6
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bench_step, "outline", lambda config: outlined.append(outline(config)) or outlined[-1])
+    assert bench_step.step_flops(config, parts) == on_cpu
+    assert outlined[0].device == CPU
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_each_turn_begins_with_what_a_contestant_sets_for_the_process(clock):
+    now = []
+
+    class Setting(Fake):
+        def begin(self):
+            now[:] = [self]
+
+        def step(self):
+            assert now == [self]
+            super().step()
+
+    race = rounds({"a": Setting, "b": Setting}, soak_seconds=0.01)
+    race.run()
+    assert not any(row.problem for row in race.rows.values())
+
+
+def test_compiled_code_is_compared_before_it_is_timed(tmp_path, monkeypatch):
+    def wrong(parts, batch):
+        assert parts.loss(parts.net, batch).loss_B.shape == (2,), "of what is timed"
+        raise UserError("compiled wrongly")
+
+    monkeypatch.setattr(speed.blocks, "compile_blocks", lambda net, device: None)
+    monkeypatch.setattr(bench_step, "refuse_wrong_code", wrong)
+    request = bench_arguments.read(["quickstart", *TINY, "training.compile=blocks"])
+    with pytest.raises(UserError, match="compiled wrongly"):
+        bench_step.Update(request.variants[0].config, request.options, tmp_path)
+
+
+def test_a_gpu_has_no_rate_of_float32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    rates = bench_cli.denominators(torch.device("cuda"))
+    assert set(rates.products) == {torch.bfloat16}
+    row = Row("float32", 4, 1e6, seconds=[1.0], warm_up_seconds=[1.0])
+    assert bench_report.document(row, row, rates)["share_of_measured_rate"] is None
 
 
 def test_intervals():

@@ -118,9 +118,10 @@ def measure(
 
 
 def denominators(device: torch.device) -> Rates:
-    """What the device can do, in the types that trainings compute with."""
+    """What the device can do, in the types that trainings compute with. A GPU computes float32 in two ways at once,
+    convolutions in TF32 and products as `matmul_precision` says: there is no one rate to divide by."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    wanted = (torch.bfloat16, torch.float32)
+    wanted = (torch.bfloat16,) if device.type == "cuda" else (torch.bfloat16, torch.float32)
     products = {dtype: measured.product_flops(device, dtype) for dtype in wanted}
     return Rates(products, measured.copy_bytes(device), measured.datasheet(name))
 

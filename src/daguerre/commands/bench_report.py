@@ -62,7 +62,7 @@ def ratio(other: Sequence[float], own: Sequence[float], paired: bool = True) -> 
 
 
 def between(first: Row, row: Row, cpu: bool = False) -> Ratio | None:
-    """How much faster `row` is than `first`; None where one of them has no numbers."""
+    """How much faster `row` is than `first`; None where one of them has no round."""
     paired = not (first.alone or row.alone)
     theirs, ours = ([s / each.samples for s in (each.cpu_seconds if cpu else each.seconds)] for each in (first, row))
     return ratio(theirs, ours, paired)
@@ -73,9 +73,10 @@ def document(row: Row, first: Row, rates: Rates) -> dict[str, Any]:
     found: dict[str, Any] = {"name": row.name, "problem": row.problem or None, "alone": row.alone}
     found |= {"samples": row.samples, "flops_per_sample": row.flops_per_sample, "warm_up_seconds": row.warm_up_seconds}
     found |= {"seconds": row.seconds, "cpu_seconds": row.cpu_seconds, "waited_seconds": row.waited_seconds}
-    if not row.seconds:
+    found |= {"first_turn_seconds": row.first_seconds}
+    step = row.usual_seconds
+    if step is None:
         return found
-    step = statistics.median(row.seconds)
     flops = row.samples * row.flops_per_sample / step
     rate, sheet = rates.products.get(row.compute), rates.datasheet
     in_16_bits = row.compute in (torch.bfloat16, torch.float16)
@@ -86,7 +87,7 @@ def document(row: Row, first: Row, rates: Rates) -> dict[str, Any]:
         "share_of_measured_rate": flops / rate if rate else None,
         "share_of_datasheet": flops / 1e12 / sheet.tflops if sheet and in_16_bits else None,
         "peak_bytes": row.peak_bytes,
-        "data_wait_ms": 1e3 * statistics.median(row.waited_seconds),
+        "data_wait_ms": 1e3 * statistics.median(row.waited_seconds) if row.waited_seconds else None,
         "compile_seconds": row.compile_seconds,
         "speed_of_first": None,
         "processor_speed_of_first": None,
@@ -108,7 +109,7 @@ def table(rows: Sequence[Row], rates: Rates, on_cpu: bool) -> list[str]:
     lines = [f"{'variant':{width}}" + "".join(f"{name:>11}" for name in COLUMNS) + f"  {against}".rstrip()]
     for row in rows:
         told = document(row, first, rates)
-        if not row.seconds:
+        if row.usual_seconds is None:
             lines.append(f"{row.name:{width}}  {(row.problem or 'not measured').splitlines()[0]}")
             continue
         compared = between(first, row) if row is not first else None
@@ -116,6 +117,7 @@ def table(rows: Sequence[Row], rates: Rates, on_cpu: bool) -> list[str]:
         said = [str(compared)] if compared else []
         said += [f"processor time {cpu}"] if cpu else []
         said += ["measured alone"] if row.alone else []
+        said += [] if row.seconds else ["one turn before any round"]
         said += [row.problem.splitlines()[0]] if row.problem else []
         lines.append(f"{row.name:{width}}" + "".join(f"{cell:>11}" for cell in _cells(told)) + "  " + "; ".join(said))
     return [line.rstrip() for line in lines]
@@ -132,7 +134,7 @@ def _cells(told: Mapping[str, Any]) -> list[str]:
         text("share_of_measured_rate", ".1%"),
         text("share_of_datasheet", ".1%"),
         "-" if told["peak_bytes"] is None else f"{told['peak_bytes'] / 1e9:.2f} GB",
-        text("data_wait_ms", ".1f") + " ms",
+        "-" if told["data_wait_ms"] is None else f"{told['data_wait_ms']:.1f} ms",
         text("compile_seconds", ".1f") + " s",
     ]
 

@@ -1,8 +1,9 @@
 """Contestants timed in turns, in one process: building, warming up, soaking, rounds; whatever happens, rows stay.
 
-A contestant that has no room beside the others is measured alone after them, and its row says so. One that has no room
-at all, or fails, leaves a row with the reason. Ctrl-C, SIGTERM and the end of the budget raise `Ended` wherever the
-process is; what was measured until then is in the rows.
+Each has a turn as soon as it is built, so that there is a number of it however long the others take to build. One that
+has no room beside the others is measured alone after them, and its row says so. One that has no room at all, or fails,
+leaves a row with the reason. Ctrl-C, SIGTERM and the end of the budget raise `Ended` wherever the process is; what was
+measured until then is in the rows.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -46,8 +48,10 @@ class Row:
     samples: int = 0
     flops_per_sample: float = 0.0
     compute: torch.dtype = torch.float32
+    first_seconds: float | None = None
+    """Of an update in the turn with which a contestant is ready: a number where there is never a round."""
     seconds: list[float] = field(default_factory=list)
-    """Of an update, by round."""
+    """Of an update, by round: only turns of one round, which lie beside each other, are compared."""
     cpu_seconds: list[float] = field(default_factory=list)
     """Of an update by the processor's clock, all threads of the process."""
     waited_seconds: list[float] = field(default_factory=list)
@@ -62,21 +66,26 @@ class Row:
     out_of_memory: bool = False
 
     @property
+    def usual_seconds(self) -> float | None:
+        """Of an update: the median over rounds, or of the first turn; None where there was none."""
+        return statistics.median(self.seconds) if self.seconds else self.first_seconds
+
+    @property
     def compile_seconds(self) -> float:
         """What the first updates took beyond as many usual ones."""
-        usual = statistics.median(self.seconds) if self.seconds else self.warm_up_seconds[-1]
+        usual = self.warm_up_seconds[-1] if self.usual_seconds is None else self.usual_seconds
         return max(0.0, sum(self.warm_up_seconds) - len(self.warm_up_seconds) * usual)
 
 
 @dataclass
 class _Entered:
-    """A contestant that is ready."""
+    """A contestant that is built."""
 
     contestant: Contestant
     row: Row
-    own_bytes: int
+    own_bytes: int = 0
     """What it holds between its turns."""
-    steps: int
+    steps: int = 1
     """Updates of a turn."""
 
 
@@ -92,85 +101,97 @@ class Rounds:
     soak_seconds: float
     budget_seconds: float
     say: Callable[[str], None]
-    after_round: Callable[[], None]
-    """Called with whole rows, to write them."""
+    write: Callable[[], None]
+    """Called after each round, and when a contestant is ready, with whole rows."""
     rows: dict[str, Row] = field(default_factory=dict)
+    _crowded: list[str] = field(default_factory=list)
+    """What ran out of memory beside others, to be measured alone."""
 
     def run(self) -> None:
         """Fills the rows. Ended where it was cut short."""
         self._began = time.perf_counter()
         self.rows = {name: Row(name) for name in self.makers}
-        entered = {name: each for name in self.makers if (each := self._enter(name)) is not None}
-        # What had no room did not have it beside those that are there.
-        crowded = [name for name, row in self.rows.items() if row.out_of_memory and len(self.makers) > 1 and entered]
+        entered: dict[str, _Entered] = {}
+        for row in self.rows.values():
+            self._enter(row, entered)
         self._soak(entered)
-        self._take_turns(entered, until=len(entered) / (len(entered) + len(crowded)) if entered else 1.0)
-        while entered:
-            entered.popitem()[1].contestant.close()
-        for number, name in enumerate(crowded, 1):
-            memory.free()
-            self._alone(name, until=(len(self.makers) - len(crowded) + number) / len(self.makers))
+        self._take_turns(entered)
+        while self._crowded:
+            self._alone(self._crowded.pop(0))
 
-    def _alone(self, name: str, until: float) -> None:
-        self.rows[name] = Row(name, alone=True)
-        if (entered := self._enter(name)) is not None:
-            self._take_turns({name: entered}, until)
-            entered.contestant.close()
-
-    def _enter(self, name: str) -> _Entered | None:
-        """A contestant, built and past its first updates; None, and a row that says why, if it cannot be."""
-        row, before = self.rows[name], held_bytes(self.device)
-        with self._noting(row):
-            self.say(f"{name}: building")
-            contestant = self.makers[name]()
-            row.samples, row.compute = contestant.samples, contestant.compute
-            row.flops_per_sample = contestant.flops_per_sample
-            self.say(f"{name}: first {WARM_UP} updates")
-            for seconds in steps(contestant, WARM_UP, self.device):
-                row.warm_up_seconds.append(seconds)
-            count = max(1, round(self.turn_seconds / row.warm_up_seconds[-1]))
-            return _Entered(contestant, row, held_bytes(self.device) - before, count)
+    def _alone(self, name: str) -> None:
+        """Another try without the others. Rounds that there are beside them stay until there are rounds without."""
         memory.free()
-        return None
+        before, row = self.rows[name], Row(name, alone=True)
+        entered: dict[str, _Entered] = {}
+        if not before.seconds:
+            self.rows[name] = row
+        try:
+            self._enter(row, entered)
+            self._take_turns(entered)
+        finally:
+            if row.seconds:
+                self.rows[name] = row
 
-    def _soak(self, entered: Mapping[str, _Entered]) -> None:
+    def _enter(self, row: Row, entered: dict[str, _Entered]) -> None:
+        with self._noting(row, entered):
+            self._ready(row, entered)
+        self.write()
+
+    def _ready(self, row: Row, entered: dict[str, _Entered]) -> None:
+        """Builds a contestant and takes it through its first updates and a turn."""
+        before = held_bytes(self.device)
+        self.say(f"{row.name}: building")
+        one = entered[row.name] = _Entered(self.makers[row.name](), row)
+        row.samples, row.compute = one.contestant.samples, one.contestant.compute
+        row.flops_per_sample = one.contestant.flops_per_sample
+        self.say(f"{row.name}: first {WARM_UP} updates")
+        one.contestant.begin()
+        for seconds in steps(one.contestant, WARM_UP, self.device):
+            row.warm_up_seconds.append(seconds)
+        one.own_bytes = held_bytes(self.device) - before
+        one.steps = max(1, round(self.turn_seconds / row.warm_up_seconds[-1]))
+        row.first_seconds, _ = self._turn(one)
+        self.say(f"{row.name}: ready: {1e3 * row.first_seconds:.1f} ms an update")
+
+    def _soak(self, entered: dict[str, _Entered]) -> None:
         if not entered or not self.soak_seconds:
             return
         self.say(f"training for {self.soak_seconds:g} s before the clock counts")
         end = time.perf_counter() + self.soak_seconds
-        one = next(iter(entered.values()))
-        with self._noting(one.row):
-            while time.perf_counter() < end:
-                self._turn(one)
+        while entered and time.perf_counter() < end:
+            name = next(iter(entered))
+            with self._noting(self.rows[name], entered):
+                self._turn(entered[name])
 
-    def _take_turns(self, entered: dict[str, _Entered], until: float) -> None:
-        """Rounds, in an order that turns around each time, while there are rounds and (a share of) budget left."""
+    def _take_turns(self, entered: dict[str, _Entered]) -> None:
+        """Rounds, in an order that turns around each time, while there are rounds and budget left; of the budget those
+        that wait to be measured alone are left their share. Afterwards nobody is entered any more."""
+        began = time.perf_counter()
+        left = self.budget_seconds - (began - self._began)
         for number in range(self.rounds):
             start = time.perf_counter()
             for name in list(entered) if number % 2 else list(reversed(entered)):
-                with self._noting(entered[name].row):
+                with self._noting(entered[name].row, entered):
                     self._record(entered[name])
-                if entered[name].row.problem:
-                    entered.pop(name).contestant.close()
-                    memory.free()
-            self.after_round()
-            round_seconds = time.perf_counter() - start
-            left = until * self.budget_seconds - (time.perf_counter() - self._began)
-            if not entered or round_seconds > left:
+            self.write()
+            now, share = time.perf_counter(), len(entered) / max(1, len(entered) + len(self._crowded))
+            if now + (now - start) > began + left * share:
                 break
+        for name in list(entered):
+            entered.pop(name).contestant.close()
 
     def _record(self, one: _Entered) -> None:
         one.contestant.waited()
-        seconds, cpu_seconds, peak = self._turn(one)
+        seconds, cpu_seconds = self._turn(one)
         one.row.seconds.append(seconds)
         one.row.cpu_seconds.append(cpu_seconds)
         one.row.waited_seconds.append(one.contestant.waited() / one.steps)
-        if peak is not None:
-            one.row.peak_bytes = max(peak, one.row.peak_bytes or 0)
         self.say(f"{one.row.name}: {len(one.row.seconds)} of {self.rounds}: {1e3 * seconds:.1f} ms an update")
 
-    def _turn(self, one: _Entered) -> tuple[float, float, int | None]:
-        """Seconds and processor seconds of an update, and the most memory that was held meanwhile."""
+    def _turn(self, one: _Entered) -> tuple[float, float]:
+        """Seconds and processor seconds of an update; the row gets the most memory that was held meanwhile."""
+        one.contestant.begin()
         others = held_bytes(self.device) - one.own_bytes
         # The memory of a process is not told apart by who asked for it.
         measured = forget_peak(self.device) and (self.device.type == "cuda" or len(self.makers) == 1)
@@ -180,18 +201,34 @@ class Rounds:
             one.contestant.step()
         synchronize(self.device)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-        return seconds / one.steps, cpu_seconds / one.steps, peak_bytes(self.device) - others if measured else None
+        if measured:
+            one.row.peak_bytes = max(peak_bytes(self.device) - others, one.row.peak_bytes or 0)
+        return seconds / one.steps, cpu_seconds / one.steps
 
-    @contextmanager
-    def _noting(self, row: Row) -> Iterator[None]:
-        """What goes wrong with one contestant is noted in its row, and the others go on."""
-        try:
-            yield
-        except (RuntimeError, MemoryError, UserError) as error:
-            row.out_of_memory = not isinstance(error, UserError) and memory.ran_out(error)
-            row.problem = "out of memory" if row.out_of_memory else f"{type(error).__name__}: {error}"
-            self.say(f"{row.name}: {row.problem}")
-            traceback.clear_frames(error.__traceback__)
+    def _noting(self, row: Row, entered: dict[str, _Entered]) -> ExitStack:
+        """A context: what goes wrong with one contestant is noted in its row; it leaves, and the others go on."""
+        stack = ExitStack()
+        stack.push(partial(self._noted, row, entered))
+        return stack
+
+    def _noted(
+        self, row: Row, entered: dict[str, _Entered], _kind: object, error: BaseException | None, _trace: object
+    ) -> bool:
+        """Whether it was an error, of whatever class: compilers have their own. Ended is none."""
+        if not isinstance(error, Exception):
+            return False
+        row.out_of_memory = isinstance(error, (RuntimeError, MemoryError)) and memory.ran_out(error)
+        row.problem = "out of memory" if row.out_of_memory else f"{type(error).__name__}: {error}"
+        if not row.out_of_memory and not isinstance(error, UserError):
+            traceback.print_exception(error)
+        self.say(f"{row.name}: {row.problem}")
+        traceback.clear_frames(error.__traceback__)
+        if row.name in entered:
+            entered.pop(row.name).contestant.close()
+        if row.out_of_memory and entered:
+            self._crowded.append(row.name)
+        memory.free()
+        return True
 
 
 def held_bytes(device: torch.device) -> int:

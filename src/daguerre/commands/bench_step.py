@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from daguerre.commands import bench_inputs, bench_model
 from daguerre.commands.bench_arguments import Options
 from daguerre.commands.bench_inputs import Inputs
+from daguerre.commands.first_pass import refuse_wrong_code
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, outline, refuse_cut_batches
 from daguerre.config import Config
 from daguerre.training import device, flops, memory, step
 from daguerre.training.settings import TrainingSettings
 from daguerre.training.state import TrainState
-from daguerre.types import Batch
+from daguerre.types import Batch, LossTerms
 
 
 class Contestant(Protocol):
@@ -35,6 +37,10 @@ class Contestant(Protocol):
     compute: torch.dtype
     """What the products are of."""
 
+    def begin(self) -> None:
+        """Called before its updates when another had its own: sets what holds for the whole process."""
+        ...
+
     def step(self) -> None:
         """One update; it need not be done when this returns, but queued on the device."""
         ...
@@ -46,6 +52,17 @@ class Contestant(Protocol):
     def close(self) -> None:
         """Ends workers; the contestant is not used any more."""
         ...
+
+
+@dataclass(frozen=True)
+class Fed(Parts):
+    """Parts whose loss is that of what a benchmark gives its updates."""
+
+    inputs: Inputs
+
+    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
+        """Of one of these micro-batches."""
+        return self.inputs.loss(net, batch)
 
 
 class Update:
@@ -64,6 +81,9 @@ class Update:
         self._inputs = self._prepared(options, sizes)
         self._updates = self._inputs.updates()
         self.state = start(config, self.parts)
+        if config.training.compile:
+            refuse_wrong_code(Fed(**vars(self.parts), inputs=self._inputs), next(self._inputs.updates())[0])
+            self.state.net.train()
 
     def _prepared(self, options: Options, sizes: BatchSizes) -> Inputs:
         if options.inputs == "loader":
@@ -73,6 +93,10 @@ class Update:
         made = bench_inputs.latents(self.config, self.parts, sizes, bool(self.notice))
         forget_frozen(self.parts)
         return made
+
+    def begin(self) -> None:
+        """How float32 is multiplied, and how much memory may be taken."""
+        device.prepare(self.config.training, self.parts.device)
 
     def step(self) -> None:
         """One update of the run."""
@@ -111,6 +135,7 @@ class Encode:
 
     def __init__(self, config: Config, options: Options, folder: Path) -> None:
         config, self.notice = bench_model.at_hand(config, folder)
+        self._training = config.training
         self.parts = built(config, random_weights=bool(self.notice))
         self.samples = batch_sizes(config).micro
         self.compute = torch.bfloat16 if config.training.frozen_precision == "bf16" else torch.float32
@@ -122,6 +147,10 @@ class Encode:
     def _encode(self, batch: Batch) -> tuple[Tensor, object]:
         with self.parts.autocast(), self.parts.numerics.frozen():
             return self.parts.family.encode(batch)
+
+    def begin(self) -> None:
+        """How float32 is multiplied, and how much memory may be taken."""
+        device.prepare(self._training, self.parts.device)
 
     def step(self) -> None:
         """A micro-batch is encoded."""
@@ -141,9 +170,7 @@ KINDS: dict[str, Callable[[Config, Options, Path], Contestant]] = {"step": Updat
 
 def built(config: Config, random_weights: bool) -> Parts:
     """The parts of a run. Random weights are drawn where they are used: billions of them take long on a CPU."""
-    where = device.choose_device(config.training.device)
-    with where if random_weights and where.type != "cpu" else nullcontext():
-        return build(config)
+    return build(config, drawn_on=device.choose_device(config.training.device) if random_weights else None)
 
 
 def start(config: Config, parts: Parts) -> TrainState:
@@ -167,10 +194,11 @@ def forget_frozen(parts: Parts) -> None:
 def step_flops(config: Config, parts: Parts) -> float:
     """Model FLOPs of one picture in an update: forward and backward pass of what is trained, counted without computing.
 
-    How it is computed (recomputation, kernels) does not count, so the training section is left at its defaults.
+    How it is computed (recomputation, kernels) does not count: the training section is left at its defaults for a CPU,
+    whichever device is at hand, as what a GPU has of its own is of no use without memory.
     """
     training = TrainingSettings.model_validate(
-        {"duration": config.training.duration, "global_batch_size": 1, "device": config.training.device}
+        {"duration": config.training.duration, "global_batch_size": 1, "device": "cpu"}
     )
     bare = outline(config.model_copy(update={"training": training}))
     batch = bench_inputs.random_batch(parts, 1, bench_inputs.picture_shape(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -59,21 +60,22 @@ class Parts:
         return {**self.family.draws(self.seed, batch.keys, pixel_shape), **of_objective}
 
 
-def build(config: Config, device: torch.device | None = None) -> Parts:
+def build(config: Config, device: torch.device | None = None, drawn_on: torch.device | None = None) -> Parts:
     """Loads the family, builds objective and adapter, and moves the networks to the device of the run: by default the
-    one that the recipe names."""
+    one that the recipe names. Networks without weights draw theirs on the CPU, or on `drawn_on`."""
     device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
-    return _assembled(config, load_family(config).to(device), device)
+    with drawn_on or nullcontext():
+        family = load_family(config)
+    return _assembled(config, family.to(device), device)
 
 
 def outline(config: Config) -> Parts:
-    """The same parts without memory and without weights: networks on the meta device, of their numbers alone."""
+    """The same parts without memory and without weights: networks on the meta device, of their numbers alone. Nothing
+    is set for the process."""
     with torch.device("meta"):
         family = load_family(config)
-    device = devices.choose_device(config.training.device)
-    devices.prepare(config.training, device)
-    return _assembled(config, family, device)
+    return _assembled(config, family, devices.choose_device(config.training.device))
 
 
 def load_family(config: Config) -> Family:
