@@ -4,8 +4,10 @@
 # are missing come from wheels/.
 #
 #   benchmarks/gpu.sh pack           on a machine with a network: puts the wheels for Python 3.12 on Linux into wheels/
-#   benchmarks/gpu.sh [OUT]          the round; OUT (default: gpu-round) gets gpu.json and gpu.log
+#   benchmarks/gpu.sh [OUT]          the round; OUT (default: gpu-round) gets gpu.json, gpu.txt, gpu.log and parts/
 #   benchmarks/gpu.sh --dry [OUT]    the same commands on the CPU with tiny twins, to see that they run to their end
+#
+# Whatever ends it, gpu.json and gpu.txt (the table) hold what was measured by then.
 #
 # torch, numpy, transformers, tokenizers, safetensors, huggingface_hub, pyarrow and xxhash must be there; torch is never
 # moved. PYTHON=python3.12 chooses the interpreter. Rows that ran out of memory, or did not agree with the others, say so.
@@ -13,6 +15,7 @@ set -u -o pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 MOST_MIB=48
+MOST_SECONDS=570  # of the round: budgets of the parts are 440 of them, the rest is for starting them
 
 WHEELS="diffusers omegaconf antlr4-python3-runtime pydantic pydantic_core annotated-types typing-inspection simplejpeg
 obstore braceexpand boto3 botocore s3transfer jmespath importlib_metadata zipp pillow"
@@ -34,35 +37,57 @@ pack() {
 }
 
 if [ "${1:-}" = pack ]; then pack; exit; fi
-DRY=0; if [ "${1:-}" = --dry ]; then DRY=1; shift; fi
-OUT=$(mkdir -p "${1:-gpu-round}" && cd "${1:-gpu-round}" && pwd)
-PARTS=$(mktemp -d); trap 'rm -rf "$PARTS"' EXIT
+DRY=0; if [ "${1:-}" = --dry ]; then DRY=1; MOST_SECONDS=3600; shift; fi  # time does not matter there
+OUT=$(mkdir -p "${1:-gpu-round}/parts" && cd "${1:-gpu-round}" && pwd) || exit 2
+rm -f "$OUT"/parts/*.json "$OUT"/gpu.{json,txt,log}
+OWN=$(mktemp -d); trap 'rm -rf "$OWN"' EXIT
 export PYTHONPATH="$PWD/src" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 BEGAN=$SECONDS
+CHILD=
 : >"$OUT/gpu.log"
 
-if ! "$PYTHON" -c "import diffusers, omegaconf, pydantic, simplejpeg, obstore" 2>/dev/null; then
-    ls wheels/*.whl >/dev/null 2>&1 || { echo "packages are missing and there is no wheels/: run benchmarks/gpu.sh pack"; exit 2; }
-    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$PARTS/site" wheels/*.whl || exit 2
-    PYTHONPATH="$PYTHONPATH:$PARTS/site"
+there() { "$PYTHON" -c "import torch, numpy, transformers, diffusers, omegaconf, pydantic, simplejpeg, obstore"; }
+if ! there 2>/dev/null; then
+    ls wheels/*.whl >/dev/null 2>&1 || { there; echo "there is no wheels/: run benchmarks/gpu.sh pack"; exit 2; }
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$OWN/site" wheels/*.whl || exit 2
+    PYTHONPATH="$PYTHONPATH:$OWN/site"
+    there || { echo "that is what $("$PYTHON" -V) lacks beside wheels/, which are for Python 3.12 on x86-64"; exit 2; }
 fi
+
+# table: what there is so far as gpu.json and gpu.txt.
+table() { "$PYTHON" benchmarks/gpu_table.py "$OUT/parts" "$OUT/gpu.json" $((SECONDS - BEGAN)) >"$OUT/gpu.txt"; }
+finish() { table; cat "$OUT/gpu.txt"; rm -rf "$OWN"; }
+stop() {
+    [ -z "$CHILD" ] || { kill -TERM "$CHILD"; wait "$CHILD"; } 2>/dev/null  # it writes what it has
+    exit "$1"
+}
+trap finish EXIT
+trap 'stop 143' TERM
+trap 'stop 130' INT
 
 # measure NAME SECONDS PROGRAM... : one part of the round. It ends itself within its budget; timeout is the last resort.
 # Of settings that are given twice the last one counts.
 measure() {
-    local name=$1 seconds=$2 word code; shift 2
-    [ $DRY = 0 ] || seconds=300  # time does not matter there
+    local name=$1 seconds=$2 left=$((MOST_SECONDS - SECONDS + BEGAN)) limit word code; shift 2
+    [ $DRY = 0 ] || seconds=300
+    [ "$seconds" -le $((left - 20)) ] || seconds=$((left - 20))
+    [ "$seconds" -ge 10 ] || { echo "$name: no time is left for it"; return; }
+    limit=$((seconds + 30 < left ? seconds + 30 : left))
     local -A given=(); local words=()
-    for word in "$@" "budget_seconds=$seconds" "out=$PARTS/$name.json" "${SHORT[@]}"; do
+    for word in "$@" "budget_seconds=$seconds" "out=$OUT/parts/$name.json" "${ALL[@]}"; do
         if [[ "$word" == [a-z]*=* ]]; then given[${word%%=*}]=$word; else words+=("$word"); fi
     done
     echo "$name ($seconds s at most)"
     echo "== $name: ${words[*]} ${given[*]}" >>"$OUT/gpu.log"
-    timeout -k 20 $((seconds + 30)) "${words[@]}" "${given[@]}" >>"$OUT/gpu.log" 2>&1
+    timeout -k 10 $limit "${words[@]}" "${given[@]}" >>"$OUT/gpu.log" 2>&1 &
+    CHILD=$!
+    wait $CHILD
     code=$?
+    CHILD=
+    table
     if [ $code -ne 0 ]; then
         echo "  exit code $code; the end of its log:"
-        tail -n 3 "$OUT/gpu.log" | sed 's/^/    /'
+        tail -n 4 "$OUT/gpu.log" | cut -c1-300 | sed 's/^/    /'
     fi
 }
 
@@ -70,28 +95,36 @@ bench() { local name=$1 seconds=$2; shift 2; measure "$name" "$seconds" "$PYTHON
 peers() { local name=$1 seconds=$2; shift 2; measure "$name" "$seconds" "$PYTHON" benchmarks/peers.py "$@"; }
 batch() { echo "training.global_batch_size=$1 training.per_device_batch_size=$1 training.gradient_checkpointing=false"; }
 
-SHORT=(); SD15=sd15; SD21=sd21; SDXL=sdxl
+ALL=(training.device=cuda); SD15=sd15; SD21=sd21; SDXL=sdxl
 if [ $DRY = 1 ]; then
-    PYTHONPATH="$PYTHONPATH:tests" "$PYTHON" - "$PARTS" >>"$OUT/gpu.log" 2>&1 <<'PY' || exit 2
+    PYTHONPATH="$PYTHONPATH:tests" "$PYTHON" - "$OWN" >>"$OUT/gpu.log" 2>&1 <<'PY' || exit 2
 import sys
 from pathlib import Path
 from tiny_models import write_sd, write_sdxl
 place = Path(sys.argv[1])
 write_sd(place / "sd15"); write_sd(place / "sd21", version=2); write_sdxl(place / "sdxl")
 PY
-    SHORT=(rounds=1 turn_seconds=.01 soak_seconds=0 training.device=cpu data.resolution=16 $(batch 2))
+    ALL=(rounds=1 turn_seconds=.01 soak_seconds=0 training.device=cpu data.resolution=16 $(batch 2))
 fi
-base() { [ $DRY = 1 ] && echo "pretrained_model_name_or_path=$PARTS/$1"; }
+base() { [ $DRY = 1 ] && echo "pretrained_model_name_or_path=$OWN/$1"; }
 
-# The soak of the first part is that of all. The peers come last, as compiling them may take what is left.
-bench sd15-512 95 $SD15 $(base sd15) data.resolution=512 $(batch 64) soak_seconds=60 rounds=5
+# What cannot do this cannot do the rest.
+bench smoke 25 $SD15 $(base sd15) data.resolution=256 $(batch 2) rounds=1 turn_seconds=.5 soak_seconds=0
+grep -qs samples_per_second "$OUT/parts/smoke.json" || { echo "not even the smallest part gave a number"; exit 1; }
+
+# The soak of the first part is that of all. What compiles comes last, as it may take all of its budget, and by itself.
+bench sd15-512 70 $SD15 $(base sd15) data.resolution=512 $(batch 64) soak_seconds=35 rounds=5
 bench sd21-512 35 $SD21 $(base sd21) data.resolution=512 $(batch 64) soak_seconds=3 rounds=5
-bench sd15-256 110 $SD15 $(base sd15) data.resolution=256 $(batch 64) soak_seconds=3 rounds=6 turn_seconds=1 \
-    'variants={auto: [], all-off: [training.kernels=plain, training.channels_last=false, training.attention=fused, optimizer.one_pass=false], kernels-plain: [training.kernels=plain, training.channels_last=false], attention-fused: [training.attention=fused], two-pass: [optimizer.one_pass=false], compiled: [training.compile=blocks, training.attention=fused]}'
-bench sdxl-1024 50 $SDXL $(base sdxl) data.resolution=1024 $(batch 8) ema.enabled=true soak_seconds=3 rounds=5 \
-    'variants={auto: [], checkpointed: [training.gradient_checkpointing=true]}'
-bench vae-512 40 $SD15 $(base sd15) part=encode data.resolution=512 $(batch 32) soak_seconds=2 rounds=5 \
+bench sd15-256 70 $SD15 $(base sd15) data.resolution=256 $(batch 64) soak_seconds=3 rounds=6 turn_seconds=1 \
+    'variants={auto: [], all-off: [training.kernels=plain, training.channels_last=false, training.attention=fused, optimizer.one_pass=false], kernels-plain: [training.kernels=plain, training.channels_last=false], attention-fused: [training.attention=fused], two-pass: [optimizer.one_pass=false]}'
+bench sdxl-1024 35 $SDXL $(base sdxl) data.resolution=1024 $(batch 8) ema.enabled=true soak_seconds=3 rounds=5
+bench sdxl-1024-checkpointed 35 $SDXL $(base sdxl) data.resolution=1024 $(batch 8) ema.enabled=true soak_seconds=3 \
+    rounds=5 'variants={base: [training.gradient_checkpointing=true]}'
+bench vae-512 20 $SD15 $(base sd15) part=encode data.resolution=512 $(batch 32) soak_seconds=2 rounds=4 turn_seconds=1 \
     'variants={bf16: [training.frozen_precision=bf16], float32: []}'
-peers sd15-512-peers 200 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=0 rounds=6 turn_seconds=2.5
-
-"$PYTHON" benchmarks/gpu_table.py "$PARTS" "$OUT/gpu.json" $((SECONDS - BEGAN))
+peers sd15-512-default 50 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=0 rounds=6 turn_seconds=2 \
+    peers=diffusers-default
+bench sd15-256-compiled 45 $SD15 $(base sd15) data.resolution=256 $(batch 64) soak_seconds=2 rounds=5 turn_seconds=1 \
+    training.attention=fused 'variants={fused: [], compiled: [training.compile=blocks]}'
+peers sd15-512-best 55 $SD15 $(base sd15) data.resolution=512 $(batch 32) soak_seconds=0 rounds=5 turn_seconds=2 \
+    peers=diffusers-best

@@ -11,51 +11,79 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PARTS = ("sd15-512", "sd21-512", "sd15-256", "sdxl-1024", "vae-512", "sd15-512-peers")
+SMOKE = "smoke"
+PARTS = (
+    "sd15-512", "sd21-512", "sd15-256", "sdxl-1024", "sdxl-1024-checkpointed", "vae-512", "sd15-512-default",
+    "sd15-256-compiled", "sd15-512-best",
+)  # fmt: skip
 GOALS = {"sd21-512": 175, "sd15-512": 165, "sd15-256": 800, "sdxl-1024": 21, "vae-512": 550}
 """Pictures a second on one H200, bf16, averages and clipping on, latents given."""
 RATIOS = {"diffusers-default": 1.5, "diffusers-best": 1.15}
+APART = {"sdxl-1024-checkpointed": "sdxl-1024"}
+"""What is compared with the first row of another part, as there is no room for both at once."""
 
 
 def lines(name: str, document: Mapping[str, Any]) -> Iterator[str]:
     """One for each contestant of a part."""
-    goal = f"goal {GOALS[name]}" if name in GOALS else ""
     if not document["rows"]:
-        yield f"{name:16} {'':18} nothing was measured: {document['ended']}"
+        yield f"{name:22} {'':17} nothing was measured: {document['ended']}"
     for row in document["rows"]:
-        head = f"{name:16} {row['name']:18}"
-        if not row["seconds"]:
-            yield f"{head} {(row['problem'] or 'not measured').splitlines()[0]}"
+        head, why = f"{name:22} {row['name']:17}", (row["problem"] or "not measured").splitlines()[0]
+        if not measured(row):
+            yield f"{head} {why}"
             continue
-        speed, memory = row["speed_of_first"], row["peak_bytes"]
-        cells = [f"{row['samples_per_second']:9.1f} img/s", f"{row['model_tflops_per_second']:6.3g} TFLOP/s"]
-        cells += [f"{row['share_of_measured_rate']:6.1%} of rate"] if row["share_of_measured_rate"] else []
-        cells += [f"{memory / 1e9:6.1f} GB"] if memory else []
-        cells += [f"{speed['median']:.3f}x ({speed['low']:.3f} to {speed['high']:.3f})"] if speed else [goal]
+        speed, share, memory = row["speed_of_first"], row["share_of_measured_rate"], row["peak_bytes"]
+        cells = [f"{row['samples_per_second']:7.1f} img/s", f"{row['model_tflops_per_second']:6.3g} TFLOP/s"]
+        cells += [f"{share:5.1%} of rate" if share else f"{'-':>5} of rate"]
+        cells += [f"{memory / 1e9:5.1f} GB" if memory else f"{'-':>5} GB"]
+        cells += [f"{speed['median']:.3f}x ({speed['low']:.3f} to {speed['high']:.3f})"] if speed else []
+        cells += [f"goal {GOALS[name]}"] if row is document["rows"][0] and name in GOALS and aims(document) else []
         cells += ["alone"] if row["alone"] else []
+        cells += [] if row["seconds"] else ["one turn before any round"]
+        cells += [why] if row["problem"] else []
         yield f"{head} {'  '.join(cells)}".rstrip()
 
 
-def ratios(document: Mapping[str, Any]) -> Iterator[str]:
-    """How much faster ours is than each peer: the inverse of what the rows say, where both were measured."""
-    for row in document["rows"]:
+def measured(row: Mapping[str, Any]) -> bool:
+    """Whether it has numbers, of rounds or of its first turn."""
+    return "samples_per_second" in row
+
+
+def aims(document: Mapping[str, Any]) -> bool:
+    """Whether it was measured where the goals are."""
+    return "H200" in document["device"]
+
+
+def ratios(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """How much faster ours is than each peer (the inverse of what the rows say), and parts against each other."""
+    for part, row in ((each, row) for each in found.values() for row in each["rows"]):
         if row["name"] in RATIOS and row.get("speed_of_first"):
             speed = row["speed_of_first"]
             middle, low, high = (1 / speed[of] for of in ("median", "high", "low"))
-            goal = RATIOS[row["name"]]
-            yield f"daguerre against {row['name']}: {middle:.3f}x ({low:.3f} to {high:.3f}), goal {goal}x, parity held"
+            goal = f", goal {RATIOS[row['name']]}x" if aims(part) else ""
+            yield f"daguerre against {row['name']}: {middle:.3f}x ({low:.3f} to {high:.3f}){goal}, parity held"
+    for one, other in APART.items():
+        rows = [found[name]["rows"][0] for name in (one, other) if name in found and found[name]["rows"]]
+        if len(rows) == 2 and all(map(measured, rows)):
+            ratio = rows[0]["samples_per_second"] / rows[1]["samples_per_second"]
+            yield f"{one} against {other}: {ratio:.3f}x (one after the other)"
 
 
 def main(folder: Path, out: Path, seconds: str) -> None:
-    """Prints the table last."""
-    found = {name: json.loads(path.read_text()) for name in PARTS if (path := folder / f"{name}.json").exists()}
+    """Writes all of it, and prints the table."""
+    names = (SMOKE, *PARTS)
+    found = {name: json.loads(path.read_text()) for name in names if (path := folder / f"{name}.json").exists()}
     out.write_text(json.dumps({"seconds": float(seconds), "parts": found}))
     print()
-    for name in PARTS:
-        print("\n".join(lines(name, found[name])) if name in found else f"{name:16} did not get as far as a result")
-    print("\n".join(line for document in found.values() for line in ratios(document)))
-    first = next(iter(found.values()), None)
-    if first is not None and first["rates"] is not None:
+    for name, document in found.items():
+        if name != SMOKE or not any(map(measured, document["rows"])):
+            print("\n".join(lines(name, document)))
+    if missing := [name for name in PARTS if name not in found]:
+        print(f"without a result: {', '.join(missing)}")
+    for line in ratios(found):
+        print(line)
+    first = next((document for document in found.values() if document["rates"] is not None), None)
+    if first is not None:
         rates = first["rates"]
         products = ", ".join(f"{rate / 1e12:.4g} in {name}" for name, rate in rates["product_flops"].items())
         print(f"{first['device']}: products {products} TFLOP/s, copies {rates['copy_bytes'] / 1e9:.4g} GB/s")

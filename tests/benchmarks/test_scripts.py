@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,12 @@ def row(name, speed=None, **changed):
     return told | {"speed_of_first": speed and dict(zip(("low", "median", "high"), speed, strict=True))} | changed
 
 
-def document(*rows, ended=None):
-    return {"rows": list(rows), "ended": ended, "rates": RATES, "device": "NVIDIA H200"}
+def unmeasured(name, problem):
+    return {"name": name, "seconds": [], "problem": problem, "alone": False}
+
+
+def document(*rows, ended=None, device="NVIDIA H200"):
+    return {"rows": list(rows), "ended": ended, "rates": RATES, "device": device}
 
 
 def run_table(folder, **parts):
@@ -30,26 +36,83 @@ def run_table(folder, **parts):
 
 
 def test_the_table_of_a_gpu_round(tmp_path):
-    odd = row("diffusers-best", seconds=[], problem="NoParity: no parity over 20 updates")
-    peers = [row("daguerre"), row("diffusers-default", (0.5, 0.625, 0.8)), odd]
+    odd = unmeasured("diffusers-best", "NoParity: no parity over 20 updates")
     said = run_table(
         tmp_path,
-        sd15_512_peers=document(*peers),
-        sd21_512=document(row("base")),
-        sdxl_1024=document(row("auto", seconds=[], problem="out of memory"), row("checkpointed", alone=True)),
+        smoke=document(row("base")),
+        sd15_512_default=document(row("daguerre"), row("diffusers-default", (0.5, 0.625, 0.8))),
+        sd15_512_best=document(row("daguerre"), odd),
+        sd21_512=document(row("base", seconds=[]), ended="the budget of 35 s was over"),
+        sd15_256=document(row("auto"), row("two-pass", seconds=[], problem="TypeError: what\nis wrong")),
+        sdxl_1024=document(row("base"), device="1 thread of a CPU"),
+        sdxl_1024_checkpointed=document(row("base", samples_per_second=135.03, share_of_measured_rate=None)),
         vae_512=document(ended="the budget of 30 s was over"),
     )
     lines = said.splitlines()
-    assert any(line.startswith("sd21-512") and "180.0 img/s" in line and "goal 175" in line for line in lines)
-    assert any("daguerre against diffusers-default: 1.600x (1.250 to 2.000), goal 1.5x" in line for line in lines)
-    assert not any("against diffusers-best" in line for line in lines)
-    assert any("diffusers-best" in line and "no parity" in line for line in lines)
-    assert any(line.startswith("sdxl-1024") and line.endswith("out of memory") for line in lines)
-    assert any("nothing was measured: the budget of 30 s was over" in line for line in lines)
-    assert any(line.startswith("sd15-256") and "did not get as far" in line for line in lines)
+
+    def line(*parts):
+        (found,) = [each for each in lines if all(part in each for part in parts)]
+        return found
+
+    assert line("sd21-512", "180.0 img/s", "goal 175").endswith("one turn before any round")
+    assert line("sd15-256", "two-pass", "180.0 img/s").endswith("TypeError: what")
+    assert "goal" not in line("two-pass")
+    assert line("daguerre against diffusers-default: 1.600x (1.250 to 2.000), goal 1.5x")
+    assert not any("against diffusers-best" in each for each in lines)
+    assert line("diffusers-best", "no parity")
+    assert line("sdxl-1024 ", "180.0 img/s").endswith(" 61.0 GB"), "the goal is that of another device"
+    assert line("sdxl-1024-checkpointed against sdxl-1024: 0.750x")
+    assert "   - of rate" in line("sdxl-1024-checkpointed", "135.0 img/s")
+    assert line("nothing was measured: the budget of 30 s was over")
+    assert line("without a result: sd15-512, sd15-256-compiled")
+    assert not any(each.startswith("smoke") for each in lines), "a number of two pictures says nothing"
     assert lines[-1].startswith("512 s in all")
     kept = json.loads((tmp_path / "gpu.json").read_text())
-    assert set(kept["parts"]) == {"sd15-512-peers", "sd21-512", "sdxl-1024", "vae-512"}
+    assert {"smoke", "sd15-512-best", "vae-512"} < set(kept["parts"])
+
+
+STUB = """#!/usr/bin/env bash
+case "$1" in
+    -c) exit 0;;
+    *gpu_table.py) exec {python} -S "$@";;
+esac
+for word in "$@"; do case $word in out=*) out=${{word#out=}}; esac; done
+case "$out" in *{hangs}.json) echo >{place}/hangs; exec sleep 60; esac
+cp {place}/document.json "$out"
+"""
+"""In place of a Python with a GPU: writes a document for each part at once, and hangs in one of them."""
+
+
+def start_round(folder, told, hangs="nowhere"):
+    """The round itself, with a stand-in for what measures."""
+    (folder / "document.json").write_text(json.dumps(told))
+    stub = folder / "python"
+    stub.write_text(STUB.format(python=sys.executable, hangs=hangs, place=folder))
+    stub.chmod(0o755)
+    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), str(folder / "out")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHON": str(stub)})
+
+
+def test_a_gpu_round_ends_at_once_where_its_smallest_part_gives_no_number(tmp_path):
+    started = start_round(tmp_path, document(unmeasured("base", "ValueError: torch sees no GPU")))
+    said, _ = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert "ValueError: torch sees no GPU" in said
+    assert set(json.loads((tmp_path / "out" / "gpu.json").read_text())["parts"]) == {"smoke"}
+
+
+def test_a_gpu_round_that_is_ended_has_told_what_it_measured(tmp_path):
+    started = start_round(tmp_path, document(row("base")), hangs="sd15-256")
+    while not (tmp_path / "hangs").exists():
+        assert started.poll() is None
+        time.sleep(0.01)
+    before = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    assert set(before["parts"]) == {"smoke", "sd15-512", "sd21-512"}, "also where nothing can be said at the end"
+    started.send_signal(signal.SIGTERM)
+    said, _ = started.communicate(timeout=10)
+    assert started.returncode == 143
+    assert "goal 175" in said
+    assert (tmp_path / "out" / "gpu.txt").read_text() in said
 
 
 @pytest.mark.long
@@ -59,7 +122,7 @@ def test_the_gpu_round_runs_to_its_end_with_tiny_twins(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     kept = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    assert len(kept["parts"]) == 6
+    assert len(kept["parts"]) == 10
     for name, told in kept["parts"].items():
         # A CPU may compile for longer than the budget; whatever else there is was measured.
         measured = {each["name"] for each in told["rows"] if each["seconds"]}
