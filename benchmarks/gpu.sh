@@ -48,7 +48,7 @@ CHILD=
 
 there() { "$PYTHON" -c "import torch, numpy, transformers, diffusers, omegaconf, pydantic, simplejpeg, obstore"; }
 if ! there 2>/dev/null; then
-    ls wheels/*.whl >/dev/null 2>&1 || { there; echo "there is no wheels/: run benchmarks/gpu.sh pack"; exit 2; }
+    ls wheels/*.whl >/dev/null 2>&1 || { there; echo "and there is no wheels/ to take it from: run benchmarks/gpu.sh pack (torch it does not pack)"; exit 2; }
     "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$OWN/site" wheels/*.whl || exit 2
     PYTHONPATH="$PYTHONPATH:$OWN/site"
     there || { echo "that is what $("$PYTHON" -V) lacks beside wheels/, which are for Python 3.12 on x86-64"; exit 2; }
