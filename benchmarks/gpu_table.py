@@ -36,7 +36,7 @@ def lines(name: str, document: Mapping[str, Any]) -> Iterator[str]:
         cells = [f"{row['samples_per_second']:7.1f} img/s", f"{row['model_tflops_per_second']:6.3g} TFLOP/s"]
         cells += [f"{share:5.1%} of rate" if share else f"{'-':>5} of rate"]
         cells += [f"{memory / 1e9:5.1f} GB" if memory else f"{'-':>5} GB"]
-        cells += [f"{speed['median']:.3f}x ({speed['low']:.3f} to {speed['high']:.3f})"] if speed else []
+        cells += [times(speed, speed["median"], speed["low"], speed["high"])] if speed else []
         cells += [f"goal {GOALS[name]}"] if row is document["rows"][0] and name in GOALS and aims(document) else []
         cells += ["alone"] if row["alone"] else []
         cells += [] if row["seconds"] else ["one turn before any round"]
@@ -54,14 +54,19 @@ def aims(document: Mapping[str, Any]) -> bool:
     return "H200" in document["device"]
 
 
+def times(speed: Mapping[str, Any], middle: float, low: float, high: float) -> str:
+    """A ratio with its interval, where it is of several rounds."""
+    return f"{middle:.3f}x ({low:.3f} to {high:.3f})" if speed["rounds"] > 1 else f"{middle:.3f}x (of one round)"
+
+
 def ratios(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """How much faster ours is than each peer (the inverse of what the rows say), and parts against each other."""
     for part, row in ((each, row) for each in found.values() for row in each["rows"]):
         if row["name"] in RATIOS and row.get("speed_of_first"):
             speed = row["speed_of_first"]
-            middle, low, high = (1 / speed[of] for of in ("median", "high", "low"))
+            said = times(speed, *(1 / speed[of] for of in ("median", "high", "low")))
             goal = f", goal {RATIOS[row['name']]}x" if aims(part) else ""
-            yield f"daguerre against {row['name']}: {middle:.3f}x ({low:.3f} to {high:.3f}){goal}, parity held"
+            yield f"daguerre against {row['name']}: {said}{goal}, parity held"
     for one, other in APART.items():
         rows = [found[name]["rows"][0] for name in (one, other) if name in found and found[name]["rows"]]
         if len(rows) == 2 and all(map(measured, rows)):

@@ -17,7 +17,8 @@ RATES = {"product_flops": {"bfloat16": 7.9e14}, "copy_bytes": 4.3e12, "datasheet
 def row(name, speed=None, **changed):
     told = {"name": name, "seconds": [0.1], "problem": None, "alone": False, "samples_per_second": 180.04}
     told |= {"model_tflops_per_second": 433.0, "share_of_measured_rate": 0.548, "peak_bytes": 61e9}
-    return told | {"speed_of_first": speed and dict(zip(("low", "median", "high"), speed, strict=True))} | changed
+    names = ("low", "median", "high", "rounds")
+    return told | {"speed_of_first": speed and dict(zip(names, speed, strict=True))} | changed
 
 
 def unmeasured(name, problem):
@@ -40,10 +41,14 @@ def test_the_table_of_a_gpu_round(tmp_path):
     said = run_table(
         tmp_path,
         smoke=document(row("base")),
-        sd15_512_default=document(row("daguerre"), row("diffusers-default", (0.5, 0.625, 0.8))),
+        sd15_512_default=document(row("daguerre"), row("diffusers-default", (0.5, 0.625, 0.8, 6))),
         sd15_512_best=document(row("daguerre"), odd),
         sd21_512=document(row("base", seconds=[]), ended="the budget of 35 s was over"),
-        sd15_256=document(row("auto"), row("two-pass", seconds=[], problem="TypeError: what\nis wrong")),
+        sd15_256=document(
+            row("auto"),
+            row("all-off", (0.5, 0.5, 0.5, 1)),
+            row("two-pass", seconds=[], problem="TypeError: what\nis wrong"),
+        ),
         sdxl_1024=document(row("base"), device="1 thread of a CPU"),
         sdxl_1024_checkpointed=document(row("base", samples_per_second=135.03, share_of_measured_rate=None)),
         vae_512=document(ended="the budget of 30 s was over"),
@@ -57,6 +62,7 @@ def test_the_table_of_a_gpu_round(tmp_path):
     assert line("sd21-512", "180.0 img/s", "goal 175").endswith("one turn before any round")
     assert line("sd15-256", "two-pass", "180.0 img/s").endswith("TypeError: what")
     assert "goal" not in line("two-pass")
+    assert line("all-off").endswith("0.500x (of one round)")
     assert line("daguerre against diffusers-default: 1.600x (1.250 to 2.000), goal 1.5x")
     assert not any("against diffusers-best" in each for each in lines)
     assert line("diffusers-best", "no parity")

@@ -429,6 +429,7 @@ def test_intervals():
     assert bench_report.ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0]).high == 2.0
     assert bench_report.ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0], paired=False).high > 2.0
     assert bench_report.ratio([], [1.0]) is None
+    assert str(bench_report.ratio([2.0], [1.0])) == "2.000x (of one round)"
 
 
 def test_compilation_is_what_the_first_updates_took_more():

@@ -35,9 +35,12 @@ class Ratio:
     median: float
     low: float
     high: float
+    rounds: int
+    """Of one alone there is no interval."""
 
     def __str__(self) -> str:
-        return f"{self.median:.3f}x ({self.low:.3f} to {self.high:.3f})"
+        interval = f"{self.low:.3f} to {self.high:.3f}" if self.rounds > 1 else "of one round"
+        return f"{self.median:.3f}x ({interval})"
 
 
 def ratio(other: Sequence[float], own: Sequence[float], paired: bool = True) -> Ratio | None:
@@ -58,7 +61,7 @@ def ratio(other: Sequence[float], own: Sequence[float], paired: bool = True) -> 
         medians = [np.median(t[chance.integers(0, len(t), (RESAMPLED, len(t)))], axis=1) for t in (theirs, ours)]
         drawn, middle = medians[0] / medians[1], float(np.median(theirs) / np.median(ours))
     low, high = np.quantile(drawn, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-    return Ratio(middle, float(low), float(high))
+    return Ratio(middle, float(low), float(high), n)
 
 
 def between(first: Row, row: Row, cpu: bool = False) -> Ratio | None:
