@@ -87,3 +87,8 @@ def test_a_header_computes_the_memory_from_the_published_sizes(name):
 
 def _terms(text):
     return [(match[0], match[1], match[2]) for match in TERM.finditer(text)]
+
+
+def test_what_the_device_has_not_is_refused_here_too(capsys):
+    assert cli.run(["train", "quickstart", "--dry-run", "training.max_device_memory=59GB"]) == errors.REFUSED
+    assert "max_device_memory=59GB has no effect on a CPU" in capsys.readouterr().err

@@ -316,5 +316,7 @@ def test_a_gpu_without_bf16_is_told_what_it_can(h200, monkeypatch):
 def test_memory_of_a_gpu_is_capped(h200):
     device.prepare(settings(max_device_memory="60GB"), torch.device("cuda"))
     assert h200 == [(0.4, 3)]
+    device.prepare(settings(), torch.device("cuda"))
+    assert h200[1:] == [(1.0, 3)], "what another variant of a bench had set does not stay"
     with pytest.raises(UserError, match=r"max_device_memory=200GB: H200 has 150.0 GB"):
         device.prepare(settings(max_device_memory="200GB"), torch.device("cuda"))

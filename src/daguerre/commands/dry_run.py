@@ -13,12 +13,14 @@ from daguerre.config import Config
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
+from daguerre.training import device
 from daguerre.training.optimizers import optimizer
 
 
 def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
     """Prints it; the exit code."""
     parts = outline(config)
+    device.prepare(config.training, parts.device)  # for what it refuses
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
     optimizer.build(config.optimizer, trained)  # for what it refuses: patterns, libraries, devices
     pictures_samples.check(config, parts)

@@ -30,22 +30,28 @@ def prepare(settings: TrainingSettings, device: torch.device) -> None:
     """Sets what holds for the whole process: how float32 is multiplied, and how much memory may be taken. UserError
     for a limit that the device does not have."""
     torch.set_float32_matmul_precision(settings.matmul_precision)
-    if settings.max_device_memory is None:
-        return
-    if device.type != "cuda":
+    if device.type == "cuda":
+        # torch wants a number here: `cuda` alone is the GPU that this process uses.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.set_per_process_memory_fraction(_share(settings, device), index)
+    elif settings.max_device_memory is not None:
         raise UserError(
             f"training.max_device_memory={settings.max_device_memory} has no effect on a CPU, whose memory is the "
             "system's to limit (ulimit -v, a cgroup): remove it"
         )
+
+
+def _share(settings: TrainingSettings, device: torch.device) -> float:
+    """Of the GPU's memory that may be taken."""
+    if settings.max_device_memory is None:
+        return 1.0
     most, there_is = bytes_of(settings.max_device_memory), torch.cuda.get_device_properties(device).total_memory
     if most > there_is:
         raise UserError(
             f"training.max_device_memory={settings.max_device_memory}: {torch.cuda.get_device_name(device)} has "
             f"{there_is / 1e9:.1f} GB; give less, or null for all of it"
         )
-    # torch wants a number here: `cuda` alone is the GPU that this process uses.
-    index = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.set_per_process_memory_fraction(most / there_is, index)
+    return most / there_is
 
 
 def moved(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
