@@ -81,9 +81,7 @@ class Update:
         self._inputs = self._prepared(options, sizes)
         self._updates = self._inputs.updates()
         self.state = start(config, self.parts)
-        if config.training.compile:
-            refuse_wrong_code(Fed(**vars(self.parts), inputs=self._inputs), next(self._inputs.updates())[0])
-            self.state.net.train()
+        self._uncompared = bool(config.training.compile)
 
     def _prepared(self, options: Options, sizes: BatchSizes) -> Inputs:
         if options.inputs == "loader":
@@ -103,6 +101,10 @@ class Update:
         start = time.perf_counter()
         micro_batches = next(self._updates)
         self._waited += time.perf_counter() - start
+        if self._uncompared:  # here, as compiling is part of the first updates
+            refuse_wrong_code(Fed(**vars(self.parts), inputs=self._inputs), micro_batches[0])
+            self.state.net.train()
+            self._uncompared = False
         self.update(micro_batches)
 
     def update(self, micro_batches: Sequence[Batch]) -> None:
