@@ -29,8 +29,8 @@ CALLS = {
     "optimizer and averages": ("daguerre.training.state", "TrainState.start"),
     "data": ("daguerre.commands.run", "open_datasets"),
     "first batch": ("daguerre.data.loader", "Loading.first"),
-    "counting arithmetic": ("daguerre.commands.description", "training_flops_per_sample"),
-    "probe": ("daguerre.commands.description", "probe_seconds"),
+    "counting arithmetic": ("daguerre.commands.first_pass", "training_flops_per_sample"),
+    "probe": ("daguerre.commands.first_pass", "seconds"),
 }
 """Parts that are one call each."""
 FIRST = "first update"

@@ -1,11 +1,13 @@
 """The scripts of benchmarks/: the table at the end of a GPU round, the round with tiny twins, start-up."""
 
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,11 @@ def test_start_up_is_told_part_by_part(tmp_path):
     whole = found.pop("all of it")
     assert 0 < sum(cpu for _, cpu in found.values()) <= whole[1]
     assert whole[1] < 15, "seconds of processor time from the command to the first update"
+
+
+def test_the_parts_of_a_start_are_there():
+    spec = importlib.util.spec_from_file_location("startup", ROOT / "benchmarks" / "startup.py")
+    startup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(startup)
+    for module, path in startup.CALLS.values():
+        assert callable(attrgetter(path)(importlib.import_module(module))), path
