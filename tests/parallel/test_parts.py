@@ -36,7 +36,8 @@ def test_parts_are_the_whole_once_for_each_copy(degrees, tensor, fsdp):
     assert seen == dict.fromkeys(itertools.product(*map(range, shape)), copies)
 
 
-@pytest.mark.parametrize(("chain", "saves"), [("some", 2), pytest.param("all", 12, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("chain", "saves"), [("some", 2), ("all", 12)])
 def test_what_a_mesh_saved_any_mesh_loads(tmp_path, chain, saves):
     """The engine's own splits of tiny SD and SDXL with their text encoders, gated layers' rows among them."""
     path = os.pathsep.join([str(TESTS), str(TESTS / "parallel"), os.environ.get("PYTHONPATH", "")])
