@@ -20,6 +20,7 @@ from daguerre.commands.bench_arguments import Options
 from daguerre.commands.bench_inputs import Inputs
 from daguerre.commands.first_pass import refuse_wrong_code
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, outline, refuse_cut_batches
+from daguerre.commands.placement import frozen
 from daguerre.config import Config
 from daguerre.training import device, flops, memory, step
 from daguerre.training.settings import TrainingSettings
@@ -103,7 +104,6 @@ class Update:
         self._waited += time.perf_counter() - start
         if self._uncompared:  # here, as compiling is part of the first updates
             refuse_wrong_code(Fed(**vars(self.parts), inputs=self._inputs), micro_batches[0])
-            self.state.net.train()
             self._uncompared = False
         self.update(micro_batches)
 
@@ -186,10 +186,8 @@ def start(config: Config, parts: Parts) -> TrainState:
 
 def forget_frozen(parts: Parts) -> None:
     """Gives back the memory of networks whose work is done."""
-    trained = {id(p) for p in parts.net.parameters()}
-    for network in parts.family.parts().values():
-        if not any(id(p) in trained for p in network.parameters()):
-            network.to("meta")
+    for network in frozen(parts.net, parts.family.parts()).values():
+        network.to("meta")
     memory.free()
 
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from daguerre.commands.parts import Parts
 from daguerre.errors import UserError
-from daguerre.training import flops
+from daguerre.parallel.apply import local
+from daguerre.training import flops, rates
 from daguerre.types import Batch
 
 _WRONG = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 1e-2), torch.float16: (0.3, 1e-2)}
@@ -30,8 +30,7 @@ def seconds(parts: Parts, batch: Batch) -> float:
             start = time.perf_counter()
             _pass(parts, batch)
             parts.net.zero_grad(set_to_none=True)
-            if parts.device.type == "cuda":
-                torch.cuda.synchronize()
+            rates.synchronize(parts.device)
             found = time.perf_counter() - start
     return found
 
@@ -77,7 +76,7 @@ def _gradients(parts: Parts, batch: Batch) -> Iterator[tuple[str, Tensor]]:
     for name, p in parts.net.named_parameters():
         if p.grad is not None:
             gradient, p.grad = p.grad, None
-            yield name, gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            yield name, local(gradient)
 
 
 def _pass(parts: Parts, batch: Batch) -> None:
@@ -89,12 +88,12 @@ def _pass(parts: Parts, batch: Batch) -> None:
 @contextmanager
 def _untouched(parts: Parts) -> Iterator[None]:
     """For passes as training makes them, so that what they compile is what training computes with."""
-    statistics = [(buffer, buffer.clone()) for buffer in parts.net.buffers()]
+    statistics, mode = [(buffer, buffer.clone()) for buffer in parts.net.buffers()], parts.net.training
     parts.net.train()
     with torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []):
         try:
             yield
         finally:
-            parts.net.eval()
+            parts.net.train(mode)
             for buffer, before in statistics:
                 buffer.copy_(before)
