@@ -58,6 +58,26 @@ LATE_IMPORTS = {
 }
 
 
+VAGUE_ERRORS = {"ValueError", "KeyError", "TypeError", "RuntimeError", "LookupError", "IndexError", "AttributeError"}
+PLAIN_ERRORS = {
+    # file: the functions that raise such an error, and why it never reaches a user
+    "checkpoint/atomic.py": {"to_json"},  # what we save is ours
+    "checkpoint/content.py": {"collect"},
+    "checkpoint/sharded.py": {"_agreed", "_needs_plan"},
+    "checkpoint/slices.py": {"_check_tiles", "holding", "plan", "from_bytes"},  # the last one is caught by who reads
+    "checkpoint/tensors.py": {"dtype_name"},
+    "checkpoint/failed_saves.py": {"__post_init__"},  # settings have checked it
+    "checkpoint/retention.py": {"__post_init__"},
+    "commands/generate_prompts.py": {"_no_number", "_number"},  # caught where the line is known
+    "data/arrow_files.py": {"_arrow"},  # caught where the file is known
+    "data/buckets.py": {"__post_init__"},  # sizes are computed
+    "data/index_file.py": {"_decoded"},  # caught where the file is known
+    "data/joined_index.py": {"__getitem__"},  # a mapping's
+    "evaluation/shapes.py": {"check"},  # the pictures are ours
+    "parallel/sharding.py": {"_expect"},
+}
+
+
 def name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
@@ -142,6 +162,21 @@ def test_nothing_that_runs_data_as_code(path):
             raise AssertionError(f"{name(path)}:{node.value.lineno}: no shell")
     banned = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
     assert not banned & {module.split(".")[0] for module in imported(TREES[path])}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_what_users_cause_is_a_user_error(path):
+    """A bare ValueError means pydantic in its validators; elsewhere it would be told as a fault of the program."""
+    found = set()
+    for function in functions(TREES[path]):
+        validates = any("validator" in ast.unparse(decorator) for decorator in function.decorator_list)
+        raised = [node.exc for node in ast.walk(function) if isinstance(node, ast.Raise) and node.exc]
+        called = {ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in raised}
+        if called & VAGUE_ERRORS and not validates:
+            found.add(function.name)
+    assert found == PLAIN_ERRORS.get(name(path), set()), (
+        f"{name(path)}: raise a UserError, or say in PLAIN_ERRORS why not"
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

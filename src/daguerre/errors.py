@@ -1,7 +1,7 @@
 """What a user can cause and mend, and the exit codes of the command line. No other error lives here.
 
-An error shown to a user is its text alone, without a traceback. Any other ValueError raised by our own code is treated
-alike; whatever else comes up is a bug or the machine's fault, and keeps its traceback.
+A UserError is shown as its text alone, without a traceback. Whatever else comes up, every other ValueError included, is
+a fault of the program or of the machine: its traceback goes into a file.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ class UserError(ValueError):
 
 class Absent(UserError):
     """Something that is not on this machine could not be fetched. What it would be used for can be described still."""
+
+
+class ProcessLost(UserError):
+    """A process that helps this one has ended: killed, or by a fault of which it told itself."""
+
+    exit_code = FAILED
 
 
 class SaidElsewhere(UserError):

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from daguerre.errors import UserError
+
 FOLDERS = {
     "families": "families",
     "objectives": "objectives",
@@ -36,14 +38,14 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def check(kind: str, name: str) -> None:
-    """ValueError if there is no plug-in `name`: lists what exists and the nearest name. Nothing is imported."""
+    """UserError if there is no plug-in `name`: lists what exists and the nearest name. Nothing is imported."""
     if name not in names(kind):
         near = difflib.get_close_matches(str(name), names(kind), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no {name!r} in {kind}; there are: {', '.join(names(kind))}.{hint}")
+        raise UserError(f"there is no {name!r} in {kind}; there are: {', '.join(names(kind))}.{hint}")
 
 
 def find(kind: str, name: str) -> ModuleType:
-    """The module of the plug-in `name`. ValueError as from `check`."""
+    """The module of the plug-in `name`. UserError as from `check`."""
     check(kind, name)
     return import_module(f"daguerre.{FOLDERS[kind].replace('/', '.')}.{name}")

@@ -26,6 +26,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from daguerre import plugins
+from daguerre.errors import UserError
 
 FREE: dict[str, Any] = {"resume": "free"}
 """`Field(json_schema_extra=FREE)`: may change on resume; it does not touch what is learnt."""
@@ -127,13 +128,13 @@ class Duration(str):
     def __new__(cls, text: str) -> Duration:
         match = _DURATION.fullmatch(text)
         if match is None or match[3] not in _UNITS:
-            raise ValueError(
+            raise UserError(
                 f"{text!r} is not a duration: write a number and a unit, such as "
                 "'20k steps', '1.5M samples' or '3 epochs'"
             )
         count = Decimal(match[1]) * _SCALES[match[2]]
         if count != int(count):
-            raise ValueError(f"{text!r} is not a whole number of {_UNITS[match[3]]}")
+            raise UserError(f"{text!r} is not a whole number of {_UNITS[match[3]]}")
         self = super().__new__(cls, text)
         self.number, self.unit = int(count), _UNITS[match[3]]
         return self
@@ -143,7 +144,7 @@ class Duration(str):
         if self.unit == "steps":
             return self.number
         if self.unit == "epochs" and samples_per_epoch is None:
-            raise ValueError(
+            raise UserError(
                 f"{str(self)!r}: there are no epochs of an endless source, nor of a mix, whose sources have each their "
                 "own; give steps or samples"
             )
@@ -171,7 +172,7 @@ class Plugin:
     """The plug-in where a recipe names none."""
 
     def settings_class(self, name: Any) -> type[Settings]:
-        """The `Settings` of the plug-in `name`; ValueError lists what exists."""
+        """The `Settings` of the plug-in `name`; UserError lists what exists."""
         return plugins.find(self.kind, name).Settings
 
     def choose(self, value: Any) -> Any:

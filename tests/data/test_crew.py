@@ -12,7 +12,7 @@ import pytest
 from daguerre.data import crew
 from daguerre.data.place import Place
 from daguerre.data.store_errors import Missing
-from daguerre.errors import UserError
+from daguerre.errors import ProcessLost, UserError
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def test_what_a_job_raises_comes_out_here(processes, how, error):
 
 
 def test_a_worker_that_is_killed_is_said():
-    with pytest.raises(RuntimeError, match="killed by signal 9"):
+    with pytest.raises(ProcessLost, match="killed by signal 9"):
         run(Squares(1, "kill"), range(4), 2)
 
 

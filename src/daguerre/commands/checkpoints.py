@@ -23,7 +23,7 @@ def groups(state: TrainState) -> Groups:
 
 
 def restore(state: TrainState, folder: Path) -> None:
-    """Takes over a verified checkpoint, whatever the devices were that saved it. ValueError where it does not fit."""
+    """Takes over a verified checkpoint, whatever the devices were that saved it. UserError where it does not fit."""
     with opened(folder) as reader:
         found = {
             file: {name: _read(reader, state, file, name, stored.shape) for name, stored in named.items()}

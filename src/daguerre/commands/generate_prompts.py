@@ -194,7 +194,7 @@ def _scale(value: Any, where: str) -> float | None:
     number = _number(value, "guidance_scale", where)
     try:
         if number is not None and not 0 <= number < float("inf"):
-            raise ValueError(f"guidance_scale is {value!r}: write a number from 0")
+            raise UserError(f"guidance_scale is {value!r}: write a number from 0")
         return None if number is None else unguided_or_more(float(number))
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error

@@ -80,9 +80,9 @@ class Assigned:
 
 
 def check_fractions(values: tuple[float | str, ...]) -> tuple[float | str, ...]:
-    """The aspect ratios as they were given; ValueError where one is none."""
+    """The aspect ratios as they were given; UserError where one is none."""
     if not values:
-        raise ValueError("an empty list: give one aspect ratio at least, such as 1/1")
+        raise UserError("an empty list: give one aspect ratio at least, such as 1/1")
     for value in values:
         _fraction(value)
     return values
@@ -240,12 +240,12 @@ def _distinct(shapes: Iterable[Bucket]) -> tuple[Bucket, ...]:
 
 
 def _fraction(value: float | str) -> Fraction:
-    """An aspect ratio exactly as written: a number, or "a/b". ValueError for anything else."""
+    """An aspect ratio exactly as written: a number, or "a/b". UserError for anything else."""
     text = format(value, ".9f") if isinstance(value, int | float) else value
     match = _FRACTION.fullmatch(text)
     if match is None or not Fraction(match[1]) or not Fraction(match[2] or 1):
-        raise ValueError(f"{value!r} is no aspect ratio: write a number above 0, or two such as 2/3")
+        raise UserError(f"{value!r} is no aspect ratio: write a number above 0, or two such as 2/3")
     fraction = Fraction(match[1]) / Fraction(match[2] or 1)
     if not Fraction(1, MOST_ASPECT) <= fraction <= MOST_ASPECT:
-        raise ValueError(f"{value!r} is too long a shape: aspect ratios go from 1/{MOST_ASPECT} to {MOST_ASPECT}")
+        raise UserError(f"{value!r} is too long a shape: aspect ratios go from 1/{MOST_ASPECT} to {MOST_ASPECT}")
     return fraction

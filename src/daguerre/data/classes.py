@@ -67,7 +67,7 @@ def _text_keys(given: Any) -> Any:
 def _checked(given: str | dict[str, str] | tuple[str, ...]) -> str | dict[str, str] | tuple[str, ...]:
     if isinstance(given, str):
         if not given.strip():
-            raise ValueError(f"expected {_EXPECTED}, the path of a JSON file with either, or {IMAGENET}")
+            raise UserError(f"expected {_EXPECTED}, the path of a JSON file with either, or {IMAGENET}")
     else:
         _prompts(given)
     return given
@@ -99,51 +99,51 @@ def imagenet() -> tuple[str, ...]:
 
 
 def _read(path: Path) -> Any:
-    """What a JSON file holds. ValueError goes on from the file's name."""
+    """What a JSON file holds. UserError goes on from the file's name."""
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ValueError(f"does not exist (seen from {os.getcwd()!r})") from None
+        raise UserError(f"does not exist (seen from {os.getcwd()!r})") from None
     except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror})") from None
+        raise UserError(f"cannot be read ({error.strerror})") from None
     if len(raw) > FILE_BYTES:
-        raise ValueError(f"has more than {FILE_BYTES:,} bytes")
+        raise UserError(f"has more than {FILE_BYTES:,} bytes")
     try:
         return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_without_twins)
     except UnicodeDecodeError:
-        raise ValueError("is not UTF-8") from None
+        raise UserError("is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"is no JSON: {error}") from None
+        raise UserError(f"is no JSON: {error}") from None
     except RecursionError:
-        raise ValueError("is no map or list of texts") from None
+        raise UserError("is no map or list of texts") from None
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for name, value in pairs:
         if name in seen:
-            raise ValueError(f"names the class {name[:40]!r} twice")
+            raise UserError(f"names the class {name[:40]!r} twice")
         seen[name] = value
     return seen
 
 
 def _prompts(given: Any) -> dict[str, str]:
-    """Text by label. ValueError goes on from the name of what was given."""
+    """Text by label. UserError goes on from the name of what was given."""
     if isinstance(given, Mapping):
         pairs = list(given.items())
     elif isinstance(given, Sequence) and not isinstance(given, str):
         pairs = list(enumerate(given))
     else:
-        raise ValueError("is neither a map nor a list")
+        raise UserError("is neither a map nor a list")
     if not pairs:
-        raise ValueError("names no class")
+        raise UserError("names no class")
     found: dict[str, str] = {}
     for label, text in pairs:
         key = plain(label)
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"has no text for the class {key[:40]!r}")
+            raise UserError(f"has no text for the class {key[:40]!r}")
         if key in found:
-            raise ValueError(f"names the class {key[:40]!r} twice")
+            raise UserError(f"names the class {key[:40]!r} twice")
         found[key] = text.strip()
     return found

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from daguerre.data.processes import Worker, started
-from daguerre.errors import UserError
+from daguerre.errors import ProcessLost, UserError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -100,7 +100,7 @@ def _give(worker: Worker, job: Job, busy: dict[Any, tuple[Worker, Job]]) -> None
     try:
         worker.pipe.send(job)
     except ConnectionError as error:
-        raise RuntimeError(_ended(worker)) from error
+        raise ProcessLost(_ended(worker)) from error
     busy[worker.pipe] = worker, job
 
 
@@ -109,7 +109,7 @@ def _received(worker: Worker) -> Any:
     try:
         answer = worker.pipe.recv()
     except (EOFError, ConnectionError) as error:
-        raise RuntimeError(_ended(worker)) from error
+        raise ProcessLost(_ended(worker)) from error
     if isinstance(answer, _Failed):
         raise answer.error
     return answer

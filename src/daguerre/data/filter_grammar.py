@@ -2,7 +2,7 @@
 
 Loosest first: `or`, `and`, `not`, comparisons (chained as in Python) and `in [...]`, `+ -`, `* / // %`, `-x`; then
 numbers, quoted texts, true, false, fields, `missing(field)` and parentheses. What is too long, too deep or means
-nothing (`filter_meaning`) is a ValueError that shows the place.
+nothing (`filter_meaning`) is a UserError that shows the place.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What goes together in a filter expression: each node is made here, or refused because it would mean nothing.
 
-Every refusal is a ValueError that says why; where in the text, the parser knows (`filter_grammar`).
+Every refusal is a UserError that says why; where in the text, the parser knows (`filter_grammar`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from daguerre.data import filter_tree as tree
 from daguerre.data.filter_tree import Condition, Node, Value
+from daguerre.errors import UserError
 
 NAME_CHARACTERS = 200
 """Longest name of a field."""
@@ -18,21 +19,21 @@ NAME_CHARACTERS = 200
 def name(given: str) -> str:
     """The name, if a field can have it."""
     if not 0 < len(given) <= NAME_CHARACTERS or not given.isprintable():
-        raise ValueError(f"a field's name has 1 to {NAME_CHARACTERS} printable characters")
+        raise UserError(f"a field's name has 1 to {NAME_CHARACTERS} printable characters")
     return given
 
 
 def value(node: Node) -> Value:
     """The node, if it is a value."""
     if isinstance(node, Condition):
-        raise ValueError("expected a value, found a condition: comparisons are joined by and, or, not")
+        raise UserError("expected a value, found a condition: comparisons are joined by and, or, not")
     return node
 
 
 def number(node: Node) -> Value:
     """The node, if it is a number or can be one."""
     if isinstance(node, tree.Text | tree.Truth):
-        raise ValueError("expected a number: nothing can be computed with text, true or false")
+        raise UserError("expected a number: nothing can be computed with text, true or false")
     return value(node)
 
 
@@ -41,42 +42,42 @@ def condition(node: Node) -> Condition:
     if isinstance(node, tree.Field):
         return tree.Flag(node.name)
     if isinstance(node, Value):
-        raise ValueError("expected a condition such as width >= 512, found a value")
+        raise UserError("expected a condition such as width >= 512, found a value")
     return node
 
 
 def arithmetic(sign: str, left: Value, right: Value) -> Value:
     """`left sign right`, if its constants can be computed."""
     if tree.constant(right) == 0 and sign in ("/", "//", "%"):
-        raise ValueError("a division by 0")
+        raise UserError("a division by 0")
     node = tree.Arithmetic(sign, left, right)
     result = tree.constant(node)
     if result is not None and not math.isfinite(result):
-        raise ValueError("this number does not fit into 64 bits")
+        raise UserError("this number does not fit into 64 bits")
     return node
 
 
 def compare(sign: str, left: Value, right: Value) -> Condition:
     """`left sign right`, if its sides can be compared."""
     if not (_has_field(left) or _has_field(right)):
-        raise ValueError("there is no field in this comparison: it is the same for every sample")
+        raise UserError("there is no field in this comparison: it is the same for every sample")
     if left == right:
-        raise ValueError("both sides are the same")
+        raise UserError("both sides are the same")
     kinds = {_kind(left), _kind(right)} - {"a field"}
     if len(kinds) > 1:
-        raise ValueError(f"{' cannot be compared with '.join(sorted(kinds))}")
+        raise UserError(f"{' cannot be compared with '.join(sorted(kinds))}")
     if kinds == {_TRUTH} and sign not in ("==", "!="):
-        raise ValueError("true and false are compared by == and != only")
+        raise UserError("true and false are compared by == and != only")
     return tree.Compare(sign, left, right)
 
 
 def among(subject: Value, members: tuple[Value, ...], negated: bool) -> Condition:
     """`subject in [members]`, if they can be equal."""
     if not _has_field(subject):
-        raise ValueError("there is no field before this: it is the same for every sample")
+        raise UserError("there is no field before this: it is the same for every sample")
     kinds = {_kind(node) for node in (subject, *members)} - {"a field"}
     if len(kinds) > 1:
-        raise ValueError(f"{' cannot be compared with '.join(sorted(kinds))}")
+        raise UserError(f"{' cannot be compared with '.join(sorted(kinds))}")
     return tree.Among(subject, members, negated)
 
 
@@ -85,7 +86,7 @@ def whole(given: Condition) -> Condition:
     texts = _names(given, {"text"})
     both = sorted(texts & _names(given, {"number", "flag"}))
     if both:
-        raise ValueError(f"the field {tree.name_text(both[0])} is compared with text, and used as a number")
+        raise UserError(f"the field {tree.name_text(both[0])} is compared with text, and used as a number")
     return given
 
 

@@ -12,6 +12,7 @@ from itertools import islice
 from string import hexdigits
 
 from daguerre.data.filter_tree import TEXT_CHARACTERS, WORDS
+from daguerre.errors import UserError
 
 CHARACTERS = 10_000
 """Longest expression."""
@@ -58,9 +59,9 @@ class Token:
 
 
 def tokens(text: str) -> list[Token]:
-    """All of them, the last of the kind `end`. ValueError for what is none, and for more than `CHARACTERS`."""
+    """All of them, the last of the kind `end`. UserError for what is none, and for more than `CHARACTERS`."""
     if len(text) > CHARACTERS:
-        raise ValueError(f"{len(text):,} characters are too many: an expression has at most {CHARACTERS:,}")
+        raise UserError(f"{len(text):,} characters are too many: an expression has at most {CHARACTERS:,}")
     found, at = [], 0
     while at < len(text):
         match = _TOKENS.match(text, at)
@@ -80,11 +81,11 @@ def _token(kind: str, word: str, at: int) -> Token:
     return Token(kind, word, at)
 
 
-def fault(text: str, at: int, what: str) -> ValueError:
+def fault(text: str, at: int, what: str) -> UserError:
     """What is wrong, and its place: a stretch of the text on one line, a caret below."""
     start = max(0, at - _AROUND)
     shown = "".join(c if c.isprintable() else " " for c in text[start : at + _AROUND])
-    return ValueError(f"at character {at + 1}: {what}\n    {shown}\n    {' ' * (at - start)}^")
+    return UserError(f"at character {at + 1}: {what}\n    {shown}\n    {' ' * (at - start)}^")
 
 
 def number(text: str, token: Token) -> float:

@@ -19,6 +19,7 @@ from daguerre.data import filter_grammar, filter_meaning, filter_tree
 from daguerre.data.filter_columns import Verdict, verdict
 from daguerre.data.filter_tree import Condition
 from daguerre.data.index import Index
+from daguerre.errors import UserError
 
 CONDITIONS = 1000
 """Most fields or pairs."""
@@ -94,30 +95,30 @@ def _tree(given: Any) -> Condition:
     if isinstance(given, list | tuple):
         single = len(given) == 2 and isinstance(given[0], str)
         return _all_of([given] if single else list(given))
-    raise ValueError(_SPELLINGS)
+    raise UserError(_SPELLINGS)
 
 
 def _all_of(pairs: list[Any]) -> Condition:
     if len(pairs) > CONDITIONS:
-        raise ValueError(f"{len(pairs):,} fields are too many: at most {CONDITIONS:,}")
+        raise UserError(f"{len(pairs):,} fields are too many: at most {CONDITIONS:,}")
     return filter_meaning.whole(filter_tree.every([_of_one_field(pair) for pair in pairs]))
 
 
 def _of_one_field(pair: Any) -> Condition:
     """The tree of a field and what is said of it."""
     if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-        raise ValueError(f"a list holds pairs of a field and what is said of it: {_SPELLINGS}")
+        raise UserError(f"a list holds pairs of a field and what is said of it: {_SPELLINGS}")
     name, said = pair
     shown = name[:40] if name.isprintable() else repr(name[:40])
     try:
         return filter_grammar.about(name, _equal_to(said) if isinstance(said, bool | int | float) else _text(said))
     except ValueError as error:
-        raise ValueError(f"{shown}: {error}") from None
+        raise UserError(f"{shown}: {error}") from None
 
 
 def _text(said: Any) -> str:
     if not isinstance(said, str):
-        raise ValueError("expected a comparison such as '<= 0.5', or a number")
+        raise UserError("expected a comparison such as '<= 0.5', or a number")
     return said
 
 
@@ -130,5 +131,5 @@ def _equal_to(said: float) -> str:
     except OverflowError:
         value = math.inf
     if not math.isfinite(value) or value != said:
-        raise ValueError("this number does not fit into a float of 64 bits")
+        raise UserError("this number does not fit into a float of 64 bits")
     return f"== {filter_tree.canonical(filter_tree.Number(value))}"

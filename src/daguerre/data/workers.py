@@ -18,7 +18,7 @@ import torch
 
 from daguerre.data.processes import Worker, started
 from daguerre.data.rows import Made, Rows, Task, valid_B
-from daguerre.errors import UserError
+from daguerre.errors import ProcessLost, UserError
 from daguerre.types import Batch
 
 
@@ -81,7 +81,7 @@ def _ask(worker: Worker, task: Task) -> None:
     try:
         worker.pipe.send(task)
     except ConnectionError as error:
-        raise RuntimeError(_ended(worker)) from error
+        raise ProcessLost(_ended(worker)) from error
 
 
 def _received(worker: Worker) -> Made:
@@ -93,7 +93,7 @@ def _received(worker: Worker) -> Made:
         pixels_BHWC = torch.empty(shape, dtype=torch.uint8)
         worker.pipe.recv_bytes_into(pixels_BHWC.numpy().data.cast("B"))
     except (EOFError, ConnectionError) as error:
-        raise RuntimeError(_ended(worker)) from error
+        raise ProcessLost(_ended(worker)) from error
     pixels_BCHW, valid = pixels_BHWC.permute(0, 3, 1, 2), valid_B(len(names), failures)
     weights_B = None if weights is None else torch.from_numpy(weights)
     return Batch(keys, pixels_BCHW, texts, valid, names, sizes, weights_B=weights_B), failures

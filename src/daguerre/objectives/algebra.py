@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from daguerre import keys as keyed
+from daguerre.errors import UserError
 from daguerre.objectives import schedules, times, weights
 from daguerre.objectives.noise import noise, perturbation
 from daguerre.objectives.objective import Net, Objective
@@ -122,7 +123,7 @@ class Diffusion(Objective):
         return self.solve(x_BCHW, y_BCHW, *self.path(torch.as_tensor(t, dtype=torch.float64, device="cpu")))[0]
 
     def grid(self, num_steps: int, spacing: str = "trailing") -> Grid:
-        """The noise levels of a sampler with `num_steps` calls of the denoiser. ValueError where there are none."""
+        """The noise levels of a sampler with `num_steps` calls of the denoiser. UserError where there are none."""
         return self.grid_at(self.schedule.stops(num_steps, spacing))
 
     def grid_at(self, t_N: Tensor) -> Grid:
@@ -138,7 +139,7 @@ class Diffusion(Objective):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         if state:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint holds objective state ({', '.join(sorted(state))}), but {self.settings.name!r} has "
                 "none: it was trained with another objective; set objective.name to that one"
             )

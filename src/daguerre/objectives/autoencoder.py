@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from daguerre.errors import UserError
 from daguerre.objectives.objective import Net, Objective
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.types import Cond, LossTerms
@@ -59,7 +60,7 @@ class Reconstruction(Objective):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         if state:
-            raise ValueError("the checkpoint holds objective state, but the autoencoder's loss has none")
+            raise UserError("the checkpoint holds objective state, but the autoencoder's loss has none")
 
 
 def build(settings: Settings) -> Reconstruction:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from daguerre.errors import UserError
 from daguerre.objectives.objective import Net, Objective
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.types import Cond, LossTerms
@@ -54,7 +55,7 @@ class Matching(Objective):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         if state:
-            raise ValueError("the checkpoint holds objective state, but the contrastive loss has none")
+            raise UserError("the checkpoint holds objective state, but the contrastive loss has none")
 
 
 def build(settings: Settings) -> Matching:

@@ -52,4 +52,4 @@ class Objective(ABC):
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes up what `state` gave. ValueError if the tensors are not this objective's."""
+        """Takes up what `state` gave. UserError if the tensors are not this objective's."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from daguerre.errors import UserError
 from daguerre.objectives import elementwise
 from daguerre.objectives.settings import ScheduleSettings
 
@@ -39,7 +40,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def stops(self, num_steps: int, spacing: str) -> Tensor:
-        """Times [num_steps] float64 at which a sampler calls the denoiser, noisiest first. ValueError if it cannot."""
+        """Times [num_steps] float64 at which a sampler calls the denoiser, noisiest first. UserError if it cannot."""
 
 
 def from_sigma(sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +99,7 @@ class ScaledLinear(Schedule):
         """
         n = self.settings.num_train_timesteps
         if not 1 <= num_steps <= n:
-            raise ValueError(f"num_inference_steps is {num_steps}: a schedule of {n} timesteps takes 1 to {n}")
+            raise UserError(f"num_inference_steps is {num_steps}: a schedule of {n} timesteps takes 1 to {n}")
         if spacing == "trailing":
             times = np.round(np.arange(n, 0, -n / num_steps))[:num_steps] - 1
         elif spacing == "leading":
@@ -106,19 +107,19 @@ class ScaledLinear(Schedule):
             times = (np.arange(num_steps) * (n // num_steps))[::-1] + 1.0
         else:
             if num_steps == 1:
-                raise ValueError("one step of linspace spacing would start at the clean end: use trailing")
+                raise UserError("one step of linspace spacing would start at the clean end: use trailing")
             times = np.linspace(0, n - 1, num_steps)[::-1]
         return torch.from_numpy(times.copy())
 
     def _check_leading(self, num_steps: int) -> None:
         n = self.settings.num_train_timesteps
         if self.settings.zero_terminal_snr:
-            raise ValueError(
+            raise UserError(
                 "timestep_spacing is leading, which never visits the last timestep, and zero_terminal_snr is on, "
                 "which makes that timestep the only pure noise: use trailing (arXiv 2305.08891, section 3.3)"
             )
         if num_steps == n:
-            raise ValueError(f"leading spacing takes at most {n - 1} steps on {n} timesteps: use trailing")
+            raise UserError(f"leading spacing takes at most {n - 1} steps on {n} timesteps: use trailing")
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +206,11 @@ def even_stops(num_steps: int, spacing: str) -> Tensor:
 
 
 def check_trailing(num_steps: int, spacing: str) -> None:
-    """ValueError where a continuous schedule is asked for what only a discrete one has."""
+    """UserError where a continuous schedule is asked for what only a discrete one has."""
     if num_steps < 1:
-        raise ValueError(f"num_inference_steps is {num_steps}: it must be at least 1")
+        raise UserError(f"num_inference_steps is {num_steps}: it must be at least 1")
     if spacing != "trailing":
-        raise ValueError(
+        raise UserError(
             f"timestep_spacing is {spacing}, which has no meaning on a continuous schedule: leave it at trailing"
         )
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from daguerre.errors import UserError
 from daguerre.settings import Choice, Idle, Settings
 
 CONTINUOUS_STEPS = 1000
@@ -114,19 +115,19 @@ class TimestepBiasSettings(Choice):
     """range: first step after the slice; null: up to the noisy end."""
 
     def slice(self, num_steps: int) -> tuple[int, int]:
-        """(first step, first step after) of the slice among `num_steps`; ValueError where it does not lie in them."""
+        """(first step, first step after) of the slice among `num_steps`; UserError where it does not lie in them."""
         if self.name == "none":
             return 0, num_steps
         count = int(self.portion * num_steps)
         if self.name != "range":
             if count == 0:
-                raise ValueError(f"portion is {self.portion}: of {num_steps} steps that is not one: raise it")
+                raise UserError(f"portion is {self.portion}: of {num_steps} steps that is not one: raise it")
             return (0, count) if self.name == "earlier" else (num_steps - count, num_steps)
         end = num_steps if self.end is None else self.end
         if end > num_steps:
-            raise ValueError(f"end is {end}: there are {num_steps} steps, so it is at most {num_steps}")
+            raise UserError(f"end is {end}: there are {num_steps} steps, so it is at most {num_steps}")
         if self.begin >= end:
-            raise ValueError(f"begin is {self.begin} and end is {end}: begin must be below end, which is not included")
+            raise UserError(f"begin is {self.begin} and end is {end}: begin must be below end, which is not included")
         return self.begin, end
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from daguerre.errors import UserError
 from daguerre.parallel import mesh, rules
 from daguerre.parallel.mesh import Axis
 from daguerre.settings import ELASTIC, FREE, Settings
@@ -20,7 +21,7 @@ def _checked_url(url: str) -> str:
     tcp = _TCP.fullmatch(url)
     if url == "env://" or re.fullmatch(r"file:///.*[^/]", url) or (tcp and 0 < int(tcp["port"]) < 1 << 16):
         return url
-    raise ValueError("write env://, tcp://HOST:PORT, or file:///FOLDER/NEW-FILE on a disk that all nodes share")
+    raise UserError("write env://, tcp://HOST:PORT, or file:///FOLDER/NEW-FILE on a disk that all nodes share")
 
 
 def _rule(given: Any) -> tuple[str, list[str]]:
@@ -30,7 +31,7 @@ def _rule(given: Any) -> tuple[str, list[str]]:
     listed = [axes] if isinstance(axes, str) else axes
     if name in known and isinstance(listed, list) and all(axis in mesh.AXES for axis in listed):
         return name, listed
-    raise ValueError(
+    raise UserError(
         f"{given!r}: a rule is a logical axis and where it goes, such as [heads, [tensor]]; logical axes are "
         f"{', '.join(known)}; they go to {', '.join(mesh.AXES)}"
     )

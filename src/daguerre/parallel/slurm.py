@@ -26,26 +26,26 @@ _PATH = re.compile(r"[^\n\r\0]+")
 
 def _time(text: str) -> str:
     if _TIME.fullmatch(text) is None:
-        raise ValueError("write minutes, HH:MM:SS, D-HH or D-HH:MM:SS, such as 96:00:00")
+        raise UserError("write minutes, HH:MM:SS, D-HH or D-HH:MM:SS, such as 96:00:00")
     return text
 
 
 def _signal(text: str) -> str:
     found = _SIGNAL.fullmatch(text)
     if found is None or int(found[2]) > 65535:
-        raise ValueError("write USR1 or TERM, an @, and how many seconds before the end (at most 65535): USR1@180")
+        raise UserError("write USR1 or TERM, an @, and how many seconds before the end (at most 65535): USR1@180")
     return f"{found[1]}@{found[2]}"
 
 
 def _name(text: str) -> str:
     if _NAME.fullmatch(text) is None:
-        raise ValueError("letters, digits and . _ + @ : - only; several with commas between")
+        raise UserError("letters, digits and . _ + @ : - only; several with commas between")
     return text
 
 
 def _path(text: str) -> str:
     if _PATH.fullmatch(text) is None or text != text.strip():
-        raise ValueError("must stand on one line, without spaces around it")
+        raise UserError("must stand on one line, without spaces around it")
     return text
 
 

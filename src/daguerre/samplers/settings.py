@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from daguerre import plugins
+from daguerre.errors import UserError
 from daguerre.settings import FREE, Idle, Settings
 
 
@@ -25,12 +26,12 @@ def keywords(sampler: str) -> tuple[str, ...]:
 
 
 def unguided_or_more(scale: float) -> float:
-    """A guidance scale that means the same everywhere. ValueError for one between 0 and 1.
+    """A guidance scale that means the same everywhere. UserError for one between 0 and 1.
 
     diffusers runs no guidance there; the formula would mix both sides.
     """
     if 0 < scale < 1:
-        raise ValueError(
+        raise UserError(
             f"guidance_scale is {scale:g}: 0 and 1 are no guidance, above 1 is guidance; below 1 the formula leads "
             "towards the negative prompt, and diffusers draws without guidance: set it to 1 or more"
         )

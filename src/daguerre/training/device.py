@@ -16,10 +16,10 @@ from daguerre.types import Batch
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU if there is one. ValueError for a GPU that is not there."""
+    """`auto` is the first GPU if there is one. UserError for a GPU that is not there."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise ValueError(
+        raise UserError(
             "training.device=cuda, but torch sees no GPU; use training.device=cpu, or install a CUDA build of torch "
             "(`daguerre doctor` shows what is there)"
         )

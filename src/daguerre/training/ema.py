@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from daguerre.errors import UserError
 from daguerre.training import post_hoc, rounding
 from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.settings import EMASettings
@@ -93,7 +94,7 @@ class EMA:
             saved = files.get(file, {}) if averages else {}
             if saved.keys() != averages.keys():
                 odd = sorted(saved.keys() ^ averages.keys())
-                raise ValueError(f"the saved averages do not fit the trained parameters; they differ in {odd[:5]}")
+                raise UserError(f"the saved averages do not fit the trained parameters; they differ in {odd[:5]}")
             for name, average in averages.items():
                 average.copy_(saved[name])
 

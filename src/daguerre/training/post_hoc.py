@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from daguerre.errors import UserError
+
 LARGEST_WIDTH = 12**-0.5
 """Width of the plain mean of all weights (exponent 0); wider profiles do not exist."""
 
@@ -29,7 +31,7 @@ class Rebuilt:
 def exponent(width: float) -> float:
     """The exponent g of a width in (0, `LARGEST_WIDTH`]: the root of width^-2 = (g + 2)^2 (g + 3) / (g + 1)."""
     if not 0 < width <= LARGEST_WIDTH:
-        raise ValueError(f"the width of a power-function average is above 0 and up to {LARGEST_WIDTH:.4f}, got {width}")
+        raise UserError(f"the width of a power-function average is above 0 and up to {LARGEST_WIDTH:.4f}, got {width}")
     t = width**-2
     return max(0.0, float(np.roots([1.0, 7.0, 16.0 - t, 12.0 - t]).real.max()))
 

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from daguerre.errors import UserError
 from daguerre.settings import ELASTIC, FREE, Choice, Duration, Idle, Settings
 
 _BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -15,10 +16,10 @@ _COMPUTES = {"float32": ("auto", "no", "bf16", "fp16"), "bfloat16": ("auto", "bf
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of a size such as `59GB` or `40 GiB`; ValueError for what is none."""
+    """Bytes of a size such as `59GB` or `40 GiB`; UserError for what is none."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     if match is None or match[2] not in _BYTES or not float(match[1]):
-        raise ValueError(f"{text!r} is not a size: write a number and one of {', '.join(_BYTES)}, such as '59GB'")
+        raise UserError(f"{text!r} is not a size: write a number and one of {', '.join(_BYTES)}, such as '59GB'")
     return int(float(match[1]) * _BYTES[match[2]])
 
 

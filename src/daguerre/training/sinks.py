@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from daguerre.errors import UserError
+
 RESERVED = ("step", "samples", "time")
 """Keys of a line that are no metric."""
 
@@ -101,7 +103,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a `metrics.jsonl`, oldest first, strings of non-finite numbers turned into floats.
 
     A torn last line, which a kill or a running writer leaves, is left out. No file is no lines. A line that is
-    no metrics line anywhere else is a ValueError: something else than a run has written to the file.
+    no metrics line anywhere else is a UserError: something else than a run has written to the file.
     """
     return [line for line, _ in _lines(path)]
 
@@ -110,7 +112,7 @@ def cut_after(path: Path, step: int) -> int:
     """Drop the lines after the checkpoint at `step`, and a torn last line; returns how many lines went.
 
     With no checkpoint, `step` = -1 drops all. The file is replaced in one move, so that a kill leaves the old or the
-    new one. Numbers of the checkpoint's own step stay: write them before the checkpoint. ValueError as `read_metrics`.
+    new one. Numbers of the checkpoint's own step stay: write them before the checkpoint. UserError as `read_metrics`.
     """
     if not path.exists():
         return 0
@@ -142,7 +144,7 @@ def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
     except ValueError:  # of JSON or of UTF-8
         line = None
     if not isinstance(line, dict) or not all(isinstance(line.get(key), int) for key in ("step", "samples")):
-        raise ValueError(
+        raise UserError(
             f"{path}, line {number}: not a line of metrics: {raw[:80]!r}; each line is a JSON object with "
             '"step" and "samples". Remove the line, or move the file aside: a run does not need it to continue'
         )

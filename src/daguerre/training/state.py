@@ -154,7 +154,7 @@ class TrainState:
         }
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], document: Mapping[str, Any]) -> None:
-        """Takes over a checkpoint; raises ValueError where its tensors do not fit this run's networks."""
+        """Takes over a checkpoint; raises UserError where its tensors do not fit this run's networks."""
         load_weights(self.net, tensors["model"], self.sharding)
         self.optimizer.load(tensors.get("optimizer", {}))
         self.ema.load(tensors)
@@ -175,7 +175,7 @@ def evaluating(state: TrainState) -> Iterator[None]:
 
 
 def load_weights(net: nn.Module, tensors: Mapping[str, Tensor], sharding: Sharding = UNSHARDED) -> None:
-    """Loads all weights of `net` that this device holds; ValueError lists names and shapes that do not fit."""
+    """Loads all weights of `net` that this device holds; UserError lists names and shapes that do not fit."""
     own = sharding.weights(net)
     problems = [f"missing {name}" for name in own.keys() - tensors.keys()]
     problems += [f"unknown {name}" for name in tensors.keys() - own.keys()]
@@ -186,7 +186,7 @@ def load_weights(net: nn.Module, tensors: Mapping[str, Tensor], sharding: Shardi
     ]
     if problems:
         shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise ValueError(f"the saved weights do not fit this recipe's networks: {shown}")
+        raise UserError(f"the saved weights do not fit this recipe's networks: {shown}")
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(tensors[name])
@@ -197,7 +197,7 @@ def adopt(net: nn.Module, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[s
     """`init_from`: takes another run's weights (its averages where it has them) and nothing else, before a state is
     made of the net.
 
-    A component that only this run trains keeps the weights it has; returns a line for each. ValueError for one that
+    A component that only this run trains keeps the weights it has; returns a line for each. UserError for one that
     only the other run trained.
     """
     weights = dict(tensors["model"])
@@ -205,7 +205,7 @@ def adopt(net: nn.Module, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[s
     own = net.state_dict()
     here, there = ({name.partition(".")[0] for name in names} for names in (own, weights))
     if more := sorted(there - here):
-        raise ValueError(
+        raise UserError(
             f"init_from: that run trained {', '.join(more)}, too, which this recipe takes from elsewhere: set "
             f"{' and '.join(f'model.train_{name}=true' for name in more)}, or give the run's export as its place, "
             f"{' '.join(f'model.{name}=RUN/pipeline' for name in more)}, with the other components, and no init_from"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre import plugins
+from daguerre.errors import UserError
 from daguerre.training.optimizers import groups, one_pass
 from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.rounding import Rounding, widened
@@ -234,11 +235,11 @@ class Optimizer:
         return [p for part in self.parts for p in part.parameters]
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `tensors` gave; ValueError if it belongs to another set of parameters."""
+        """Puts back what `tensors` gave; UserError if it belongs to another set of parameters."""
         indexes = {key.partition(".")[0] for key in tensors} - {"group"}
         count = sum(len(part.parameters) for part in self.parts)
         if indexes and indexes != set(map(str, range(count))):
-            raise ValueError(f"the optimizer state has {len(indexes)} parameters, this run trains {count}")
+            raise UserError(f"the optimizer state has {len(indexes)} parameters, this run trains {count}")
         if not indexes:
             return
         for part in self.parts:
