@@ -1,17 +1,18 @@
 """The command line: verbs, help, exit codes, and that it is quick."""
 
 import ast
+import json
+import os
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import daguerre
-from daguerre import cli, errors
+from daguerre import cli, errors, faults
 from daguerre.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -92,28 +93,58 @@ def test_a_users_error_is_text_alone(outcome):
     assert outcome(error)[0] == 3
 
 
-def test_a_value_error_of_ours_is_text_and_one_of_a_library_a_bug(monkeypatch, capsys):
-    from daguerre.settings import Duration
-
-    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(run=lambda arguments: Duration("x")))
-    assert cli.run(["train"]) == 2
-    assert "20k steps" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="bug"):  # raised in this file, which is not the package's
-        cli._refuse(_raised(ValueError("bug")))
+def test_only_errors_meant_for_users_are_told_as_theirs(outcome):
+    """Ours raises what it likes: any other error, a ValueError of our own files too, is no user's fault."""
+    for error in (AssertionError("ours"), KeyError("ours"), ValueError("ours"), json.JSONDecodeError("ours", "{", 0)):
+        with pytest.raises(type(error)):
+            outcome(error)
 
 
-def _raised(error: ValueError) -> ValueError:
-    try:
-        raise error
-    except ValueError as caught:
-        return caught
+FAULTY = """
+from types import SimpleNamespace
+from daguerre import cli, credentials
+def fail(arguments):
+    credentials.put_aside("https://me:hunter2pass@host/x.tar?sig=s1gnature")
+    raise ValueError("https://me:hunter2pass@host/x.tar?sig=s1gnature and hunter2pass are not what was expected")
+cli.import_module = lambda name: SimpleNamespace(run=fail)
+cli.main()
+"""
 
 
-def test_bugs_keep_their_traceback(outcome):
-    with pytest.raises(AssertionError):
-        outcome(AssertionError("ours"))
-    with pytest.raises(KeyError):
-        outcome(KeyError("ours"))
+def test_a_fault_of_the_program_says_so_and_leaves_a_file_to_send(tmp_path):
+    command = [sys.executable, "-c", FAULTY, "train", "data.path=https://you:0therpass@host/"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first.startswith("daguerre: a fault of the program or the machine: ValueError: https://***@host/x.tar?***")
+    assert str(file) in second
+    text = file.read_text(encoding="utf-8")
+    assert "Traceback" in text
+    assert "line 6, in fail" in text
+    assert "data.path=https://***@host/" in text
+    for secret in ("hunter2", "s1gnature", "0therpass"):
+        assert secret not in text + done.stderr
+
+
+def test_a_fault_where_nothing_can_be_written_is_told_whole(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(faults.tempfile, "gettempdir", lambda: str(tmp_path / "absent"))
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o500)
+    error = RuntimeError("ours")
+    path = faults.recorded(error, tmp_path / "also absent")
+    assert path is None
+    if os.geteuid():  # root may write anywhere
+        faults.tell(RuntimeError, error, None)
+        assert "RuntimeError: ours" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_fault_is_written_once(tmp_path):
+    error = RuntimeError("ours")
+    first = faults.recorded(error, tmp_path)
+    assert first is not None
+    assert faults.recorded(error, tmp_path / "other") == first
+    assert list(tmp_path.iterdir()) == [first]
 
 
 def test_the_machines_faults_name_the_file(outcome):

@@ -12,13 +12,12 @@ import difflib
 import errno
 import os
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
-from daguerre import __version__, errors
+from daguerre import __version__, errors, faults
 from daguerre.errors import UserError
 
 PACKAGE = Path(__file__).parent
@@ -58,7 +57,8 @@ def verbs(above: str = "") -> dict[str, Verb]:
 
 
 def main() -> None:
-    """Entry point: runs the arguments of the process and exits."""
+    """Entry point: runs the arguments of the process and exits. What nothing catches is told as a fault, with 1."""
+    faults.install()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
         # Whoever read our output has gone (`daguerre recipes | head`); Python must not complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
-    except ValueError as error:
+    except UserError as error:
         return _refuse(error)
     except OSError as error:
         return _blame_machine(error)
@@ -112,15 +112,11 @@ def _outer(name: str) -> Verb:
     raise UserError(f"there is no verb {name!r}; there are: {', '.join(found)}.{hint}")
 
 
-def _refuse(error: ValueError) -> int:
-    """A user's error as text alone; a ValueError that comes out of a library is a bug and keeps its traceback."""
-    if not isinstance(error, UserError):
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        if not Path(frame.filename).is_relative_to(PACKAGE):
-            raise error
+def _refuse(error: UserError) -> int:
+    """A user's error as text alone."""
     if not isinstance(error, errors.SaidElsewhere):
         print(f"daguerre: {error}", file=sys.stderr)
-    return int(getattr(error, "exit_code", errors.REFUSED))
+    return error.exit_code
 
 
 def _blame_machine(error: OSError) -> int:

@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from daguerre import aliases, checks, layers, layout, overrides, recipe
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.settings import CheckpointSettings
+from daguerre.credentials import scrub
 from daguerre.data.settings import LoaderSettings, SourceSettings
 from daguerre.errors import UserError
 from daguerre.families.settings import FamilySettings
@@ -30,7 +31,7 @@ from daguerre.problems import ConfigError, Problem, missing, translate
 from daguerre.recipe import Tree
 from daguerre.remote import address
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.settings import FREE, Plugin, Settings
+from daguerre.settings import ADDRESS, FREE, Plugin, Settings
 from daguerre.training.settings import (
     EMASettings,
     LoggingSettings,
@@ -46,13 +47,13 @@ class Config(Settings):
 
     run_name: str = Field(json_schema_extra=FREE)
     """Name of the run and of its folder in `output_dir`."""
-    output_dir: str = Field("runs", min_length=1, json_schema_extra=FREE)
+    output_dir: Annotated[str, ADDRESS] = Field("runs", min_length=1, json_schema_extra=FREE)
     """Folder that holds the run folders: of this machine, or `s3://BUCKET/FOLDER`, `gs://BUCKET/FOLDER`."""
-    description: str | None = Field(None, json_schema_extra=FREE)
+    description: Annotated[str | None, ADDRESS] = Field(None, json_schema_extra=FREE)
     """A line about the run, for people; shown in the report."""
     seed: int = Field(0, ge=0, lt=1 << 63)
     """All random numbers of the run follow from this and the samples' ids."""
-    init_from: str | None = None
+    init_from: Annotated[str | None, ADDRESS] = None
     """Run folder whose newest weights (the averaged ones, if it keeps them) a new run starts from."""
     resume_from_checkpoint: str = Field("latest", json_schema_extra=FREE)
     """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`. `never`: a run
@@ -138,7 +139,7 @@ def load(name: str, given: Sequence[str] = ()) -> Loaded:
     tree = layers.lay_over(Config, tree, values, notices)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
     resolved, absent = recipe.resolve(tree, values, source)
-    return Loaded(_check(resolved, absent, problems, source), tuple(notices))
+    return Loaded(_check(resolved, absent, problems, source), tuple(map(scrub, notices)))
 
 
 def peek(name: str, given: Sequence[str] = ()) -> tuple[str, str]:

@@ -6,6 +6,8 @@ a fault of the program or of the machine: its traceback goes into a file.
 
 from __future__ import annotations
 
+from daguerre.credentials import scrub
+
 DONE = 0
 FAILED = 1
 REFUSED = 2
@@ -30,7 +32,11 @@ EXIT_CODES = {
 
 
 class UserError(ValueError):
-    """Something the user gave cannot be used. The message says what, what is allowed and what to do."""
+    """Something the user gave cannot be used. The message says what, what is allowed and what to do, and holds none of
+    the secrets that an address in it may have had."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(scrub(each) if isinstance(each, str) else each for each in args))
 
     exit_code = REFUSED
     """What the command line exits with."""

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     GetCoreSchemaHandler,
@@ -26,8 +27,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from daguerre import plugins
+from daguerre.credentials import put_aside
 from daguerre.errors import UserError
 
+ADDRESS = AfterValidator(put_aside)
+"""`Annotated[str, ADDRESS]`: a path or an address, also in lists and maps. What is secret in it never gets into the
+settings, nor wherever they are written or shown; `credentials.whole` has it for who opens the address."""
 FREE: dict[str, Any] = {"resume": "free"}
 """`Field(json_schema_extra=FREE)`: may change on resume; it does not touch what is learnt."""
 ELASTIC: dict[str, Any] = {"resume": "elastic"}

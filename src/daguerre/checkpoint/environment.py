@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
+from daguerre.credentials import scrub
+
 
 def environment() -> dict[str, Any]:
     """The content of environment.json."""
     return {
-        "command": sys.argv,
+        "command": [scrub(word) for word in sys.argv],
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _packages(),

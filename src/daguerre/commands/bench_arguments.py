@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -14,7 +14,7 @@ from daguerre import overrides
 from daguerre.commands import data_arguments
 from daguerre.config import Config
 from daguerre.errors import UserError
-from daguerre.settings import Settings
+from daguerre.settings import ADDRESS, Settings
 
 
 class Options(Settings):
@@ -36,7 +36,7 @@ class Options(Settings):
     """Training before the first round, for clocks and temperatures to settle. null: 60 on a GPU, 2 on a CPU."""
     budget_seconds: float = Field(300.0, gt=0)
     """Most time that all of it takes; what was measured by then is written."""
-    out: str | None = None
+    out: Annotated[str | None, ADDRESS] = None
     """JSON file that everything is written to. null: bench-RECIPE.json in the current folder."""
 
     @field_validator("variants")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,15 +134,5 @@ def _refuse_strangers(to: str) -> None:
 
 
 def given(settings: SourceSettings) -> dict[str, Any]:
-    """The settings of a source that were given, and its name; without credentials that an address may hold."""
-    shown: dict[str, Any] = _without_secrets(settings.model_dump(mode="json", exclude_unset=True))
-    return {"source": settings.source, **shown}
-
-
-def _without_secrets(value: Any) -> Any:
-    """The value with users, passwords and queries cut out of the addresses in it."""
-    if isinstance(value, dict):
-        return {key: _without_secrets(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_secrets(inner) for inner in value]
-    return re.sub(r"(://)[^/@\s]*@|\?\S*", r"\1", value) if isinstance(value, str) and "://" in value else value
+    """The settings of a source that were given, and its name."""
+    return {"source": settings.source, **settings.model_dump(mode="json", exclude_unset=True)}

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -29,7 +29,7 @@ from daguerre.data.packing import Packer, Shard
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Source
 from daguerre.errors import UserError
-from daguerre.settings import Settings
+from daguerre.settings import ADDRESS, Settings
 from daguerre.training.progress import duration_text
 
 SUMMARY = "write a data set into tar shards"
@@ -63,7 +63,7 @@ _LITTLE_BYTES = 64e6
 class Options(Settings):
     """What `pack` takes beside the data."""
 
-    out: str | None = None
+    out: Annotated[str | None, ADDRESS] = None
     """Folder or address of an object store that the shards are written to."""
     shard_mb: float | None = Field(None, gt=0)
     """Size of a shard in MB, about."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -17,7 +18,7 @@ from daguerre.commands.data_samples import Lost
 from daguerre.data import skips
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
-from daguerre.settings import Settings
+from daguerre.settings import ADDRESS, Settings
 
 SUMMARY = "a picture of what the network will see, with its captions"
 HELP = """\
@@ -50,7 +51,7 @@ _PAPER, _INK, _SOFT, _EDGE = "#faf9f6", "#1f2328", "#6b6f76", "#d8d4ca"
 class Options(Settings):
     """What `show` takes beside the data."""
 
-    out: str = Field("data-show.png", min_length=1)
+    out: Annotated[str, ADDRESS] = Field("data-show.png", min_length=1)
     """File that is written."""
     count: int = Field(24, ge=1, le=400)
     """How many samples are shown."""

@@ -7,6 +7,7 @@ import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import yaml
@@ -26,7 +27,7 @@ from daguerre.data.index import Index
 from daguerre.data.settings import SourceSettings
 from daguerre.report import data_page
 from daguerre.report.data_page import Example, Part
-from daguerre.settings import Settings
+from daguerre.settings import ADDRESS, Settings
 
 SUMMARY = "a page about sizes, shapes, captions, filters and what is cropped"
 HELP = """\
@@ -55,7 +56,7 @@ _THUMB_PX = 320
 class Options(Settings):
     """What `stats` takes beside the data."""
 
-    out: str = Field("data-stats.html", min_length=1)
+    out: Annotated[str, ADDRESS] = Field("data-stats.html", min_length=1)
     """The page that is written."""
     read: int = Field(2000, ge=1)
     """Samples that are read for captions and pictures."""

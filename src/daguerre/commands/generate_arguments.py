@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from daguerre.commands.generate_model import Model
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.settings import Idle, Settings
+from daguerre.settings import ADDRESS, Idle, Settings
 
 PLACE = ("output_dir", "run_name")
 SAMPLING = tuple(name for name in SamplingSettings.model_fields if name != "prompts")
@@ -43,7 +43,7 @@ class Options(Settings):
 
     prompt: str | None = None
     """What to draw."""
-    out: str | None = None
+    out: Annotated[str | None, ADDRESS] = None
     """Folder for the pictures."""
     format: Literal["png", "jpeg", "webp", "webdataset"] = "png"
     """Files of pictures, or tar shards of them."""

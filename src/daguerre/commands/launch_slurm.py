@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from daguerre import aliases, config, layout, overrides
+from daguerre import aliases, config, credentials, layout, overrides
 from daguerre.commands import data_arguments
 from daguerre.config import Config, Loaded
 from daguerre.errors import UserError
@@ -64,7 +64,13 @@ def run(arguments: list[str]) -> int:
         print(notice)
     recipe = whole(given.recipe)
     file = Path(own.out or f"{job_name(own, recipe)}.sbatch")
-    write(file, batch_file(own, recipe, rest, str(file), own_workers=not names_workers(rest)))
+    written = [without_secrets(override) for override in rest]
+    write(file, batch_file(own, recipe, written, str(file), own_workers=not names_workers(rest)))
+    if written != rest:
+        print(
+            f"{file} holds no passwords: *** stands in their place. The job takes the whole addresses from its "
+            f"environment: before sbatch, export {credentials.VARIABLE}='ADDRESS ...'"
+        )
     if "--submit" not in given.flags:
         print(f"{file}: read it, change it, then hand it in: {submit_command(str(file))}")
         return 0
@@ -101,6 +107,13 @@ def whole(recipe: str) -> str:
     """A recipe that is a file or a run folder, by its whole path: the job may run in another folder."""
     path = Path(recipe).expanduser()
     return recipe if recipe in shipped() or not path.exists() else str(path.resolve())
+
+
+def without_secrets(override: str) -> str:
+    """`key=value` without the secrets of the addresses in the value."""
+    key, text = overrides.pair(override)
+    stripped = credentials.put_aside(text)
+    return override if stripped == text else f"{key}={stripped}"
 
 
 def names_workers(given: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
+from daguerre import faults
 from daguerre.checkpoint import ranks
 from daguerre.checkpoint.async_save import Outcome, Saver
 from daguerre.checkpoint.failed_saves import FailedSaves
@@ -28,6 +29,7 @@ from daguerre.commands.homes import Home
 from daguerre.commands.intervals import Intervals, intervals
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, refuse_cut_batches
 from daguerre.config import Config
+from daguerre.credentials import scrub
 from daguerre.data import loader
 from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.skips import Skips
@@ -140,8 +142,10 @@ class FailureOnRecord:
             return  # a watchdog writes the root cause
         # On a full disk these fail too; the first error is the one to show.
         with suppress(OSError, UserError):
-            self._run.status("failed", reason=f"{type(error).__name__}: {error}")
+            self._run.status("failed", reason=scrub(f"{type(error).__name__}: {error}"))
             self._run.page()
+        if not isinstance(error, (UserError, OSError, SystemExit, KeyboardInterrupt)):
+            faults.recorded(error, self._run.folder.path)
 
 
 def start(

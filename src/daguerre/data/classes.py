@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
+from daguerre.credentials import put_aside
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
 
@@ -68,8 +69,8 @@ def _checked(given: str | dict[str, str] | tuple[str, ...]) -> str | dict[str, s
     if isinstance(given, str):
         if not given.strip():
             raise UserError(f"expected {_EXPECTED}, the path of a JSON file with either, or {IMAGENET}")
-    else:
-        _prompts(given)
+        return str(put_aside(given))
+    _prompts(given)
     return given
 
 

@@ -6,7 +6,11 @@ No command is ever run.
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
+from pydantic import AfterValidator
+
+from daguerre.credentials import SEPARATOR
 from daguerre.errors import UserError
 
 KNOWN = "aws s3 cp URL -, gsutil cp URL -, gsutil cat URL, gcloud storage cat URL, curl URL, cat FILE"
@@ -53,6 +57,20 @@ def address_in(text: str, setting: str) -> str:
         f"{setting}: pipe:...: no command is run. Understood are {KNOWN} (credentials and endpoints "
         "come from the environment, not from options); for anything else give the address itself"
     )
+
+
+def addresses(given: Any) -> Any:
+    """The value of a setting with the address in place of each `pipe:` command. UserError as `address_in`."""
+    if isinstance(given, list | tuple):
+        return type(given)(map(addresses, given))
+    if not isinstance(given, str) or "pipe:" not in given:
+        return given
+    parts = [part.strip() for part in SEPARATOR.split(given)]
+    return "::".join(address_in(part, "path") if part.startswith("pipe:") else part for part in parts)
+
+
+FILES = AfterValidator(addresses)
+"""Of a setting that names files near or far."""
 
 
 def _words(command: str, setting: str) -> list[str]:

@@ -17,6 +17,8 @@ from urllib.parse import unquote
 
 from braceexpand import braceexpand
 
+from daguerre import credentials
+from daguerre.credentials import SEPARATOR
 from daguerre.data import stores
 from daguerre.data.pipes import address_in
 from daguerre.data.place import STORES, WEB, Place, scheme, shown
@@ -61,7 +63,7 @@ def expand(
 
 def _split(text: str) -> list[str]:
     """`a::b` is two, as in webdataset; but not the address [::1]."""
-    return [text] if _exists(text) else [part.strip() for part in re.split(r"::(?![^\[]*\])", text)]
+    return [text] if _exists(text) else [part.strip() for part in SEPARATOR.split(text)]
 
 
 def _exists(text: str) -> bool:
@@ -81,9 +83,15 @@ class _Reading:
             raise self._error("one of the names is empty: remove it")
         if text.startswith("pipe:"):
             text = address_in(text, self.setting)
-        text = self._without_file(text)
+        text = credentials.whole(self._without_file(text))
         if _exists(text):
             return self._local(text)
+        if credentials.is_cut(text):
+            raise self._error(
+                f"{text} was given with a user and password, or a query, where {credentials.CUT} stands. "
+                "These are written nowhere. Give the whole address again, on the command line or in the environment: "
+                f"{credentials.VARIABLE}='https://USER:PASSWORD@...' (several with spaces between)"
+            )
         names = self._braces(text)
         missing = [
             name for name in names if len(names) > 1 and not (scheme(name) or _GLOB.search(name) or _exists(name))

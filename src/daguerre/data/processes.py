@@ -17,12 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from daguerre.credentials import environment
+
 _START = """
 import signal, sys
 for number in sys.argv[2].split(","):
     signal.signal(int(number), signal.SIG_IGN)
 sys.path[:] = sys.argv[3:]
+from daguerre import faults
 from daguerre.data.{module} import serve
+faults.install()
 serve(int(sys.argv[1]))
 """
 
@@ -73,7 +77,7 @@ def _started(module: str, ignored: Sequence[signal.Signals]) -> Worker:
             [sys.executable, "-c", _START.format(module=module), str(theirs.fileno()), numbers, *sys.path],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **environment(), "OMP_NUM_THREADS": "1"},
             process_group=0,  # Ctrl-C goes to the parent alone: it saves, then ends its workers
         )
     return Worker(process, Connection(ours.detach()))

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from daguerre.data.buckets import check_fractions
 from daguerre.data.filters import Filters
-from daguerre.settings import ELASTIC, FREE, Idle, Settings
+from daguerre.settings import ADDRESS, ELASTIC, FREE, Idle, Settings
 
 ImageFormat = Literal["jpeg", "png", "webp", "gif", "bmp", "tiff"]
 Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
@@ -146,7 +146,7 @@ class SourceSettings(Settings):
     max_skipped: float = Field(0.01, ge=0, le=1, json_schema_extra=FREE)
     """Share of samples that cannot be used above which a run is refused, or stops (once 10 were found): a sign that the
     data, not a picture, is broken."""
-    cache_dir: str | None = Field(None, json_schema_extra=FREE)
+    cache_dir: Annotated[str | None, ADDRESS] = Field(None, json_schema_extra=FREE)
     """Folder for indexes and for shards of object stores. Default: the user's cache folder."""
     cache_gb: float = Field(100.0, gt=0, json_schema_extra=FREE)
     """Most that shards of object stores take in `cache_dir`, in GB (1e9 bytes); those used longest ago go first."""

@@ -225,7 +225,7 @@ def _living_bytes(part: Path) -> int:
 
 
 def _name(place: Place) -> str:
-    return blake2b(place.url.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return blake2b(place.identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def _version(stat: Stat) -> str:

@@ -71,7 +71,7 @@ _LITTLE_BYTES = 64_000_000
 
 def home(place: Place, kind: str, cache_dir: Path) -> Path:
     """Where the index of a shard is kept if it is not beside it."""
-    told = f"{kind} {place.url}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
+    told = f"{kind} {place.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
     return cache_dir / "indexes" / f"{blake2b(told, digest_size=16).hexdigest()}{SUFFIX}"
 
 

@@ -19,7 +19,7 @@ import xxhash
 from daguerre.data import column_types, skips, table_pictures, verbatim
 from daguerre.data.headers import Undecodable
 from daguerre.data.parquet_files import ParquetTables
-from daguerre.data.place import Place
+from daguerre.data.place import WEB, Place
 from daguerre.data.shard_cache import ShardCache
 from daguerre.data.shard_index import About, ShardIndex, file_digest, sample_ids
 from daguerre.data.table_columns import ID, Columns, check
@@ -128,7 +128,10 @@ def version(place: Place, file: Path) -> str:
 
 def base_of(place: Place) -> str:
     """The folder of a table, or the address of it, where relative paths start."""
-    return str(place.local.absolute().parent) if place.local else place.url.rpartition("/")[0] + "/"
+    if place.local:
+        return str(place.local.absolute().parent)
+    address = place.url.partition("?")[0] if place.scheme in WEB else place.url
+    return address.rpartition("/")[0] + "/"
 
 
 def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:

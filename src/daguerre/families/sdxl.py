@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from daguerre.families.unets import UNet
 from daguerre.families.vae import VAE
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.settings import Idle
+from daguerre.settings import ADDRESS, Idle
 from daguerre.types import Batch, Cond
 
 _SIZES = 6  # original height and width, crop top and left, target height and width
@@ -41,7 +41,7 @@ class Settings(PretrainedSettings):
     """Name of the family."""
     text_encoder_2: Component = BASE
     """The second text encoder, with a projection: its pooled features condition the UNet, too."""
-    tokenizer_2: str = BASE
+    tokenizer_2: Annotated[str, ADDRESS] = BASE
     """The tokenizer that belongs to it."""
     train_text_encoder_2: bool = False
     """Train the second text encoder, too."""

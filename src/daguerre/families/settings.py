@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from daguerre.settings import FREE, Idle, Settings
+from daguerre.settings import ADDRESS, FREE, Idle, Settings
 
 SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
 """How the name of a file ends that holds a model, or one of its networks."""
 BASE = "base"
 """A component of `pretrained_model_name_or_path`."""
-Component = str | dict[str, Any] | None
+Component = Annotated[str | dict[str, Any] | None, ADDRESS]
 """Where a network comes from: `base`, another place, the numbers of its config, or null: the base's numbers."""
 
 
@@ -59,7 +59,7 @@ class PretrainedSettings(LatentSettings):
     config (random weights drawn from the run's seed), or null (random weights, with the base's own numbers).
     """
 
-    pretrained_model_name_or_path: str
+    pretrained_model_name_or_path: Annotated[str, ADDRESS]
     """The base: `quickstart` (shipped), a folder in diffusers' layout, a hub id such as
     `stabilityai/stable-diffusion-2-base`, which is read from the local cache first, or a single-file checkpoint."""
     revision: str | None = None
@@ -75,9 +75,9 @@ class PretrainedSettings(LatentSettings):
     """The autoencoder, frozen; its weights are float32."""
     text_encoder: Component = BASE
     """The text encoder: CLIP's or T5's."""
-    tokenizer: str = BASE
+    tokenizer: Annotated[str, ADDRESS] = BASE
     """The tokenizer that belongs to it."""
-    scheduler: str | None = Field(BASE, json_schema_extra=FREE)
+    scheduler: Annotated[str | None, ADDRESS] = Field(BASE, json_schema_extra=FREE)
     """Place of the scheduler's config that the pretrained UNet was trained with: where the objective differs from it,
     a line says so. null: no comparison."""
     train_unet: bool = True

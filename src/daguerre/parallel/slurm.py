@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from daguerre.credentials import scrub
 from daguerre.errors import PREEMPTED, UserError
 from daguerre.parallel.world import FIRST_PORT, PORTS
 from daguerre.settings import Idle, Settings
@@ -46,6 +47,8 @@ def _name(text: str) -> str:
 def _path(text: str) -> str:
     if _PATH.fullmatch(text) is None or text != text.strip():
         raise UserError("must stand on one line, without spaces around it")
+    if scrub(text) != text:
+        raise UserError("holds a password or a token, and secrets are written nowhere: set it in the job's environment")
     return text
 
 

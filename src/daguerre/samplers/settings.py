@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from daguerre import plugins
 from daguerre.errors import UserError
-from daguerre.settings import FREE, Idle, Settings
+from daguerre.settings import ADDRESS, FREE, Idle, Settings
 
 
 @lru_cache
@@ -60,7 +60,7 @@ class SamplingSettings(Settings):
     """Width of a picture in pixels. null: data.resolution."""
     prompts: list[str] | None = Field(None, json_schema_extra=FREE)
     """What is drawn at each save; null: captions of the first held-out samples."""
-    prompts_file: str | None = Field(None, min_length=1, json_schema_extra=FREE)
+    prompts_file: Annotated[str | None, ADDRESS] = Field(None, min_length=1, json_schema_extra=FREE)
     """File of prompts in place of `prompts`: text with one a line, or CSV, TSV or JSONL with a column `prompt`."""
     negative_prompt: str = Field("", json_schema_extra=FREE)
     """Prompt of the unguided side; the empty one is what caption dropout trains."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from daguerre.errors import UserError
-from daguerre.settings import ELASTIC, FREE, Choice, Duration, Idle, Settings
+from daguerre.settings import ADDRESS, ELASTIC, FREE, Choice, Duration, Idle, Settings
 
 _BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _COMPUTES = {"float32": ("auto", "no", "bf16", "fp16"), "bfloat16": ("auto", "bf16"), "float16": ("auto", "fp16")}
@@ -174,7 +174,7 @@ class EMASettings(Choice):
 
     enabled: bool = True
     """Keep averaged weights; pictures, validation and exports use them."""
-    path: str | None = None
+    path: Annotated[str | None, ADDRESS] = None
     """Weights from which the average starts in place of the network's: a run folder, a checkpoint, a folder in
     diffusers' layout or a .safetensors file. It is then taken for an old one: the decay begins without a warm-up."""
     name: Literal["diffusers", "mindone", "stable_cascade"] = "diffusers"

@@ -11,12 +11,13 @@ from pydantic import Field, model_validator
 
 from daguerre.data import places
 from daguerre.data.csv_files import CsvTables
+from daguerre.data.pipes import FILES
 from daguerre.data.place import Place
 from daguerre.data.source import Split
 from daguerre.data.table_columns import TableSettings
 from daguerre.data.table_source import TableSource, open_tables
 from daguerre.errors import UserError
-from daguerre.settings import FREE
+from daguerre.settings import ADDRESS, FREE
 
 SUFFIXES = (".csv", ".tsv")
 
@@ -26,7 +27,9 @@ class Settings(TableSettings):
 
     source: Literal["csv"] = "csv"
     """Name of this source."""
-    path: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(json_schema_extra=FREE)
+    path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], FILES, ADDRESS] = Field(
+        json_schema_extra=FREE
+    )
     """A file in UTF-8, a folder of them, a pattern (`*.csv`), an address (s3, gs, http, https), or a list of these.
     Paths in a table start at the table's folder."""
     delimiter: Literal["auto", ",", "\t", ";", "|"] = "auto"

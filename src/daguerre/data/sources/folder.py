@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,7 +24,7 @@ from daguerre.data.skips import SkipReport
 from daguerre.data.source import Split
 from daguerre.data.table_source import cache_of, in_blocks
 from daguerre.errors import UserError
-from daguerre.settings import FREE, Idle
+from daguerre.settings import ADDRESS, FREE, Idle
 from daguerre.types import Record
 
 
@@ -52,7 +52,7 @@ class Settings(SourceSettings):
 
     source: Literal["folder"] = "folder"
     """Name of this source."""
-    path: str = Field(min_length=1, json_schema_extra=FREE)
+    path: Annotated[str, ADDRESS] = Field(min_length=1, json_schema_extra=FREE)
     """The folder; folders inside it are read too. It may move between two starts: samples are known by their path
     inside it."""
     captions_from: Literal["files", "file_names", "folder_names"] = "files"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.error import HTTPError
 from urllib.request import Request, getproxies, urlopen
 
@@ -26,7 +26,7 @@ from daguerre.data.source import Split as Part
 from daguerre.data.table_columns import TableSettings
 from daguerre.data.table_source import TableSource, open_tables
 from daguerre.errors import Absent, UserError
-from daguerre.settings import FREE, Idle
+from daguerre.settings import ADDRESS, FREE, Idle
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SPLIT = re.compile(r"\w+(\.\w+)*")
@@ -44,9 +44,9 @@ class Settings(TableSettings):
 
     source: Literal["huggingface"] = "huggingface"
     """Name of this source."""
-    path: str | None = Field(None, min_length=1, json_schema_extra=FREE)
+    path: Annotated[str | None, ADDRESS] = Field(None, min_length=1, json_schema_extra=FREE)
     """A folder that `save_to_disk` wrote (a Dataset or a DatasetDict). It may move between two starts."""
-    name: str | None = Field(None, min_length=1)
+    name: Annotated[str | None, ADDRESS] = Field(None, min_length=1)
     """Instead of `path`: a data set by name, such as `lambdalabs/naruto-blip-captions`, or a folder of files that the
     `datasets` library loads; it is downloaded and prepared by it, in its own cache."""
     config: str | None = Field(None, min_length=1)

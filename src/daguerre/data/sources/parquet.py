@@ -11,10 +11,11 @@ from pydantic import Field
 
 from daguerre.data import places
 from daguerre.data.parquet_files import ParquetTables
+from daguerre.data.pipes import FILES
 from daguerre.data.source import Split
 from daguerre.data.table_columns import TableSettings
 from daguerre.data.table_source import TableSource, open_tables
-from daguerre.settings import FREE
+from daguerre.settings import ADDRESS, FREE
 
 SUFFIXES = (".parquet", ".pq")
 
@@ -24,7 +25,9 @@ class Settings(TableSettings):
 
     source: Literal["parquet"] = "parquet"
     """Name of this source."""
-    path: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(json_schema_extra=FREE)
+    path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], FILES, ADDRESS] = Field(
+        json_schema_extra=FREE
+    )
     """A file, a folder of them, a pattern (`*.parquet`, `{00000..00099}.parquet`), an address (s3, gs, http, https), or
     a list of these. They may move between two starts: samples are known by the tables' contents."""
 

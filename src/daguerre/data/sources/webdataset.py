@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -21,6 +21,7 @@ from daguerre.data import classes, headers, places, shard_cache, shard_index, sk
 from daguerre.data.classes import Classes, Labels
 from daguerre.data.headers import Undecodable
 from daguerre.data.index import Index
+from daguerre.data.pipes import FILES
 from daguerre.data.places import Place
 from daguerre.data.settings import SourceSettings
 from daguerre.data.shard_cache import ShardCache
@@ -28,7 +29,7 @@ from daguerre.data.shard_index import ShardIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Files, Split
 from daguerre.errors import UserError
-from daguerre.settings import FREE
+from daguerre.settings import ADDRESS, FREE
 from daguerre.types import Record
 
 KIND = tar_index.kind(headers.USUAL)
@@ -49,7 +50,7 @@ class Settings(SourceSettings):
 
     source: Literal["webdataset"] = "webdataset"
     """Name of this source."""
-    path: str | tuple[str, ...] = Field(min_length=1, json_schema_extra=FREE)
+    path: Annotated[str | tuple[str, ...], FILES, ADDRESS] = Field(min_length=1, json_schema_extra=FREE)
     """The shards: `part-{00000..00099}.tar`, `DIR/*.tar`, `DIR`, `s3://BUCKET/PREFIX/`, or a list. They may move
     between two starts: samples are known by their contents."""
     idx_to_prompt: Labels | None = None

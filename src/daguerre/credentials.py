@@ -1,0 +1,173 @@
+"""Addresses and the secrets in them: what a setting, a message or a file holds is an address without its secrets.
+
+`user:password@` and the query of an address (presigned addresses, tokens) are cut off where a setting is checked and
+kept in the memory of this process alone; `***` stands in their place. `whole` gives them back to who opens the address.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+STORES = ("s3", "gs")
+CUT = "***"
+"""Stands where something was cut off."""
+VARIABLE = "DAGUERRE_ADDRESSES"
+"""Environment variable with whole addresses, spaces between."""
+SEPARATOR = re.compile(r"::(?![^\[]*\])")
+"""Between two addresses in one text, as webdataset writes them; but not in the address [::1]."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PARTS = re.compile(r"([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
+_HARMLESS = re.compile(
+    r"(id|file|filename|name|path|part|shard|index|n|page|download|raw|dl|alt|format|version|versionId)=[\w./{},-]{1,64}"
+)
+"""Parameters that say which file is meant."""
+_NAMED = re.compile(
+    r"(?i)((?<![A-Za-z0-9])(?:X-(?:Amz|Goog)-[\w-]+|sig|signature|[\w-]*token|password|passwd|api_?key|[\w-]*secret|"
+    r"AWSAccessKeyId|GoogleAccessId)=)[^\s&'\"]+"
+)
+"""Parameters that are secret wherever they stand."""
+_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?![A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>])+")
+_COMMAND = re.compile(r"pipe:(?!\.\.\.)[^\n]*")
+_WORD = re.compile(r"[a-z-]{,16}")
+_LEAST_LENGTH = 6
+"""Of a secret that is looked for in texts by itself; a shorter one is part of other words."""
+_kept: dict[str, str] = {}
+"""Whole addresses by what is shown of them."""
+
+
+def scheme(text: str) -> str:
+    """What stands before `://`, in small letters; nothing for a path."""
+    found = _SCHEME.match(text)
+    return found[1].lower() if found else ""
+
+
+def shown(text: str) -> str:
+    """A path or an address as messages hold it: no user, password, query or fragment; of a command, nothing."""
+    if text.startswith("pipe:"):
+        return "pipe:..."
+    if scheme(text):
+        kind, rest = text.split("://", 1)
+        host, path = ("", "/...") if _unreadable(text) else _host_and_path(kind.lower(), rest)
+        text = f"{kind}://{host.rpartition('@')[2]}{scrub(path) or '/'}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def put_aside(given: Any) -> Any:
+    """The value of a setting with the secrets cut out of its addresses; they stay in memory for `whole`."""
+    if isinstance(given, dict):
+        return {name: put_aside(inner) for name, inner in given.items()}
+    if isinstance(given, list | tuple):
+        return type(given)(map(put_aside, given))
+    if not isinstance(given, str) or not ("://" in given or given.startswith("pipe:")):
+        return given
+    return "::".join(map(_put_aside, SEPARATOR.split(given)))
+
+
+def _put_aside(address: str) -> str:
+    alone = scheme(address.strip()) and address.count("://") == 1
+    stripped = _without(address.strip()) if alone else scrub(address)
+    if stripped != address:
+        _kept[stripped] = address.strip()
+    return stripped
+
+
+def whole(address: str) -> str:
+    """The address with what was cut off; as it is where nobody has given that to this process."""
+    if CUT not in address:
+        return address
+    _of_environment(os.environ.get(VARIABLE, ""))
+    return _kept.get(address, address)
+
+
+@lru_cache(maxsize=1)
+def _of_environment(listed: str) -> None:
+    for address in listed.split():
+        _kept.setdefault(put_aside(address), address)
+
+
+def is_cut(address: str) -> bool:
+    """Whether something is missing in an address, or in one that `whole` could not complete."""
+    return "://" in address and (f"://{CUT}" in address or CUT in address.partition("?")[2])
+
+
+def environment() -> dict[str, str]:
+    """What a process that is started from this one needs in its environment, to know of the same secrets."""
+    known = [address for address in _kept.values() if not re.search(r"\s", address)]
+    return {VARIABLE: " ".join(known)} if known else {}
+
+
+def scrub(text: str) -> str:
+    """Any text without the secrets of the addresses in it, and without those of addresses that were put aside."""
+    for secret, instead in _secrets(len(_kept), *_kept.items()) if _kept else ():
+        text = text.replace(secret, instead)
+    text = _IN_TEXT.sub(lambda found: _scrubbed(found[0]), text) if "://" in text else text
+    text = _COMMAND.sub("pipe:...", text) if "pipe:" in text else text
+    return _NAMED.sub(rf"\1{CUT}", text) if "=" in text else text
+
+
+def _scrubbed(address: str) -> str:
+    end = len(address.rstrip(").,:;]}"))
+    return _without(address[:end]) + address[end:]
+
+
+@lru_cache(maxsize=1)
+def _secrets(count: int, *kept: tuple[str, str]) -> list[tuple[str, str]]:
+    """What is looked for in texts, and what takes its place; the longest first."""
+    found = {address: stripped for stripped, address in kept}
+    for address in list(found):
+        authority, _, query = _parts(address)
+        user = authority.rpartition("@")[0]
+        secret = [each for each in query.split("&") if not _HARMLESS.fullmatch(each)]
+        values = [value for each in secret if not _WORD.fullmatch(value := each.partition("=")[2])]
+        loose = [user, *user.split(":", 1)[1:], query if len(secret) else "", *secret, *values]
+        found |= {each: CUT for one in loose for each in (one, unquote(one)) if len(each) >= _LEAST_LENGTH}
+    return sorted(found.items(), key=lambda each: -len(each[0]))
+
+
+def _without(address: str) -> str:
+    """The address with `***` for user and password, and for a query; without its fragment, which no server sees."""
+    kind, rest = address.split("://", 1)
+    if kind.lower() == "file":
+        return address
+    if "@" in rest and _unreadable(address):
+        return f"{kind}://{CUT}"
+    authority, path, query = _parts(address)
+    _, at, host = authority.rpartition("@")
+    cut: list[str] = []
+    for each in query.split("&") if query else ():
+        cut += [each] if _HARMLESS.fullmatch(each) else [CUT] if CUT not in cut else []
+    return f"{kind}://{CUT if at else ''}{at}{host}{path}{'?' if cut else ''}{'&'.join(cut)}"
+
+
+def _parts(address: str) -> tuple[str, str, str]:
+    """User and host, path, query. Names of objects in a store may hold any sign: there a query is a signed one."""
+    kind, _, rest = address.partition("://")
+    if kind.lower() in STORES and not _NAMED.search(rest):
+        authority, slash, path = rest.partition("/")
+        return authority, slash + path, ""
+    found = _PARTS.fullmatch(rest)
+    assert found is not None
+    return found[1], found[2], found[3] or ""
+
+
+def _host_and_path(kind: str, rest: str) -> tuple[str, str]:
+    return _parts(f"{kind}://{rest}")[:2]
+
+
+def _unreadable(address: str) -> bool:
+    """A password with an unescaped `/` looks like a port that is no number, or like a host, a port and a path: then
+    nothing of the address is shown."""
+    if scheme(address) in STORES:
+        return False
+    authority, path, _ = _parts(address)
+    if "@" not in authority and ":" in authority and re.search(r"/[^/@]+@", path):
+        return True
+    try:
+        return urlsplit(address).port == -1
+    except ValueError:
+        return True

@@ -1,0 +1,67 @@
+"""Faults of the program or of the machine: two lines for the person, and a file with the traceback to send.
+
+What a user can cause and mend is a `UserError` and never gets here.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from daguerre import __version__
+from daguerre.credentials import scrub
+
+_LENGTH = 300
+_FILE = "_daguerre_fault_file"
+"""Attribute of an error that is in a file already."""
+
+
+def install() -> None:
+    """From now on this process tells of what nothing catches; Python then exits with 1."""
+    sys.excepthook = tell
+    threading.excepthook = lambda died: tell(died.exc_type, died.exc_value or died.exc_type(), died.exc_traceback)
+
+
+def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Two lines on stderr, without secrets, and the traceback in a file."""
+    path = recorded(error, Path.cwd())
+    where = f"The traceback is in {path}: please send that file, it holds no passwords" if path else _text(error)
+    print(f"daguerre: a fault of the program or the machine: {_line(error)}\n{where}", file=sys.stderr)
+
+
+def recorded(error: BaseException, folder: Path) -> Path | None:
+    """The file with the error's traceback, in this folder or else the one for temporary files; it is written once.
+
+    None where neither can be written.
+    """
+    known = getattr(error, _FILE, None)
+    if known is not None:
+        return Path(known)
+    name = f"daguerre-fault-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for place in (folder, Path(tempfile.gettempdir())):
+        with suppress(OSError):
+            path = place.absolute() / name
+            path.write_text(_text(error), encoding="utf-8", errors="backslashreplace")
+            setattr(error, _FILE, str(path))
+            return path
+    return None
+
+
+def _text(error: BaseException) -> str:
+    """Versions, the command and the traceback; no values of variables."""
+    command = " ".join(map(scrub, sys.argv))
+    about = f"daguerre {__version__}, Python {platform.python_version()}, {platform.platform()}\n{command}\n\n"
+    return about + scrub("".join(traceback.format_exception(error)))
+
+
+def _line(error: BaseException) -> str:
+    text = scrub(" ".join(f"{type(error).__name__}: {error}".split()))
+    return text if len(text) <= _LENGTH else text[: _LENGTH - 4] + " ..."
