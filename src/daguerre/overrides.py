@@ -50,7 +50,7 @@ def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
             if not rest or rest[0] in flags:
                 raise UserError(f"{word} needs a value: write {word[2:]}=VALUE{_flags_hint(flags)}")
             overrides.append(f"{word[2:]}={rest.pop(0)}")
-        elif "=" in word:
+        elif "=" in word and "://" not in word.partition("=")[0]:
             overrides.append(word.removeprefix("--"))
         elif word.startswith("-"):
             raise UserError(f"there is no option {word}: settings are written key=value{_flags_hint(flags)}")

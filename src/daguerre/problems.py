@@ -15,6 +15,7 @@ from typing import Any, get_origin
 from pydantic_core import ErrorDetails
 
 from daguerre import plugins
+from daguerre.credentials import scrub
 from daguerre.errors import UserError
 from daguerre.layout import Leaf, allowed, summary
 
@@ -68,7 +69,7 @@ def shown(value: Any, width: int = 60) -> str:
     """A value on one line, as one would write it in a recipe; long ones are cut."""
     if value is None:
         return "null"
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = scrub(json.dumps(value, ensure_ascii=False, default=str))  # before it is cut
     return text if len(text) <= width else text[: width - 4] + " ..."
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import Field, SerializeAsAny, ValidationError
 
 from daguerre import layers, layout, overrides, plugins, recipe
+from daguerre.credentials import scrub
 from daguerre.data import guess
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
@@ -63,10 +64,10 @@ def read(arguments: Sequence[str], options_class: type[Options]) -> Request[Opti
     _refuse_misspelt(rest, options_class)
     if len(words.bare) == 1 and _is_recipe(words.bare[0]):
         found, notices = from_recipe(words.bare[0], rest)
-        return Request(words.bare[0], found.data, found.seed, options, notices)
+        return Request(words.bare[0], found.data, found.seed, options, tuple(map(scrub, notices)))
     found, notices = from_paths(words.bare, rest)
-    what = ", ".join(words.bare) or str(getattr(found.data, "path", found.data.source))
-    return Request(what, found.data, found.seed, options, notices)
+    what = scrub(", ".join(words.bare) or str(getattr(found.data, "path", found.data.source)))
+    return Request(what, found.data, found.seed, options, tuple(map(scrub, notices)))
 
 
 def split(arguments: Sequence[str]) -> Words:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from daguerre.credentials import STORES, put_aside, scheme
 from daguerre.data import stores
 from daguerre.data.folder_scan import EXTENSIONS
 from daguerre.errors import UserError
@@ -42,6 +43,12 @@ def _kind(path: str) -> str:
         return by_suffix
     if path.startswith("pipe:"):
         return "webdataset"
+    if far and scheme(path) not in STORES:
+        raise UserError(
+            f"{path} is of no kind that is known by its name ({', '.join(_SUFFIXES)}): write data.source=KIND"
+        )
+    if far and put_aside(path) != path:
+        raise UserError(f"{path}: credentials come from the environment, never from an address")
     if far:
         return _under_prefix([place.name for place in stores.listing(path)], path)
     local = Path(path.removeprefix("file://").removeprefix("file:")).expanduser()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daguerre.credentials import is_cut
+from daguerre.credentials import is_cut, put_aside
 from daguerre.data.place import STORES, Place, scheme
 from daguerre.errors import UserError
 
@@ -19,7 +19,7 @@ def checked(text: str) -> str:
     if kind not in STORES:
         raise UserError(f"{Place(text).name}: runs are kept in a local folder or under s3:// or gs://, not {kind}://")
     bucket, _, rest = text.rstrip("/").partition("://")[2].partition("/")
-    if "@" in bucket or is_cut(text):
+    if is_cut(text) or put_aside(text) != text:
         raise UserError(f"{Place(text).name}: credentials come from the environment, never from an address")
     if not bucket or any(part in ("", ".", "..") for part in rest.split("/") if rest):
         raise UserError(f"{Place(text).name}: give {kind}://BUCKET/FOLDER, without empty parts, . or ..")

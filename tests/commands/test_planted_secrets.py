@@ -1,0 +1,255 @@
+"""Secrets in addresses: given in every place where an address can stand, and then looked for in every byte that was
+written and in all that was printed."""
+
+import json
+import os
+import re
+import shlex
+import sys
+import threading
+from base64 import b64encode
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import data_sets
+import pytest
+import tiny_runs
+
+from daguerre import cli, config, credentials, errors
+from daguerre.checkpoint.environment import environment
+
+USER, PASSWORD, SIGNATURE = "planteduser", "planted-pa55word", "plantedS1gnature"
+SECRETS = (USER, PASSWORD, SIGNATURE, "planted")
+SIGNED = f"?sv=2024&sig={SIGNATURE}"
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """Files for who has both the password and the signature, by ranges."""
+
+    def __init__(self, folder, refused, *arguments):
+        self.folder, self.refused = folder, refused
+        super().__init__(*arguments)
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        path, _, query = self.path.partition("?")
+        pair = "Basic " + b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        file = self.folder / path.lstrip("/")
+        if self.headers.get("Authorization") != pair or SIGNATURE not in query or not file.is_file():
+            self.refused.append(self.path)
+            self.send_error(403 if file.is_file() else 404)
+            return
+        data = file.read_bytes()
+        span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        part = data[int(span[1]) : int(span[2]) + 1] if span else data
+        self.send_response(206 if span else 200)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        if span:
+            self.send_header("Content-Range", f"bytes {span[1]}-{int(span[1]) + len(part) - 1}/{len(data)}")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(part)
+
+    do_HEAD = do_GET
+
+
+@contextmanager
+def guarded(folder):
+    refused = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, folder, refused))
+    server.daemon_threads = True
+    threading.Thread(target=partial(server.serve_forever, poll_interval=0.01), daemon=True).start()
+    try:
+        yield f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch):
+    """Each test begins like a process of its own."""
+    monkeypatch.setattr(credentials, "_kept", {})
+    monkeypatch.delenv(credentials.VARIABLE, raising=False)
+    credentials._of_environment.cache_clear()
+    yield
+    credentials._of_environment.cache_clear()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to work in, with the caches in it, and shards beside it that are not searched."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(folder / name.lower()))
+    return folder
+
+
+def found_in(folder):
+    """Files (and names of files) that hold one of the secrets."""
+    bad = []
+    for path in folder.rglob("*"):
+        data = os.fsencode(path.name) + (path.read_bytes() if path.is_file() else b"")
+        bad += [(path.relative_to(folder), secret) for secret in SECRETS if secret.encode() in data]
+    return bad
+
+
+def assert_clean(folder, capfd):
+    said = "".join(capfd.readouterr())
+    assert found_in(folder) == []
+    assert not [secret for secret in SECRETS if secret in said], said
+    return said
+
+
+def forget():
+    credentials._kept.clear()
+    credentials._of_environment.cache_clear()
+
+
+def test_a_run_on_protected_shards(place, tmp_path, capfd, monkeypatch):
+    """Trained, refused without the secrets, gone on with each of the two ways to give them."""
+    data_sets.shards(tmp_path / "raw", 2, 4)
+    run = place / "runs" / "tiny"
+    with guarded(tmp_path / "raw") as url:
+        given = f"data.path={url}/part-{{00..01}}.tar{SIGNED}"
+        argv = tiny_runs.arguments(
+            place / "runs", "data.source=webdataset", given, "data.resolution=64", "validation.every=null",
+            f"data.cache_dir={place / 'data'}", "loader.num_workers=1", "training.duration=3 steps",
+            "description=drawn from " + url,
+        )  # fmt: skip
+        argv = [word for word in argv if not word.startswith(("data.checked", "validation.num"))]
+        monkeypatch.setattr(sys, "argv", ["daguerre", *argv])
+        assert cli.run(argv) == errors.DONE, capfd.readouterr().err
+        assert_clean(place, capfd)
+        written = config.load(str(run)).config.data.path
+        assert written == re.sub("//.*@", "//***@", url) + "/part-{00..01}.tar?***"
+
+        forget()
+        more = ["train", str(run), "training.duration=4 steps"]
+        assert cli.run(more) == errors.REFUSED
+        said = assert_clean(place, capfd)
+        assert "given with a user and password, or a query, where *** stands" in said
+        assert credentials.VARIABLE in said
+
+        assert cli.run([*more, given.replace("sv=2024", "sv=2025")]) == errors.DONE, capfd.readouterr().err
+        assert_clean(place, capfd)
+
+        forget()
+        monkeypatch.setenv(credentials.VARIABLE, f"https://other@host/ {given.removeprefix('data.path=')}")
+        assert cli.run(["train", str(run), "training.duration=5 steps"]) == errors.DONE, capfd.readouterr().err
+        assert_clean(place, capfd)
+    assert json.loads((run / "status.json").read_text())["step"] == 5
+
+
+def test_data_verbs(place, tmp_path, capfd):
+    data_sets.shards(tmp_path / "raw", 1, 4)
+    with guarded(tmp_path / "raw") as url:
+        shards = f"{url}/part-00.tar{SIGNED}"
+        for verb in (
+            ["data", "stats", shards, "out=stats.html"],
+            ["data", "verify", shards],
+            ["data", "index", shards],
+            ["data", "show", shards, "out=show.png"],
+            ["data", "pack", shards, "out=packed"],
+        ):
+            cli.run([*verb, f"data.cache_dir={place / 'data'}"])
+        assert (place / "packed" / "dataset.json").is_file(), capfd.readouterr().err
+        assert (place / "stats.html").is_file()
+    assert_clean(place, capfd)
+
+
+ADDRESSES = [
+    f"https://{USER}:{PASSWORD}@host/x?sig={SIGNATURE}",
+    f"https://{USER}:{PASSWORD}/{PASSWORD}@host:80/x?sig={SIGNATURE}",
+    f"s3://{USER}:{PASSWORD}@bucket/x",
+    f"s3://bucket/x?X-Amz-Signature={SIGNATURE}",
+    f"az://container/x?sv=1&sig={SIGNATURE}",
+    f"pipe:curl -u {USER}:{PASSWORD} https://host/x",
+    f"  https://{USER}:{PASSWORD}@host/x",
+    f"[https://host/x,https://{USER}:{PASSWORD}@host/x]",
+]
+COMMANDS = [
+    "train quickstart data.source=webdataset data.path=@",
+    "train quickstart data.source=webdataset 'data.path=[a, @]'",
+    "train quickstart data.path=@",
+    "train quickstart output_dir=@ --dry-run",
+    "train quickstart init_from=@",
+    "train quickstart ema.path=@",
+    "train quickstart sampling.prompts_file=@",
+    "train quickstart model.pretrained_model_name_or_path=@ --dry-run",
+    "train quickstart no.such.setting=@",
+    "train quickstart distributed.dist_url=@",
+    "train quickstart @",
+    "train @",
+    "@",
+    "generate @ out=o",
+    "generate quickstart prompts_file=@ out=o",
+    "generate quickstart prompt=x out=@",
+    "report @",
+    "data stats @",
+    "data pack @ out=o",
+    "data pack a.tar out=@",
+    "data show a.tar out=@",
+    "fetch @",
+    "fetch owner/name -o @",
+    "convert model @ out=o",
+    "convert config @",
+    "convert ema @ width=0.1",
+    "plan @",
+    "plan quickstart output_dir=@",
+    "bench @",
+    "launch slurm @ nodes=1",
+    "launch slurm quickstart nodes=1 gpus_per_node=0 out=job-setup setup='export HTTPS_PROXY=@'",
+    "launch slurm quickstart nodes=1 gpus_per_node=0 device=cpu out=job description=@",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_refused_or_written_holds_none(place, capfd, monkeypatch, command):
+    """Whatever a command makes of such addresses, none of them is seen again; faults count as failures."""
+    monkeypatch.setattr(credentials, "_LEAST_LENGTH", 1000)  # each is found as an address, not by its known parts
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for address in ADDRESSES:
+        words = [word.replace("@", address, 1) if "@" in word else word for word in shlex.split(command)]
+        code = cli.run(words)
+        assert code in (errors.DONE, errors.REFUSED, errors.FAILED), (code, words)
+        assert_clean(place, capfd)
+        forget()
+
+
+def test_a_job_takes_them_from_its_environment(place, capfd, monkeypatch):
+    address = f"https://{USER}:{PASSWORD}@host/x.tar?sig={SIGNATURE}"
+    given = ["data.source=webdataset", f"data.path={address}", "data.resolution=64", "validation.every=null"]
+    command = ["launch", "slurm", "quickstart", "nodes=1", "gpus_per_node=0", "out=job", *given]
+    assert cli.run(command) == errors.DONE, capfd.readouterr().err
+    assert credentials.VARIABLE in assert_clean(place, capfd)
+    (word,) = re.findall(r"'(data\.path=.*)'", (place / "job").read_text())
+    forget()
+    assert credentials.is_cut(credentials.whole(word.removeprefix("data.path=")))
+    monkeypatch.setenv(credentials.VARIABLE, address)
+    assert credentials.whole(word.removeprefix("data.path=")) == address
+
+
+def test_a_converted_config_holds_none(place, tmp_path, capfd):
+    theirs = tmp_path / "theirs.yml"
+    theirs.write_text(
+        "pretrained_model_name_or_path: runwayml/stable-diffusion-v1-5\nrun_name: x\n"
+        f"dataset_name: 'https://{USER}:{PASSWORD}@host/x?sig={SIGNATURE}'\n"
+        f"output_dir: 's3://{USER}:{PASSWORD}@bucket/x'\ntrain_data_dir: 'gs://bucket/x?X-Goog-Signature={SIGNATURE}'\n"
+        f"hf_train_files: 'https://{USER}@host/x'\nmax_train_steps: 10\nlearning_rate: 1.e-5\n"
+        "per_device_batch_size: 1\nresolution: 512\nunet_checkpoint: ''\n",
+        encoding="utf-8",
+    )
+    cli.run(["convert", "config", str(theirs), "out=recipe.yaml"])
+    assert_clean(place, capfd)
+
+
+def test_the_recorded_command_holds_none(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["daguerre", *(f"data.path={address}" for address in ADDRESSES)])
+    assert not [secret for secret in SECRETS if secret in json.dumps(environment())]
