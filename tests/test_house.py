@@ -19,12 +19,13 @@ MEDIAN_FUNCTION_LINES = 10
 LONGER_FILES: dict[str, int] = {}
 LONGER_FUNCTIONS: dict[str, int] = {}
 
-LEAVES = {"errors", "keys", "plugins", "settings", "types", "user_cache"}
+LEAVES = {"errors", "keys", "plugins", "settings", "types", "unicode", "user_cache"}
 MAY_IMPORT = {
     # part: the parts of the package that its modules may import, beside itself and the leaves
     "errors": set(),
     "keys": set(),
     "types": set(),
+    "unicode": set(),
     "settings": set(),
     "plugins": set(),
     "user_cache": set(),

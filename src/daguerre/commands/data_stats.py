@@ -50,6 +50,8 @@ random.
 """
 
 _THUMB_PX = 320
+_LETTERS = 1000
+"""Longest caption that stands below a picture."""
 
 
 class Options(Settings):
@@ -160,4 +162,9 @@ def _example(sample: Seen, settings: SourceSettings, seed: int) -> Example:
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=82)
     trained = "" if (height, width) == (tall, wide) else f" \N{RIGHTWARDS ARROW} {wide} x {tall}"
-    return Example(buffer.getvalue(), picture.size, box, sample.caption or "", f"{width} x {height}{trained}")
+    return Example(buffer.getvalue(), picture.size, box, _shown(sample.caption or ""), f"{width} x {height}{trained}")
+
+
+def _shown(caption: str) -> str:
+    """The beginning of a caption that is too long for a page of pictures."""
+    return caption if len(caption) <= _LETTERS else f"{caption[:_LETTERS]} ..."

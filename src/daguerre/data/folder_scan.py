@@ -16,9 +16,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 from daguerre.data import headers, skips
-from daguerre.data.folder_captions import TEXT_FILES, NoCaption, Rules, Words, printable
+from daguerre.data.folder_captions import TEXT_FILES, NoCaption, Rules, Words
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
+from daguerre.unicode import printable
 
 SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "jpeg": (".jpg", ".jpeg"),

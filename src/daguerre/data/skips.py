@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daguerre.errors import UserError
+from daguerre.unicode import printable
 
 SkipReport = Mapping[str, Mapping[str, Any]]
 """{reason: {"count": n, "examples": [a few names], "kept": whether they are trained on all the same}}; also
@@ -54,7 +55,7 @@ def add(counts: Counts, reason: str, name: str, kept: bool = False, damage: bool
     )
     entry["count"] += 1
     if len(entry["examples"]) < EXAMPLES:
-        entry["examples"].append(name)
+        entry["examples"].append(printable(name))
 
 
 def merged(*reports: SkipReport) -> Counts:
