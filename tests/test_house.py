@@ -19,7 +19,7 @@ MEDIAN_FUNCTION_LINES = 10
 LONGER_FILES: dict[str, int] = {}
 LONGER_FUNCTIONS: dict[str, int] = {}
 
-LEAVES = {"credentials", "errors", "faults", "keys", "plugins", "settings", "types", "user_cache"}
+LEAVES = {"credentials", "errors", "faults", "keys", "plugins", "settings", "types", "unicode", "user_cache"}
 MAY_IMPORT = {
     # part: the parts of the package that its modules may import, beside itself and the leaves
     "credentials": set(),
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "faults": set(),
     "keys": set(),
     "types": set(),
+    "unicode": set(),
     "settings": set(),
     "plugins": set(),
     "user_cache": set(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import errno
+import io
 import os
 import sys
 from dataclasses import dataclass
@@ -64,6 +65,9 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command line; its messages are printed."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names and texts of others never end a command: they are escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()

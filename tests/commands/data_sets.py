@@ -33,12 +33,15 @@ def folder(path: Path, number: int) -> Path:
     return path
 
 
-def shard(path: Path, numbers: range, **changes: Any) -> Path:
-    """A tar of samples with metadata; `changes` replaces the pictures of some: {"p3": bytes}."""
+def shard(path: Path, numbers: range, no_caption: bool = False, **changes: Any) -> Path:
+    """A tar of samples with metadata; `changes` replaces the pictures of some: {"p3": bytes}. With `no_caption` the
+    JSON has none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for i in numbers:
             document = {"caption": f"picture {i}", "score": i / 10, "lang": "de" if i % 4 == 0 else "en"}
+            if no_caption:
+                del document["caption"]
             files = {"jpg": changes.get(f"p{i}", jpeg(i)), "json": json.dumps(document).encode()}
             for extension, data in {**files, "txt": f"picture {i}".encode()}.items():
                 info = tarfile.TarInfo(f"{i:05}.{extension}")

@@ -115,3 +115,24 @@ def test_what_is_refused(place, capsys, arguments, why):
     data_sets.folder(place / "pictures", 2)
     assert show(*arguments) == 2
     assert why in capsys.readouterr().err
+
+
+class Ruler:
+    """A font whose letters are 10 px wide; counts how often it is asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def getlength(self, text):
+        self.asked += 1
+        return 10 * len(text)
+
+
+@pytest.mark.parametrize(("caption", "line"), [("x" * 40_000, "x" * 20), ("cat " * 10_000, "cat cat cat cat cat")])
+def test_a_caption_of_any_length_is_wrapped_with_little_work(caption, line):
+    ruler = Ruler()
+    lines = data_show.wrapped(caption, 200, ruler)
+    assert lines[:3] == [line] * 3
+    assert len(lines) == 4
+    assert lines[3].endswith("...")
+    assert ruler.asked < 200

@@ -30,7 +30,12 @@ def words(path) -> str:
 def test_a_folder(place, capsys):
     data_sets.folder(place / "pictures", 10)
     assert stats("pictures", "data.resolution=32", "pictures=4") == 0
-    assert capsys.readouterr().out == ("pictures: read as a folder of pictures (data.source=folder)\ndata-stats.html\n")
+    first, *facts, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("pictures: read as a folder of pictures (data.source=folder)", "data-stats.html")
+    assert facts[:2] == [
+        "10 samples.",
+        "  Usable               10  100 % of the 10 that were found, those held out among them",
+    ]
     text = words("data-stats.html")
     assert "10 samples." in text
     assert "Usable 10 100 %" in text
@@ -117,3 +122,35 @@ def test_what_is_refused(place, capsys, arguments, why):
     assert stats(*arguments) == 2
     assert why in capsys.readouterr().err
     assert not (place / "data-stats.html").exists()
+
+
+def test_the_terminal_says_what_is_there_left_out_and_cropped(place, capsys):
+    folder = data_sets.folder(place / "pictures", 12)
+    (folder / "003.jpg").write_bytes(b"no picture")
+    (folder / "005.txt").unlink()
+    (folder / "readme.txt").write_text("these are pictures")
+    assert stats("pictures", "data.resolution=32", "data.filters=width > 40") == 0
+    said = capsys.readouterr().out
+    assert "10 samples. The filters let 6 pass (60 %)." in said
+    assert re.search(r"Usable +6 +50 % of the 12 that were found", said)
+    assert re.search(r"Cropped +\d+\.\d % +of a picture's pixels, on average", said)
+    for count, reason in ((1, "not an image"), (1, "picture without a caption: 005.jpg"), (4, "filter: width > 40")):
+        assert re.search(rf" {count}  {re.escape(reason)}", said)
+    assert "Usable 6 50 % of the 12 that were found" in words("data-stats.html")
+
+
+def test_samples_without_a_caption_in_the_fields_in_use_are_not_usable(place, capsys):
+    data_sets.shards(place / "raw", 1, 10)
+    data_sets.shard(place / "raw" / "part-01.tar", range(10, 20), no_caption=True)
+    assert stats("raw", "data.captions.fields=[caption]") == 0
+    said = capsys.readouterr().out
+    assert "Without a caption in the caption fields are 10." in said
+    assert re.search(r"Usable +10 +50 % of the 20 that were found", said)
+    assert "10  no caption in caption (data.captions.fields)" in said
+
+
+def test_a_long_caption_is_cut_on_the_page(place):
+    folder = data_sets.folder(place / "pictures", 2)
+    (folder / "000.txt").write_text("cat " * 100_000)
+    assert stats("pictures", "data.resolution=32") == 0
+    assert Path("data-stats.html").stat().st_size < 100_000

@@ -1,12 +1,16 @@
 """`daguerre data verify`: what is whole, what is damaged and where, and what cannot be known."""
 
+import re
 import shutil
 from pathlib import Path
 
 import data_sets
+import numpy as np
 import pytest
 
 from daguerre import cli
+from daguerre.commands import data_verify
+from daguerre.data.index import Index
 
 
 @pytest.fixture
@@ -168,3 +172,36 @@ def test_many_shards_are_not_listed_one_by_one(place, capsys):
 def test_a_share_that_is_none(packed, capsys):
     assert verify("packed", "share=2") == 2
     assert "share" in capsys.readouterr().err
+
+
+def test_all_pictures_are_decoded_where_that_takes_a_minute_at_most(place, capsys, monkeypatch):
+    folder = data_sets.folder(place / "pictures", 40)
+    whole = (folder / "033.jpg").read_bytes()
+    (folder / "033.jpg").write_bytes(whole[:-40])
+    assert verify("pictures") == 1
+    said = capsys.readouterr().out
+    assert "40 samples; 40 pictures decoded (all)" in said
+    assert "40 of 40 samples that were found can be used" in said
+    assert "% of a picture's pixels, on average" in said
+    assert "truncated image: 033.jpg" in said
+
+    monkeypatch.setattr(data_verify, "_MINUTE_PX", 2e6)
+    verify("pictures")
+    said = capsys.readouterr().out
+    decoded = int(re.search(r"40 samples; (\d+) pictures decoded \(\d+ %; share=1 decodes all\)", said)[1])
+    assert 8 < decoded < 32
+    verify("pictures")
+    assert f"{decoded} pictures decoded" in capsys.readouterr().out
+
+
+def test_the_pictures_that_are_decoded_follow_from_their_sizes(monkeypatch):
+    monkeypatch.setattr(data_verify, "is_far", lambda source: source == "far")
+
+    def share(count, side):
+        sides = np.full(count, side, np.int32)
+        return data_verify._usual_share("near", Index(np.arange(count), np.array([0, count]), sides, sides))
+
+    assert share(50_000, 512) == 1
+    assert share(100_000, 1024) == pytest.approx(2e10 / (100_000 * (1024**2 + 1e5)))
+    assert share(10_000, 0) == 0.1  # not known before they are fetched
+    assert data_verify._usual_share("far", Index(np.arange(1), np.array([0, 1]), *np.ones((2, 1), np.int32))) == 0.01

@@ -188,6 +188,46 @@ def test_a_colour_profile_of_a_palette_too():
     assert got[2] > 200 > 90 > got[0]
 
 
+def srgb_with(curve: bytes, name: str) -> bytes:
+    """An sRGB profile with another tone curve and another name; the three colours share the curve."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    tags = struct.unpack(">I", profile[128:132])[0]
+    table, data = bytearray(), bytearray()
+    start = 132 + 12 * tags
+    named = name.encode("utf-16-be")
+    described = b"mluc" + bytes(4) + struct.pack(">II2s2sII", 1, 12, b"en", b"US", len(named), 28) + named
+    for at in range(132, start, 12):
+        tag, (offset, length) = profile[at : at + 4], struct.unpack(">II", profile[at + 4 : at + 12])
+        own = curve if tag.endswith(b"TRC") else described if tag == b"desc" else profile[offset : offset + length]
+        table += tag + struct.pack(">II", start + len(data), len(own))
+        data += own + bytes(-len(own) % 4)
+    whole = profile[4:132] + table + data
+    return struct.pack(">I", len(whole) + 4) + whole
+
+
+LINEAR = b"para" + bytes(4) + struct.pack(">HHi", 0, 0, 1 << 16)
+TABLE = b"curv" + bytes(4) + struct.pack(">I1024H", 1024, *(
+    round(65535 * (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4)) for x in np.linspace(0, 1, 1024)
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_profile_counts_by_its_numbers_and_not_by_its_name(kind):
+    grey = Image.new("RGB", (8, 8), (50, 50, 50))
+    assert np.abs(decoded(encoded(grey, kind, icc_profile=srgb_with(LINEAR, "sRGB-lin"))).astype(int) - 122).max() <= 1
+    table = srgb_with(TABLE, "of a camera")
+    assert np.array_equal(decoded(encoded(noise(4, 4), icc_profile=table)), noise(4, 4))
+
+
+def test_a_grey_picture_is_taken_by_its_profile_too():
+    profile = bytearray(srgb_with(LINEAR, "sRGB grey"))
+    profile[16:20] = b"GRAY"
+    at = profile.index(b"rTRC", 128)
+    profile[at : at + 4] = b"kTRC"
+    got = decoded(encoded(Image.new("L", (8, 8), 50), icc_profile=bytes(profile)))
+    assert np.abs(got.astype(int) - 122).max() <= 1
+
+
 @pytest.mark.parametrize("profile", [b"rubbish", ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()])
 def test_srgb_and_broken_profiles_change_nothing(profile):
     assert np.array_equal(decoded(encoded(noise(4, 4), icc_profile=profile)), noise(4, 4))

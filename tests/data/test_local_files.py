@@ -2,10 +2,12 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from daguerre.data import local_files
+from daguerre.data.local_files import Irregular
 
 
 @pytest.fixture
@@ -56,3 +58,11 @@ def test_threads_may_share_them(files):
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(right, range(5000)))
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, error in ((tmp_path / "pipe", Irregular), (Path("/dev/null"), Irregular), (tmp_path, IsADirectoryError)):
+        for read in (local_files.opened, lambda path: local_files.read(path, 0, 4)):
+            with pytest.raises(error):
+                read(path)

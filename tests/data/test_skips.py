@@ -195,3 +195,20 @@ def test_a_name_that_is_no_utf_8_is_listed(file):
     name = b"\xff.jpg".decode("utf-8", "surrogateescape")
     Skips(1.0, file).look(0, np.zeros((1, 3), int), [Failure(0, name, DAMAGE)])
     assert lines(file)[0]["name"] == name
+
+
+def test_what_is_trained_on_all_the_same_is_said_once_and_not_listed(file):
+    said = []
+    skips = Skips(0.5, file, said.append)
+    look(skips, 0, 100, {1, 2, 3, 4, 5}, reason="caption cut", kept=True)
+    look(skips, 100, 100, set(range(100, 200)), reason="caption cut", kept=True)
+    look(skips, 200, 100, {201})
+    assert said == ["noted: caption cut: s1, s2, s3, ... (others are counted, not said)", f"left out: s201: {DAMAGE}"]
+    assert [line["name"] for line in lines(file)] == ["s201"]
+    assert counts(skips) == {"caption cut": 105, DAMAGE: 1}
+    assert skips.reasons["caption cut"]["examples"] == ["s1", "s2", "s3", "s4", "s5"]
+
+    again = Skips(0.5, file)
+    file.write_bytes(b'{"name": "s1", "reason": "caption cut", "kept": true, "sample_id": 1}\n' + file.read_bytes())
+    again.restore(skips.document())
+    assert [line["name"] for line in lines(file)] == ["s201"]

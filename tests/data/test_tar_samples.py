@@ -1,11 +1,13 @@
 """Which members make a sample, and what its texts say."""
 
 import json
+import random
+import sys
 
 import pytest
 import tars
 
-from daguerre.data import tar, tar_samples
+from daguerre.data import tar, tar_index, tar_samples
 from daguerre.data.tar_samples import Unusable, words
 
 USUAL = ("jpeg", "png", "webp")
@@ -159,3 +161,93 @@ def test_what_makes_a_sample_unusable(parts, reason):
 
 def test_members_that_are_no_text_are_not_used():
     assert words({"npy": b"\x93NUMPY\0", "pth": b"\xff\xfe", "note": b"a note", "cls": b"3"}).used == ("note", "cls")
+
+
+def members_of(names):
+    return [tar.Member(name, 512 * i, 512 * i + 512, 1) for i, name in enumerate(names)]
+
+
+def lines_run(names):
+    """How many lines of tar_samples.py it takes to join members: work, whatever the machine."""
+    members, lines = members_of(names), 0
+
+    def within(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        return within
+
+    def trace(frame, event, argument):
+        return within if frame.f_code.co_filename == tar_samples.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = tar_samples.joined(members, USUAL, {})
+    finally:
+        sys.settrace(before)
+    return found, lines
+
+
+PATTERNS = {
+    "one stem for all": ("img.{}.png", "img.{}.txt"),
+    "in turns with another": ("a.{}.png", "b.{}.png", "a.{}.txt", "b.{}.txt"),
+    "many extensions": ("a.{}",),
+}
+
+
+@pytest.mark.parametrize("patterns", PATTERNS.values(), ids=PATTERNS)
+def test_joining_takes_work_in_proportion_to_the_members(patterns):
+    few, many = (
+        lines_run([pattern.format(f"{i:06}") for i in range(n) for pattern in patterns] + ["a.png"]) for n in (100, 400)
+    )
+    assert len(many[0]) == 1 + 400 * sum(pattern.endswith("png") for pattern in patterns)
+    assert many[1] < 5 * few[1]
+
+
+def test_a_member_belongs_to_the_picture_with_the_longest_name_that_begins_its_own():
+    draw = random.Random(0)
+    for _ in range(300):
+        stems = {".".join(draw.choices("ab", k=draw.randrange(4))) for _ in range(draw.randrange(6))}
+        name = ".".join(draw.choices("ab", k=draw.randrange(1, 6)))
+        inside = [stem for stem in stems if not stem or name.startswith(f"{stem}.")]
+        assert tar_samples._owner(name, stems) == max(inside, key=len, default=None)
+
+
+def test_a_picture_with_too_many_members_is_left_out_and_the_others_are_not(tmp_path):
+    many = [(f"a.e{i}", b"text") for i in range(tar_samples.PARTS_LIMIT + 1)]
+    path = tars.write(tmp_path / "a.tar", [("a.jpg", tars.jpeg(0)), *many, *tars.sample("b", 1)])
+    index = tar_index.build(path, "a.tar", USUAL)
+    assert index.column("key").to_pylist() == ["b"]
+    (reason,) = index.about.left_out
+    assert (reason, index.about.left_out[reason]["examples"]) == (
+        "picture with more than 256 members of its name",
+        ["a.tar: a.jpg"],
+    )
+
+
+def test_a_shard_with_too_many_extensions_keeps_its_first_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(tar_index, "NAMES_LIMIT", 4)
+    files = [file for i in range(9) for file in ((f"{i}.jpg", tars.jpeg(i)), (f"{i}.t{i}", b"text"))]
+    index = tar_index.build(tars.write(tmp_path / "a.tar", files), "a.tar", USUAL)
+    assert index.column("key").to_pylist() == ["0", "1", "2", "3", "4"]
+    assert index.about.left_out["sample behind 4 different extensions in its shard"]["count"] == 4
+
+
+def test_a_name_that_no_file_system_has_is_counted():
+    name = "a" * 5000
+    assert joined("b.jpg", f"{name}.jpg")[1] == {"member with a name of more than 4,096 letters": 1}
+
+
+def test_extensions_that_are_not_utf_8_are_members_with_escaped_names():
+    assert joined("a.jpg", "a.txt", "a.m\udcff")[0] == {"a": {"": "a.jpg", "txt": "a.txt", "m\\xff": "a.m\udcff"}}
+
+
+def test_strings_of_json_that_are_no_text():
+    half = json.dumps({"caption": "\ud83d cat"}).encode()
+    with pytest.raises(Unusable, match="no text"):
+        words({"json": half})
+    assert words({"json": half, "txt": b"a cat"}).texts == {"text": "a cat", "txt": "a cat"}
+    other = {"caption": "a cat", "url": "\ud83d", "l\ud83d": "x", "list": ["\ud83d"]}
+    found = words({"json": json.dumps(other).encode()})
+    assert found.texts == {"caption": "a cat", "text": "a cat", "l?": "x"}
+    assert found.metadata == {"caption": "a cat", "url": "?", "l?": "x", "list": ["?"]}

@@ -18,6 +18,7 @@ from PIL import Image
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.errors import UserError
 from daguerre.report import page, run
+from daguerre.report.markup import element
 from daguerre.training.sinks import MetricsFile, read_metrics
 
 HOSTILE = "<script>alert(1)</script><img src=http://evil.example/x onerror='alert(2)'>\"&amp;</title>"
@@ -291,3 +292,8 @@ def test_a_browser_draws_it_and_reports_no_error(folder: Path, tmp_path: Path) -
     assert "CONSOLE" not in done.stderr
     with Image.open(picture) as drawn:
         assert len(drawn.convert("RGB").getcolors(1 << 24) or []) > 1000
+
+
+def test_what_is_no_text_is_escaped_so_that_the_page_can_be_written():
+    page = element("p", "\ud83d cat", title="\udcff")
+    assert page.encode() == b'<p title="\\udcff">\\ud83d cat</p>'

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from daguerre.commands.data_opened import Opened
 from daguerre.data import buckets as bucketing
-from daguerre.data import skips, statistics
+from daguerre.data import folder_scan, shard_index, skips, statistics
 from daguerre.data.index import Index
 from daguerre.data.settings import SourceSettings
+from daguerre.data.source import Source
 from daguerre.data.statistics import BucketPlan, Column
+from daguerre.errors import UserError
 from daguerre.report.curves import number_text
 from daguerre.report.data_page import BucketRow, Example, Fact, FilterRow, Part, percent
 from daguerre.report.histogram import Histogram, Mark
@@ -21,6 +24,7 @@ from daguerre.report.histogram import Histogram, Mark
 _ASPECT_TICKS = ((1 / 4, "1:4"), (1 / 3, "1:3"), (1 / 2, "1:2"), (2 / 3, "2:3"), (1.0, "1:1"), (3 / 2, "3:2"))
 _WIDE_TICKS = ((2.0, "2:1"), (3.0, "3:1"), (4.0, "4:1"))
 _MARKED_RESOLUTIONS = 3
+_NO_SAMPLES = folder_scan.NO_SAMPLES | {shard_index.DAMAGED}
 
 
 def part(
@@ -36,12 +40,12 @@ def part(
     assert index is not None
     plan = statistics.bucket_plan(index, data.passes, settings)
     by_bucket = {reason: {"count": count, "examples": [], "kept": False} for reason, count in plan.dropped.items()}
-    found = {f"{reason} (of those that were read)": entry for reason, entry in lost.items()}
+    when_read = {f"{reason} (of those that were read)": entry for reason, entry in lost.items()}
     return Part(
         name=name,
         samples=index.count,
         summary=_summary(data, index, plan),
-        facts=_facts(index, plan, captions, without),
+        facts=_facts(data, index, plan, captions, without),
         histograms=_histograms(index, data.passes, settings, captions),
         buckets=[
             BucketRow(use.bucket.width_px, use.bucket.height_px, use.samples, use.cropped, use.enlarged)
@@ -49,20 +53,48 @@ def part(
         ],
         unused_buckets=[str(bucket) for bucket in plan.unused],
         filters=[FilterRow(row.text, row.alone, row.rest) for row in statistics.passing(settings.filters, index)],
-        left_out=skips.merged(data.left_out, by_bucket, found),
+        left_out=skips.merged(data.left_out, by_bucket, when_read),
         metadata=[_field(column, index.count) for column in statistics.columns(index)],
         examples=examples,
         notes=_notes(data, index, plan),
     )
 
 
+def told(source: Source, settings: SourceSettings) -> list[str]:
+    """Lines for a terminal about all samples of a source, whatever its filters say: how many of those that were found
+    can be used, and how much of them is cropped."""
+    index = source.index
+    assert index is not None
+    lines = [f"{index.count:,} of {found(source, index):,} samples that were found can be used"]
+    with suppress(UserError):  # sizes that the buckets need are not known
+        plan = statistics.bucket_plan(index, np.ones(index.count, bool), settings)
+        if plan.samples > plan.unknown:
+            lines.append(f"cropped: {100 * plan.cropped:.1f} % of a picture's pixels, on average; {_enlarged(plan)}")
+    return lines
+
+
+def found(source: Source, index: Index) -> int:
+    """Samples of a source, those among them that it leaves out."""
+    left_out = {r: e for r, e in source.report().items() if not e.get("kept") and r not in _NO_SAMPLES}
+    return index.count + sum(entry["count"] for entry in left_out.values())
+
+
+def _enlarged(plan: BucketPlan) -> str:
+    if not plan.enlarged:
+        return "none is smaller than its bucket"
+    return f"{plan.enlarged:,} {'is' if plan.enlarged == 1 else 'are'} smaller than the bucket and enlarged"
+
+
 def _summary(data: Opened, index: Index, plan: BucketPlan) -> str:
     shards = len(index.shard_starts) - 1
     where = f" in {shards:,} shards" if data.settings.source == "webdataset" and shards > 1 else ""
     first = f"{index.count:,} samples{where}."
+    by_filter = [index.count, *(row.rest for row in statistics.passing(data.settings.filters, index))][-1]
     passed = int(data.passes.sum())
-    if passed < index.count:
-        first += f" The filters let {passed:,} pass ({percent(passed, index.count)})."
+    if by_filter < index.count:
+        first += f" The filters let {by_filter:,} pass ({percent(by_filter, index.count)})."
+    if passed < by_filter:
+        first += f" Without a caption in the caption fields are {by_filter - passed:,}."
     if plan.samples < passed:
         first += f" No bucket takes {f'{passed - plan.samples:,}' if plan.samples else 'any'} of them."
     return first
@@ -77,9 +109,10 @@ def _notes(data: Opened, index: Index, plan: BucketPlan) -> list[str]:
     return notes
 
 
-def _facts(index: Index, plan: BucketPlan, captions: Sequence[str], without: int) -> list[Fact]:
-    share = percent(plan.samples, index.count)
-    facts = [Fact("Usable", f"{plan.samples:,}", f"{share} of all samples, those held out among them")]
+def _facts(data: Opened, index: Index, plan: BucketPlan, captions: Sequence[str], without: int) -> list[Fact]:
+    all_found = found(data.source, index)
+    share = f"{percent(plan.samples, all_found)} of the {all_found:,} that were found, those held out among them"
+    facts = [Fact("Usable", f"{plan.samples:,}", share)]
     known = (index.heights_px > 0) & (index.widths_px > 0)
     if known.any():
         megapixels = index.heights_px[known].astype(np.float64) * index.widths_px[known] / 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -44,6 +45,8 @@ _ROW_PX = 240
 _TEXT_PX = 15
 _LINE_PX = 20
 _LINES = 4
+_LETTERS = 4000
+"""Of a caption that are looked at: more than fit into the lines of the widest cell."""
 _ABOVE_TEXT_PX = 6
 _PAPER, _INK, _SOFT, _EDGE = "#faf9f6", "#1f2328", "#6b6f76", "#d8d4ca"
 
@@ -189,7 +192,7 @@ def _write(pen: ImageDraw.ImageDraw, cell: Cell, left: int, top: int, width: int
 def wrapped(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
     """Text in lines that are not wider than `width_px`; what does not fit ends in three dots."""
     lines: list[str] = []
-    rest = " ".join(text.split())
+    rest = " ".join(text[:_LETTERS].split())
     while rest and len(lines) < _LINES:
         cut = _fitting(rest, width_px, font)
         last = len(lines) == _LINES - 1 and cut < len(rest)
@@ -201,8 +204,8 @@ def wrapped(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.I
 
 def _fitting(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> int:
     """How many characters fit into a line, at least one: up to the last space, or within a word that is too long."""
-    cut = len(text)
-    while cut > 1 and font.getlength(text[:cut]) > width_px:
-        space = text.rfind(" ", 0, cut - 1)
-        cut = space if space > 0 else cut - 1
-    return max(1, cut)
+    if font.getlength(text) <= width_px:
+        return len(text)
+    cut = bisect_right(range(1, len(text)), width_px, key=lambda letters: font.getlength(text[:letters]))
+    space = text.rfind(" ", 0, cut + 1)
+    return space if space > 0 else max(1, cut)

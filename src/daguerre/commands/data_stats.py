@@ -19,9 +19,9 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.commands import data_arguments, data_figures, data_listing, data_samples
 from daguerre.commands.data_arguments import Request
 from daguerre.commands.data_opened import Opened, members, opened
-from daguerre.commands.data_progress import Counter
+from daguerre.commands.data_progress import Counter, spoken
 from daguerre.commands.data_samples import Lost, Seen
-from daguerre.data import skips
+from daguerre.data import selection, skips
 from daguerre.data.headers import Undecodable
 from daguerre.data.index import Index
 from daguerre.data.settings import SourceSettings
@@ -33,10 +33,10 @@ SUMMARY = "a page about sizes, shapes, captions, filters and what is cropped"
 HELP = """\
 usage: daguerre data stats DATA [-o stats.html] [key=value ...]
 
-Writes one page that needs no other file: histograms of sizes, aspect ratios and caption lengths, which bucket takes how
-many pictures and how much of them it crops, what each filter lets pass, what is left out and why, the metadata that
-filters can use, and pictures. Sizes and metadata come from the index, of all samples; captions from samples drawn at
-random.
+Prints how many samples there are, what is left out and how much is cropped. Writes one page that needs no other file:
+histograms of sizes, aspect ratios and caption lengths, which bucket takes how many pictures and how much of them it
+crops, what each filter lets pass, what is left out and why, the metadata that filters can use, and pictures. Sizes and
+metadata come from the index, of all samples; captions from samples drawn at random.
 
   daguerre data stats my_pictures
   daguerre data stats "shards/{000..099}.tar" data.buckets.aspects=auto data.filters="pwatermark < 0.5"
@@ -51,6 +51,8 @@ random.
 """
 
 _THUMB_PX = 320
+_LETTERS = 1000
+"""Longest caption that stands below a picture."""
 
 
 class Options(Settings):
@@ -90,10 +92,22 @@ def run(arguments: list[str]) -> int:
     given = data_listing.given(request.settings)
     page = data_page.render(_title(request.what), request.what, parts, yaml.safe_dump(given, sort_keys=False))
     write_bytes_atomically(path, page.encode())
+    for one in parts:
+        print(_told(one))
     print(path)
     if request.options.open:
         webbrowser.open(path.resolve().as_uri())
     return errors.DONE
+
+
+def _told(part: Part) -> str:
+    """The page's key figures and what is left out, for the terminal."""
+    width = max(len(fact.name) for fact in part.facts)
+    values = max(len(fact.value) for fact in part.facts)
+    facts = [f"  {fact.name:<{width}}  {fact.value:>{values}}  {fact.note}".rstrip() for fact in part.facts]
+    head = f"{part.name}: {part.summary}" if part.name else part.summary
+    lines = [head, *part.notes, *facts, spoken(part.left_out)]
+    return "\n".join(line for line in lines if line).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _title(what: str) -> str:
@@ -102,11 +116,22 @@ def _title(what: str) -> str:
 
 
 def _part(name: str, settings: SourceSettings, request: Request[Options]) -> Part:
-    data = opened(settings)
+    data = _captioned(opened(settings))
     looked = _looked(data, request)
     if data.index is None:
         data = _measured(data, looked)
     return data_figures.part(name, data, looked.captions, looked.without, looked.lost, looked.examples)
+
+
+def _captioned(data: Opened) -> Opened:
+    """Without the samples that have no caption in the fields in use: training leaves them out."""
+    if data.index is None:
+        return data
+    has = selection.captioned(data.index, data.settings)
+    without = int((data.passes & ~has).sum())
+    counted = {selection.no_caption(data.settings): {"count": without, "examples": [], "kept": False}}
+    left_out = skips.merged(data.left_out, counted) if without else data.left_out
+    return replace(data, passes=data.passes & has, left_out=left_out)
 
 
 def _measured(data: Opened, looked: Looked) -> Opened:
@@ -161,4 +186,9 @@ def _example(sample: Seen, settings: SourceSettings, seed: int) -> Example:
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=82)
     trained = "" if (height, width) == (tall, wide) else f" \N{RIGHTWARDS ARROW} {wide} x {tall}"
-    return Example(buffer.getvalue(), picture.size, box, sample.caption or "", f"{width} x {height}{trained}")
+    return Example(buffer.getvalue(), picture.size, box, _shown(sample.caption or ""), f"{width} x {height}{trained}")
+
+
+def _shown(caption: str) -> str:
+    """The beginning of a caption that is too long for a page of pictures."""
+    return caption if len(caption) <= _LETTERS else f"{caption[:_LETTERS]} ..."

@@ -13,8 +13,10 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from daguerre.data import local_files
 from daguerre.errors import UserError
 from daguerre.samplers.settings import unguided_or_more
+from daguerre.unicode import is_text, mended
 
 TABLES: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson")
@@ -66,7 +68,7 @@ def of_file(name: str) -> Prompts:
     path = Path(name).expanduser()
     digest = sha256()
     try:
-        with path.open("rb") as file:
+        with local_files.opened(path) as file:
             while part := file.read(_READ_BYTES):
                 digest.update(part)
     except OSError as error:
@@ -151,10 +153,10 @@ def _has_prompt(columns: list[str], where: str) -> None:
 def _row(cells: Mapping[str, Any], where: str) -> Row:
     """The row of these columns; an empty cell of a table, and null, say nothing."""
     given = {name: cells.get(name) for name in KNOWN}
-    about = {name: value for name, value in cells.items() if name not in KNOWN and name.strip()}
+    about = mended({name: value for name, value in cells.items() if name not in KNOWN and name.strip()})
     prompt, negative = given["prompt"], given["negative_prompt"] or ""
     for name, value in (("prompt", prompt), ("negative_prompt", negative)):
-        if not isinstance(value, str) or "\0" in value or value.encode("utf-8", "ignore").decode() != value:
+        if not isinstance(value, str) or "\0" in value or not is_text(value):
             raise UserError(f"{where}: {name} is {value!r}: write text")
     return Row(
         str(prompt).strip(),
@@ -207,6 +209,7 @@ def _file_name(value: Any, where: str) -> str | None:
     text = str(value).strip()
     path = PurePosixPath(text)
     inside = path.parts and not path.is_absolute() and not {".", ".."} & set(text.split("/"))
-    if not isinstance(value, str | int) or not inside or set(text) & set("\\\0") or path.name.startswith("."):
+    odd = set(text) & set("\\\0") or not is_text(text)
+    if not isinstance(value, str | int) or not inside or odd or path.name.startswith("."):
         raise UserError(f"{where}: file_name is {value!r}: write a name such as cat-7 or animals/cat-7, without ..")
     return str(path.with_suffix("")) if path.suffix.lower() in _SUFFIXES else str(path)

@@ -47,13 +47,7 @@ class ArrowTables:
         for start, batch in zip(opened.starts.tolist(), opened.batches, strict=False):
             for first in range(0, batch.num_rows, 256):
                 part = batch.slice(first, 256).select([name for name in columns if name in opened.schema.names])
-                rows = np.arange(start + first, start + first + part.num_rows)
-                try:
-                    part.validate(full=True)  # what lies in a map is believed otherwise, and read wherever it leads
-                    yield Part(rows, part)
-                except pa.ArrowInvalid as error:
-                    lost = f"{where} rows {rows[0]} to {rows[-1]}: {str(error)[:100]}"
-                    yield Damage("damaged stretch: these rows cannot be read", len(rows), lost)
+                yield from _sound(part, start + first, where)
 
     def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
         """From the map of the file: nothing else is read."""
@@ -70,6 +64,21 @@ class ArrowTables:
     def slow(self, file: Path, columns: Sequence[str]) -> str:
         """Never."""
         return ""
+
+
+def _sound(part: pa.RecordBatch, start: int, where: str) -> Iterator[Part | Damage]:
+    """The rows from `start` on; of a part that is not sound as a whole row by row, as one text may be none."""
+    try:
+        part.validate(full=True)  # what lies in a map is believed otherwise, and read wherever it leads
+        yield Part(np.arange(start, start + part.num_rows), part)
+    except pa.ArrowInvalid as error:
+        if part.num_rows > 1:
+            for row in range(part.num_rows):
+                yield from _sound(part.slice(row, 1), start + row, where)
+            return
+        said = str(error)
+        reason = "text that is not UTF-8" if "UTF8" in said else "damaged stretch: these rows cannot be read"
+        yield Damage(reason, 1, f"{where} row {start}: {said[:100]}")
 
 
 class _Arrow(NamedTuple):

@@ -14,6 +14,7 @@ from daguerre import keys
 from daguerre.data.headers import Undecodable
 from daguerre.data.settings import CaptionSettings, SourceSettings
 from daguerre.types import Record
+from daguerre.unicode import NO_TEXT, is_text
 
 FIELD = "text"
 """The field of `Record.texts` that holds the usual caption."""
@@ -22,10 +23,13 @@ FIELD = "text"
 def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray) -> str:
     """The record's caption; "" in a share `caption_dropout` of cases. Drawn by the seed and `key` alone.
 
-    `key` is int64 [3]: sample id, epoch, repeat. `Undecodable` if none of the caption fields has a text.
+    `key` is int64 [3]: sample id, epoch, repeat. `Undecodable` if none of the caption fields has a text, or what it has
+    is none: beyond this point all captions are text.
     """
     rules = settings.captions
     caption = _from_fields(record, rules, seed, key) if rules.text is None else rules.text
+    if not is_text(caption):
+        raise Undecodable(NO_TEXT)
     if rules.shuffle_tags:
         caption = _shuffled(caption, rules, seed, key)
     if rules.templates:

@@ -19,8 +19,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 from daguerre.credentials import put_aside
+from daguerre.data import local_files
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
+from daguerre.unicode import is_text
 
 IMAGENET = "imagenet"
 """What a recipe writes for the shipped names of ImageNet's 1,000 classes."""
@@ -102,7 +104,7 @@ def imagenet() -> tuple[str, ...]:
 def _read(path: Path) -> Any:
     """What a JSON file holds. UserError goes on from the file's name."""
     try:
-        with path.open("rb") as file:
+        with local_files.opened(path) as file:
             raw = file.read(FILE_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"does not exist (seen from {os.getcwd()!r})") from None
@@ -142,7 +144,7 @@ def _prompts(given: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for label, text in pairs:
         key = plain(label)
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str) or not text.strip() or not is_text(text):
             raise UserError(f"has no text for the class {key[:40]!r}")
         if key in found:
             raise UserError(f"names the class {key[:40]!r} twice")

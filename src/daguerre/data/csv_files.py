@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from daguerre.data.headers import Undecodable
 from daguerre.data.table_files import CHANGED, Damage, File, Part, Row, Unreadable, file_now
+from daguerre.unicode import is_text
 
 BOM = b"\xef\xbb\xbf"
 PART_ROWS = 4096
@@ -68,6 +69,8 @@ class CsvTables:
             self._refuse_another_delimiter(first.cells[0])
         if "" in cells:
             raise Unreadable(f"line {first.line}, the header: column {cells.index('') + 1} has no name")
+        if not all(map(is_text, cells)):
+            raise Unreadable(f"line {first.line}, the header, is not UTF-8")
         return cells
 
     def _refuse_another_delimiter(self, cell: str) -> None:
@@ -161,7 +164,7 @@ def _misfit(record: _Record, columns: int) -> str:
     assert record.cells is not None
     if len(record.cells) != columns:
         return f"line with {'fewer' if len(record.cells) < columns else 'more'} cells than the header"
-    if any("\udc80" <= letter <= "\udcff" for cell in record.cells if not cell.isascii() for letter in cell):
+    if not all(map(is_text, record.cells)):
         return "line that is not UTF-8"
     if any("\0" in cell for cell in record.cells):
         return "line with a zero byte"

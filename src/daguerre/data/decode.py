@@ -162,6 +162,8 @@ def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     return Image.fromarray(_GREY_8[grey]), alpha
 
 
+_SAME_LEVELS = 2
+"""Largest difference, of 255, that is taken for rounding: tables of sRGB's curve differ by as much."""
 _NO_PROFILE: tuple[type[Exception], ...] = (*BROKEN, ImageCms.PyCMSError)
 
 
@@ -173,11 +175,23 @@ def _to_srgb(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | N
         return None
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        if ImageCms.getProfileDescription(source).startswith("sRGB"):
-            return None
-        return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+        transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+        return None if _changes_nothing(transform, mode) else transform
     except _NO_PROFILE:
         return None
+
+
+def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    """Whether colours from all over the space stay as they are, but for rounding: by what a profile is called nobody
+    knows what it does."""
+    if mode not in ("L", "RGB"):
+        return False
+    greys = np.arange(256, dtype=np.uint8)
+    grid = np.stack(np.meshgrid(*[greys[::17]] * 3), axis=-1).reshape(-1, 1, 3)
+    probe = greys[:, None] if mode == "L" else np.concatenate([np.stack([greys] * 3, axis=-1)[:, None], grid])
+    before = Image.fromarray(probe)
+    after = np.asarray(_transformed(before, transform), dtype=np.int16)
+    return bool(np.abs(after - np.asarray(before.convert("RGB"), dtype=np.int16)).max() <= _SAME_LEVELS)
 
 
 def _transformed(image: Image.Image, transform: ImageCms.ImageCmsTransform) -> Image.Image:

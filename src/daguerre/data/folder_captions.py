@@ -18,8 +18,11 @@ import xxhash
 from daguerre.data import skips
 from daguerre.data.classes import Classes, plain
 from daguerre.errors import UserError
+from daguerre.unicode import NO_TEXT, is_text, mended, printable
 
 METADATA = "metadata.jsonl"
+TEXT_BYTES = 1 << 20
+"""Longest caption file, as in tar shards."""
 TEXT_FILES = (".txt", ".caption")
 """Endings of files with a caption; of two the first counts."""
 CAPTION = "text"
@@ -86,15 +89,19 @@ class Words:
         stem = os.path.splitext(path)[0]
         about = dict(line) if line is not None else self._beside(stem + ".json")
         about.pop("file_name", None)
-        texts = {name: _whole(value) for name, value in about.items() if _is_text(value)}
+        texts = {mended(name): value.strip() for name, value in about.items() if _is_text(value)}
         if self.rules.captions_from == "files":
             texts = self._from_files(texts, self._text_file(stem), line is not None)
         else:
             texts[CAPTION] = self._from_name(path)
-        if self.rules.fields and not any(name in texts for name in self.rules.fields):
+        wanted = [texts[name] for name in self.rules.fields if name in texts]
+        texts = {name: text for name, text in texts.items() if is_text(text)}
+        if wanted and not any(map(is_text, wanted)):
+            raise NoCaption(NO_TEXT, damage=True)
+        if self.rules.fields and not wanted:
             raise NoCaption("picture without a caption")
         metadata = {name: value for name, value in about.items() if name != CAPTION}
-        return texts, metadata
+        return texts, mended(metadata)
 
     def _from_files(self, texts: dict[str, str], beside: str, is_listed: bool) -> dict[str, str]:
         if is_listed and CAPTION in texts:
@@ -143,17 +150,14 @@ def spoken(stem: str) -> str:
     return re.sub(r"\s+", " ", _COPY.sub("", text)).strip()
 
 
-def printable(path: str) -> str:
-    """A path with any byte that is no UTF-8 written as an escape."""
-    return path.encode("utf-8", "backslashreplace").decode()
-
-
 def _stamp(path: Path) -> bytes:
     stat = path.stat()
     return f" {stat.st_size} {stat.st_mtime_ns}".encode()
 
 
 def _text(folder: Path, path: str) -> str:
+    if (folder / path).stat().st_size > TEXT_BYTES:
+        raise NoCaption(f"caption file of more than {TEXT_BYTES:,} bytes", path, damage=True)
     try:
         text = (folder / path).read_bytes().decode("utf-8-sig").strip()
     except UnicodeDecodeError:
@@ -165,7 +169,7 @@ def _text(folder: Path, path: str) -> str:
 
 def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
     """{folder name: text}: by the names, or in the sorted order of the folders where there are as many as classes."""
-    known = [name for name in names if plain(name) in classes.prompts]
+    known = {name for name in names if plain(name) in classes.prompts}
     if len(known) == len(names):
         return {name: classes.prompts[plain(name)] for name in names}
     in_order = [classes.prompts.get(str(i)) for i in range(len(names))]
@@ -219,11 +223,6 @@ def _line(raw: bytes, fields: Sequence[str]) -> dict[str, Any] | str:
     if fields and not any(_is_text(line.get(name)) for name in fields):
         return f"no {' or '.join(fields)}"
     return line
-
-
-def _whole(text: str) -> str:
-    """Without white space around it; JSON can hold halves of surrogate pairs, which are no text."""
-    return text.strip().encode("utf-8", "replace").decode()
 
 
 def _is_text(value: Any) -> bool:

@@ -16,9 +16,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 from daguerre.data import headers, skips
-from daguerre.data.folder_captions import TEXT_FILES, NoCaption, Rules, Words, printable
+from daguerre.data.folder_captions import TEXT_FILES, NoCaption, Rules, Words
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
+from daguerre.unicode import printable
 
 SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "jpeg": (".jpg", ".jpeg"),
@@ -38,6 +39,10 @@ LAYOUT = """What is expected (folders inside are read too):
 or one file for all of them:
   DIR/cat.jpg   DIR/metadata.jsonl   with a line {"file_name": "cat.jpg", "text": "a cat"} for each picture
 or captions in the names: data.captions_from=file_names or folder_names"""
+TWICE, CLOSED = "folder reached a second time by a link", "folder that may not be read"
+LONE_TEXT = "text file without a picture of that name"
+NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT})
+"""Reasons that tell of something else than a sample."""
 _PROGRESS_SECONDS = 10.0
 
 
@@ -99,13 +104,13 @@ def _files(folder: Path, suffixes: tuple[str, ...], counts: skips.Counts) -> Ite
         inside = pending.pop()
         real = os.path.realpath(folder / inside)
         if real in seen:
-            skips.add(counts, "folder reached a second time by a link", printable(inside), damage=False)
+            skips.add(counts, TWICE, printable(inside), damage=False)
             continue
         seen.add(real)
         try:
             entries = sorted(os.scandir(folder / inside), key=lambda e: os.fsencode(e.name))
         except PermissionError:
-            skips.add(counts, "folder that may not be read", printable(inside) or ".")
+            skips.add(counts, CLOSED, printable(inside) or ".")
             continue
         shown = [e for e in entries if not e.name.startswith(".")]
         files = (e for e in shown if not e.is_dir())
@@ -176,7 +181,7 @@ def _count_unused(
             reason = f"picture in a format that is not read ({_spoken(rules.formats, 'and')} are)"
             skips.add(counts, reason, printable(path), damage=False)
         elif extension in TEXT_FILES and stem not in stems:
-            skips.add(counts, "text file without a picture of that name", printable(path), damage=False)
+            skips.add(counts, LONE_TEXT, printable(path), damage=False)
         elif extension in TEXT_FILES and rules.captions_from != "files":
             reason = f"kept, but its text file is not read (data.captions_from={rules.captions_from})"
             skips.add(counts, reason, printable(path), kept=True)

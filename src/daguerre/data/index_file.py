@@ -24,8 +24,10 @@ import pyarrow as pa
 import xxhash
 from pyarrow import ipc
 
+from daguerre.data import local_files
 from daguerre.data.skips import SkipReport
 from daguerre.errors import UserError
+from daguerre.unicode import mended
 
 FORMAT = 1
 TEXT_LIMIT = 63
@@ -150,12 +152,12 @@ def metadata_columns(
         for given, value in row.items():
             if value is None:
                 continue
-            name = given if given.isascii() else _plain(given)
+            name = mended(given)
             kept: list[Any] | None = None
             if isinstance(value, str):
                 if len(value) <= TEXT_LIMIT:
                     kept = texts.get(name) or column(texts, name)
-                    value = value if value.isascii() else _plain(value)
+                    value = mended(value)
             elif isinstance(value, (int, float)):
                 kept = numbers.get(name) or column(numbers, name)
                 value = _number(value)
@@ -179,11 +181,6 @@ def brief(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_long(value: object) -> bool:
     return isinstance(value, str) and len(value) > TEXT_LIMIT
-
-
-def _plain(value: str) -> str:
-    """JSON can hold halves of surrogate pairs, Arrow cannot."""
-    return value.encode("utf-8", "replace").decode()
 
 
 def _number(value: float) -> float | None:
@@ -230,6 +227,10 @@ def encoded(index: ShardIndex) -> bytes:
 def load(path: Path) -> ShardIndex:
     """An index by memory map; the last ones are kept. BadIndex where it has to be made again; OSError as it is."""
     stat = path.stat()
+    try:
+        local_files.refuse_irregular(path)
+    except (IsADirectoryError, local_files.Irregular) as error:
+        raise BadIndex(f"{path} is no index: it is no file") from error
     return _loaded(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 

@@ -1,12 +1,15 @@
-"""Ranges of local files, by descriptors that stay open. Threads may share them."""
+"""Local files: told from pipes and devices, and their ranges, by descriptors that stay open. Threads may share them."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections import OrderedDict
 from itertools import count
 from pathlib import Path
 from threading import Lock
+from typing import BinaryIO
 
 OPEN_FILES = 256
 """Most descriptors that are kept: a strict filter reads from more than a hundred shards beside each other."""
@@ -15,10 +18,34 @@ SWEEP = 16
 is found deleted when it is asked for has others looked for at once, as files go many at a time."""
 
 
+NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
+"""Faults of opening a path at which there is no file, now or later, whatever the state of the disk is."""
+
+
+class Irregular(OSError):
+    """A pipe, socket or device where a file was expected: to open one may last for ever, to read it may never end."""
+
+
+def refuse_irregular(path: Path) -> None:
+    """`Irregular` for what exists and is no file; other OSErrors as the system gives them."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise Irregular(errno.EINVAL, "is a pipe, a socket or a device, not a file", str(path))
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file for reading. OSError as `refuse_irregular`."""
+    refuse_irregular(path)
+    return path.open("rb")
+
+
 class _Descriptor:
     """Closed when nobody uses it any more, so that eviction never pulls it from under a reader."""
 
     def __init__(self, path: str) -> None:
+        refuse_irregular(Path(path))
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -49,21 +50,21 @@ class ParquetTables:
 
     def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
         """Row group by row group; of a damaged one what comes before the damage."""
+        now, start = file_now(file), 0
         with damage_as(Unreadable):
-            opened = _parquet(file_now(file))
-        start = 0
+            opened = _parquet(now)
         for group in range(opened.num_row_groups):
             count, done = opened.metadata.row_group(group).num_rows, 0
             try:
                 with damage_as(Unreadable):
-                    begin = _begin(opened, group, picture)
-                    for batch in _batches(opened, group, columns):
+                    begin = _begin(now, group, picture)
+                    for batch in _batches(now, group, columns):
                         rows = np.arange(start + done, start + done + batch.num_rows)
                         yield Part(rows, batch, pictures_from=None if done else begin)
                         done += batch.num_rows
             except Unreadable as error:
                 lost = f"{where} rows {start + done} to {start + count - 1}: {error}"
-                yield Damage("damaged row group: these rows cannot be read", count - done, lost)
+                yield Damage("damaged row group: these rows cannot be read", max(1, count - done), lost)
             start += count
 
     def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
@@ -77,8 +78,11 @@ class ParquetTables:
 
     def slow(self, file: Path, columns: Sequence[str]) -> str:
         """Where a row group is larger than what is decoded at once."""
-        opened = _parquet(file_now(file))
-        largest = max((_group_bytes(opened, g, columns) for g in range(opened.num_row_groups)), default=0)
+        now = file_now(file)
+        largest = 0
+        for group in range(_parquet(now).num_row_groups):
+            with suppress(Unreadable), damage_as(Unreadable):  # its rows are counted as lost already
+                largest = max(largest, _group_bytes(now, group, columns))
         return "" if largest <= LARGE_BYTES else f"row groups of up to {largest / 1e6:,.0f} MB"
 
 
@@ -96,25 +100,37 @@ def _starts(file: File) -> np.ndarray:
     return np.cumsum([0, *(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))])
 
 
-def _group_bytes(opened: pq.ParquetFile, group: int, columns: Sequence[str]) -> int:
+@lru_cache(maxsize=4096)
+def _chunks(file: File, group: int, columns: frozenset[str]) -> list[pq.ColumnChunkMetaData]:
+    """What the footer says of columns in a row group. Raises what reading them raises where that is damaged.
+
+    To look at a damaged entry of a footer ends the whole process (in pyarrow, at least to 26), while to read the column
+    fails as it should: so a row is read first, of files that are here. Far ones were here when they were indexed.
+    """
+    opened = _parquet(file)
+    if file.place.local is not None:
+        next(opened.iter_batches(1, row_groups=[group], columns=sorted(columns), use_threads=False), None)
+    about, schema = opened.metadata.row_group(group), opened.schema
+    wanted = (i for i in range(about.num_columns) if schema.column(i).path.split(".")[0] in columns)
+    return [about.column(i) for i in wanted]
+
+
+def _group_bytes(file: File, group: int, columns: Sequence[str]) -> int:
     """Bytes of the columns of a row group when they are decoded; dictionaries may take more."""
-    about = opened.metadata.row_group(group)
-    wanted = set(columns)
-    chunks = (about.column(i) for i in range(about.num_columns))
-    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
+    return sum(chunk.total_uncompressed_size for chunk in _chunks(file, group, frozenset(columns)))
 
 
-def _begin(opened: pq.ParquetFile, group: int, picture: str) -> int:
+def _begin(file: File, group: int, picture: str) -> int:
     """Where the column of pictures begins in a row group."""
-    about = opened.metadata.row_group(group)
-    chunks = [about.column(i) for i in range(about.num_columns)]
+    chunks = _chunks(file, group, frozenset([picture]))
     own = [chunk for chunk in chunks if chunk.path_in_schema in (picture, f"{picture}.bytes")]
     return min((at for c in own for at in (c.data_page_offset, c.dictionary_page_offset) if at), default=0)
 
 
-def _batches(opened: pq.ParquetFile, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(file: File, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    opened = _parquet(file)
     rows = max(1, opened.metadata.row_group(group).num_rows)
-    mean_bytes = _group_bytes(opened, group, columns) / rows
+    mean_bytes = _group_bytes(file, group, columns) / rows
     size = int(min(max(1, SLICE_BYTES // max(1, mean_bytes)), 4096))
     return opened.iter_batches(size, row_groups=[group], columns=list(columns), use_threads=False)
 
@@ -143,7 +159,7 @@ class _RowGroups:
     def row(self, file: File, group: int, row: int, columns: tuple[str, ...]) -> dict[str, Any]:
         """Row `row` of a row group."""
         with self.lock:
-            if _group_bytes(_parquet(file), group, columns) > LARGE_BYTES:
+            if _group_bytes(file, group, columns) > LARGE_BYTES:
                 walk = self._walked(file, group, row, columns)
                 return values(walk.batch, row - walk.start)
             return values(self._table(file, group, columns), row)
@@ -163,7 +179,7 @@ class _RowGroups:
         key = file, group, columns
         walk = self.walks.pop(key, None)
         if walk is None or row < walk.start:
-            batches = _batches(_parquet(file), group, columns)
+            batches = _batches(file, group, columns)
             walk = _Walk(batches, 0, next(batches))
         while row >= walk.start + walk.batch.num_rows:
             walk.start += walk.batch.num_rows

@@ -63,11 +63,10 @@ def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name
     counts: skips.Counts = {}
     for reason, count in verdict.rejected.items():
         counts[reason] = {"count": count, "examples": [], "kept": False}
-    captioned = _captioned(index, settings)
-    if without := int((verdict.passes & ~captioned).sum()):
-        reason = f"no caption in {' or '.join(settings.captions.fields)} (data.captions.fields)"
-        counts[reason] = {"count": without, "examples": [], "kept": False}
-    usable = np.flatnonzero(verdict.passes & captioned)
+    captioned_N = captioned(index, settings)
+    if without := int((verdict.passes & ~captioned_N).sum()):
+        counts[no_caption(settings)] = {"count": without, "examples": [], "kept": False}
+    usable = np.flatnonzero(verdict.passes & captioned_N)
     assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable])
     for reason, count in assigned.left_out.items():
         counts[reason] = {"count": count, "examples": [], "kept": False}
@@ -113,7 +112,12 @@ def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = ""
         )
 
 
-def _captioned(index: Index, settings: SourceSettings) -> np.ndarray:
+def no_caption(settings: SourceSettings) -> str:
+    """Why a sample is left out that `captioned` says False of."""
+    return f"no caption in {' or '.join(settings.captions.fields)} (data.captions.fields)"
+
+
+def captioned(index: Index, settings: SourceSettings) -> np.ndarray:
     """[N] bool: whether any of the caption fields in use holds text; True where that is not known, or not needed."""
     if not index.captioned or not settings.captions.used:
         return np.ones(index.count, dtype=bool)

@@ -1,4 +1,7 @@
-"""What was left out, by reason: the counts that data.json and the report show, and the list in skipped.jsonl."""
+"""What was left out, by reason: the counts that data.json and the report show, and the list in skipped.jsonl.
+
+Samples that are trained on all the same, such as those with a cut caption, are counted likewise, but not listed.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daguerre.errors import UserError
+from daguerre.unicode import printable
 
 SkipReport = Mapping[str, Mapping[str, Any]]
 """{reason: {"count": n, "examples": [a few names], "kept": whether they are trained on all the same}}; also
@@ -54,7 +58,7 @@ def add(counts: Counts, reason: str, name: str, kept: bool = False, damage: bool
     )
     entry["count"] += 1
     if len(entry["examples"]) < EXAMPLES:
-        entry["examples"].append(name)
+        entry["examples"].append(printable(name))
 
 
 def merged(*reports: SkipReport) -> Counts:
@@ -125,7 +129,7 @@ class Skips:
     limit: float = 1.0
     """Share of damaged samples above which the run stops."""
     file: Path | None = None
-    """Gets a line for each: skipped.jsonl."""
+    """Gets a line for each that is left out: skipped.jsonl."""
     say: Callable[[str], None] = _nobody
     """Gets lines for the person at the terminal, few however many there are."""
     reasons: Counts = field(default_factory=dict)
@@ -163,10 +167,12 @@ class Skips:
         """
         failures = [(Failure(row, name, reason, kept), number) for row, name, reason, kept, number in look.failures]
         new = [(failure, sample_id) for failure, sample_id in failures if self._remember(sample_id, failure.reason)]
+        self._note([failure for failure, _ in new if failure.kept])
         for failure, _ in new:
             add(self.reasons, failure.reason, failure.name, failure.kept)
-            self._say(failure, self.reasons[failure.reason]["count"])
-        self._list(new)
+            if not failure.kept:
+                self._say(failure, self.reasons[failure.reason]["count"])
+        self._list([(failure, sample_id) for failure, sample_id in new if not failure.kept])
         before, recent_slots = self.counted_slots, min(RECENT, pass_samples or RECENT)
         self._move(look, {failure.row for failure, _ in failures if not failure.kept}, recent_slots)
         whole = pass_samples is not None and before // pass_samples < self.counted_slots // pass_samples
@@ -196,19 +202,26 @@ class Skips:
         if count >= FEWEST and _above(max(self.limit, RECENT_LIMIT), len(self.recent), slots, RECENT_DOUBT):
             raise _too_many(self.limit, f"{len(self.recent):,} of the last {slots:,}", self.reasons)
 
+    def _note(self, kept: Sequence[Failure]) -> None:
+        """Says a reason once, when it first comes up; how many there are is in data.json and in the report."""
+        for reason in dict.fromkeys(failure.reason for failure in kept if failure.reason not in self.reasons):
+            names = [failure.name for failure in kept if failure.reason == reason]
+            shown = ", ".join(names[:SAID]) + ", ..." * (len(names) > SAID)
+            self.say(f"noted: {reason}: {shown} (others are counted, not said)")
+
     def _say(self, failure: Failure, count: int) -> None:
         if count <= SAID:
-            self.say(f"{'noted' if failure.kept else 'left out'}: {failure.name}: {failure.reason}")
+            self.say(f"left out: {failure.name}: {failure.reason}")
         elif str(count).strip("0") == "1":
-            self.say(f"{'noted' if failure.kept else 'left out'} so far: {count:,} x {failure.reason}")
+            self.say(f"left out so far: {count:,} x {failure.reason}")
 
     def _list(self, failures: Sequence[tuple[Failure, int]]) -> None:
         if self.file is None or not failures:
             return
         # Half a character (of a name that is no UTF-8) becomes its JSON escape.
         with self.file.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            for (_, name, reason, kept), sample_id in failures:
-                line = {"name": name, "reason": reason, "kept": kept, "sample_id": sample_id}
+            for (_, name, reason, _), sample_id in failures:
+                line = {"name": name, "reason": reason, "sample_id": sample_id}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def document(self) -> dict[str, Any]:
@@ -228,7 +241,7 @@ class Skips:
         self.found = {reason: _unpacked(text) for reason, text in document["found"].items()}
         self.counted_slots, self.slots = document["counted_slots"], document["slots"]
         self.looked, self.recent = document["looked"], deque(document["recent"])
-        self._cut_list(sum(entry["count"] for entry in self.reasons.values()))
+        self._cut_list(sum(entry["count"] for entry in self.reasons.values() if not entry.get("kept")))
 
     def begin(self) -> None:
         """For a run without a checkpoint: what a start that was killed has listed is found again."""
@@ -239,7 +252,8 @@ class Skips:
         if self.file is None or not self.file.exists():
             return
         lines = self.file.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines[:number] if line.endswith(b"\n")]
+        # An older version listed what was trained on all the same, too.
+        kept = [line for line in lines if line.endswith(b"\n") and b'"kept": true' not in line][:number]
         if len(kept) == len(lines):
             return
         temporary = self.file.with_name(f".{self.file.name}.tmp")

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyarrow import types
 from pydantic import model_validator
 
+from daguerre import unicode
 from daguerre.data import classes
 from daguerre.data.classes import Classes, Labels
 from daguerre.data.column_types import (
@@ -205,7 +206,8 @@ def _labels(
         if settings.idx_to_prompt is not None and name == CAPTION and can_label(kind):
             found[column] = classes.opened(settings.idx_to_prompt)
         elif types.is_integer(kind) and is_class_label(feature):
-            found[column] = Classes({str(i): str(words) for i, words in enumerate(feature["names"])})
+            names = {str(i): str(words) for i, words in enumerate(feature["names"])}
+            found[column] = Classes({label: words for label, words in names.items() if unicode.is_text(words)})
         elif types.is_integer(kind):
             raise UserError(
                 f"data.caption_column: column {column!r} of {where} holds whole numbers: name the classes with "

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from daguerre.data import addresses, headers
+from daguerre.data import addresses, headers, local_files
 from daguerre.data.headers import Undecodable
 from daguerre.data.place import Place, scheme
 
@@ -35,12 +35,15 @@ def size(value: Any, base: str, formats: Sequence[str]) -> tuple[int, int]:
     if place.local is None:
         return 0, 0
     try:
-        with place.local.open("rb") as file:
+        with local_files.opened(place.local) as file:
             return headers.upright_size(file, formats)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise Undecodable("there is no picture file at the path") from None
     except PermissionError:
         raise Undecodable("file that may not be read") from None
+    except OSError as error:
+        if error.errno not in local_files.NO_FILE:
+            error.filename = error.filename or str(place.local)
+            raise
+        raise Undecodable("there is no picture file at the path") from None
 
 
 def read(value: Any, base: str) -> bytes:
@@ -50,7 +53,8 @@ def read(value: Any, base: str) -> bytes:
         return held
     place = place_of(held, base)
     if place.local is not None:
-        return place.local.read_bytes()
+        with local_files.opened(place.local) as file:
+            return file.read()
     return addresses.fetched(place)
 
 

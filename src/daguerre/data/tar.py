@@ -24,6 +24,9 @@ _EXTENSION_LIMIT = _PIECE_BYTES = 1 << 20  # a name that is longer is damage, or
 _REGULAR = frozenset({b"0", b"\0", b"7"})
 _EXTENSIONS = frozenset({b"L", b"K", b"x", b"X", b"g"})
 _SPARSE = b"S"
+_RECORDS = frozenset({b"path", b"size"})
+_SPARSE_RECORD = b"GNU.sparse."
+"""What of pax headers matters here: each of them could bring a hundred thousand records."""
 _WITHOUT_DATA: Mapping[bytes, str] = {
     b"1": "hard link",
     b"2": "symbolic link",
@@ -200,7 +203,7 @@ def _other(kind: bytes, name: str, records: Mapping[bytes, bytes]) -> str | None
         return None
     if kind in _WITHOUT_DATA:
         return _WITHOUT_DATA[kind]
-    if kind == _SPARSE or any(key.startswith(b"GNU.sparse.") for key in records):
+    if kind == _SPARSE or _SPARSE_RECORD in records:
         return "sparse file"
     if kind == b"\0" and name.endswith("/"):
         return "folder"
@@ -242,14 +245,18 @@ def _number(text: bytes) -> int | None:
 def _pax_records(said: bytes) -> dict[bytes, bytes] | None:
     """`LENGTH KEY=VALUE\\n` one after the other; None where it is not so."""
     records: dict[bytes, bytes] = {}
-    while said.strip(b"\0"):
-        length, space, _ = said.partition(b" ")
-        size = int(length) if space and length.isdigit() and len(length) < 8 else 0
-        key, equals, value = said[len(length) + 1 : size].partition(b"=")
+    at, end = 0, len(said.rstrip(b"\0"))
+    while at < end:
+        length = said[at : at + 8].partition(b" ")[0]
+        size = int(length) if length.isdigit() and len(length) < 8 else 0
+        key, equals, value = said[at + len(length) + 1 : at + size].partition(b"=")
         if not equals or not value.endswith(b"\n"):
             return None
-        records[key] = value[:-1]
-        said = said[size:]
+        if key in _RECORDS:
+            records[key] = value[:-1]
+        elif key.startswith(_SPARSE_RECORD):
+            records[_SPARSE_RECORD] = b""
+        at += size
     return records
 
 

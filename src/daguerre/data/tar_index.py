@@ -23,6 +23,8 @@ from daguerre.data.tar_samples import Sample, Unusable
 from daguerre.errors import UserError
 
 _PARTS = pa.list_(pa.struct({"name": pa.int16(), "offset": pa.int64(), "size": pa.int64()}))
+NAMES_LIMIT = 32_000
+"""Fields of a shard, its members' extensions, after which no sample is taken: their numbers have 16 bits."""
 _STARTS = {
     b"\x1f\x8b": "compressed with gzip: unpack it with `gunzip`",
     b"BZh": "compressed with bzip2: unpack it with `bunzip2`",
@@ -106,6 +108,8 @@ class _Rows:
     def take(self, sample: Sample, data: tar.Bytes, formats: Sequence[str], counts: skips.Counts) -> None:
         """Adds a sample, or counts why it cannot be used."""
         try:
+            if len(self.names) > NAMES_LIMIT:
+                raise Unusable(f"sample behind {NAMES_LIMIT:,} different extensions in its shard")
             image = _bytes(data, sample.image)
             parts = {name: _bytes(data, member) for name, member in sample.parts}
             words = tar_samples.words(parts)
@@ -119,7 +123,10 @@ class _Rows:
             return
         for name in parts.keys() - words.used:
             skips.add(counts, "member that is neither picture nor text", f"{sample.key}.{name}", kept=True)
-        self.samples.append(sample._replace(parts=tuple((n, m) for n, m in sample.parts if n in words.used)))
+        used = tuple((name, member) for name, member in sample.parts if name in words.used)
+        for name, _ in used:
+            self.names.setdefault(name, len(self.names))
+        self.samples.append(sample._replace(parts=used))
         self.ids.append(sample_id)
         self.sizes_px.append(size_px)
         self.digests.append(digest([image, *(parts[name] for name in parts if name in words.used)]))
@@ -145,9 +152,7 @@ class _Rows:
         }
 
     def _parts(self, sample: Sample) -> list[tuple[int, int, int]]:
-        return [
-            (self.names.setdefault(name, len(self.names)), member.offset, member.size) for name, member in sample.parts
-        ]
+        return [(self.names[name], member.offset, member.size) for name, member in sample.parts]
 
 
 def _bytes(data: tar.Bytes, member: tar.Member) -> bytes:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from daguerre.data import skips
 from daguerre.data.tar import Member
+from daguerre.unicode import NO_TEXT, is_text, may_hold_halves, mended
 
 EXTENSIONS: Mapping[str, tuple[str, ...]] = {
     "jpeg": ("jpg", "jpeg"),
@@ -29,6 +30,10 @@ _PLAIN = frozenset({"txt", "text", "caption", "captions", "cls", "prompt", "tags
 """Members that are text; others are, if they look like it."""
 _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
+NAME_LETTERS = 4096
+"""Longest name of a member that is read: no file system has longer paths."""
+PARTS_LIMIT = 256
+"""Most members beside a picture."""
 TEXT_BYTES = 1 << 20
 JSON_BYTES = 1 << 24
 ID = "daguerre_id"
@@ -65,6 +70,9 @@ def _runs(members: Iterable[Member], counts: skips.Counts) -> dict[str, list[dic
     runs: dict[str, list[dict[str, Member]]] = {}
     last = None
     for member in members:
+        if len(member.name) > NAME_LETTERS:
+            skips.add(counts, f"member with a name of more than {NAME_LETTERS:,} letters", printable(member.name[:80]))
+            continue
         found = _KEY.match(member.name)
         if _META.match(member.name):
             skips.add(counts, "webdataset's own member (__NAME__)", printable(member.name), kept=True)
@@ -72,7 +80,7 @@ def _runs(members: Iterable[Member], counts: skips.Counts) -> dict[str, list[dic
         if found is None:
             skips.add(counts, "member without an extension", printable(member.name), kept=True)
             continue
-        key, extension = found[1], found[2].lower()
+        key, extension = found[1], printable(found[2].lower())
         if key != last:
             runs.setdefault(key, []).append({})
             last = key
@@ -89,18 +97,27 @@ def _groups(
 ) -> Iterator[tuple[str, dict[str, Member]]]:
     """The members of one key together. A run that is complete and repeats names is a sample of its own."""
     for key, parts in runs.items():
-        group = parts[0]
+        together, names = [parts[0]], set(parts[0])
         for run in parts[1:]:
-            twins = group.keys() & run.keys()
+            twins = names & run.keys()
             if twins and len(run) > 1 and any(_suffix(extension) in suffixes for extension in run):
-                yield key, group
-                group = run
+                yield key, _joined(together)
+                together, names = [run], set(run)
                 continue
             for extension in twins:
                 name = printable(run[extension].name)
                 skips.add(counts, "duplicate: member of a name that was there before", name)
-            group = {**run, **group}
-        yield key, group
+            together.append(run)
+            names.update(run)
+        yield key, _joined(together)
+
+
+def _joined(runs: Sequence[Mapping[str, Member]]) -> dict[str, Member]:
+    """The members of several runs; of two with one name the first."""
+    joined: dict[str, Member] = {}
+    for run in reversed(runs):
+        joined.update(run)
+    return joined
 
 
 def _samples(key: str, group: Mapping[str, Member], suffixes: frozenset[str], counts: skips.Counts) -> Iterator[Sample]:
@@ -115,7 +132,7 @@ def _samples(key: str, group: Mapping[str, Member], suffixes: frozenset[str], co
     parts: dict[str, dict[str, Member]] = {stem: {} for stem in images}
     spare = []
     for extension, member in others.items():
-        owner = max((stem for stem in images if _inside(extension, stem)), key=len, default=None)
+        owner = _owner(extension, images)
         if owner is None:
             spare.append((extension, member))
         else:
@@ -144,8 +161,15 @@ def _stem(extension: str) -> str:
     return extension.rpartition(".")[0]
 
 
-def _inside(extension: str, stem: str) -> bool:
-    return not stem or extension.startswith(stem + ".")
+def _owner(extension: str, stems: Container[str]) -> str | None:
+    """The longest of `stems` that an extension begins with, up to a dot; the empty one fits all. Each is looked up: a
+    name may begin the names of all pictures of a shard."""
+    dot = extension.rfind(".")
+    while dot >= 0:
+        if extension[:dot] in stems:
+            return extension[:dot]
+        dot = extension.rfind(".", 0, dot)
+    return "" if "" in stems else None
 
 
 def printable(name: str) -> str:
@@ -167,7 +191,12 @@ class Words:
 
 
 def words(parts: Mapping[str, bytes]) -> Words:
-    """Reads the members beside a picture. `Unusable` where one that must be text, or JSON, is not."""
+    """Reads the members beside a picture. `Unusable` where one that must be text, or JSON, is not.
+
+    JSON may hold strings that are no text: none of these is among the texts, and metadata has them mended.
+    """
+    if len(parts) > PARTS_LIMIT:
+        raise Unusable(f"picture with more than {PARTS_LIMIT} members of its name")
     metadata: Mapping[str, Any] = {}
     texts: dict[str, str] = {}
     used = []
@@ -179,8 +208,14 @@ def words(parts: Mapping[str, bytes]) -> Words:
             texts[name] = text
             used.append(name)
     usual = (texts.get("txt"), texts.get("text"), metadata.get("caption"), metadata.get("text"))
-    texts = {**{key: value for key, value in metadata.items() if isinstance(value, str)}, **texts}
     caption = next((text for text in usual if isinstance(text, str) and text.strip()), None)
+    if caption is not None and not is_text(caption):
+        raise Unusable(NO_TEXT)
+    said = {key: value for key, value in metadata.items() if isinstance(value, str)}
+    if may_hold_halves(parts.get("json", b"")):
+        said = {mended(key): value for key, value in said.items() if is_text(value)}
+        metadata = mended(metadata)
+    texts = {**said, **texts}
     texts.pop("text", None) if caption is None else texts.update(text=caption.strip())
     return Words(texts, metadata, tuple(used))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from daguerre.unicode import printable
+
 
 class Html(str):
     """Text that is HTML already and goes in as it is."""
@@ -24,7 +26,7 @@ def element(name: str, *children: object, **attributes: object) -> Html:
         if value is None or value is False:
             continue
         key = key.rstrip("_").replace("_", "-")
-        parts.append(key if value is True else f'{key}="{escape(str(value))}"')
+        parts.append(key if value is True else f'{key}="{_escaped(value)}"')
     if name in _VOID:
         return Html(f"<{' '.join(parts)}/>")
     return Html(f"<{' '.join(parts)}>{join(*children)}</{name}>")
@@ -32,7 +34,12 @@ def element(name: str, *children: object, **attributes: object) -> Html:
 
 def join(*children: object) -> Html:
     """Children one after the other, escaped as in `element`."""
-    return Html("".join(c if isinstance(c, Html) else escape(str(c)) for c in children if c is not None))
+    return Html("".join(c if isinstance(c, Html) else _escaped(c) for c in children if c is not None))
+
+
+def _escaped(value: object) -> str:
+    """As HTML; what is no text is written as an escape, so that every page can be written."""
+    return escape(printable(str(value)))
 
 
 def table(head: list[str], rows: list[list[object]], class_: str = "") -> Html:

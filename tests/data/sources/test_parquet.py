@@ -662,3 +662,36 @@ def test_secrets_of_an_address_are_not_shown(tmp_path, s3):  # noqa: F811
     with pytest.raises(OSError) as caught:  # noqa: PT011
         source.record(0)
     assert not re.search("hunter2|SECRET", str(caught.value) + repr(caught.value.__cause__))
+
+
+_WALK = """
+import sys
+from pathlib import Path
+from daguerre.data.parquet_files import ParquetTables
+from daguerre.data.table_files import Unreadable
+
+path = Path(sys.argv[1])
+whole, tables, columns = path.read_bytes(), ParquetTables(), ["jpg", "caption"]
+start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+for at in range(start, len(whole) - 8):
+    # The length of a list of whole numbers, as histograms of levels are, and the letters of names.
+    for byte in [whole[at] ^ 0x30] * (whole[at] in (0x16, 0x26)) + [0xFF] * (97 <= whole[at] <= 122):
+        hurt = path.with_name(f"{at}-{byte}.parquet")
+        hurt.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
+        try:
+            tables.schema(hurt)
+            for _ in tables.parts(hurt, columns, "jpg", "a"):
+                pass
+            tables.slow(hurt, columns)
+        except Unreadable:
+            pass
+print("survived")
+"""
+
+
+def test_a_damaged_footer_is_counted_or_refused_and_ends_no_process(tmp_path):
+    table = pa.table({"jpg": [png(0), png(1)], "caption": ["a", None]})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    command = [sys.executable, "-c", _WALK, str(tmp_path / "a.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "survived\n", done.stderr[-2000:]

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from daguerre.data import classes, folder_index, shard_index
 from daguerre.data.classes import Labels
-from daguerre.data.folder_captions import CAPTION, Rules, printable
+from daguerre.data.folder_captions import CAPTION, Rules
 from daguerre.data.index import Index
 from daguerre.data.settings import GenerateSettings, SourceSettings
 from daguerre.data.shard_index import ShardIndex
@@ -26,6 +26,7 @@ from daguerre.data.table_source import cache_of, in_blocks
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Idle
 from daguerre.types import Record
+from daguerre.unicode import printable
 
 
 class Settings(SourceSettings):

@@ -20,6 +20,7 @@ from urllib.request import Request, getproxies, urlopen
 
 from pydantic import Field, model_validator
 
+from daguerre.data import local_files
 from daguerre.data.arrow_files import ArrowTables
 from daguerre.data.place import Place
 from daguerre.data.source import Split as Part
@@ -140,8 +141,9 @@ def _instead(folder: Path) -> str:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+        with local_files.opened(path) as file:
+            document = json.loads(file.read())
+    except (ValueError, RecursionError, local_files.Irregular):
         document = None
     if not isinstance(document, dict):
         raise UserError(f"data.path: {str(path)!r} is damaged: it holds no JSON object. Save the data set again")

@@ -110,7 +110,10 @@ class WebdatasetSource:
         index = self._shard(shard)
         pieces = _pieces(index, row)
         image, *texts = self._read(shard, pieces, index.column("digest")[row].as_py())
-        words = tar_samples.words({piece.name: data for piece, data in zip(pieces[1:], texts, strict=True)})
+        try:
+            words = tar_samples.words({piece.name: data for piece, data in zip(pieces[1:], texts, strict=True)})
+        except tar_samples.Unusable as error:  # of an index that an older version made
+            raise Undecodable(str(error)) from error
         return Record(self.name(number), image, self._captions(words.texts), words.metadata)
 
     def report(self) -> SkipReport:
