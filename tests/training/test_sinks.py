@@ -52,6 +52,17 @@ def test_lines_are_strict_json(tmp_path: Path) -> None:
     assert line["time"].endswith("+00:00")
 
 
+def test_numbers_stand_in_one_order_whoever_gives_them(tmp_path: Path) -> None:
+    """Sums that come from a checkpoint stand in its order, others in that in which they were first added."""
+    path = tmp_path / "metrics.jsonl"
+    file = sinks.MetricsFile(path)
+    file.write(1, 32, {"perf/b": 1, "learning/loss": 2, "learning/gradient_norm": 3})
+    file.write(2, 64, {"learning/gradient_norm": 3, "learning/loss": 2, "perf/b": 1})
+    file.close()
+    first, second = (list(json.loads(line)) for line in path.read_text().splitlines())
+    assert first == second == ["step", "samples", "time", "learning/gradient_norm", "learning/loss", "perf/b"]
+
+
 def test_cut_leaves_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
     write_steps(whole, range(1, 11))

@@ -33,7 +33,7 @@ def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) 
         total=total,
         warmup=steps(config.lr_scheduler.warmup),
         decay=-(-total // 10) if decay is None else steps(decay),
-        log=max(1, steps(config.logging.every)),
+        log=max(1, total if config.logging.every is None else steps(config.logging.every)),
         checkpoint=None if config.checkpoint.every is None else max(1, steps(config.checkpoint.every)),
         backup=None if config.checkpoint.backup_every is None else max(1, steps(config.checkpoint.backup_every)),
         validation=None if config.validation.every is None else max(1, steps(config.validation.every)),

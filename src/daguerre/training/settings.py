@@ -202,8 +202,9 @@ class EMASettings(Choice):
 class LoggingSettings(Settings):
     """How often numbers are written, and where to."""
 
-    every: Duration = Field(Duration("10 steps"), json_schema_extra=FREE)
-    """Interval between lines of metrics; steps in between never wait for the device."""
+    every: Duration | None = Field(Duration("10 steps"), json_schema_extra=FREE)
+    """Interval between lines of metrics, and one at the end; null for that alone. Updates in between do not wait for
+    the device, but for one in 50, which asks whether they were finite (training.max_nonfinite_steps)."""
     tensorboard: bool = Field(True, json_schema_extra=FREE)
     """Write TensorBoard event files beside metrics.jsonl."""
 

@@ -3,7 +3,7 @@
 Holds writing, reading and, on resume, cutting. What is measured, and when, is the loop's and the driver's.
 
 A line of `metrics.jsonl` is one JSON object: `step` (updates done), `samples` (samples seen), `time` (UTC, ISO 8601),
-then numbers by name, such as `learning/loss`. Floats are written so that they read back to the bit. JSON has no
+then numbers in the order of their names, such as `learning/loss`. Floats are written so that they read back to the bit. JSON has no
 non-finite numbers: they are the strings "nan", "inf" and "-inf", which `float()` reads back.
 """
 
@@ -50,7 +50,7 @@ class MetricsFile:
         assert not set(RESERVED) & set(values), f"{RESERVED} are no names for metrics"
         line: dict[str, Any] = {"step": int(step), "samples": int(samples)}
         line["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-        line |= {name: _to_json(value) for name, value in values.items()}
+        line |= {name: _to_json(values[name]) for name in sorted(values)}  # sums come from a checkpoint in its order
         self._left += json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         self._write()
 
