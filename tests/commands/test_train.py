@@ -218,7 +218,8 @@ def test_another_recipe_on_the_same_folder_is_refused_with_what_differs(whole, e
 
 def test_a_longer_duration_goes_on(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "tiny")
-    assert train(tmp_path, "training.duration=9 steps") == errors.DONE
+    longer = ["training.duration=9 steps", "lr_scheduler.on_new_duration=stretch"]
+    assert train(tmp_path, *longer) == errors.DONE
     assert json.loads((tmp_path / "tiny" / "status.json").read_text())["step"] == 9
 
 

@@ -10,6 +10,7 @@ import torch
 
 from daguerre import config as configs
 from daguerre.commands import resuming
+from daguerre.commands.intervals import Intervals
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data import skips
@@ -52,6 +53,16 @@ def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None,
         f"{config.run_name}: {samples}{length and ', '}{length}",
         f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "
         f"{config.data.source} at {config.data.resolution} px; {device_text(parts.device)}, {parts.precision}",
+    ]
+
+
+def about_warmup(every: Intervals) -> list[str]:
+    """A warm-up that is longer than the run, where only the data or the batch tell."""
+    if every.warmup <= every.total or not every.total:
+        return []
+    return [
+        f"the warm-up takes {every.warmup:,} updates and the run has {every.total:,}: the learning rate never reaches its "
+        f"peak. For one that fits: lr_scheduler.warmup='{-(-every.total // 10)} steps'"
     ]
 
 

@@ -26,7 +26,7 @@ def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
     pictures_samples.check(config, parts)
     sizes = batch_sizes(config)
     data = class_pictures.told(config)
-    dataset = None
+    dataset, said = None, list(notices)
     try:
         with huggingface.from_cache_alone():
             if data:
@@ -44,6 +44,8 @@ def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
     else:
         dataset.plan(config.seed, sizes.whole)
         data = description.about_source(dataset, config, sizes.whole)
-        total = intervals(config, sizes, dataset.count).total
-    print(description.dry_run(config, parts, sizes, total, data, notices))
+        every = intervals(config, sizes, dataset.count)
+        total = every.total
+        said += description.about_warmup(every)
+    print(description.dry_run(config, parts, sizes, total, data, said))
     return 0

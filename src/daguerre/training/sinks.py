@@ -3,8 +3,8 @@
 Holds writing, reading and, on resume, cutting. What is measured, and when, is the loop's and the driver's.
 
 A line of `metrics.jsonl` is one JSON object: `step` (updates done), `samples` (samples seen), `time` (UTC, ISO 8601),
-then numbers in the order of their names, such as `learning/loss`. Floats are written so that they read back to the bit. JSON has no
-non-finite numbers: they are the strings "nan", "inf" and "-inf", which `float()` reads back.
+then numbers in the order of their names, such as `learning/loss`. Floats are written so that they read back to the bit.
+JSON has no non-finite numbers: they are the strings "nan", "inf" and "-inf", which `float()` reads back.
 """
 
 from __future__ import annotations
