@@ -278,6 +278,16 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(tmp_path, capsys):
         "8 updates of 2 samples = 16 samples",
     ):
         assert part in said
+    assert re.search(r"^Settings \(\d+ that differ from the defaults; --full shows all \d+\)$", said, re.MULTILINE)
+    assert "learning_rate: 0.0015" in said
+    assert "max_grad_norm" not in said
+
+
+def test_dry_run_shows_every_setting_on_demand(tmp_path, capsys):
+    assert train(tmp_path, "--dry-run", "--full") == errors.DONE
+    assert "    max_grad_norm: 1.0\n" in capsys.readouterr().out
+    assert train(tmp_path, "--full") == errors.REFUSED
+    assert "--full goes with --dry-run" in capsys.readouterr().err
 
 
 def test_dry_run_refuses_a_data_set_smaller_than_a_batch(tmp_path, capsys):
