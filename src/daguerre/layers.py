@@ -227,8 +227,8 @@ def _fitting_warmup(base: Tree, over: Tree, notices: list[str]) -> Tree:
         share = Fraction(length, before) if before and before >= length else Fraction(1, 10)
         value = f"{ceil(share * duration)} steps"
         notices.append(
-            f"training.duration is {shown(recipe.get(whole, 'training.duration'))}, too short for the recipe's {path} of "
-            f"{shown(recipe.get(base, path))}: it is {shown(value)} here"
+            f"training.duration is {shown(recipe.get(whole, 'training.duration'))}, too short for the recipe's {path} "
+            f"of {shown(recipe.get(base, path))}: it is {shown(value)} here"
         )
         base = recipe.merge(base, overrides.nested(path, value))
     return base

@@ -1,4 +1,4 @@
-"""A run that goes on with another training.duration while its learning rate falls: asked, chosen, exact over restarts."""
+"""A run that goes on with another training.duration while its learning rate falls: asked, exact over restarts."""
 
 import json
 import shutil

@@ -138,12 +138,14 @@ def test_tensorboard_has_the_same_names_and_hides_what_a_resume_repeats(
     tmp_path: Path, resumed_step: int | None, kept: list[tuple[int, float]]
 ) -> None:
     pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing import plugin_event_accumulator
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     first = sinks.TensorBoard(tmp_path)
     for step in range(1, 6):
         first.write(step, step * 32, {"learning/loss": float(step)})
-    first.write_image(5, "samples/000", np.zeros((8, 8, 3), np.uint8))
+    for step in (3, 5):
+        first.show(step, "samples/000", np.zeros((8, 8, 3), np.uint8), "# a *star*\n\nseed 0 \ud83d")
     first.close()
     second = sinks.TensorBoard(tmp_path, resumed_step)
     second.write(4, 128, {"learning/loss": 40.0})
@@ -151,5 +153,11 @@ def test_tensorboard_has_the_same_names_and_hides_what_a_resume_repeats(
 
     events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
     assert set(events.Tags()["scalars"]) == {"learning/loss", "samples"}
+    shown = [3] if resumed_step else []
+    assert [event.step for event in events.Images("samples/000")] == shown
+    page = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()  # as the server reads them
+    found = page.Tensors("samples/000/text_summary") if shown else []
+    assert [event.step for event in found] == shown
+    assert all(event.tensor_proto.string_val[0] == b"    # a *star*\n    \n    seed 0 ?" for event in found)
     loss = [(event.step, event.value) for event in events.Scalars("learning/loss")]
     assert loss == [*kept, (4, 40.0)]

@@ -63,8 +63,8 @@ def about_warmup(every: Intervals) -> list[str]:
     if every.warmup <= every.total or not every.total:
         return []
     return [
-        f"the warm-up takes {every.warmup:,} updates and the run has {every.total:,}: the learning rate never reaches its "
-        f"peak. For one that fits: lr_scheduler.warmup='{-(-every.total // 10)} steps'"
+        f"the warm-up takes {every.warmup:,} updates and the run has {every.total:,}: the learning rate never reaches "
+        f"its peak. For one that fits: lr_scheduler.warmup='{-(-every.total // 10)} steps'"
     ]
 
 

@@ -178,13 +178,13 @@ class LRSchedulerSettings(Choice):
     decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
     """warmup_stable_decay: a line, half a cosine, or 1 - sqrt(share of the fall), which falls fast at first."""
     on_new_duration: Literal["refuse", "stretch", "hold", "decay"] = Field("refuse", json_schema_extra=FREE)
-    """What a run does that goes on with another training.duration while the rate falls: `stretch`: the schedule as if it
-    had had that duration from the start, so that the rate jumps; `hold`: the old schedule to its end, then its last
+    """What a run does that goes on with another training.duration while the rate falls: `stretch`: the schedule as if
+    it had had that duration from the start, so that the rate jumps; `hold`: the old schedule to its end, then its last
     rate; `decay`: from the present rate to `final` over the updates that are left; `refuse`: asks. For this start."""
     restart_from: float | None = Field(None, gt=0, le=1, json_schema_extra=FREE)
     """hold, decay: share of the peak learning rate to go on from in place of the rate that was reached."""
     stages: list[Stage] = Field([])
-    """What on_new_duration has made of the schedule so far. Written by the program; left out, the run's own are taken."""
+    """What on_new_duration has made of the schedule so far. Written by the program; left out, the run's are taken."""
 
     @field_validator("stages")
     @classmethod
@@ -242,7 +242,7 @@ class LoggingSettings(Settings):
     """Interval between lines of metrics, and one at the end; null for that alone. Updates in between do not wait for
     the device, but for one in 50, which asks whether they were finite (training.max_nonfinite_steps)."""
     tensorboard: bool = Field(True, json_schema_extra=FREE)
-    """Write TensorBoard event files beside metrics.jsonl."""
+    """Write TensorBoard event files beside metrics.jsonl: the numbers, and the sample pictures with their prompts."""
 
 
 class ValidationSettings(Settings):
