@@ -4,7 +4,8 @@ import pytest
 
 from daguerre import config as configs
 from daguerre.commands import description
-from daguerre.commands.intervals import Intervals
+from daguerre.commands.intervals import Intervals, intervals
+from daguerre.commands.parts import BatchSizes
 from daguerre.problems import ConfigError
 
 
@@ -68,3 +69,10 @@ def test_where_only_the_data_tell_it_is_said_at_the_start():
     assert said(50, 50) == said(50, 0) == []
     assert "never reaches its peak" in said(500, 21)[0]
     assert "lr_scheduler.warmup='3 steps'" in said(500, 21)[0]
+
+
+def test_a_run_that_is_to_log_nothing_logs_its_end():
+    config = configs.load("quickstart", ["logging.every=null"]).config
+    assert intervals(config, BatchSizes(16, 16), None).log == 1750
+    often = configs.load("quickstart", ["logging.every=10000000000 steps"]).config
+    assert intervals(often, BatchSizes(16, 16), None).log == 10**10

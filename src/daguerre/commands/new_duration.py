@@ -94,18 +94,20 @@ def _stage(config: Config, old: Schedule, done: int) -> Stage:
 def _choices(config: Config, old: Schedule, new: Schedule, done: int) -> str:
     """The refusal, with what can be chosen."""
     ended, final = old.at(old.total), old.settings.final
-    restart = " lr_scheduler.restart_from=0.1"
-    nothing = "; 0 here, so say from where, as a share of the peak:" + restart
+
+    def unless(rate: float) -> str:
+        return "" if rate else ": nothing would be learnt, so add lr_scheduler.restart_from=0.1, a share of the peak"
+
     return (
         f"training.duration is {str(config.training.duration)!r} ({new.total:,} updates), and this run was planned for "
         f"{old.total:,} updates with a learning rate that falls until then (lr_scheduler.name={old.settings.name}); "
-        f"{done:,} are done. Say what becomes of the rate (now {_percent(old.at(done))} of its peak):\n"
-        f"  lr_scheduler.on_new_duration=stretch   as if the run had been that long from the start: it jumps to "
+        f"{done:,} are done.\nSay what becomes of the rate, which is {_percent(old.at(done))} of its peak now:\n"
+        f"  lr_scheduler.on_new_duration=stretch   as if the run had had that length from the start: now "
         f"{_percent(new.at(done))}\n"
         f"  lr_scheduler.on_new_duration=hold      the old schedule to its end, then the rate of its end, "
-        f"{_percent(ended)}{'' if ended else nothing}\n"
-        f"  lr_scheduler.on_new_duration=decay     a new decay, from the present rate to {_percent(final)} over the "
-        f"{new.total - done:,} updates that are left{'' if old.at(done) else nothing}\n"
+        f"{_percent(ended)}{unless(ended)}\n"
+        f"  lr_scheduler.on_new_duration=decay     a new decay from the present rate to {_percent(final)} over the "
+        f"{new.total - done:,} updates that are left{unless(old.at(done))}\n"
         "A rate that does not fall (lr_scheduler.name=constant) needs no such choice. docs/optimizers.md says more."
     )
 
