@@ -438,3 +438,26 @@ def test_every_setting_says_what_it_allows():
         words = layout.allowed(leaf)
         assert words, leaf.path
         assert "typing" not in words, leaf.path
+
+
+@pytest.mark.parametrize("name", sorted(recipe.shipped()))
+def test_what_differs_from_the_defaults_is_the_whole_recipe(name, tmp_path):
+    """A recipe of it alone is the same config."""
+    tree = recipe.layers(name)[-1].tree
+    given = ["data.path=somewhere"] if tree.get("data", {}).get("path") == "???" or "stage" in name else []
+    whole = load(name, *given)
+    short = configs.differing(whole)
+    (tmp_path / "short.yaml").write_text(configs.as_yaml(short), encoding="utf-8")
+    again = load(tmp_path / "short.yaml")
+    assert again == whole
+    assert configs.differing(again) == short
+    count, every = (len(list(recipe.paths(each))) for each in (short, whole.model_dump(mode="json")))
+    assert count < every / 3
+
+
+def test_nothing_that_is_a_default_is_among_what_differs(base):
+    found = configs.differing(load(base))
+    assert found["ema"] == {"decay": 0.9}
+    assert found["model"]["family"] == "sd"
+    assert not found.keys() & {"adapter", "optimizer", "loader", "mesh", "logging", "sampling"}
+    assert configs.differing(load(base, "optimizer.beta2=0.9"))["optimizer"]["name"] == "adamw"

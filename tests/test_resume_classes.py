@@ -35,6 +35,7 @@ FREE = {
     *(f"data.generate.{name}" for name in ("count", "prompt", "seed")),
     *("distributed.dist_backend", "distributed.dist_url"),
     *(f"distributed.{name}_seconds" for name in ("rendezvous", "silent", "stuck", "timeout")),
+    *("lr_scheduler.on_new_duration", "lr_scheduler.restart_from"),
     *("logging.every", "logging.tensorboard", "model.pickled_weights", "model.scheduler"),
     *(f"sampling.{name}" for name in ("batch_size", "eta", "guidance_rescale", "guidance_scale", "height", "width")),
     *(f"sampling.{name}" for name in ("negative_prompt", "num_images", "num_inference_steps", "prompts")),

@@ -11,10 +11,11 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from daguerre import aliases, checks, layers, layout, overrides, recipe
@@ -251,6 +252,35 @@ def _write_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.SequenceNode
 
 _Dumper.add_representer(str, _write_text)
 _Dumper.add_representer(list, _write_list)
+
+
+def differing(config: Config) -> Tree:
+    """The settings whose values are not the defaults, and the names of the plug-ins that these belong to."""
+    return _differing(config, config.model_dump(mode="json"), None, needed=True)
+
+
+def _differing(settings: Settings, tree: Tree, default: Any, needed: bool) -> Tree:
+    """Of one group; `default` is the group as it would be, None for what its class says. A group that is `needed` names
+    its plug-in in any case."""
+    found = {}
+    for name, field in type(settings).model_fields.items():
+        value, usual = getattr(settings, name), getattr(default, name, field.get_default(call_default_factory=True))
+        if name not in tree or value == usual:
+            continue
+        if isinstance(value, Settings):
+            usual = usual if isinstance(usual, type(value)) else None
+            found[name] = _differing(value, tree[name], usual, field.is_required())
+        elif isinstance(value, dict) and all(isinstance(inner, Settings) for inner in value.values()):
+            found[name] = {key: _differing(inner, tree[name][key], None, True) for key, inner in value.items()}
+        else:
+            found[name] = tree[name]
+    names = {name: tree[name] for name, field in type(settings).model_fields.items() if _names_plugin(field)}
+    found = {name: value for name, value in found.items() if value != {} or tree[name] == {}}
+    return {**names, **found} if found or needed else {}
+
+
+def _names_plugin(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 from daguerre import aliases, checks, layout, overrides, plugins, recipe
 from daguerre.errors import UserError
 from daguerre.problems import NOTHING, Problem, group, shown, unknown
 from daguerre.recipe import Tree
-from daguerre.settings import Plugin, Settings
+from daguerre.settings import Duration, Plugin, Settings
 
 
 def from_overrides(
@@ -137,6 +139,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
     base = _without_idle(root, base, over, notices)
     base = _without_newly_idle(root, base, over, idle_before, notices)
     base = _without_third_batch_size(base, over, notices)
+    base = _fitting_warmup(base, over, notices)
     return recipe.merge(base, over)
 
 
@@ -207,6 +210,37 @@ def _without_third_batch_size(base: Tree, over: Tree, notices: list[str]) -> Tre
     given = ", ".join(f"training.{name}" for name in (_ACCUMULATION, _PART, _WHOLE) if name in above)
     notices.append(f"{given} is given: the recipe's training.{old[0]} dropped out")
     return recipe.without(base, f"training.{old[0]}")
+
+
+def _fitting_warmup(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`base` with the warm-up and the decay of its learning rate shortened, where `over` makes the run too short for
+    them: they keep their share of the run, a tenth where the run's length was unknown."""
+    whole = recipe.merge(base, over)
+    duration, before = (_updates(tree, "training.duration", whole) for tree in (whole, base))
+    lengths = {name: _updates(whole, f"lr_scheduler.{name}", whole) for name in ("warmup", "decay")}
+    if duration in (None, before) or duration >= sum(length or 0 for length in lengths.values()):
+        return base
+    for name, length in lengths.items():
+        path = f"lr_scheduler.{name}"
+        if not length or recipe.get(over, path) is not recipe.ABSENT:
+            continue
+        share = Fraction(length, before) if before and before >= length else Fraction(1, 10)
+        value = f"{ceil(share * duration)} steps"
+        notices.append(
+            f"training.duration is {shown(recipe.get(whole, 'training.duration'))}, too short for the recipe's {path} "
+            f"of {shown(recipe.get(base, path))}: it is {shown(value)} here"
+        )
+        base = recipe.merge(base, overrides.nested(path, value))
+    return base
+
+
+def _updates(tree: Tree, path: str, whole: Tree) -> int | None:
+    """The updates of a duration in steps or samples; None where that is not known yet, or none is there."""
+    value, batch = recipe.get(tree, path), recipe.get(whole, f"training.{_WHOLE}")
+    try:
+        return Duration(value).steps(batch, None)
+    except (TypeError, ValueError):  # no text, no duration, epochs, samples of an unknown batch
+        return None
 
 
 def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:

@@ -36,7 +36,9 @@ def test_another_width_is_the_sum_that_its_profile_asks_for(run, capsys):
     assert cli.run(["convert", "ema", str(run), "width=0.1"]) == errors.DONE
     kept = [(step, width) for step in (2, 4, 6, 8) for width in (0.05, 0.2)]
     factors, error = post_hoc.coefficients(kept, 8, 0.1)
-    assert f"the profile is {error:.1%} off" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"the profile is {error:.1%} off" in said
+    assert ("poor" in said) == (error > post_hoc.POOR)
     found = unet(run / "pipeline-ema-0.1")
     total = torch.zeros_like(found["conv_in.weight"], dtype=torch.float64)
     for factor, (step, width) in zip(factors, kept, strict=True):
@@ -46,6 +48,13 @@ def test_another_width_is_the_sum_that_its_profile_asks_for(run, capsys):
     assert not torch.equal(found["conv_in.weight"], unet(run / "pipeline")["conv_in.weight"])
     assert cli.run(["convert", "ema", str(run), "width=0.1"]) == errors.REFUSED
     assert "exists" in capsys.readouterr().err
+
+
+def test_a_poor_average_is_said_to_be_one(run, tmp_path, capsys):
+    assert cli.run(["convert", "ema", str(run), "width=0.01", f"out={tmp_path / 'p'}"]) == errors.DONE
+    said = capsys.readouterr().out
+    assert "a poor one" in said
+    assert "nearer to those that are kept (0.05, 0.2)" in said
 
 
 @pytest.mark.parametrize(

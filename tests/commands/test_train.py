@@ -1,5 +1,6 @@
 """`daguerre train` from end to end: what it leaves behind, how it goes on, what it refuses."""
 
+import io
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_runs
 import torch
+from PIL import Image
 from shards import build
 from tiny_runs import assert_equal, lines, outcome, train
 
@@ -129,6 +131,34 @@ def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, mon
     assert_equal(tmp_path / "tiny", expected)
 
 
+def test_tensorboard_gets_each_picture_and_its_prompt_once(tmp_path, monkeypatch):
+    """Also where a kill comes after the pictures, so that the restart draws them again."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    given = ["logging.tensorboard=true", 'sampling.prompts=["a small red star on white"]', "checkpoint.export=false"]
+
+    def deadly(*args, **kwargs):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training_run, "write_json_atomically", deadly)
+        with pytest.raises(Killed):
+            train(tmp_path, *given)
+    assert (tmp_path / "tiny" / "samples" / "step-00000003" / "samples.json").is_file()
+    assert train(tmp_path, *given) == errors.DONE
+    every = {"images": 0, "tensors": 0}
+    events = EventAccumulator(str(tmp_path / "tiny" / "tensorboard"), size_guidance=every).Reload()
+    for number in range(2):
+        assert [event.step for event in events.Images(f"samples/00{number}")] == [3, 6, 8]
+        texts = events.Tensors(f"samples/00{number}/text_summary")
+        assert [event.step for event in texts] == [3, 6, 8]
+        assert texts[0].tensor_proto.string_val[0].decode() == f"    a small red star on white\n    seed {number}"
+    drawn = (tmp_path / "tiny" / "samples" / "step-00000008" / "000.png").read_bytes()
+    shown = Image.open(io.BytesIO(events.Images("samples/000")[-1].encoded_image_string))
+    assert np.array_equal(np.asarray(shown), np.asarray(Image.open(io.BytesIO(drawn))))
+
+
 @pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path, expected, monkeypatch, stop_at):
     unharmed, calls = step.update, []
@@ -218,7 +248,8 @@ def test_another_recipe_on_the_same_folder_is_refused_with_what_differs(whole, e
 
 def test_a_longer_duration_goes_on(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "tiny")
-    assert train(tmp_path, "training.duration=9 steps") == errors.DONE
+    longer = ["training.duration=9 steps", "lr_scheduler.on_new_duration=stretch"]
+    assert train(tmp_path, *longer) == errors.DONE
     assert json.loads((tmp_path / "tiny" / "status.json").read_text())["step"] == 9
 
 
@@ -277,6 +308,16 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(tmp_path, capsys):
         "8 updates of 2 samples = 16 samples",
     ):
         assert part in said
+    assert re.search(r"^Settings \(\d+ that differ from the defaults; --full shows all \d+\)$", said, re.MULTILINE)
+    assert "learning_rate: 0.0015" in said
+    assert "max_grad_norm" not in said
+
+
+def test_dry_run_shows_every_setting_on_demand(tmp_path, capsys):
+    assert train(tmp_path, "--dry-run", "--full") == errors.DONE
+    assert "    max_grad_norm: 1.0\n" in capsys.readouterr().out
+    assert train(tmp_path, "--full") == errors.REFUSED
+    assert "--full goes with --dry-run" in capsys.readouterr().err
 
 
 def test_dry_run_refuses_a_data_set_smaller_than_a_batch(tmp_path, capsys):

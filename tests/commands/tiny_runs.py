@@ -81,13 +81,15 @@ def outcome(run: Path) -> dict[str, Any]:
     kept = [*newest.glob("*.safetensors"), newest / "state.json", newest / "loading.json"]
     kept += [*run.glob("samples/*/*"), *run.glob("pipeline/unet/*"), run / "data.json", run / "evaluation.json"]
     files = {path.relative_to(run).as_posix(): path.read_bytes() for path in kept if path.exists()}
-    return {"files": files, "lines": lines(run)}
+    found = lines(run)
+    return {"files": files, "lines": found, "order": [list(line) for line in found]}
 
 
 def assert_equal(run: Path, expected: dict[str, Any]) -> None:
     """Fails with the name of the first thing that differs."""
     found = outcome(run)
     assert found["lines"] == expected["lines"]
+    assert found["order"] == expected["order"]
     assert found["files"].keys() == expected["files"].keys()
     for name, content in expected["files"].items():
         assert found["files"][name] == content, f"{name} differs"

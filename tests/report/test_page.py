@@ -211,6 +211,16 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert len([s for s in parsed.scripts if not s.startswith("{")]) == 1
 
 
+def test_must_and_aim_are_explained_where_there_are_any(tmp_path: Path) -> None:
+    folder = fake_run.write_run(tmp_path / "run", steps=20, saves=1)
+    explained = "Must is the least that a run of this recipe has to reach"
+    said = Page(page.write(folder).read_text(encoding="utf-8")).words()
+    assert explained in said
+    assert "Aim is what a good run reaches" in said
+    fake_run.document(folder, "evaluation.json", {"mine": {"rows": [{"name": "right", "value": 0.5}]}})
+    assert explained not in Page(page.write(folder).read_text(encoding="utf-8")).words()
+
+
 @pytest.mark.parametrize("name", ["status.json", "environment.json", "data.json", "evaluation.json", "config.yaml"])
 @pytest.mark.parametrize("content", [b"", b"[1, 2", b"\xff\xfe\x00", b"[]", b"3"])
 def test_a_damaged_file_costs_its_own_part(tmp_path: Path, name: str, content: bytes) -> None:

@@ -167,6 +167,59 @@ def test_other_widths_are_rebuilt_near_their_own_average(toy, width):
     assert alone.error > found.error, "two profiles of one moment know less than those of twenty"
 
 
+def kept_evenly(count, steps=2000):
+    """Checkpoints over a whole run, each with the profiles of two widths."""
+    return [(steps * (i + 1) // count, width) for i in range(count) for width in (0.05, 0.1)]
+
+
+def error_of(kept, width, walk):
+    """Of the rebuilt average of weights that walked so, against the power-function average itself; as a share of its
+    norm, and of its distance from the last weights."""
+    averages = [weights_of(step, post_hoc.exponent(w)) @ walk[:step] for step, w in kept]
+    factors, _ = post_hoc.coefficients(kept, len(walk), width)
+    expected = weights_of(len(walk), post_hoc.exponent(width)) @ walk
+    distance = np.linalg.norm(np.array(factors) @ np.array(averages) - expected)
+    return distance / np.linalg.norm(expected), distance / np.linalg.norm(walk[-1] - expected)
+
+
+def walks(steps=2000, size=50):
+    """Weights with a mean: around a constant, away from it, and from zero to it."""
+    rng = np.random.default_rng(0)
+    constant, noise = rng.normal(size=size), rng.normal(size=(steps, size))
+    around = constant + 0.15 * noise.cumsum(0) / np.arange(1, steps + 1)[:, None] ** 0.5
+    away = constant + 0.1 * noise.cumsum(0) / steps**0.5
+    towards = constant * (1 - np.exp(-np.arange(steps) * 5 / steps))[:, None] + 0.02 * noise
+    return {"around": around, "away": away, "towards": towards}
+
+
+@pytest.mark.parametrize(("count", "width"), [(20, 0.25), (5, 0.15), (20, 0.01), (2, 0.28), (1, 0.2), (100, 0.15)])
+def test_a_rebuilt_average_of_what_stands_still_is_that(count, width):
+    factors, _ = post_hoc.coefficients(kept_evenly(count), 2000, width)
+    assert sum(factors) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("count", "width"), [(20, 0.25), (5, 0.15), (20, 0.15), (10, 0.03)])
+@pytest.mark.parametrize("walk", ["around", "away"])
+def test_weights_with_a_mean_keep_it(count, width, walk):
+    assert error_of(kept_evenly(count), width, walks()[walk])[0] < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("kept", "width"),
+    [
+        *[(kept_evenly(count), width) for count, width in [(20, 0.28), (20, 0.25), (5, 0.2), (2, 0.15), (20, 0.01)]],
+        (kept_evenly(20)[-10:], 0.15),
+        (kept_evenly(20)[-20:], 0.2),
+        *[(kept_evenly(count), width) for count, width in [(20, 0.15), (20, 0.03), (10, 0.15), (5, 0.1)]],
+    ],
+)
+def test_the_error_is_large_where_the_average_is_poor(kept, width):
+    """A twentieth of the way between the average and the last weights counts as poor."""
+    _, error = post_hoc.coefficients(kept, 2000, width)
+    worst = max(error_of(kept, width, walk)[1] for walk in walks().values())
+    assert (error > post_hoc.POOR) == (worst > 0.05), (error, worst)
+
+
 def test_profiles_are_part_of_the_state_and_restart_with_other_weights(toy):
     settings = EMASettings(decay=0.9, post_hoc=[0.05, 0.1])
     first, second = (toy.state(seed, ema=settings) for seed in range(2))

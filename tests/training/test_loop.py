@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from daguerre.training.guard import NonFiniteError
+from daguerre.training.guard import READ_EVERY, Guard, NonFiniteError
 from daguerre.training.loop import train
 
 
@@ -79,6 +79,35 @@ def test_too_many_in_a_row_stop_the_run_and_name_the_samples(toy):
 
     with pytest.raises(NonFiniteError, match=r"(?s)3 updates in a row.*step 6: sample 20, .*step 8: sample 28"):
         run(toy, toy.state(), toy.plan(), batches())
+
+
+@pytest.mark.parametrize(("every", "stopped"), [(10**10, READ_EVERY), (7, 35)])
+def test_a_run_that_seldom_logs_is_stopped_as_well(toy, every, stopped):
+    """The guard is asked every so many updates, whether numbers are read or not."""
+
+    def batches():
+        for index in range(500):
+            yield [toy.batch(index, poison=index >= 30)]
+
+    state = toy.state()
+    with pytest.raises(NonFiniteError, match=rf"(?s)3 updates in a row.*step {stopped}: sample "):
+        run(toy, state, toy.plan(total_steps=500, log_every=every), batches())
+    assert state.step == stopped
+
+
+def test_flags_that_are_never_logged_are_not_kept_for_the_whole_run(toy):
+    state, most = toy.state(), 0
+    for _ in train(state, toy.batches(), toy.loss_fn, toy.plan(total_steps=120, log_every=10**10), nullcontext):
+        most = max(most, len(state.guard._unread))
+    assert most < READ_EVERY
+
+
+def test_the_device_is_asked_no_more_often_than_needed(toy, monkeypatch):
+    asked = []
+    check = Guard.check
+    monkeypatch.setattr(Guard, "check", lambda self, *given: asked.append(1) or check(self, *given))
+    run(toy, toy.state(), toy.plan(total_steps=2 * READ_EVERY + 1, log_every=10**10), toy.batches())
+    assert len(asked) == 3
 
 
 def test_a_row_of_non_finite_updates_goes_on_over_a_restart(toy):

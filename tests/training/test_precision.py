@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from daguerre.errors import UserError
 from daguerre.training import device, precision, step
-from daguerre.training.guard import NonFiniteError
+from daguerre.training.guard import READ_EVERY, NonFiniteError
 from daguerre.training.loop import train
 from daguerre.training.precision import Precision
 from daguerre.training.scaling import DynamicScale
@@ -211,11 +211,12 @@ def test_a_loss_that_is_not_finite_is_a_fault_and_leaves_the_scale(toy):
     assert state.scaler.scale == 2.0**16
 
 
-def test_a_gradient_that_no_scale_makes_finite_is_told_as_a_fault_at_last(toy):
-    state, plan = fp16(toy), toy.plan(total_steps=100, log_every=1)
+@pytest.mark.parametrize(("log_every", "stopped"), [(1, 16 + 3), (10**10, READ_EVERY)])
+def test_a_gradient_that_no_scale_makes_finite_is_told_as_a_fault_at_last(toy, log_every, stopped):
+    state, plan = fp16(toy), toy.plan(total_steps=100, log_every=log_every)
     with pytest.raises(NonFiniteError):
         list(train(state, toy.batches(), overflowing(toy, 0.0), plan, nullcontext))
-    assert state.step == 16 + 3
+    assert state.step == stopped
 
 
 def test_the_scale_goes_on_where_it_was(toy):

@@ -52,6 +52,17 @@ def test_lines_are_strict_json(tmp_path: Path) -> None:
     assert line["time"].endswith("+00:00")
 
 
+def test_numbers_stand_in_one_order_whoever_gives_them(tmp_path: Path) -> None:
+    """Sums that come from a checkpoint stand in its order, others in that in which they were first added."""
+    path = tmp_path / "metrics.jsonl"
+    file = sinks.MetricsFile(path)
+    file.write(1, 32, {"perf/b": 1, "learning/loss": 2, "learning/gradient_norm": 3})
+    file.write(2, 64, {"learning/gradient_norm": 3, "learning/loss": 2, "perf/b": 1})
+    file.close()
+    first, second = (list(json.loads(line)) for line in path.read_text().splitlines())
+    assert first == second == ["step", "samples", "time", "learning/gradient_norm", "learning/loss", "perf/b"]
+
+
 def test_cut_leaves_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
     write_steps(whole, range(1, 11))
@@ -127,12 +138,14 @@ def test_tensorboard_has_the_same_names_and_hides_what_a_resume_repeats(
     tmp_path: Path, resumed_step: int | None, kept: list[tuple[int, float]]
 ) -> None:
     pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing import plugin_event_accumulator
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     first = sinks.TensorBoard(tmp_path)
     for step in range(1, 6):
         first.write(step, step * 32, {"learning/loss": float(step)})
-    first.write_image(5, "samples/000", np.zeros((8, 8, 3), np.uint8))
+    for step in (3, 5):
+        first.show(step, "samples/000", np.zeros((8, 8, 3), np.uint8), "# a *star*\n\nseed 0 \ud83d")
     first.close()
     second = sinks.TensorBoard(tmp_path, resumed_step)
     second.write(4, 128, {"learning/loss": 40.0})
@@ -140,5 +153,11 @@ def test_tensorboard_has_the_same_names_and_hides_what_a_resume_repeats(
 
     events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
     assert set(events.Tags()["scalars"]) == {"learning/loss", "samples"}
+    shown = [3] if resumed_step else []
+    assert [event.step for event in events.Images("samples/000")] == shown
+    page = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()  # as the server reads them
+    found = page.Tensors("samples/000/text_summary") if shown else []
+    assert [event.step for event in found] == shown
+    assert all(event.tensor_proto.string_val[0] == b"    # a *star*\n    \n    seed 0 ?" for event in found)
     loss = [(event.step, event.value) for event in events.Scalars("learning/loss")]
     assert loss == [*kept, (4, 40.0)]

@@ -45,8 +45,12 @@ def run(arguments: list[str]) -> int:
     for line in parts.family.export(out, parts.objective, config.sampling):
         print(line)
     print(f"the profile is {found.error:.1%} off the one of width {width:g}")
-    if found.error > 0.1:
-        print("that is much: keep more checkpoints, over the whole run (checkpoint.keep)")
+    if found.error > post_hoc.POOR:
+        print(
+            "that is much, so this average is a poor one: ask for a width nearer to those that are kept "
+            f"({', '.join(f'{kept:g}' for kept in config.ema.post_hoc)}), or train with more widths (ema.post_hoc) or "
+            "more checkpoints over the whole run (checkpoint.every, checkpoint.keep)"
+        )
     print(f"{out}: the average of width {width:g} at {checkpoint.name}")
     return 0
 

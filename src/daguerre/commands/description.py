@@ -7,9 +7,11 @@ import textwrap
 from collections.abc import Sequence
 
 import torch
+import yaml
 
 from daguerre import config as configs
 from daguerre.commands import resuming
+from daguerre.commands.intervals import Intervals
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data import skips
@@ -17,6 +19,7 @@ from daguerre.data.dataset import Dataset
 from daguerre.families import places
 from daguerre.families.components import Components
 from daguerre.families.settings import PretrainedSettings
+from daguerre.recipe import Tree, paths
 
 
 def count_text(count: float) -> str:
@@ -52,6 +55,16 @@ def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None,
         f"{config.run_name}: {samples}{length and ', '}{length}",
         f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "
         f"{config.data.source} at {config.data.resolution} px; {device_text(parts.device)}, {parts.precision}",
+    ]
+
+
+def about_warmup(every: Intervals) -> list[str]:
+    """A warm-up that is longer than the run, where only the data or the batch tell."""
+    if every.warmup <= every.total or not every.total:
+        return []
+    return [
+        f"the warm-up takes {every.warmup:,} updates and the run has {every.total:,}: the learning rate never reaches "
+        f"its peak. For one that fits: lr_scheduler.warmup='{-(-every.total // 10)} steps'"
     ]
 
 
@@ -113,6 +126,21 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 114, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
+def about_settings(config: Config, full: bool) -> dict[str, list[str]]:
+    """The recipe as YAML, under a title that says which part of it this is."""
+    whole = configs.dump(config)
+    if full:
+        return {"Settings": whole.splitlines()}
+    differing = configs.differing(config)
+    count, every = (sum(1 for _ in paths(tree)) for tree in (differing, config.model_dump(mode="json")))
+    return {f"Settings ({count} that differ from the defaults; --full shows all {every})": as_lines(differing)}
+
+
+def as_lines(tree: Tree) -> list[str]:
+    """Settings as YAML for a terminal: short lists on one line, long texts over several."""
+    return yaml.dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110).splitlines()
+
+
 def about_networks(parts: Parts) -> list[str]:
     """Each network with its class and size, and how much of it is trained."""
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
@@ -143,17 +171,20 @@ def dry_run(
     total_steps: int | None,
     data: Sequence[str],
     notices: Sequence[str],
+    full: bool = False,
 ) -> str:
-    """The resolved recipe, the networks with parameter counts, their files, the data, the plan, and what to know of
-    it. `total_steps` is None where the data that would tell is not here."""
+    """The settings (those that differ from the defaults, or in `full`), the networks with parameter counts, their
+    files, the data, the plan, and what to know of it. `total_steps` is None where the data that would tell is not
+    here."""
     sections = {
+        **about_settings(config, full),
         "Networks": about_networks(parts),
         "Files": about_files(config),
         "Data": data,
         "Plan": about_plan(config, parts, sizes, total_steps),
         "Notes": [line for note in [*notices, *parts.family.remarks(parts.objective)] for line in _wrapped(note)],
     }
-    lines = [configs.dump(config).rstrip()]
+    lines: list[str] = []
     for title, content in sections.items():
         lines += ["", title, *(f"  {line}" for line in content)] if content else []
-    return "\n".join([*lines, "", "Nothing was trained and nothing was written (--dry-run)."])
+    return "\n".join([*lines[1:], "", "Nothing was trained and nothing was written (--dry-run)."])

@@ -17,8 +17,8 @@ from daguerre.training import device
 from daguerre.training.optimizers import optimizer
 
 
-def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
-    """Prints it; the exit code."""
+def describe(config: Config, home: Home, notices: Sequence[str], full: bool) -> int:
+    """Prints it, with all settings if `full`; the exit code."""
     parts = outline(config)
     device.prepare(config.training, parts.device)  # for what it refuses
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
@@ -26,7 +26,7 @@ def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
     pictures_samples.check(config, parts)
     sizes = batch_sizes(config)
     data = class_pictures.told(config)
-    dataset = None
+    dataset, said = None, list(notices)
     try:
         with huggingface.from_cache_alone():
             if data:
@@ -44,6 +44,8 @@ def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
     else:
         dataset.plan(config.seed, sizes.whole)
         data = description.about_source(dataset, config, sizes.whole)
-        total = intervals(config, sizes, dataset.count).total
-    print(description.dry_run(config, parts, sizes, total, data, notices))
+        every = intervals(config, sizes, dataset.count)
+        total = every.total
+        said += description.about_warmup(every)
+    print(description.dry_run(config, parts, sizes, total, data, said, full))
     return 0

@@ -28,12 +28,13 @@ def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) 
     def steps(duration: Duration) -> int:
         return duration.steps(sizes.whole, samples_per_epoch)
 
-    total, decay = steps(config.training.duration), config.lr_scheduler.decay
+    total, decay, stages = steps(config.training.duration), config.lr_scheduler.decay, config.lr_scheduler.stages
+    first = stages[0].planned if stages else total
     return Intervals(
         total=total,
         warmup=steps(config.lr_scheduler.warmup),
-        decay=-(-total // 10) if decay is None else steps(decay),
-        log=max(1, steps(config.logging.every)),
+        decay=-(-first // 10) if decay is None else steps(decay),
+        log=max(1, total if config.logging.every is None else steps(config.logging.every)),
         checkpoint=None if config.checkpoint.every is None else max(1, steps(config.checkpoint.every)),
         backup=None if config.checkpoint.backup_every is None else max(1, steps(config.checkpoint.backup_every)),
         validation=None if config.validation.every is None else max(1, steps(config.validation.every)),

@@ -15,7 +15,7 @@ from daguerre.commands import generate_prompts, pictures
 from daguerre.commands.generate_list import PictureList
 from daguerre.commands.generate_prompts import Prompts, Row
 from daguerre.commands.parts import Parts
-from daguerre.commands.pictures import Wanted
+from daguerre.commands.pictures import Drawn, Wanted
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
@@ -59,12 +59,17 @@ def check(config: Config, parts: Parts) -> None:
 
 
 def write(
-    parts: Parts, config: Config, each: Sequence[Wanted], folder: Path | None, made_with: Mapping[str, Any]
+    parts: Parts,
+    config: Config,
+    each: Sequence[Wanted],
+    folder: Path | None,
+    made_with: Mapping[str, Any],
+    show: Callable[[Drawn], None] = lambda drawn: None,
 ) -> None:
     """Draws `each` into `folder`/000.png, 001.png ...; without a folder for nothing but the company of other devices.
 
     `folder`/samples.json, written last, says of each how it was made; `made_with` goes into each entry. Files of the
-    same names are overwritten.
+    same names are overwritten. `show` gets each picture that was written.
     """
     refused: OSError | None = None
     listing: dict[int, dict[str, Any]] = {}
@@ -76,6 +81,7 @@ def write(
         try:
             make_folder(folder)
             Image.fromarray(drawn.pixels_HWC).save(path)
+            show(drawn)
         except OSError as error:
             refused = error
         listing[one.number] = {"file": path.name, **one.about, **pictures.about(parts, config.sampling, one)}

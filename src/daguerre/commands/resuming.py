@@ -27,6 +27,9 @@ from daguerre.remote import copies
 from daguerre.training.sinks import cut_after
 from daguerre.training.state import TrainState, adopt
 
+_RECORDED = ("training.global_batch_size", "lr_scheduler.stages")
+"""Settings that a run decides once: a command that leaves them out means those of the run."""
+
 
 @dataclass(frozen=True)
 class Beginning:
@@ -39,6 +42,8 @@ class Beginning:
     global_batch_size: int | None
     """The global batch of the run's first start, which holds for good; None for a fresh run."""
     notices: list[str]
+    schedule: Mapping[str, Any] | None = None
+    """`duration` and `lr_scheduler` that the run was last started with; None for a fresh run."""
 
     @property
     def step(self) -> int | None:
@@ -56,13 +61,14 @@ def begin(config: Config, folder: RunFolder, store: RunStore, processes: Process
     name = config.resume_from_checkpoint
     found = store.recover() if name == "latest" else store.rewind(name)
     documents = {} if found.path is None else _documents(found.path)
-    return Beginning(found.path, documents, known["global_batch_size"], [*found.notices, *known["allowed"]])
+    notices = [*found.notices, *known["allowed"]]
+    return Beginning(found.path, documents, known["global_batch_size"], notices, known["schedule"])
 
 
 def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
     """What a run was begun with; `allowed` are lines about what differs and may."""
     if not folder.config.exists():
-        return {"global_batch_size": None, "allowed": []}
+        return {"global_batch_size": None, "allowed": [], "schedule": None}
     if config.resume_from_checkpoint == "never":
         raise UserError(
             f"{copies.shown(folder.path)} holds a run already, and resume_from_checkpoint=never: give this run another "
@@ -73,7 +79,9 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
     whole = old.training.global_batch_size
     if any(change.path == "training.global_batch_size" for change in allowed):
         whole = config.training.global_batch_size
-    return {"global_batch_size": whole, "allowed": [f"allow_change: {_told(change)}" for change in allowed]}
+    schedule = {"duration": old.training.duration, "lr_scheduler": old.lr_scheduler.model_dump(mode="json")}
+    told = [f"allow_change: {_told(change)}" for change in allowed]
+    return {"global_batch_size": whole, "allowed": told, "schedule": schedule}
 
 
 def _documents(checkpoint: Path) -> dict[str, Any]:
@@ -85,8 +93,8 @@ def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> list[Cha
     """A run goes on only with the recipe it was begun with; settings that do not touch what is learnt may change, and
     those that `allow_change` names: these are returned."""
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
-    if new.training.global_batch_size is None:  # left out it is the recorded one
-        changes = [change for change in changes if change.path != "training.global_batch_size"]
+    # Left out, these are the recorded ones.
+    changes = [change for change in changes if change.new or change.path not in _RECORDED]
     allowed = [change for change in changes if any(_is_in(change.path, path) for path in new.allow_change)]
     changes = [change for change in changes if change not in allowed]
     if not changes:
@@ -170,8 +178,9 @@ def record(
 ) -> None:
     """Writes the resolved recipe and the environment, and cuts numbers that are newer than the checkpoint."""
     training = config.training.model_copy(update={"global_batch_size": global_batch_size})
-    # Recorded, they would go back, and allow the same changes, at every start from this folder.
-    of_this_start = {"resume_from_checkpoint": "latest", "allow_change": []}
+    # Recorded, they would go back, and allow and do the same, at every start from this folder.
+    schedule = config.lr_scheduler.model_copy(update={"on_new_duration": "refuse", "restart_from": None})
+    of_this_start = {"resume_from_checkpoint": "latest", "allow_change": [], "lr_scheduler": schedule}
     resolved = config.model_copy(update={"training": training, **of_this_start})
     write_bytes_atomically(folder.config, configs.dump(resolved).encode())
     write_json_atomically(folder.environment, {**environment(), "parameters": parameters})

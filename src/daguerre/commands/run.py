@@ -20,6 +20,7 @@ from daguerre.commands import (
     description,
     first_pass,
     home_stores,
+    new_duration,
     out_of_memory,
     pictures_samples,
     resuming,
@@ -163,10 +164,11 @@ def start(
     said = [*notices, *beginning.notices, *parts.numerics.notices(), *parts.family.remarks(parts.objective)]
     state, told = _state(config, parts, beginning, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
+    config, changed = new_duration.settled(config, beginning, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
     own, keep = config.checkpoint, Keep(config.checkpoint.keep, every.backup)
     saver = Saver(store, keep, FailedSaves(own.max_failed_saves), own.background)
-    said += [*told, *_about_rate(config, sizes)]
+    said += [*told, *changed, *_about_rate(config, sizes), *description.about_warmup(every)]
     said += description.about_data(
         dataset, held_out, sizes.whole, every.validation is not None, isinstance(parts.family, TextToImage)
     )

@@ -18,7 +18,7 @@ from daguerre.remote import address
 
 SUMMARY = "train a recipe, or go on with a run that was stopped"
 HELP = """\
-usage: daguerre train RECIPE [key=value ...] [--dry-run]
+usage: daguerre train RECIPE [key=value ...] [--dry-run [--full]]
 
 Trains a recipe: the name of a shipped one (`daguerre recipes`), a YAML file, or a run folder. The same command again
 goes on where the run was stopped, and says so if it is finished. Ctrl-C, SIGTERM or SIGUSR1 saves and leaves.
@@ -26,7 +26,7 @@ goes on where the run was stopped, and says so if it is finished. Ctrl-C, SIGTER
   daguerre train quickstart
   daguerre train quickstart run_name=mine seed=1 optimizer.learning_rate=5e-4
   daguerre train quickstart data.source=folder data.path=pictures
-  daguerre train quickstart --dry-run            say what would happen, and stop
+  daguerre train quickstart --dry-run            say what would happen, and stop; --full: with every setting
   daguerre train quickstart output_dir=s3://bucket/runs      the run folder in an object store
   torchrun --nproc-per-node=8 -m daguerre train sdxl         on eight devices (docs/launching.md, daguerre launch)
 
@@ -47,8 +47,10 @@ Every key: `daguerre recipes --template`, docs/config.md.
 def run(arguments: list[str]) -> int:
     """Exit code of a training run; see `daguerre --help` for the codes."""
     # The run needs torch, which takes a second to load: a second run on one folder is refused before that.
-    given = overrides.split(arguments, flags=("--dry-run",))
-    dry_run = "--dry-run" in given.flags
+    given = overrides.split(arguments, flags=("--dry-run", "--full"))
+    dry_run, full = "--dry-run" in given.flags, "--full" in given.flags
+    if full and not dry_run:
+        raise UserError("--full goes with --dry-run: it shows every setting, the defaults among them")
     wanted = [*given.overrides, *own_place(given.recipe, given.overrides)]
     own = world.World() if dry_run else world.read()
     try:
@@ -61,8 +63,10 @@ def run(arguments: list[str]) -> int:
     from daguerre.commands import dry_run as dry
     from daguerre.commands import training_run
 
-    start = dry.describe if dry_run else training_run.train
-    return start(loaded.config, homes.of(loaded.config.output_dir, loaded.config.run_name), loaded.notices)
+    home = homes.of(loaded.config.output_dir, loaded.config.run_name)
+    if dry_run:
+        return dry.describe(loaded.config, home, loaded.notices, full)
+    return training_run.train(loaded.config, home, loaded.notices)
 
 
 def _loaded(recipe: str, wanted: Sequence[str], dry_run: bool, first_look: bool) -> configs.Loaded:

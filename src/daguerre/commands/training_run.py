@@ -158,11 +158,12 @@ def publish_if_missing(run: Run) -> None:
         return int(known.get("step", 0))
 
     if run.state.step and led(run.processes, published) != run.state.step:
-        publish(run)
+        publish(run, again=True)
 
 
-def publish(run: Run) -> None:
-    """Export, sample pictures, what was skipped and the report, of the state that was just saved.
+def publish(run: Run, again: bool = False) -> None:
+    """Export, sample pictures, what was skipped and the report, of the state that was just saved; `again`: some of them
+    may have been made before.
 
     A disk that refuses them does not end the run: all are made again at the next save.
     """
@@ -177,7 +178,7 @@ def publish(run: Run) -> None:
                         run.say(family.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
         if run.config.sampling.num_images and draws(run):
             with run.terminal.busy("drawing pictures"), watch.doing("drawing pictures"), run.tolerant("drawing"):
-                draw_samples(run)
+                draw_samples(run, again)
     with run.tolerant("reporting"):
         if leads:
             write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
@@ -198,11 +199,19 @@ def whole_family(run: Run) -> Family:
     return run.whole.take(run.state.sharding, run.parts.family)
 
 
-def draw_samples(run: Run) -> None:
-    """The recipe's prompts, or captions of held-out samples, drawn from fixed seeds."""
+def draw_samples(run: Run, again: bool = False) -> None:
+    """The recipe's prompts, or captions of held-out samples, drawn from fixed seeds; TensorBoard gets each once."""
+
+    def show(drawn: pictures.Drawn) -> None:
+        name, one = f"samples/{drawn.wanted.number:03d}", drawn.wanted
+        for sink in run.sinks:
+            sink.show(run.state.step, name, drawn.pixels_HWC, f"{one.prompt}\nseed {one.seed}")
+
     each = pictures_samples.wanted(run.config, lambda count: captions(run, count))
     folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None
-    pictures_samples.write(run.parts, run.config, each, folder, {"step": run.state.step})
+    shown = again and folder is not None and (folder / pictures_samples.LISTING).is_file()
+    made_with = {"step": run.state.step}
+    pictures_samples.write(run.parts, run.config, each, folder, made_with, (lambda drawn: None) if shown else show)
 
 
 def captions(run: Run, count: int) -> list[str]:

@@ -11,6 +11,12 @@ from typing import Any
 from daguerre.report.markup import Html, element, join
 from daguerre.report.run import Run
 
+_MARKS = (
+    "Measured is the share of the pictures in which this is right. Must is the least that a run of this recipe has to "
+    "reach: below it, something went wrong. Aim is what a good run reaches. The lines in a bar stand where Must and "
+    "Aim are."
+)
+
 
 def results(run: Run) -> Html | None:
     """A table a metric, from evaluation.json, else from the metrics; None if nothing was evaluated."""
@@ -42,7 +48,8 @@ def _metric(metric: str, body: dict[str, Any]) -> Html | None:
     header = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
     body_rows = element("tbody", *(_row(row, has_marks) for row in rows))
     caption = element("caption", element("b", metric), " ", note)
-    return element("div", element("table", caption, header, body_rows, class_="results"), class_="scroll")
+    table = element("div", element("table", caption, header, body_rows, class_="results"), class_="scroll")
+    return join(table, element("p", _MARKS, class_="note")) if has_marks else table
 
 
 def _row(row: dict[str, Any], has_marks: bool) -> Html:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from daguerre.errors import FAILED, UserError
@@ -12,6 +13,9 @@ from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.types import Batch
 
 _NAMES_SHOWN = 8
+READ_EVERY = 50
+"""Updates after which the flags are read even if no numbers are: one wait for the device in so many updates costs
+nothing that can be measured, and a hopeless run goes on for no longer."""
 
 
 class NonFiniteError(UserError):
@@ -21,7 +25,7 @@ class NonFiniteError(UserError):
 
 
 class Guard:
-    """Flags of the latest updates, read by the host only when it reads anyway."""
+    """Flags of the latest updates, read by the host where it reads numbers anyway, and every `READ_EVERY` updates."""
 
     def __init__(self, steps: int = 0, in_a_row: int = 0) -> None:
         self._steps, self._in_a_row, self._longest = steps, in_a_row, in_a_row
@@ -34,8 +38,9 @@ class Guard:
 
     def counts(self) -> tuple[int, int]:
         """Non-finite updates of the run so far, and in a row up to now. Reads the device."""
-        for step, finite, names in self._unread:
-            if finite.item():
+        flags = torch.stack([finite for _, finite, _ in self._unread]).tolist() if self._unread else []
+        for finite, (step, _, names) in zip(flags, self._unread, strict=True):
+            if finite:
                 self._in_a_row = 0
                 continue
             self._steps += 1

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from daguerre.training import schedules, step
+from daguerre.training.guard import READ_EVERY
 from daguerre.training.precision import Autocast
 from daguerre.training.settings import LRSchedulerSettings
 from daguerre.training.state import TrainState
@@ -53,7 +54,8 @@ def train(
     """Trains until `plan.total_steps`, moving `state` in place, and yields after every update.
 
     `batches` yields the micro-batches of one update after the other, from the state's position in the plan, on the
-    device. Raises NonFiniteError after `plan.max_nonfinite_steps` non-finite updates in a row, naming the samples.
+    device. Raises NonFiniteError after `plan.max_nonfinite_steps` non-finite updates in a row, naming the samples, at
+    the first reading of the guard that finds them: with the numbers, and every `READ_EVERY` updates.
     """
     clock = Clock()
     state.net.train()
@@ -73,8 +75,10 @@ def train(
         )
         state.guard.note(state.step, finite, micro_batches)
         values = None
-        if state.step % plan.log_every == 0 or state.step == plan.total_steps:
+        logs = state.step % plan.log_every == 0 or state.step == plan.total_steps
+        if logs or state.step % READ_EVERY == 0:
             state.guard.check(plan.max_nonfinite_steps, state.sharding)
+        if logs:
             values = {"learning/current_learning_rate": rate, "learning/nonfinite_steps": state.guard.counts()[0]}
             values |= {f"learning/current_learning_rate/{of}": r for of, r in state.optimizer.learning_rates().items()}
             values |= state.scaler.read() | state.meter.read()

@@ -17,6 +17,9 @@ from daguerre.errors import UserError
 LARGEST_WIDTH = 12**-0.5
 """Width of the plain mean of all weights (exponent 0); wider profiles do not exist."""
 
+POOR = 0.05
+"""Error above which a rebuilt average is worth a warning; docs/optimizers.md has what was measured."""
+
 
 @dataclass(frozen=True)
 class Rebuilt:
@@ -25,7 +28,8 @@ class Rebuilt:
     tensors: dict[str, Tensor]
     """float32."""
     error: float
-    """How far its profile is from the one asked for, as a share of that (root of the squared distance): 0 is exact."""
+    """How far its profile is from the one asked for, as a share of that (root of the squared distance): 0 is exact,
+    and above `POOR` the average can be off by more than a twentieth of the way between it and the last weights."""
 
 
 def exponent(width: float) -> float:
@@ -50,14 +54,17 @@ def inner_product(t_a: float, g_a: float, t_b: float, g_b: float) -> float:
 def coefficients(kept: Sequence[tuple[int, float]], step: int, width: float) -> tuple[list[float], float]:
     """Factors of the kept averages (update, width) whose sum is nearest to the average asked for, and its error.
 
-    Least squares between profiles, appendix C of the paper.
+    Least squares between profiles, appendix C of the paper, among factors whose sum is 1: without that condition, which
+    the paper does not set, a fit that is not exact makes all weights smaller or larger by what the sum is off.
     """
     profiles = [(t, exponent(w)) for t, w in kept]
     target = (step, exponent(width))
     gram = np.array([[inner_product(*a, *b) for b in profiles] for a in profiles])
     overlap = np.array([inner_product(*a, *target) for a in profiles])
     whole = inner_product(*target, *target)
-    x = np.linalg.lstsq(gram * step, overlap * step, rcond=1e-14)[0]
+    one = np.ones((len(kept), 1))
+    equations = np.block([[gram * step, one], [one.T, np.zeros((1, 1))]])  # the last unknown: Lagrange's multiplier
+    x = np.linalg.lstsq(equations, np.append(overlap * step, 1.0), rcond=1e-14)[0][:-1]
     squared = (whole - 2 * x @ overlap + x @ gram @ x) / whole
     return x.tolist(), float(max(squared, 0.0) ** 0.5)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from daguerre.training.settings import LRSchedulerSettings
+from daguerre.training.settings import LRSchedulerSettings, Stage
 
 
 def factor(
@@ -12,9 +12,29 @@ def factor(
 ) -> float:
     """Share of the peak learning rate at update `step` (from 0), in [0, 1]; equals diffusers' `get_scheduler`.
 
-    All but constant reach `settings.final` at `total_steps`. `decay_steps` is the fall of warmup_stable_decay; one that
-    does not fit begins right after the warm-up. A warm-up longer than the run is allowed and never peaks.
+    All but constant reach `settings.final` at `total_steps`, which may have been changed on the way (`stages`).
+    `decay_steps` is the fall of warmup_stable_decay; one that does not fit begins right after the warm-up. A warm-up
+    longer than the run is allowed and never peaks.
     """
+    begun, ends = under_way(settings, step, total_steps)
+    if begun is None:
+        return _first(settings, step, warmup_steps, ends, decay_steps)
+    if begun.name == "hold":
+        return begun.share
+    progress = min(1.0, (step - begun.start) / max(1, ends - begun.start))
+    return settings.final + (begun.share - settings.final) * _remaining(settings, progress)
+
+
+def under_way(settings: LRSchedulerSettings, step: int, total_steps: int) -> tuple[Stage | None, int]:
+    """The stage that update `step` belongs to, None for the schedule itself; and the update at which that was to
+    end."""
+    begun = [stage for stage in settings.stages if stage.start <= step]
+    ends = [*(stage.planned for stage in settings.stages), total_steps]
+    return begun[-1] if begun else None, ends[len(begun)]
+
+
+def _first(settings: LRSchedulerSettings, step: int, warmup_steps: int, total_steps: int, decay_steps: int) -> float:
+    """The schedule of a run whose duration is what it was from the start."""
     if step < warmup_steps:
         return step / warmup_steps
     if settings.name == "constant":

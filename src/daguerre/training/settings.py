@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -31,7 +32,8 @@ class TrainingSettings(Settings):
     )
 
     duration: Duration = Field(json_schema_extra=FREE)
-    """Length of the run: `"20k steps"` (updates), `"1.5M samples"` or `"3 epochs"`. May grow on resume."""
+    """Length of the run: `"20k steps"` (updates), `"1.5M samples"` or `"3 epochs"`. May be another on resume; where the
+    learning rate falls, lr_scheduler.on_new_duration says what becomes of it."""
     global_batch_size: int | None = Field(None, ge=1)
     """Samples of one update over all devices. Default: per-device batch x accumulation x devices, then recorded."""
     per_device_batch_size: int | None = Field(None, ge=1, json_schema_extra=ELASTIC)
@@ -134,11 +136,30 @@ class OptimizerSettings(Settings):
     than two dims (biases and norms)."""
 
 
+class Stage(Settings):
+    """What a falling learning rate does after training.duration of a run was changed. Written by the program."""
+
+    start: int = Field(ge=0)
+    """Updates that are done when it begins."""
+    planned: int = Field(ge=0)
+    """Updates after which what it takes the place of would have ended."""
+    name: Literal["hold", "decay"]
+    """The rate stays as it is, or falls from there until the run's end."""
+    share: float = Field(gt=0, le=1)
+    """Share of the peak learning rate at which it begins."""
+
+
+_FALLING = ("linear", "cosine", "polynomial", "warmup_stable_decay")
+
+
 class LRSchedulerSettings(Choice):
     """Learning rate over the run, counted in updates."""
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("restart_from",), lambda own: own.on_new_duration in ("refuse", "stretch"), "goes with hold and decay"),
+    )
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
-        "final": ("linear", "cosine", "polynomial", "warmup_stable_decay"),
+        **dict.fromkeys(("final", "on_new_duration", "restart_from", "stages"), _FALLING),
         "power": ("polynomial",),
         "decay": ("warmup_stable_decay",),
         "decay_shape": ("warmup_stable_decay",),
@@ -157,6 +178,21 @@ class LRSchedulerSettings(Choice):
     """warmup_stable_decay: length of the fall; by default the last tenth of the run."""
     decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
     """warmup_stable_decay: a line, half a cosine, or 1 - sqrt(share of the fall), which falls fast at first."""
+    on_new_duration: Literal["refuse", "stretch", "hold", "decay"] = Field("refuse", json_schema_extra=FREE)
+    """What a run does that goes on with another training.duration while the rate falls: `stretch`: the schedule as if
+    it had had that duration from the start, so that the rate jumps; `hold`: the old schedule to its end, then its last
+    rate; `decay`: from the present rate to `final` over the updates that are left; `refuse`: asks. For this start."""
+    restart_from: float | None = Field(None, gt=0, le=1, json_schema_extra=FREE)
+    """hold, decay: share of the peak learning rate to go on from in place of the rate that was reached."""
+    stages: list[Stage] = Field([])
+    """What on_new_duration has made of the schedule so far. Written by the program; left out, the run's are taken."""
+
+    @field_validator("stages")
+    @classmethod
+    def _in_order(cls, stages: list[Stage]) -> list[Stage]:
+        if any(before.start > after.start for before, after in itertools.pairwise(stages)):
+            raise ValueError("each stage begins after the one before it; leave stages out, the program writes them")
+        return stages
 
 
 class EMASettings(Choice):
@@ -203,10 +239,11 @@ class EMASettings(Choice):
 class LoggingSettings(Settings):
     """How often numbers are written, and where to."""
 
-    every: Duration = Field(Duration("10 steps"), json_schema_extra=FREE)
-    """Interval between lines of metrics; steps in between never wait for the device."""
+    every: Duration | None = Field(Duration("10 steps"), json_schema_extra=FREE)
+    """Interval between lines of metrics, and one at the end; null for that alone. Updates in between do not wait for
+    the device, but for one in 50, which asks whether they were finite (training.max_nonfinite_steps)."""
     tensorboard: bool = Field(True, json_schema_extra=FREE)
-    """Write TensorBoard event files beside metrics.jsonl."""
+    """Write TensorBoard event files beside metrics.jsonl: the numbers, and the sample pictures with their prompts."""
 
 
 class ValidationSettings(Settings):

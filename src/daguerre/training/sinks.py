@@ -3,8 +3,8 @@
 Holds writing, reading and, on resume, cutting. What is measured, and when, is the loop's and the driver's.
 
 A line of `metrics.jsonl` is one JSON object: `step` (updates done), `samples` (samples seen), `time` (UTC, ISO 8601),
-then numbers by name, such as `learning/loss`. Floats are written so that they read back to the bit. JSON has no
-non-finite numbers: they are the strings "nan", "inf" and "-inf", which `float()` reads back.
+then numbers in the order of their names, such as `learning/loss`. Floats are written so that they read back to the bit.
+JSON has no non-finite numbers: they are the strings "nan", "inf" and "-inf", which `float()` reads back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import textwrap
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,9 @@ class Sink(Protocol):
 
     def write(self, step: int, samples: int, values: Mapping[str, float]) -> None:
         """Record `values` after `step` updates, when `samples` samples had been seen."""
+
+    def show(self, step: int, name: str, pixels_HWC: np.ndarray, text: str) -> None:
+        """Take a picture, uint8 RGB [H, W, 3], that was drawn after `step` updates, and what was asked for."""
 
     def close(self) -> None:
         """Write what is still held back, and let go of the files."""
@@ -52,9 +56,12 @@ class MetricsFile:
         assert not set(RESERVED) & set(values), f"{RESERVED} are no names for metrics"
         line: dict[str, Any] = {"step": int(step), "samples": int(samples)}
         line["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-        line |= {name: _to_json(value) for name, value in values.items()}
+        line |= {name: _to_json(values[name]) for name in sorted(values)}  # sums come from a checkpoint in its order
         self._left += json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         self._write()
+
+    def show(self, step: int, name: str, pixels_HWC: np.ndarray, text: str) -> None:
+        """Nothing: pictures are files of their own."""
 
     def _write(self) -> None:
         while self._left:
@@ -72,7 +79,7 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """TensorBoard event files with the names of `metrics.jsonl`, and pictures.
+    """TensorBoard event files with the names of `metrics.jsonl`, and sample pictures with their prompts.
 
     `resumed_step` is the checkpoint's step on resume, None for a start from nothing: what an earlier process wrote
     after it (from nothing: all of it) is hidden.
@@ -90,9 +97,13 @@ class TensorBoard:
         for name, value in {"samples": samples, **values}.items():
             self._writer.add_scalar(name, float(value), step)
 
-    def write_image(self, step: int, name: str, pixels_HWC: np.ndarray) -> None:
-        """Add one picture, uint8 RGB [H, W, 3]."""
+    def show(self, step: int, name: str, pixels_HWC: np.ndarray, text: str) -> None:
+        """Add the picture and its text, and hand all to the system, so that a killed run keeps them. The text is shown
+        as it is: TensorBoard would read it as Markdown."""
         self._writer.add_image(name, pixels_HWC, step, dataformats="HWC")
+        plain = text.encode("utf-8", "replace").decode("utf-8")
+        self._writer.add_text(name, textwrap.indent(plain, "    ", lambda line: True), step)
+        self._writer.flush()
 
     def close(self) -> None:
         """Flush the event file and close it."""
