@@ -16,6 +16,7 @@ from daguerre.errors import UserError
 from daguerre.problems import NOTHING, Problem, group, shown, unknown
 from daguerre.recipe import Tree
 from daguerre.settings import Plugin, Settings
+from daguerre.training.settings import largest_divisor
 
 
 def from_overrides(
@@ -137,6 +138,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
     base = _without_idle(root, base, over, notices)
     base = _without_newly_idle(root, base, over, idle_before, notices)
     base = _without_third_batch_size(base, over, notices)
+    base = _with_micro_batch_that_divides(base, over, notices)
     return recipe.merge(base, over)
 
 
@@ -207,6 +209,23 @@ def _without_third_batch_size(base: Tree, over: Tree, notices: list[str]) -> Tre
     given = ", ".join(f"training.{name}" for name in (_ACCUMULATION, _PART, _WHOLE) if name in above)
     notices.append(f"{given} is given: the recipe's training.{old[0]} dropped out")
     return recipe.without(base, f"training.{old[0]}")
+
+
+def _with_micro_batch_that_divides(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`base` with a smaller micro-batch, where `over` gives a global batch that its own does not divide: nothing that
+    is learnt depends on it."""
+    below, above = base.get("training"), over.get("training")
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return base
+    whole, part = above.get(_WHOLE), None if _PART in above else below.get(_PART)
+    if not (isinstance(whole, int) and isinstance(part, int) and whole > 0 and part > 0 and whole % part):
+        return base
+    smaller = largest_divisor(whole, part)
+    notices.append(
+        f"training.{_PART} is {smaller} in place of the recipe's {part}, which does not divide the global batch of "
+        f"{whole}"
+    )
+    return recipe.merge(base, {"training": {_PART: smaller}})
 
 
 def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:
