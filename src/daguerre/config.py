@@ -124,6 +124,10 @@ class Loaded:
 
     config: Config
     notices: tuple[str, ...]
+    typed: frozenset[str] = frozenset()
+    """Paths of the settings that the command line gives."""
+    chosen: frozenset[str] = frozenset()
+    """Of those that the command line or a file of the user's own gives: all but what shipped recipes say."""
 
 
 def load(name: str, given: Sequence[str] = ()) -> Loaded:
@@ -134,13 +138,17 @@ def load(name: str, given: Sequence[str] = ()) -> Loaded:
     stand_in = recipe.stand_in(name)
     notices = [f"{name} is not a file here: the shipped recipe {stand_in} stands for it"] if stand_in else []
     tree: Tree = {}
+    own: Tree = {}
     for layer in recipe.layers(name):
         tree = layers.lay_over(Config, tree, layer.tree, notices)
+        own = own if layer.path.parent == recipe.FOLDER else recipe.merge(own, layer.tree)
     values, problems = layers.from_overrides(Config, tree, given, notices)
     tree = layers.lay_over(Config, tree, values, notices)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
     resolved, absent = recipe.resolve(tree, values, source)
-    return Loaded(_check(resolved, absent, problems, source), tuple(map(scrub, notices)))
+    typed = frozenset(path for path, _ in recipe.paths(values))
+    chosen = typed | {path for path, _ in recipe.paths(own)}
+    return Loaded(_check(resolved, absent, problems, source), tuple(map(scrub, notices)), typed, chosen)
 
 
 def peek(name: str, given: Sequence[str] = ()) -> tuple[str, str]:

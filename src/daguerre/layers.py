@@ -18,6 +18,7 @@ from daguerre.errors import UserError
 from daguerre.problems import NOTHING, Problem, group, shown, unknown
 from daguerre.recipe import Tree
 from daguerre.settings import Duration, Plugin, Settings
+from daguerre.training.settings import largest_divisor
 
 
 def from_overrides(
@@ -140,6 +141,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
     base = _without_newly_idle(root, base, over, idle_before, notices)
     base = _without_third_batch_size(base, over, notices)
     base = _fitting_warmup(base, over, notices)
+    base = _with_micro_batch_that_divides(base, over, notices)
     return recipe.merge(base, over)
 
 
@@ -241,6 +243,23 @@ def _updates(tree: Tree, path: str, whole: Tree) -> int | None:
         return Duration(value).steps(batch, None)
     except (TypeError, ValueError):  # no text, no duration, epochs, samples of an unknown batch
         return None
+
+
+def _with_micro_batch_that_divides(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`base` with a smaller micro-batch, where `over` gives a global batch that its own does not divide: nothing that
+    is learnt depends on it."""
+    below, above = base.get("training"), over.get("training")
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return base
+    whole, part = above.get(_WHOLE), None if _PART in above else below.get(_PART)
+    if not (isinstance(whole, int) and isinstance(part, int) and whole > 0 and part > 0 and whole % part):
+        return base
+    smaller = largest_divisor(whole, part)
+    notices.append(
+        f"training.{_PART} is {smaller} in place of the recipe's {part}, which does not divide the global batch of "
+        f"{whole}"
+    )
+    return recipe.merge(base, {"training": {_PART: smaller}})
 
 
 def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:

@@ -1,22 +1,30 @@
-"""`daguerre launch`: makes what a cluster needs to start a run. Each verb is a file launch_VERB.py."""
+"""`daguerre launch`: a run on many devices, of this machine or of a cluster. Each verb is a file launch_VERB.py."""
 
 from __future__ import annotations
 
-from daguerre.errors import UserError
+from collections.abc import Sequence
+from dataclasses import replace
 
-SUMMARY = "start a run on a cluster"
+from daguerre import config as configs
+from daguerre.commands import homes
+from daguerre.commands.parts import shared_out
+from daguerre.commands.train import own_place, refuse_nothing_to_train
+from daguerre.config import Loaded
+from daguerre.errors import UserError
+from daguerre.parallel import rules
+
+SUMMARY = "start a run on many devices: of this machine, or of a cluster"
 HELP = """\
 usage: daguerre launch VERB RECIPE [key=value ...]
 
+  local    train a recipe on the GPUs of this machine, one process each
   slurm    write an sbatch file that trains a recipe on some nodes, and hand it in
 
-  daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs
+  daguerre launch local sdxl processes=8 run_name=first
+  daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs run_name=first
 
-`daguerre launch VERB --help` says more. On one machine with several GPUs no file is needed:
-
-  torchrun --nproc-per-node=8 --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 -m daguerre train RECIPE
-
-docs/launching.md says what signals, a process that dies and one that hangs do to a run on many devices.
+`daguerre launch VERB --help` says more. docs/launching.md says what signals, a process that dies and one that hangs do
+to a run on many devices, and how torchrun and srun start one.
 """
 
 
@@ -26,5 +34,25 @@ def run(arguments: list[str]) -> int:
         print(HELP.strip("\n"))
         return 0
     raise UserError(
-        f"there is no verb `launch {arguments[0]}`; there is: slurm. Write daguerre launch slurm RECIPE nodes=N ..."
+        f"there is no verb `launch {arguments[0]}`; there are: local, slurm. Write daguerre launch local RECIPE "
+        "processes=N ..., or daguerre launch slurm RECIPE nodes=N ..."
     )
+
+
+def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Loaded:
+    """The recipe as its processes will have it, with what to know of its batches and its mesh among the notices.
+    UserError for what they would refuse."""
+    loaded = configs.load(recipe, [*given, *own_place(recipe, given)])
+    refuse_nothing_to_train(loaded.config, recipe)
+    mesh = loaded.config.mesh.resolved(devices, nodes)
+    said = rules.check(loaded.config.mesh.logical_axis_rules, mesh)
+    sizes = shared_out(loaded, mesh, _recorded(loaded))
+    return replace(loaded, notices=(*loaded.notices, *sizes.notices, *said))
+
+
+def _recorded(loaded: Loaded) -> int | None:
+    """The global batch of a run that is in its folder already: it holds."""
+    home = homes.of(loaded.config.output_dir, loaded.config.run_name)
+    if not isinstance(home, homes.LocalHome) or not home.folder.config.exists():
+        return None
+    return configs.load(str(home.folder.path)).config.training.global_batch_size

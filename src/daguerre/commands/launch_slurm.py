@@ -5,14 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from daguerre import aliases, config, credentials, layout, overrides
+from daguerre import aliases, credentials, layout, overrides
 from daguerre.commands import data_arguments
+from daguerre.commands.launch import trainable
 from daguerre.config import Config, Loaded
 from daguerre.errors import UserError
-from daguerre.parallel import rules
 from daguerre.parallel.slurm import Location, SlurmSettings, batch_file, job_name, refuse_misspelt, submit_command
 from daguerre.problems import ConfigError
 from daguerre.recipe import shipped
@@ -31,7 +30,8 @@ option below is a setting of the recipe and goes to `daguerre train`. The recipe
   tasks_per_node=N             processes on each node (one a GPU, or one)
   cpus_per_task=6              CPUs of each process; as many read data, unless the command says num_workers=N
   time=96:00:00                time limit (the partition's)
-  partition, account, qos, constraint, mem, job_name     as sbatch has them
+  partition, account, qos, constraint, mem     as sbatch has them
+  job_name=NAME                name of the job (the run's name)
   chdir=FOLDER                 folder that the job runs in (where sbatch is called)
   output=slurm-%j.out, error=FILE    what is printed; messages and errors (the same file)
   exclusive=true               no other job on the nodes
@@ -52,7 +52,7 @@ class Options(SlurmSettings):
     """The file's options, and where it goes."""
 
     out: Location | None = None
-    """The file. Default: JOB_NAME.sbatch."""
+    """The file. Default: JOB_NAME.sbatch, and so named after the run."""
 
 
 def run(arguments: list[str]) -> int:
@@ -63,7 +63,8 @@ def run(arguments: list[str]) -> int:
     for notice in loaded.notices:
         print(notice)
     recipe = whole(given.recipe)
-    file = Path(own.out or f"{job_name(own, recipe)}.sbatch")
+    own = own.model_copy(update={"job_name": job_name(own, loaded.config.run_name)})
+    file = Path(own.out or f"{own.job_name}.sbatch")
     written = [without_secrets(override) for override in rest]
     write(file, batch_file(own, recipe, written, str(file), own_workers=not names_workers(rest)))
     if written != rest:
@@ -80,15 +81,13 @@ def run(arguments: list[str]) -> int:
 def checked(recipe: str, rest: Sequence[str], own: Options) -> Loaded:
     """The recipe as the job's tasks will have it. UserError for what would only fail once the job has its nodes."""
     try:
-        loaded = config.load(recipe, [*rest, *own.overrides()])
+        loaded = trainable(recipe, [*rest, *own.overrides()], own.nodes * own.tasks, own.nodes)
     except ConfigError as error:
         keys = {overrides.pair(override)[0] for override in rest}
         unknown = [problem.path for problem in error.problems if problem.path in keys]
         refuse_misspelt(unknown, layout.leaves(Config))
         raise
-    found, count = loaded.config, own.nodes * own.tasks
-    mesh = found.mesh.resolved(count, own.nodes)
-    said = rules.check(found.mesh.logical_axis_rules, mesh)
+    found = loaded.config
     if own.gpus_per_node and found.training.device == "cpu":
         raise UserError(
             f"training.device=cpu with gpus_per_node={own.gpus_per_node}: set gpus_per_node=0, or device=auto"
@@ -100,7 +99,7 @@ def checked(recipe: str, rest: Sequence[str], own: Options) -> Loaded:
             f"resume_from_checkpoint={found.resume_from_checkpoint} with requeue=true: the job would do that again in "
             "its next turn, instead of going on; set requeue=false, or leave resume_from_checkpoint out"
         )
-    return replace(loaded, notices=(*loaded.notices, *said))
+    return loaded
 
 
 def whole(recipe: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from daguerre import plugins
-from daguerre.config import Config
+from daguerre.config import Config, Loaded
 from daguerre.data.buckets import buckets
 from daguerre.data.sources import mix
 from daguerre.errors import UserError
 from daguerre.families.family import Family
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
+from daguerre.parallel.mesh import Mesh
 from daguerre.training import device as devices
 from daguerre.training import precision, recompute, speed
 from daguerre.training.precision import Autocast, Precision
+from daguerre.training.settings import TrainingSettings, largest_divisor
 from daguerre.types import Batch, LossTerms
 
 
@@ -129,8 +131,8 @@ def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) 
         )
     if objective.couples_samples and sizes.ranks > 1:
         raise UserError(
-            f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
-            f"cannot be cut over {sizes.ranks} devices: train it on one (or on a tensor group)"
+            "this objective compares the samples of a batch with each other, so its global batch cannot be cut over "
+            f"{sizes.ranks} devices: train it on one (or on a tensor group)"
         )
     if objective.couples_samples and sizes.accumulation > 1:
         raise UserError(
@@ -150,6 +152,8 @@ class BatchSizes:
     """Samples of one forward pass on one device."""
     ranks: int = 1
     """Into how many parts it is cut before: devices that read different samples."""
+    notices: tuple[str, ...] = ()
+    """What is otherwise than the recipe says, for people."""
 
     @property
     def accumulation(self) -> int:
@@ -157,38 +161,107 @@ class BatchSizes:
         return self.whole // self.ranks // self.micro
 
 
-def batch_sizes(config: Config, recorded: int | None = None, ranks: int = 1) -> BatchSizes:
+_WHOLE, _MICRO, _ACCUMULATION = (
+    f"training.{name}" for name in ("global_batch_size", "per_device_batch_size", "gradient_accumulation_steps")
+)
+
+
+def held(loaded: Loaded) -> frozenset[str]:
+    """The batch sizes that may not give way to the number of devices: a global batch that the user has chosen, on the
+    command line or in a file, and micro-batches that the command line gives."""
+    return loaded.chosen & {_WHOLE} | loaded.typed & {_MICRO, _ACCUMULATION}
+
+
+def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> BatchSizes:
+    """Batch sizes of a recipe on a mesh; nothing is built. UserError for a mesh that it cannot be trained on."""
+    config = loaded.config
+    sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
+    refuse_cut_batches(config, plugins.find("objectives", config.objective.name).build(config.objective), sizes)
+    return sizes
+
+
+def batch_sizes(
+    config: Config,
+    recorded: int | None = None,
+    ranks: int = 1,
+    held: Container[str] = (_WHOLE, _MICRO, _ACCUMULATION),
+) -> BatchSizes:
     """Batch sizes where so many devices read different samples; `recorded` is the global batch of the run's first
-    start, which then holds. UserError where they do not divide."""
-    training = config.training
-    whole = recorded or training.global_batch_size
-    micro = training.per_device_batch_size
-    if whole is None:
+    start, which then holds. UserError where they do not divide and those that are `held` stand in the way."""
+    whole, of_whole = _whole(config.training, recorded, ranks, held)
+    micro, of_micro = _micro(config.training, whole, ranks, held)
+    sizes = BatchSizes(whole, micro, ranks, (*of_whole, *of_micro))
+    if recorded is None and _MICRO in held:
+        _refuse_other_product(config, sizes)
+    return sizes
+
+
+def _whole(training: TrainingSettings, recorded: int | None, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
+    """The global batch, and what to say of it."""
+    given, micro = training.global_batch_size, training.per_device_batch_size
+    if recorded is None and given is None:
         assert micro is not None, "the Config has checked it"
-        whole = micro * training.gradient_accumulation_steps * ranks
-    if whole % ranks:
-        raise UserError(
-            f"the global batch of {whole} samples cannot be shared by {ranks} devices alike (data x fsdp of the mesh): "
-            "train on a number of devices that divides it, or choose another training.global_batch_size for a new run"
-        )
-    share = whole // ranks
-    micro = micro or max(1, share // training.gradient_accumulation_steps)
-    if share % micro:
-        of = f"{whole} samples" if ranks == 1 else f"{whole} samples, {share} a device,"
-        raise UserError(
-            f"the global batch of {of} cannot be cut into micro-batches of {micro}: choose a "
-            "training.per_device_batch_size (or gradient_accumulation_steps) that divides it"
-        )
-    _refuse_other_product(config, BatchSizes(whole, micro, ranks), recorded)
-    return BatchSizes(whole, micro, ranks)
+        return micro * training.gradient_accumulation_steps * ranks, []
+    whole = recorded or given or 0
+    shared = -(-whole // ranks) * ranks
+    if whole != shared and (recorded or _WHOLE in held):
+        raise _unshared(whole, ranks, shared, recorded)
+    if whole != shared:
+        return shared, [_raised(whole, ranks, shared)]
+    other = given not in (None, whole) and _WHOLE not in held
+    return whole, [f"the global batch of {whole} samples that this run was begun with holds"] if other else []
 
 
-def _refuse_other_product(config: Config, sizes: BatchSizes, recorded: int | None) -> None:
+def _micro(training: TrainingSettings, whole: int, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
+    """The micro-batch, and what to say of it."""
+    share, micro = whole // ranks, training.per_device_batch_size
+    if _ACCUMULATION in held and _MICRO not in held:
+        micro = None
+    wanted = micro or max(1, share // training.gradient_accumulation_steps)
+    fitting = largest_divisor(share, wanted)
+    if fitting == wanted:
+        return fitting, []
+    if (_MICRO if micro else _ACCUMULATION) not in held:
+        return fitting, [_smaller(share, wanted, fitting, ranks)]
+    of = f"{whole} samples" if ranks == 1 else f"{whole} samples, {share} a device,"
+    raise UserError(
+        f"the global batch of {of} cannot be cut into micro-batches of {wanted}: choose a {_MICRO} (or "
+        f"gradient_accumulation_steps) that divides it, such as {_MICRO}={fitting}, or leave it out"
+    )
+
+
+def _unshared(whole: int, ranks: int, shared: int, recorded: int | None) -> UserError:
+    said = f"the global batch of {whole} samples cannot be shared by {ranks} devices alike (data x fsdp of the mesh): "
+    if recorded:
+        return UserError(
+            f"{said}the run was begun with it. Train on a number of devices that divides it, or begin a new run with "
+            f"{_WHOLE}={shared}"
+        )
+    return UserError(
+        f"{said}give {_WHOLE}={shared} or another multiple of {ranks}, or train on a number of devices that divides it"
+    )
+
+
+def _raised(whole: int, ranks: int, shared: int) -> str:
+    return (
+        f"the recipe's global batch of {whole} samples cannot be shared by {ranks} devices alike: it is {shared} here, "
+        f"while duration and learning rate stay as they are; {_WHOLE}={shared} says so in the command"
+    )
+
+
+def _smaller(share: int, wanted: int, fitting: int, ranks: int) -> str:
+    said = f"micro-batches of {fitting} in place of the recipe's {wanted}: each device has {share} of the global batch"
+    if share > wanted:
+        return said
+    return f"{said}, which is small for {ranks} devices; {_WHOLE}={wanted * ranks} raises it"
+
+
+def _refuse_other_product(config: Config, sizes: BatchSizes) -> None:
     """UserError where a new run says all three numbers, and they do not fit the devices. When a run goes on, the global
     batch decides alone, as there may be other devices."""
     asked = config.training.gradient_accumulation_steps
     given = config.training.per_device_batch_size is not None and asked > 1
-    if recorded is None and given and sizes.accumulation != asked:
+    if given and sizes.accumulation != asked:
         raise UserError(
             f"training.global_batch_size={sizes.whole} is not per_device_batch_size {sizes.micro} x "
             f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: leave out one of the three"

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import Field, field_validator
 
 from daguerre import config as configs
 from daguerre import overrides
-from daguerre.commands import data_arguments, plan_bytes, plan_target, plan_text
+from daguerre.commands import data_arguments, plan_bytes, plan_remedies, plan_target, plan_text
+from daguerre.commands.parts import shared_out
+from daguerre.commands.plan_bytes import Count
+from daguerre.commands.plan_progress import Stages
+from daguerre.commands.plan_remedies import Fitting
+from daguerre.commands.plan_target import Say, Step, Target
+from daguerre.commands.train import refuse_nothing_to_train
+from daguerre.config import Loaded
+from daguerre.errors import DONE, REFUSED
 from daguerre.settings import Settings
 from daguerre.training.settings import bytes_of
 
@@ -26,7 +36,8 @@ parameter goes where, bytes by what they are for, the peak of a step, and the la
 
   devices=1    devices in all
   nodes=1      nodes that they are on
-  card=SIZE    memory of a device, such as 24GB (1e9 bytes) or 80GiB: what fits it, and what to do if it does not
+  card=SIZE    memory of a device, such as 24GB (1e9 bytes) or 80GiB: what fits it; where the recipe does not, the exit
+               code is 2, and the settings with which it does are looked for
   --all        every parameter, in place of one line a pattern
   --json       the same for programs
 
@@ -53,33 +64,77 @@ class Options(Settings):
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code 0; UserError or ConfigError for what cannot be."""
+    """Exit code 0; 2 for what has no room. UserError or ConfigError for what cannot be."""
     given = overrides.split(arguments, flags=("--all", "--json"))
     options, rest = data_arguments.own_options(given.overrides, Options)
-    loaded = configs.load(given.recipe, rest)
-    mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
-    target = plan_target.of(loaded.config, mesh, options.card)
-    parts = target.parts()
-    counted = plan_bytes.count(target.config, parts, mesh)
-    step = plan_target.step(target, parts, counted)
+    loaded, target = prepared(given.recipe, rest, options)
+    return planned(given, rest, options, loaded, target)
+
+
+def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, loaded: Loaded, target: Target) -> int:
+    """Prints the plan of a recipe that was checked; the exit code."""
+    with Stages() as stages:
+        stages.say("putting the networks together, without weights")
+        parts = target.parts()
+        stages.say("counting what a device holds")
+        counted = plan_bytes.count(target.config, parts, target.mesh)
+        step = plan_target.step(target, parts, counted, stages.say)
+        fitting = None if step.fits else _fitting(given.recipe, rest, options, step, counted, loaded.typed, stages.say)
     every = "--all" in given.flags
-    axis_rules = target.config.mesh.logical_axis_rules
     if "--json" in given.flags:
+        axis_rules = target.config.mesh.logical_axis_rules
         document = {"recipe": given.recipe, **plan_text.document(counted, axis_rules, every), "step": step.document()}
+        document |= {"fitting": fitting.document()} if fitting else {}
         print(json.dumps(document, indent=2))
-        return 0
+    else:
+        notes = [*loaded.notices, *target.sizes.notices, *target.notes()]
+        print("\n".join(_page(target, counted, step, fitting, notes, every)))
+    return DONE if step.fits else REFUSED
+
+
+def prepared(recipe: str, rest: Sequence[str], options: Options) -> tuple[Loaded, Target]:
+    """The recipe and what it is planned for. UserError for what `train` would refuse there."""
+    loaded = configs.load(recipe, rest)
+    refuse_nothing_to_train(loaded.config, recipe)
+    mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
+    return loaded, plan_target.of(loaded.config, mesh, options.card, shared_out(loaded, mesh))
+
+
+def _fitting(
+    recipe: str, rest: Sequence[str], options: Options, step: Step, counted: Count, typed: frozenset[str], say: Say
+) -> Fitting | None:
+    """Settings with which the recipe has room, as a command."""
+    kept = plan_remedies.without_batch_cut(rest)
+    found = plan_remedies.find(step, counted, typed, lambda more: prepared(recipe, [*kept, *more], options)[1], say)
+    verb = ["train", recipe]
+    if options.nodes > 1:
+        each = options.devices // options.nodes
+        verb = ["launch", "slurm", recipe, f"nodes={options.nodes}", f"gpus_per_node={each}"]
+    elif options.devices > 1:
+        verb = ["launch", "local", recipe, f"processes={options.devices}"]
+    return found and replace(found, command=("daguerre", *verb, *kept, *found.given))
+
+
+def _page(
+    target: Target,
+    counted: Count,
+    step: Step,
+    fitting: Fitting | None,
+    notes: Sequence[str],
+    every: bool,
+) -> list[str]:
+    config, axis_rules = target.config, target.config.mesh.logical_axis_rules
     sections = {
-        "Mesh": plan_text.about_mesh(mesh),
-        "Rules": plan_text.about_rules(axis_rules, mesh, counted.said),
+        "Mesh": plan_text.about_mesh(target.mesh),
+        "Rules": plan_text.about_rules(axis_rules, target.mesh, counted.said),
         "Parameters": plan_text.about_parameters(counted, every),
         "Not split as the rules say": plan_text.about_problems(counted.problems, every),
-        "Bytes a device": plan_text.held_table(counted, target.config.optimizer.name),
+        "Bytes a device": plan_text.held_table(counted, config.optimizer.name),
         "A step": step.lines(),
-        "Notes": plan_text.wrapped([*loaded.notices, *target.notes()]),
+        "What fits": fitting.lines() if fitting else [],
+        "Notes": plan_text.wrapped(notes),
     }
-    config = target.config
     lines = [f"{config.run_name}: {config.description or config.model.family}"]
     for title, content in sections.items():
         lines += plan_text.section(title, content)
-    print("\n".join(lines))
-    return 0
+    return lines

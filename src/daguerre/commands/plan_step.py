@@ -62,9 +62,18 @@ class Peak:
 class Rehearsal:
     """Steps of one recipe, computed without memory."""
 
-    def __init__(self, config: Config, parts: Parts, count: Count, accumulates: bool, on_gpu: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        count: Count,
+        accumulates: bool,
+        on_gpu: bool,
+        say: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        """`say` is told what takes its time."""
         self._config, self._parts, self._count = config, parts, count
-        self._accumulates = accumulates
+        self._accumulates, self._say = accumulates, say
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
         self._given = _shapes(config, parts)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
@@ -81,6 +90,7 @@ class Rehearsal:
 
     def peak(self, micro: int) -> Peak:
         """Of a step with micro-batches of this size."""
+        self._say(f"computing a step with micro-batches of {micro}")
         with self._inside():
             passes, update = self._passes(micro), self._update()
         held = self._count.whole - self._count.bytes_of("gradients")

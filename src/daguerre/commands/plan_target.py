@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +12,10 @@ from daguerre.commands import plan_step
 from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, outline
 from daguerre.commands.placement import frozen
 from daguerre.commands.plan_bytes import Count
-from daguerre.commands.plan_step import Peak
+from daguerre.commands.plan_step import Peak, Rehearsal
 from daguerre.commands.plan_text import size_text, wrap
 from daguerre.config import Config
 from daguerre.data.buckets import buckets
-from daguerre.errors import UserError
 from daguerre.parallel.mesh import Mesh
 from daguerre.training import speed
 from daguerre.training.settings import bytes_of
@@ -25,6 +24,9 @@ CONTEXT_BYTES = 1_000_000_000
 """Of a GPU, beside tensors: CUDA's context and kernels (about .5 GB) and work spaces of its libraries. An estimate."""
 ROUNDING = 0.04
 """Share of what a step makes and drops that the allocator loses to rounding and gaps. An estimate."""
+
+Say = Callable[[str], None]
+"""Is told what takes its time."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,6 @@ class Target:
     card: int | None
     """Bytes of a device, as far as they are known."""
     sizes: BatchSizes
-    refused: str
-    """Why the batches of the recipe cannot be cut for this mesh; "" where they can."""
 
     def parts(self) -> Parts:
         """The networks without memory, with the kernels that they have there."""
@@ -80,15 +80,15 @@ class Target:
         return said
 
 
-def of(config: Config, mesh: Mesh, card: str | None) -> Target:
+def of(config: Config, mesh: Mesh, card: str | None, sizes: BatchSizes | None = None) -> Target:
     """The target of these options: GPUs, unless the recipe says cpu, or nothing says GPU and there is none here."""
     training = config.training
     here = torch.cuda.is_available()
     on_gpu = training.device == "cuda" or (training.device == "auto" and (mesh.devices > 1 or card is not None or here))
     limits = [bytes_of(text) for text in (card, training.max_device_memory) if text is not None]
-    sizes, refused = _sizes(config, mesh)
+    sizes = sizes or batch_sizes(config, None, mesh.batch_ranks)
     acting = config.model_copy(update={"training": training.model_copy(update=_on_gpu(config) if on_gpu else {})})
-    return Target(acting, config, mesh, on_gpu, min(limits, default=None), sizes, refused)
+    return Target(acting, config, mesh, on_gpu, min(limits, default=None), sizes)
 
 
 def _on_gpu(config: Config) -> dict[str, Any]:
@@ -103,14 +103,6 @@ def _on_gpu(config: Config) -> dict[str, Any]:
     return changes
 
 
-def _sizes(config: Config, mesh: Mesh) -> tuple[BatchSizes, str]:
-    try:
-        return batch_sizes(config, None, mesh.batch_ranks), ""
-    except UserError as error:
-        micro = config.training.per_device_batch_size or 1
-        return BatchSizes(micro * mesh.batch_ranks, micro, mesh.batch_ranks), str(error)
-
-
 @dataclass(frozen=True)
 class Step:
     """A step's fullest moment, and the largest one that has room."""
@@ -122,10 +114,14 @@ class Step:
     ways: tuple[str, ...]
     """What takes less, where the recipe's own micro-batch has no room."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether it has room, where the room is known."""
+        return self.target.card is None or self.target.left(self.peak) >= 0
+
     def lines(self) -> list[str]:
         """For people."""
-        lines = [] if not self.target.refused else wrap(f"cannot be trained on this mesh: {self.target.refused}")
-        lines += wrap(self._batch())
+        lines = wrap(self._batch())
         lines += [f"{label:<30}{size:>12}  {remark}".rstrip() for label, size, remark in self._rows()]
         return [*lines, *(f"  {way}" for way in self.ways)]
 
@@ -176,21 +172,25 @@ class Step:
             "gathered_bytes": self.peak.gathered,
             "peak_bytes": self.peak.whole,
             "taken_bytes": target.taken(self.peak),
-            "refused": target.refused,
         }
         if target.card is not None:
-            found |= {"card_bytes": target.card, "fits": target.left(self.peak) >= 0}
+            found |= {"card_bytes": target.card, "fits": self.fits}
             found["largest_micro_batch"] = self.largest.micro if self.largest else 0
         return found
 
 
-def step(target: Target, parts: Parts, count: Count) -> Step:
+def rehearsal(target: Target, parts: Parts, count: Count, say: Say = lambda stage: None) -> Rehearsal:
+    """Steps of the recipe on these devices. The networks of `parts` are used up."""
+    return Rehearsal(target.config, parts, count, target.sizes.accumulation > 1, target.on_gpu, say)
+
+
+def step(target: Target, parts: Parts, count: Count, say: Say = lambda stage: None) -> Step:
     """A step of the recipe on these devices. The networks of `parts` are used up."""
-    rehearsal = plan_step.Rehearsal(target.config, parts, count, target.sizes.accumulation > 1, target.on_gpu)
-    peak = rehearsal.peak(plan_step.pictures_at_once(target.config, target.sizes.micro))
+    steps = rehearsal(target, parts, count, say)
+    peak = steps.peak(plan_step.pictures_at_once(target.config, target.sizes.micro))
     # Where not even what is held has room, no micro-batch needs to be tried.
     tried = target.card is not None and target.left(replace(peak, passes=0, update=0)) >= 0
-    largest = plan_step.largest_that_fits(rehearsal, peak, target.left) if tried else None
+    largest = plan_step.largest_that_fits(steps, peak, target.left) if tried else None
     lacking = target.card is not None and target.left(peak) < 0
     return Step(target, peak, parts.precision, largest, tuple(_ways(target, count, largest)) if lacking else ())
 

@@ -17,13 +17,15 @@ from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.slice_reader import opened
 from daguerre.checkpoint.store import Store
 from daguerre.commands import checkpoints, ema_start
+from daguerre.commands.parts import BatchSizes
 from daguerre.commands.several import led
-from daguerre.config import Change, Config
+from daguerre.config import Change, Config, Loaded
 from daguerre.data.loader import Loading
 from daguerre.errors import UserError
 from daguerre.parallel.start import Processes
 from daguerre.problems import shown
 from daguerre.remote import copies
+from daguerre.training.settings import largest_divisor
 from daguerre.training.sinks import cut_after
 from daguerre.training.state import TrainState, adopt
 
@@ -51,18 +53,27 @@ class Beginning:
         return None if self.checkpoint is None else int(self.documents["state"]["step"])
 
 
-def begin(config: Config, folder: RunFolder, store: RunStore, processes: Processes) -> Beginning:
+def begin(loaded: Loaded, folder: RunFolder, store: RunStore, processes: Processes) -> Beginning:
     """Finds the checkpoint to go on from, after refusing a folder that belongs to another recipe.
 
     Call it on all ranks while rank 0 holds the folder. UserError shows what differs from the recipe that the run was
     begun with.
     """
-    known = led(processes, lambda: _recorded(config, folder))
+    config = loaded.config
+    known = led(processes, lambda: _recorded(_without_shipped_batch(loaded), folder))
     name = config.resume_from_checkpoint
     found = store.recover() if name == "latest" else store.rewind(name)
     documents = {} if found.path is None else _documents(found.path)
     notices = [*found.notices, *known["allowed"]]
     return Beginning(found.path, documents, known["global_batch_size"], notices, known["schedule"])
+
+
+def _without_shipped_batch(loaded: Loaded) -> Config:
+    """The config without a global batch that only a shipped recipe says: the one that a run was begun with holds."""
+    if "training.global_batch_size" in loaded.chosen:
+        return loaded.config
+    training = loaded.config.training.model_copy(update={"global_batch_size": None})
+    return loaded.config.model_copy(update={"training": training})
 
 
 def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
@@ -174,10 +185,13 @@ def foreseen(config: Config) -> list[str]:
 
 
 def record(
-    config: Config, folder: RunFolder, beginning: Beginning, global_batch_size: int, parameters: Mapping[str, int]
+    config: Config, folder: RunFolder, beginning: Beginning, sizes: BatchSizes, parameters: Mapping[str, int]
 ) -> None:
     """Writes the resolved recipe and the environment, and cuts numbers that are newer than the checkpoint."""
-    training = config.training.model_copy(update={"global_batch_size": global_batch_size})
+    batch = {"global_batch_size": sizes.whole}
+    if micro := config.training.per_device_batch_size:
+        batch["per_device_batch_size"] = largest_divisor(sizes.whole, micro)
+    training = config.training.model_copy(update=batch)
     # Recorded, they would go back, and allow and do the same, at every start from this folder.
     schedule = config.lr_scheduler.model_copy(update={"on_new_duration": "refuse", "restart_from": None})
     of_this_start = {"resume_from_checkpoint": "latest", "allow_change": [], "lr_scheduler": schedule}

@@ -28,8 +28,8 @@ from daguerre.commands import (
 )
 from daguerre.commands.homes import Home
 from daguerre.commands.intervals import Intervals, intervals
-from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, refuse_cut_batches
-from daguerre.config import Config
+from daguerre.commands.parts import BatchSizes, Parts, build, shared_out
+from daguerre.config import Config, Loaded
 from daguerre.credentials import scrub
 from daguerre.data import loader
 from daguerre.data.dataset import Dataset, open_datasets
@@ -149,19 +149,17 @@ class FailureOnRecord:
             faults.recorded(error, self._run.folder.path)
 
 
-def start(
-    config: Config, home: Home, notices: Sequence[str], stack: ExitStack, stop: StopSignals, processes: Processes
-) -> Run:
+def start(loaded: Loaded, home: Home, stack: ExitStack, stop: StopSignals, processes: Processes) -> Run:
     """Puts the run together and brings it to where it goes on from. For all ranks, while rank 0 holds the home."""
-    folder, world = home.folder, processes.world
+    config, folder, world = loaded.config, home.folder, processes.world
     mesh = config.mesh.resolved(world.size, world.nodes)
     store = home_stores.store(home, _ranks(config, processes))
-    beginning = resuming.begin(config, folder, store, processes)
+    beginning = resuming.begin(loaded, folder, store, processes)
+    sizes = shared_out(loaded, mesh, beginning.global_batch_size)
     parts = build(config, processes.device)
-    sizes = batch_sizes(config, beginning.global_batch_size, mesh.batch_ranks)
-    refuse_cut_batches(config, parts.objective, sizes)
     pictures_samples.check(config, parts)
-    said = [*notices, *beginning.notices, *parts.numerics.notices(), *parts.family.remarks(parts.objective)]
+    said = [*loaded.notices, *beginning.notices, *sizes.notices]
+    said += [*parts.numerics.notices(), *parts.family.remarks(parts.objective)]
     state, told = _state(config, parts, beginning, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     config, changed = new_duration.settled(config, beginning, sizes, dataset.count)
@@ -183,7 +181,7 @@ def start(
     # Data that cannot be planned or read is refused here, before anything is written.
     probe = device.on(parts.device, loading.first(state.slots))
     if processes.leads:
-        resuming.record(config, folder, beginning, sizes.whole, description.parameter_counts(parts))
+        resuming.record(config, folder, beginning, sizes, description.parameter_counts(parts))
         for line in read_metrics(folder.metrics):
             terminal.remember(line.get("learning/loss"))
     run = Run(

@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
     home = homes.of(loaded.config.output_dir, loaded.config.run_name)
     if dry_run:
         return dry.describe(loaded.config, home, loaded.notices, full)
-    return training_run.train(loaded.config, home, loaded.notices)
+    return training_run.train(loaded, home)
 
 
 def _loaded(recipe: str, wanted: Sequence[str], dry_run: bool, first_look: bool) -> configs.Loaded:
@@ -75,12 +75,18 @@ def _loaded(recipe: str, wanted: Sequence[str], dry_run: bool, first_look: bool)
     if first_look:
         homes.of(*configs.peek(recipe, wanted)).refuse_if_held()
     loaded = configs.load(recipe, wanted)
-    if not dry_run and loaded.config.training.duration.number == 0:
+    if not dry_run:
+        refuse_nothing_to_train(loaded.config, recipe)
+    return loaded
+
+
+def refuse_nothing_to_train(config: configs.Config, recipe: str) -> None:
+    """UserError for a recipe to draw with."""
+    if config.training.duration.number == 0:
         raise UserError(
             "training.duration is 0: there is nothing to train. To draw with the networks as they are: "
             f"daguerre generate {recipe}; to train, give a duration, such as training.duration='1k steps'"
         )
-    return loaded
 
 
 def own_place(target: str, given: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from daguerre.commands import checkpoints, out_of_memory, pictures, pictures_sam
 from daguerre.commands.homes import Home
 from daguerre.commands.run import Run, loop_plan, start
 from daguerre.commands.several import led, together
-from daguerre.config import Config
+from daguerre.config import Loaded
 from daguerre.data import loader
 from daguerre.families.family import Family, TextToImage
 from daguerre.parallel import world
@@ -34,13 +34,14 @@ from daguerre.training.state import evaluating
 from daguerre.types import Batch, LossTerms
 
 
-def train(config: Config, home: Home, notices: Sequence[str]) -> int:
+def train(loaded: Loaded, home: Home) -> int:
     """Trains until the recipe's duration, a signal or an error; returns the exit code. For all processes of a run."""
+    config = loaded.config
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals(launched=world.read().launcher != "none"))
         processes = stack.enter_context(together(config, home, stop))
         led(processes, lambda: stack.enter_context(home.hold()))
-        run = start(config, home, notices, stack, stop, processes)
+        run = start(loaded, home, stack, stop, processes)
         if run.state.step >= run.every.total and led(processes, lambda: was_finished(run)):
             run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
             return 0

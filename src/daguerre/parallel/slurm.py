@@ -73,7 +73,7 @@ class SlurmSettings(Settings):
     cpus_per_task: int = Field(6, ge=1)
     """CPUs of each process; as many read and decode pictures, unless the command says `loader.num_workers`."""
     job_name: Name | None = None
-    """Default: the recipe's name."""
+    """Default: the run's name."""
     partition: Name | None = None
     """Where the job queues. Default: the cluster's."""
     account: Name | None = None
@@ -180,10 +180,10 @@ def submit_command(file: str) -> str:
     return f"sbatch {shlex.quote(file)}"
 
 
-def job_name(own: SlurmSettings, recipe: str) -> str:
-    """The one that is given, or the recipe's."""
-    plain = recipe.rstrip("/").rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
-    return own.job_name or re.sub(r"[^\w.+@:-]+", "-", plain) or "daguerre"
+def job_name(own: SlurmSettings, name: str) -> str:
+    """The one that is given, or that of a run or of a recipe."""
+    plain = name.rstrip("/").rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
+    return own.job_name or re.sub(r"[^\w.+@:-]+", "-", plain).strip("-") or "daguerre"
 
 
 def _options(own: SlurmSettings, recipe: str) -> list[str]:

@@ -24,6 +24,11 @@ def bytes_of(text: str) -> int:
     return int(float(match[1]) * _BYTES[match[2]])
 
 
+def largest_divisor(whole: int, at_most: int) -> int:
+    """The largest number up to `at_most` that divides `whole`."""
+    return max(number for number in range(1, min(whole, at_most) + 1) if whole % number == 0)
+
+
 class TrainingSettings(Settings):
     """Length, batches, precision and guards of a run."""
 

@@ -1,0 +1,171 @@
+"""The settings with which a recipe has room on a card where it has none: the mildest combination, found by planning.
+
+Mild is what changes least of what is learnt: first what computes the same, then how gradients become updates and which
+averages are kept, then how weights are stored.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from daguerre import aliases, overrides
+from daguerre.commands import plan_bytes, plan_step, plan_target
+from daguerre.commands.parts import Parts
+from daguerre.commands.plan_bytes import Count
+from daguerre.commands.plan_step import Peak
+from daguerre.commands.plan_target import CONTEXT_BYTES, Say, Step, Target
+from daguerre.commands.plan_text import size_text
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.training.settings import largest_divisor
+
+_MICRO, _ACCUMULATION = "training.per_device_batch_size", "training.gradient_accumulation_steps"
+_TRIES = 6
+"""Combinations whose step is computed before the search gives up."""
+_COLUMNS = 92
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something that takes less memory."""
+
+    name: str
+    given: tuple[str, ...]
+    """Overrides."""
+    harm: int
+    """How much it changes, beside other remedies."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A combination that has room."""
+
+    target: Target
+    peak: Peak
+    given: tuple[str, ...]
+    """Overrides beside those that the command gave."""
+    command: tuple[str, ...] = ()
+    """The whole command."""
+
+    def lines(self) -> list[str]:
+        """For people: what it takes, and the command, to be pasted."""
+        taken, left = self.target.taken(self.peak), self.target.left(self.peak)
+        return [f"{size_text(taken)} predicted, {size_text(left)} are left, with", *_as_shell(self.command)]
+
+    def document(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "command": shlex.join(self.command),
+            "overrides": list(self.given),
+            "micro_batch": self.target.sizes.micro,
+            "taken_bytes": self.target.taken(self.peak),
+        }
+
+
+def find(
+    step: Step, count: Count, typed: Container[str], again: Callable[[Sequence[str]], Target], say: Say
+) -> Fitting | None:
+    """The mildest combination for a step without room; settings that the user `typed` stay. `again` is the target of
+    the same command with more overrides. None where nothing that is tried has room."""
+    if step.largest is not None:
+        micro = largest_divisor(step.target.sizes.whole // step.target.sizes.ranks, step.largest.micro)
+        target = again([f"{_MICRO}={micro}"])
+        steps = plan_target.rehearsal(target, *_counted(target), say)
+        return Fitting(target, steps.peak(micro), (f"{_MICRO}={micro}",))
+    for chosen in _likely(step.target, count, typed):
+        given = tuple(override for remedy in chosen for override in remedy.given)
+        say(f"trying {' '.join(given)}")
+        if found := _tried(step.target.sizes.micro, given, again, say):
+            return found
+    return None
+
+
+def without_batch_cut(given: Sequence[str]) -> list[str]:
+    """The overrides without those that say how a global batch is cut."""
+    return [
+        override
+        for override in given
+        if not {path.rpartition(".")[2] for path, _ in aliases.translate(*overrides.pair(override)).values}
+        & {_MICRO.rpartition(".")[2], _ACCUMULATION.rpartition(".")[2]}
+    ]
+
+
+def _tried(wanted: int, given: tuple[str, ...], again: Callable[[Sequence[str]], Target], say: Say) -> Fitting | None:
+    """With micro-batches as large as have room, up to those that the recipe wants."""
+    try:
+        target = again([*given, f"{_MICRO}=1"])
+        parts, count = _counted(target)
+        steps = plan_target.rehearsal(target, parts, count, say)
+    except UserError:  # it does not go with the rest of the recipe
+        return None
+    peak = steps.peak(1)
+    if target.left(peak) < 0:
+        return None
+    largest = plan_step.largest_that_fits(steps, peak, target.left)
+    assert largest is not None
+    micro = largest_divisor(target.sizes.whole // target.sizes.ranks, min(wanted, largest.micro))
+    given = (*given, f"{_MICRO}={micro}")
+    return Fitting(again(given), peak if micro == 1 else steps.peak(micro), given)
+
+
+def _counted(target: Target) -> tuple[Parts, Count]:
+    parts = target.parts()
+    return parts, plan_bytes.count(target.config, parts, target.mesh)
+
+
+def _likely(target: Target, count: Count, typed: Container[str]) -> Iterator[list[Remedy]]:
+    """Combinations whose weights, gradients and moments alone leave room, the mildest first; at most so many."""
+    assert target.card is not None
+    known = [r for r in remedies(target.given, target) if not any(g.partition("=")[0] in typed for g in r.given)]
+    every = [list(chosen) for size in range(1, len(known) + 1) for chosen in combinations(known, size)]
+    room = target.card - (CONTEXT_BYTES if target.on_gpu else 0)
+    likely = (chosen for chosen in every if _least(target, count, {remedy.name for remedy in chosen}) <= room)
+    yield from sorted(likely, key=lambda chosen: sum(remedy.harm for remedy in chosen))[:_TRIES]
+
+
+def remedies(config: Config, target: Target) -> Iterator[Remedy]:
+    """What the recipe does not do yet."""
+    training, optimizer, mesh = config.training, config.optimizer, target.mesh
+    node = mesh.devices // mesh.nodes
+    if not training.gradient_checkpointing:
+        yield Remedy("recompute", ("training.gradient_checkpointing=true",), 1)
+    if node > 1 and mesh.ici["fsdp"] == 1:
+        yield Remedy("fsdp", (f"mesh.ici_fsdp_parallelism={node}",), 1)
+    if training.frozen_precision == "no":
+        yield Remedy("frozen", ("training.frozen_precision=bf16",), 2)
+    if config.ema.enabled or config.ema.post_hoc:
+        post_hoc = ("ema.post_hoc=[]",) if config.ema.post_hoc else ()
+        yield Remedy("averages", ("ema.enabled=false", *post_hoc), 8)
+    if optimizer.name not in ("adafactor", "adamw_8bit"):
+        rate = f"optimizer.learning_rate={optimizer.learning_rate:g}"
+        yield Remedy("moments", ("optimizer.name=adafactor", rate), 8)
+    if training.weights_dtype == "float32":
+        yield Remedy("weights", ("training.weights_dtype=bfloat16",), 16)
+
+
+def _least(target: Target, count: Count, names: Container[str]) -> float:
+    """Bytes that these remedies leave of what is held, gradients among it; activations are not."""
+    kept = {kind: float(count.bytes_of(kind)) for kind in plan_bytes.KINDS}
+    if "weights" in names:
+        kept |= {kind: kept[kind] / 2 for kind in ("weights", "gradients")}
+    if "moments" in names:
+        kept["moments"] = 0
+    if "averages" in names:
+        kept["averages"] = 0
+    node = target.mesh.devices // target.mesh.nodes
+    return sum(kept.values()) / (node if "fsdp" in names else 1)
+
+
+def _as_shell(words: Sequence[str]) -> list[str]:
+    """A command in lines of a terminal's width."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if lines[-1] and len(lines[-1]) + len(word) > _COLUMNS:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return [f"  {line}" for line in lines]

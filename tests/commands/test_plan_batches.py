@@ -1,0 +1,204 @@
+"""Batches on a mesh: what gives way to the number of devices, what is refused, and that `plan`, `launch` and `train`
+say the same before anything is built or written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tiny_runs import TINY
+from twins import tree
+
+from daguerre import cli, errors, recipe
+from daguerre import config as configs
+from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.commands import launch_local, plan, resuming
+from daguerre.commands.parts import shared_out
+from daguerre.commands.resuming import Beginning
+from daguerre.errors import UserError
+from daguerre.parallel import local
+
+DEVICES = (1, 2, 4, 8, 16, 64, 128)
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def nodes(devices: int) -> int:
+    return max(1, devices // 8)
+
+
+def needed(name: str) -> list[str]:
+    """What the recipe leaves to the command."""
+    return ["data.path=shards"] if tree(name)["data"].get("path") == "???" else []
+
+
+def whole_or_none(name: str) -> str:
+    """Why a recipe cannot be trained on several devices at all; "" for the others."""
+    if tree(name)["training"]["duration"] == "0 steps":
+        return f"daguerre generate {name}"
+    return "train it on one" if tree(name)["objective"]["name"] == "contrastive" else ""
+
+
+@pytest.fixture
+def checked_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """`plan` and `launch` without what takes their time: after the checks nothing is computed, and nothing started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "planned", lambda *_: errors.DONE)
+    monkeypatch.setattr(local, "run", lambda command, count: errors.DONE)
+    monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 8)
+    return tmp_path
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("name", recipe.shipped())
+def test_every_recipe_trains_on_every_size_or_is_refused_with_the_reason(name, devices, checked_only, capsys):
+    """By `plan` and `launch` alike, and before anything is written."""
+    why = whole_or_none(name) if devices > 1 or tree(name)["training"]["duration"] == "0 steps" else ""
+    launched = ["launch", "slurm", name, f"nodes={nodes(devices)}", f"gpus_per_node={min(8, devices)}"]
+    for words in (["plan", name, f"devices={devices}", f"nodes={nodes(devices)}"], launched):
+        assert cli.run([*words, *needed(name)]) == (errors.REFUSED if why else errors.DONE), words
+        assert why in capsys.readouterr().err
+    assert bool(list(checked_only.glob("*.sbatch"))) is not bool(why)
+    if not why:
+        loaded = configs.load(name, needed(name))
+        sizes = shared_out(loaded, loaded.config.mesh.resolved(devices, nodes(devices)))
+        assert sizes.ranks * sizes.accumulation * sizes.micro == sizes.whole
+        if devices == 1:
+            assert sizes.notices == ()
+
+
+def told(name: str, devices: int, *given: str, recorded: int | None = None):
+    loaded = configs.load(name, given)
+    sizes = shared_out(loaded, loaded.config.mesh.resolved(devices, nodes(devices)), recorded)
+    return sizes, " ".join(sizes.notices)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "whole", "micro", "said"),
+    [
+        ("sdxl", 1, 16, 2, ""),
+        ("sdxl", 8, 16, 2, ""),
+        ("sdxl", 16, 16, 1, "each device has 1 of the global batch, which is small for 16 devices; "
+         "training.global_batch_size=32 raises it"),
+        ("sdxl", 128, 128, 1, "the recipe's global batch of 16 samples cannot be shared by 128 devices alike: it is "
+         "128 here, while duration and learning rate stay as they are; training.global_batch_size=128 says so"),
+        ("sd15", 8, 16, 2, "micro-batches of 2 in place of the recipe's 4"),
+        ("sd15", 3, 18, 3, "it is 18 here"),
+        ("sd15_dreambooth", 8, 8, 1, "global batch of 2 samples"),
+        ("quickstart", 16, 16, 1, ""),
+        ("imagenet_scratch", 128, 1024, 8, "micro-batches of 8 in place of the recipe's 128"),
+    ],
+)  # fmt: skip
+def test_what_a_recipe_says_gives_way_and_that_is_said(name, devices, whole, micro, said):
+    sizes, notice = told(name, devices)
+    assert (sizes.whole, sizes.micro) == (whole, micro)
+    assert said in notice
+    assert bool(notice) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("given", "devices", "said"),
+    [
+        (["training.global_batch_size=16"], 128, "give training.global_batch_size=128 or another multiple of 128"),
+        (["global_batch_size=6"], 4, "give training.global_batch_size=8"),
+        (["per_device_batch_size=2"], 16, "such as training.per_device_batch_size=1, or leave it out"),
+        (["gradient_accumulation_steps=8"], 16, None),
+        (["global_batch_size=40", "gradient_accumulation_steps=2"], 8, "cut into micro-batches of 2"),
+    ],
+)
+def test_what_the_command_says_is_refused_with_what_to_say(given, devices, said):
+    if said is None:
+        assert told("sdxl", devices, *given)[0].micro == 1
+        return
+    with pytest.raises(UserError, match=re.escape(said)):
+        told("sdxl", devices, *given)
+
+
+def test_a_file_of_the_users_own_chooses_the_batch_and_not_the_micro_batch(tmp_path):
+    (tmp_path / "own.yaml").write_text(
+        "extends: sdxl\ntraining:\n  global_batch_size: 16\n  per_device_batch_size: 4\n"
+    )
+    own = str(tmp_path / "own.yaml")
+    assert told(own, 8)[0].micro == 2
+    with pytest.raises(UserError, match="cannot be shared by 128 devices alike"):
+        told(own, 128)
+    (tmp_path / "other.yaml").write_text("extends: sdxl\nrun_name: other\n")
+    assert told(str(tmp_path / "other.yaml"), 128)[0].whole == 128
+
+
+def test_a_global_batch_that_is_given_takes_the_recipes_micro_batch_along():
+    loaded = configs.load("sd15", ["training.global_batch_size=6"])
+    assert loaded.config.training.per_device_batch_size == 3
+    assert "in place of the recipe's 4, which does not divide the global batch of 6" in " ".join(loaded.notices)
+    both = ["training.global_batch_size=6", "training.per_device_batch_size=4"]
+    with pytest.raises(UserError, match="must be a multiple of per_device_batch_size"):
+        configs.load("sd15", both)
+
+
+def test_a_run_that_goes_on_keeps_its_batch():
+    """Whatever the shipped recipe says, and on whatever number of devices."""
+    sizes, notice = told("sdxl", 8, recorded=128)
+    assert (sizes.whole, sizes.micro, sizes.accumulation) == (128, 2, 8)
+    assert "the global batch of 128 samples that this run was begun with holds" in notice
+    with pytest.raises(
+        UserError, match=r"the run was begun with it.*begin a new run with training.global_batch_size=64"
+    ):
+        told("sdxl", 64, recorded=16)
+
+
+def test_a_raised_batch_is_recorded_and_read_back(tmp_path, monkeypatch, capsys):
+    """On 6 devices sd15 trains on 18 samples, which its micro-batch of 4 does not divide."""
+    monkeypatch.chdir(tmp_path)
+    loaded = configs.load("sd15", [f"output_dir={tmp_path}"])
+    folder = RunFolder(tmp_path / "sd15")
+    folder.path.mkdir()
+    sizes, _ = told("sd15", 6)
+    resuming.record(loaded.config, folder, Beginning(None, {}, None, []), sizes, {})
+    recorded = configs.load(str(folder.path)).config.training
+    assert (recorded.global_batch_size, recorded.per_device_batch_size) == (18, 3)
+
+    leads = SimpleNamespace(world=SimpleNamespace(rank=0), agreement=SimpleNamespace(tell=lambda what: what))
+    store = SimpleNamespace(recover=lambda: SimpleNamespace(path=None, notices=[]))
+    assert resuming.begin(loaded, folder, store, leads).global_batch_size == 18
+    typed = configs.load("sd15", [f"output_dir={tmp_path}", "training.global_batch_size=16"])
+    with pytest.raises(UserError, match="the run has 18, this command says 16"):
+        resuming.begin(typed, folder, store, leads)
+
+    monkeypatch.setattr(local, "run", lambda command, count: errors.DONE)
+    assert cli.run(["launch", "local", "sd15", f"output_dir={tmp_path}", "processes=4", "device=cpu"]) == errors.REFUSED
+    assert "the global batch of 18 samples cannot be shared by 4 devices alike" in capsys.readouterr().err
+
+
+def commands() -> list[list[str]]:
+    """`daguerre plan` and `daguerre launch`, as README and docs show them."""
+    found = []
+    for page in PAGES:
+        lines = [
+            line
+            for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.M | re.S)
+            for line in block.splitlines()
+        ]
+        lines += re.findall(r"^    (\S.*)$", page.read_text(), re.M)
+        inline = re.findall(r"`(daguerre (?:plan|launch) [^`]+)`", page.read_text())
+        for line in [*lines, *inline]:
+            if re.match(r"daguerre (plan|launch) ", line):
+                found.append(shlex.split(line.replace("RECIPE", "sdxl"), comments=True)[1:])
+    return [words for words in found if len(words) > 2 and "VERB" not in words]
+
+
+def test_every_plan_and_launch_command_of_the_docs_is_one_that_trains(checked_only):
+    assert len(commands()) >= 10
+    for words in commands():
+        assert cli.run(words) == errors.DONE, shlex.join(words)
+        for file in checked_only.glob("*.sbatch"):
+            file.unlink()
+
+
+def test_a_tiny_run_on_too_many_devices_writes_nothing(tmp_path, capsys):
+    words = ["launch", "local", "quickstart", *TINY, f"output_dir={tmp_path}", "processes=3", "device=cpu"]
+    assert cli.run(words) == errors.REFUSED
+    assert "the global batch of 2 samples cannot be shared by 3 devices alike" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
