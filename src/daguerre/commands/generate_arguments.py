@@ -14,6 +14,7 @@ from pydantic import Field
 
 from daguerre import aliases, layout, overrides
 from daguerre import config as configs
+from daguerre.alias_relative import look_in
 from daguerre.commands import data_arguments, generate_model
 from daguerre.commands.generate_model import Model
 from daguerre.config import Config
@@ -142,6 +143,7 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
     """Overrides of the config for what pictures depend on; what only matters for training is said and left out."""
     tree = plain.model_dump()
     leaves, sections = layout.leaves(Config, tree), list(layout.sections(Config, tree))
+    look = look_in(dict(pairs), tree)
     changes = []
     for key, text in pairs:
         if key.removeprefix("sampling.") in SAMPLING:
@@ -150,7 +152,7 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
         if key == "resolution":
             changes += [f"sampling.height={text}", f"sampling.width={text}"]
             continue
-        meaning = aliases.translate(key, text)
+        meaning = aliases.translate(key, text, look)
         notices += meaning.notices
         for path, value in meaning.values:
             found = overrides.find(path, leaves, sections)

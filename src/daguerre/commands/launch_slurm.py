@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from daguerre import aliases, config, layout, overrides
-from daguerre.commands import data_arguments
+from daguerre import aliases, layout, overrides
+from daguerre.commands import data_arguments, theirs
 from daguerre.config import Config, Loaded
 from daguerre.errors import UserError
 from daguerre.parallel import rules
@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
 def checked(recipe: str, rest: Sequence[str], own: Options) -> Loaded:
     """The recipe as the job's tasks will have it. UserError for what would only fail once the job has its nodes."""
     try:
-        loaded = config.load(recipe, [*rest, *own.overrides()])
+        loaded = theirs.load(recipe, [*rest, *own.overrides()])
     except ConfigError as error:
         keys = {overrides.pair(override)[0] for override in rest}
         unknown = [problem.path for problem in error.problems if problem.path in keys]

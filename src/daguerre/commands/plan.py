@@ -6,9 +6,8 @@ import json
 
 from pydantic import Field, field_validator
 
-from daguerre import config as configs
 from daguerre import overrides
-from daguerre.commands import data_arguments, plan_bytes, plan_target, plan_text
+from daguerre.commands import data_arguments, plan_bytes, plan_target, plan_text, theirs
 from daguerre.settings import Settings
 from daguerre.training.settings import bytes_of
 
@@ -56,7 +55,7 @@ def run(arguments: list[str]) -> int:
     """Exit code 0; UserError or ConfigError for what cannot be."""
     given = overrides.split(arguments, flags=("--all", "--json"))
     options, rest = data_arguments.own_options(given.overrides, Options)
-    loaded = configs.load(given.recipe, rest)
+    loaded = theirs.load(given.recipe, rest)
     mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
     target = plan_target.of(loaded.config, mesh, options.card)
     parts = target.parts()
