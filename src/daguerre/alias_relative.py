@@ -133,7 +133,7 @@ def global_norm(key: str, text: str, look: Look) -> Meaning:
     """Whether MaxDiffusion's optimizer clips by the global norm, beside what its trainers do."""
     limit = look("training.max_grad_norm")
     if is_true(text) and limit in (None, "null"):
-        return one("training.max_grad_norm", look("max_grad_norm") or "1.0")
+        return one("training.max_grad_norm", "1.0")
     return idle(key, "training.max_grad_norm says whether gradients are clipped")
 
 

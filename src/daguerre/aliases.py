@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -26,7 +27,8 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
     if key in SAME:
         return one(SAME[key], text)
     if key in CONVERTED:
-        return CONVERTED[key](text)
+        meaning = CONVERTED[key](text)
+        return replace(meaning, notices=tuple(said if key in said else f"{key}: {said}" for said in meaning.notices))
     if (instead := _row(key, REFUSED)) is not None:
         raise UserError(f"not a setting here: {instead}")
     if (serves := _row(key, NOTICES)) is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -37,6 +37,10 @@ MAY_CHANGE = (
 """Settings that pictures of a trained run may be drawn with in another way; those of its networks are fixed."""
 _OF_BASE = ("model.", "objective.")
 _BATCH = "training.per_device_batch_size"
+
+
+EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out"}
+"""Flags of open-diffusion's generate_examples.py that are options here."""
 
 
 class Options(Settings):
@@ -102,12 +106,12 @@ class _Sorted:
 def read(arguments: Sequence[str]) -> Arguments:
     """UserError or ConfigError for what cannot be."""
     words = [f"out={arguments[i + 1]}" if word == "-o" else word for i, word in _words(arguments)]
-    given = overrides.split(words)
+    notices: list[str] = []
+    given = _of_examples(overrides.split(words), notices)
     options, rest = data_arguments.own_options(given.overrides, Options)
     pairs = [overrides.pair(override) for override in rest]
     place = [f"{path}={text}" for key, text in pairs for path, text in _place(key, text)]
     model = generate_model.find(given.recipe, place, options.base)
-    notices: list[str] = []
     plain = model.trained or model.config(()).config
     changes = _changes(model, plain, [pair for pair in pairs if not _place(*pair)], notices)
     set_now = {change.partition("=")[0] for change in changes}
@@ -119,6 +123,21 @@ def read(arguments: Sequence[str]) -> Arguments:
     if own_file and options.prompt is not None:
         raise UserError("prompt and prompts_file were both given: choose one")
     return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*notices, *loaded.notices])), own_file)
+
+
+def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Arguments:
+    """The arguments without flags of generate_examples.py: what each is here."""
+    recipe, kept = given.recipe, []
+    for key, text in map(overrides.pair, given.overrides):
+        if key == "pipeline" and not recipe:
+            recipe = text
+        elif key == "scratch_dir":
+            notices.append("scratch_dir has no effect: each picture is written to its place at once")
+        elif key == "tar":
+            kept.append("format=webdataset")
+        else:
+            kept.append(f"{EXAMPLES.get(key, key)}={text}")
+    return replace(given, recipe=recipe, overrides=tuple(kept))
 
 
 def _words(arguments: Sequence[str]) -> list[tuple[int, str]]:
