@@ -172,6 +172,8 @@ MAXDIFFUSION += [
     ),
     alias("lightning_repo=a/b", "lightning_ckpt=c.safetensors", model__unet="a/b/c.safetensors"),
     refused("lightning_repo=a/b", "go together"),
+    notice("lightning_ckpt=", "the UNet is the base's"),
+    notice("learning_rate_schedule_steps=100", "warmup_steps_fraction is a share of it"),
     alias("revision=flax", "from_pt=True", model__revision="flax"),
     notice("revision=flax", "branch of Flax weights"),
     notice("unet_checkpoint=", "the base's"),
