@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "remote": {"checkpoint", "data"},  # run folders in object stores: the protocol, and the clients of stores
 }
 ABOVE = {"commands", "cli", "__main__", "config", "checks", "layers", "layout", "recipe", "overrides", "aliases"}
-ABOVE |= {"problems", "schema", "foreign", "alias_names", "alias_values"}
+ABOVE |= {"problems", "schema", "foreign", "alias_names", "alias_relative", "alias_values"}
 """May import everything below them; nothing below imports them."""
 
 LATE_IMPORTS = {

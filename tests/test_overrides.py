@@ -148,12 +148,15 @@ def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
 @pytest.mark.parametrize("table", [alias_names.CONVERTED], ids=["CONVERTED"])
 def test_a_value_that_means_nothing_is_an_error(table):
     counted = {"max_train_steps", "updates", "warmup_updates", "num_examples_to_see", "checkpoint_every", "save_every"}
-    counted |= {"warmup_length", "backup_every"}
+    counted |= {"warmup_length", "backup_every", "total_step"}
     any_text = {"webdataset_path", "path", "data_path", "dataset_name", "weight"}
-    any_text |= {"instance_data_dir", "instance_prompt", "class_data_dir", "class_prompt"}
+    any_text |= {"instance_data_dir", "instance_prompt", "class_data_dir", "class_prompt", "prompt", "train_data_dir"}
+    any_text |= {"unet_checkpoint", "dataset_save_location", "timestep_spacing"}  # what they set checks the text
     for key, convert in table.items():
         if key.rpartition(".")[2] not in counted | any_text:
-            with pytest.raises(UserError, match=r"got 'nonsense'|no axis nonsense|train the instance set alone"):
+            with pytest.raises(
+                UserError, match=r"got 'nonsense'|no axis nonsense|train the instance set alone|secrets never"
+            ):
                 convert("nonsense")
 
 

@@ -45,8 +45,8 @@ def notice(given: str, words: str) -> Row:
     return Row(given, notice=words)
 
 
-def refused(given: str, words: str) -> Row:
-    return Row(given, refused=words)
+def refused(given: str, words: str, *beside: str) -> Row:
+    return Row(given, refused=words, beside=beside)
 
 
 LATER = "not there yet"
@@ -79,7 +79,8 @@ MAXDIFFUSION = [
     alias("dataset_name=someone/captions", data__source="huggingface", data__name="someone/captions"),
     alias("dataset_name=shapes", "resolution=64", data__source="shapes"),
     alias("dataset_save_location=prepared", data__cache_dir="prepared"),
-    notice("jax_cache_dir=gs://bucket/cache", "nothing is compiled before it runs"),
+    notice("jax_cache_dir=gs://bucket/cache", "nothing is compiled unless training.compile=blocks"),
+    alias("jax_cache_dir=cache", "training.compile=blocks", training__compile_cache_dir="cache"),
     alias("mesh_axes=['data', 'fsdp', 'tensor']", mesh__mesh_axes=["data", "fsdp", "tensor"]),
     alias("mesh_axes=['tensor', 'data', 'fsdp']", mesh__mesh_axes=["tensor", "data", "fsdp"]),
     refused("mesh_axes=['data', 'fsdp', 'model']", "data, fsdp, tensor"),
@@ -107,6 +108,79 @@ MAXDIFFUSION = [
     alias("timestep_bias.begin=100", "timestep_bias.strategy=range", objective__timestep_bias__begin=100),
     alias("timestep_bias.end=700", "timestep_bias.strategy=range", objective__timestep_bias__end=700),
     alias("timestep_bias.portion=0.1", "timestep_bias.strategy=later", objective__timestep_bias__portion=0.1),
+]
+
+MAXDIFFUSION += [
+    alias("adam_b1=0.8", optimizer__beta1=0.8),
+    alias("adam_b2=0.98", optimizer__beta2=0.98),
+    alias("adam_eps=1e-7", optimizer__epsilon=1e-7),
+    alias("adam_weight_decay=0.02", optimizer__weight_decay=0.02),
+    alias("max_grad_norm=-1", training__max_grad_norm=None),
+    alias("opt_enable_grad_global_norm_clipping=True", "training.max_grad_norm=null", training__max_grad_norm=1.0),
+    refused("opt_enable_grad_clipping=True", LATER),
+    alias("warmup_steps_fraction=0.1", "max_train_steps=2000", lr_scheduler__warmup="200 steps"),
+    alias("warmup_steps_fraction=0.1", "training.duration=64k samples", lr_scheduler__warmup="6400 samples"),
+    alias(
+        "warmup_steps_fraction=0.1",
+        "learning_rate_schedule_steps=500",
+        notice="is a share of it",
+        lr_scheduler__warmup="50 steps",
+    ),
+    refused("warmup_steps_fraction=0.1", "give training.duration in these", "training.duration=3 epochs"),
+    alias("num_train_epochs=3", training__duration="3 epochs"),
+    alias("diffusion_scheduler_config._class_name=FlaxDDIMScheduler", sampling__sampler="ddim"),
+    alias("diffusion_scheduler_config._class_name=PNDMScheduler", notice="same cost", sampling__sampler="dpmpp_2m"),
+    alias("diffusion_scheduler_config.prediction_type=v_prediction", objective__name="v"),
+    alias("diffusion_scheduler_config.timestep_spacing=leading", sampling__timestep_spacing="leading"),
+    alias(
+        "diffusion_scheduler_config.rescale_zero_terminal_snr=True",
+        "objective.name=v",
+        objective__schedule__zero_terminal_snr=True,
+    ),
+    alias("train_new_unet=True", model__unet=None),
+    alias("train_new_unet=False", model__unet="base"),
+    alias("train_split=test", data__split="test"),
+    notice("train_split=", "own"),
+    alias("dataset_config_name=plain", data__config="plain"),
+    alias("center_crop=True", data__crop="center"),
+    alias("center_crop=False", data__crop="random"),
+    alias("enable_data_shuffling=False", data__shuffle=False),
+    alias("prompt=a: cat", sampling__prompts=["a: cat"]),
+    alias("guidance_rescale=-1", sampling__guidance_rescale=0.0),
+    alias("do_classifier_free_guidance=False", sampling__guidance_scale=1.0),
+    notice("log_period=10000000000", "logging.every says how often"),
+    notice("dataset_type=tf", "data.source"),
+    refused("dataset_type=tfrecord", "daguerre data pack"),
+    refused("dataset_type=grain", "daguerre data pack"),
+    refused("dataset_name=", "it names no data set"),
+    notice("ici_context_parallelism=1", "left out"),
+    notice("dcn_context_parallelism=1", "left out"),
+    refused("ici_context_parallelism=2", "sequence parallelism"),
+    alias(
+        "mesh_axes=['data', 'fsdp', 'context', 'tensor']", notice="left out", mesh__mesh_axes=["data", "fsdp", "tensor"]
+    ),
+    alias(
+        "logical_axis_rules=[['activation_length', 'fsdp'], ['batch', 'data']]",
+        notice="left out activation_length",
+        mesh__logical_axis_rules=[["batch", ["data"]]],
+    ),
+    notice("text_encoder_learning_rate=1e-6", "the text encoder is not trained"),
+    alias(
+        "text_encoder_learning_rate=1e-6",
+        "train_text_encoder=True",
+        optimizer__learning_rates={"text_encoder.*": 1e-6},
+    ),
+    alias("lightning_repo=a/b", "lightning_ckpt=c.safetensors", model__unet="a/b/c.safetensors"),
+    refused("lightning_repo=a/b", "go together"),
+    notice("lightning_ckpt=", "the UNet is the base's"),
+    notice("learning_rate_schedule_steps=100", "warmup_steps_fraction is a share of it"),
+    alias("revision=flax", "from_pt=True", model__revision="flax"),
+    notice("revision=flax", "branch of Flax weights"),
+    notice("unet_checkpoint=", "the base's"),
+    notice("dataset_save_location=", "cache folder"),
+    notice("controlnet_image=x", "training does not read it"),
+    refused("hf_access_token=abc", "HF_TOKEN"),
+    refused("quantization=int8", LATER),
 ]
 
 DREAMBOOTH = "sdxl_dreambooth"
@@ -141,6 +215,11 @@ MINDONE = [
     alias("per_batch_size=1", training__per_device_batch_size=1),
     alias("gradient_accumulation_steps=8", training__gradient_accumulation_steps=8),
     alias("max_grad_norm=0.5", training__max_grad_norm=0.5),
+    alias("optim.base_learning_rate=1e-5", optimizer__learning_rate=1e-5),
+    alias("optim.optimizer_config.params.eps=1e-6", optimizer__epsilon=1e-6),
+    alias("data.per_batch_size=2", training__per_device_batch_size=2),
+    alias("data.total_step=1000", training__duration="1000 steps"),
+    alias("data.dataset_config.params.target_size=512", data__resolution=512),
     alias("use_ema=True", ema__enabled=True),
     alias("use_ema=False", ema__enabled=False),
     alias("scale_lr=True", optimizer__scale_lr=True),
@@ -239,6 +318,15 @@ OPEN_DIFFUSION = [
     alias("xformers=True", training__attention="fused"),
     alias("xformers=False", training__attention="auto"),
     alias("dataset.type=WebDataset", "data.path=a.tar", data__source="webdataset"),
+    alias("dataset.type=ClassificationWebDataset", "data.path=a.tar", data__source="webdataset"),
+    alias("dataset.params.class_mapping=imagenet", "data_path=a.tar", data__idx_to_prompt="imagenet"),
+    alias("model.max_grad_norm=0.5", training__max_grad_norm=0.5),
+    alias("model.pt_path=a/b", model__pretrained_model_name_or_path="a/b"),
+    alias("model.noise_scheduler_inference.target=EulerDiscreteScheduler", sampling__sampler="euler"),
+    alias("model.noise_scheduler_training.params.prediction_type=v_prediction", objective__name="v"),
+    alias("model.noise_scheduler_training.params.beta_start=0.001", objective__schedule__beta_start=0.001),
+    notice("model.unet.target=UNet2DConditionModel", "model.unet"),
+    refused("model.unet.target=os.system", "UNet2DConditionModel"),
     alias("dataset.params.path={000..009}.tar", data__source="webdataset", data__path="{000..009}.tar"),
     alias("dataset.params.path=pipe:aws s3 cp s3://b/{00..09}.tar -", data__source="webdataset"),
     alias("dataset.params.resolution=256", data__resolution=256),
@@ -335,6 +423,7 @@ def test_no_name_of_the_table_is_forgotten(trainer):
     ("theirs", "ours"),
     [
         ("base14.yml", "sd14"),
+        ("base15.yml", "sd15"),
         ("base_2_base.yml", "sd2_base"),
         ("base21.yml", "sd21"),
         ("base_xl.yml", "sdxl"),

@@ -6,6 +6,7 @@ Each takes the text of one `key=value` and gives a `Meaning`. Which name means w
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,16 +76,107 @@ def cascade_ema(path: str) -> Convert:
     """A converter of a number of Stable Cascade's averages, which chooses their form as well."""
 
     def convert(text: str) -> Meaning:
-        _number(path.partition(".")[2], text)
+        number(path.partition(".")[2], text)
         kept = averaged(path)(text)
         return Meaning((("ema.name", "stable_cascade"), *kept.values), implied=kept.implied)
 
     return convert
 
 
+def clipped(text: str) -> Meaning:
+    """A limit of the gradients' norm, which at 0 or less is off."""
+    off = text != "null" and number("max_grad_norm", text, " (0 or less: gradients are not clipped)") <= 0
+    return one("training.max_grad_norm", "null" if off else text)
+
+
+def rescaled(text: str) -> Meaning:
+    """MaxDiffusion's `guidance_rescale`, which below 0 is off."""
+    return one("sampling.guidance_rescale", "0" if number("guidance_rescale", text) < 0 else text)
+
+
+def unless_empty(path: str, otherwise: str) -> Convert:
+    """A converter of a text that MaxDiffusion leaves empty where it gives none; `otherwise` says what is then."""
+    return lambda text: one(path, text) if text else Meaning((), (f"no {path}: {otherwise}",))
+
+
+def drawn(text: str) -> Meaning:
+    """One prompt of the pictures that a run draws."""
+    return one("sampling.prompts", json.dumps([text], ensure_ascii=False))
+
+
+SCHEDULERS = {
+    "DDIMScheduler": "ddim",
+    "EulerDiscreteScheduler": "euler",
+    "HeunDiscreteScheduler": "heun",
+    "DPMSolverMultistepScheduler": "dpmpp_2m",
+}
+"""diffusers' schedulers and the samplers here that draw the same pictures."""
+NEAREST_SAMPLER = {"PNDMScheduler": "dpmpp_2m"}
+"""Schedulers that are not there, and the sampler that comes nearest in steps and order."""
+PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
+"""diffusers' prediction types and the objectives that they are."""
+
+
+def scheduler_class(text: str) -> Meaning:
+    """The class of a scheduler that draws, as a sampler; empty text stands for the base's own."""
+    name = text.rpartition(".")[2].removeprefix("Flax")
+    if name in NEAREST_SAMPLER:
+        sampler = NEAREST_SAMPLER[name]
+        said = f"{name} is not there: pictures are drawn by {sampler}, of the same cost"
+        return Meaning((("sampling.sampler", sampler),), (said,))
+    if not name:
+        return Meaning((), ("sampling.sampler says how pictures are drawn",))
+    return choose("a scheduler that draws", values("sampling.sampler", SCHEDULERS))(name)
+
+
+def prediction(text: str) -> Meaning:
+    """diffusers' `prediction_type`; empty text stands for the model's own."""
+    if not text:
+        return Meaning((), ("objective.name says what is predicted",))
+    return choose("prediction_type", values("objective.name", PREDICTIONS))(text)
+
+
+PACK = (
+    "records of TensorFlow and grain cannot be read: give the pictures that they were made from (data.path=...), or "
+    "make shards of those once: daguerre data pack PICTURES -o SHARDS, then data_path=SHARDS"
+)
+
+
+def reader(text: str) -> Meaning:
+    """MaxDiffusion's `dataset_type`: which of its readers."""
+    if text in ("tfrecord", "grain"):
+        raise UserError(PACK)
+    if text == "synthetic":
+        raise UserError("made-up batches are for timing: daguerre bench")
+    said = Meaning((), ("dataset_type: data.source says what is read",))
+    return choose("dataset_type", dict.fromkeys(("tf", "hf", ""), said))(text)
+
+
+def token(text: str) -> Meaning:
+    """A token of the hub, which is a secret."""
+    if text:
+        raise UserError("secrets never belong on the command line or in a recipe: the environment holds HF_TOKEN")
+    return Meaning((), ("hf_access_token is empty: the environment may hold HF_TOKEN",))
+
+
+def directory(text: str) -> Meaning:
+    """`train_data_dir`: a folder, or other files, to train on."""
+    return placed()(text) if text else Meaning((), ("train_data_dir is empty: the data set is named otherwise",))
+
+
+def component(part: str, classes: Sequence[str]) -> Convert:
+    """A converter of the class of a component, which is one of a closed list."""
+    said = Meaning((), (f"model.{part}: a class that it has anyway",))
+
+    def convert(text: str) -> Meaning:
+        return choose(f"the class of model.{part}", dict.fromkeys(classes, said))(text.rpartition(".")[2])
+
+    return convert
+
+
 def min_snr(text: str) -> Meaning:
     """`snr_gamma`, which at 0 or less is off."""
-    gamma = _number("snr_gamma", text, " (0 or less switches it off)")
+    gamma = number("snr_gamma", text, " (0 or less switches it off)")
     name = "objective.weighting.name"
     return Meaning(((name, "min_snr"), ("objective.weighting.snr_gamma", text))) if gamma > 0 else one(name, "none")
 
@@ -92,12 +184,13 @@ def min_snr(text: str) -> Meaning:
 def offset_noise(text: str) -> Meaning:
     """MindOne's `offset_noise_level`: one offset for all channels of a sample."""
     offset = one("objective.noise.offset", text)
-    if _number("offset_noise_level", text) == 0:
+    if number("offset_noise_level", text) == 0:
         return offset
     return Meaning((*offset.values, ("objective.noise.offset_per", "sample")))
 
 
-def _number(name: str, text: str, more: str = "") -> float:
+def number(name: str, text: str, more: str = "") -> float:
+    """The number that a text is. UserError for another text."""
     try:
         return float(text)
     except ValueError:
@@ -156,6 +249,8 @@ def with_prior(text: str) -> Meaning:
 
 def data_set(text: str) -> Meaning:
     """MaxDiffusion's `dataset_name`: a data set of the hub, or a path; the name of a source here is that source."""
+    if not text:
+        raise UserError("it names no data set: give one of the hub or a path")
     if text in plugins.names("sources"):
         return one("data.source", text)
     if Path(text).expanduser().exists():

@@ -6,27 +6,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daguerre.alias_names import ALWAYS, BELOW, CONVERTED, IDLE_BESIDE, LATER, NOTICES, REFUSED, SAME
+from daguerre.alias_names import ALWAYS, BELOW, CONVERTED, LATER, NOTICES, REFUSED, SAME
+from daguerre.alias_relative import RELATIVE, Look
 from daguerre.alias_values import Meaning, one
 from daguerre.errors import UserError
 
 
-def translate(key: str, text: str) -> Meaning:
-    """Our settings for a key of the command line; a key that is in no table is returned as it is.
+def translate(key: str, text: str, look: Look | None = None) -> Meaning:
+    """Our settings for a key of the command line; a key that is in no table is returned as it is. `look` finds the
+    settings beside, of which names of `RELATIVE` are made; without it these mean nothing.
 
     UserError for a key that is refused, that is not there yet, or whose value has no counterpart.
     """
+    if key in RELATIVE:
+        return RELATIVE[key](key, text, look) if look else Meaning()
     if key in SAME:
         return one(SAME[key], text)
     if key in CONVERTED:
-        return CONVERTED[key](text)
+        meaning = CONVERTED[key](text)
+        return replace(meaning, notices=tuple(said if key in said else f"{key}: {said}" for said in meaning.notices))
     if (instead := _row(key, REFUSED)) is not None:
         raise UserError(f"not a setting here: {instead}")
-    if key in NOTICES:
-        return Meaning((), (f"{key} has no counterpart on this engine: {NOTICES[key]}",))
+    if (serves := _row(key, NOTICES)) is not None:
+        return Meaning((), (f"{key} has no counterpart on this engine: {serves}",))
     if key in ALWAYS:
         return _always(key, text)
     for theirs, ours in BELOW.items():
@@ -54,7 +60,8 @@ def _later(key: str, text: str, what: str, idle: Sequence[str]) -> Meaning:
     raise UserError(f"{what} is not there yet" + (f"; {key}={idle[0]} is accepted" if idle else ""))
 
 
-def idle_beside(key: str, given: Sequence[tuple[str, str]]) -> str | None:
-    """What to say of a name that has no effect beside these settings; None where it has one."""
-    path, value, instead = IDLE_BESIDE.get(key, ("", "", ""))
-    return f"{key} has no effect with {path}={value}: {instead}" if (path, value) in given else None
+def known(key: str) -> bool:
+    """Whether a key is in one of the tables: a name of another trainer."""
+    exact = any(key in table for table in (RELATIVE, SAME, CONVERTED, ALWAYS))
+    fits = any(_row(key, table) is not None for table in (REFUSED, NOTICES, LATER))
+    return exact or fits or key.startswith(tuple(BELOW))

@@ -130,18 +130,19 @@ class Loaded:
     """Of those that the command line or a file of the user's own gives: all but what shipped recipes say."""
 
 
-def load(name: str, given: Sequence[str] = ()) -> Loaded:
-    """The config of a recipe (shipped name, YAML file or run folder) with `key=value` overrides.
+def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loaded:
+    """The config of a recipe (shipped name, YAML file or run folder) with `key=value` overrides. Where the recipe
+    itself is at hand, as `whole`, `name` is what it is called.
 
     ConfigError lists every problem; UserError where the recipe cannot be read at all.
     """
-    stand_in = recipe.stand_in(name)
+    stand_in = recipe.stand_in(name) if whole is None else None
     notices = [f"{name} is not a file here: the shipped recipe {stand_in} stands for it"] if stand_in else []
     tree: Tree = {}
     own: Tree = {}
-    for layer in recipe.layers(name):
-        tree = layers.lay_over(Config, tree, layer.tree, notices)
-        own = own if layer.path.parent == recipe.FOLDER else recipe.merge(own, layer.tree)
+    for layer, is_shipped in _layers(name, whole):
+        tree = layers.lay_over(Config, tree, layer, notices)
+        own = own if is_shipped else recipe.merge(own, layer)
     values, problems = layers.from_overrides(Config, tree, given, notices)
     tree = layers.lay_over(Config, tree, values, notices)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
@@ -151,14 +152,21 @@ def load(name: str, given: Sequence[str] = ()) -> Loaded:
     return Loaded(_check(resolved, absent, problems, source), tuple(map(scrub, notices)), typed, chosen)
 
 
-def peek(name: str, given: Sequence[str] = ()) -> tuple[str, str]:
+def _layers(name: str, whole: Tree | None) -> list[tuple[Tree, bool]]:
+    """The files of a recipe, the lowest first, and whether each is one of ours."""
+    if whole is not None:
+        return [(whole, False)]
+    return [(layer.tree, layer.path.parent == recipe.FOLDER) for layer in recipe.layers(name)]
+
+
+def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tuple[str, str]:
     """(output_dir, run_name) of a recipe with overrides, before anything else is checked and without any plug-in.
 
     UserError if the recipe cannot be read, ConfigError if there is no run_name; other mistakes are left for `load`.
     """
     tree: Tree = {}
-    for layer in recipe.layers(name):
-        tree = recipe.merge(tree, layer.tree)
+    for layer in _layers(name, whole):
+        tree = recipe.merge(tree, layer)
     values: Tree = {}
     for override in given:
         try:

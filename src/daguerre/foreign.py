@@ -13,27 +13,37 @@ from typing import Any
 RECIPES = {
     # MaxDiffusion
     "base14.yml": "sd14",
+    "base15.yml": "sd15",
     "base_2_base.yml": "sd2_base",
     "base21.yml": "sd21",
     "base_xl.yml": "sdxl",
     "base_xl_lightning.yml": "sdxl_lightning",
     # MindOne
+    "sd_xl_base_finetune.yaml": "sdxl",
     "sd_xl_base_finetune_910b.yaml": "sdxl",
     "sd_xl_base_finetune_910b_edm.yaml": "sdxl_edm",
+    # open-diffusion
+    "imagenet.yaml": "imagenet_scratch",
+    "sd_v2_base_stage1.yaml": "sd2_scratch_stage1",
+    "sd_v2_base_stage2.yaml": "sd2_scratch_stage2",
+    "laion/from-scratch.yaml": "sd2_scratch_stage1",
 }
-"""Files of other trainers by name, and the shipped recipe that stands for each where there is no such file."""
+"""Files of other trainers by the end of their path, and the shipped recipe that stands for each where there is no such
+file."""
 
 LATER = {
-    "finetune_c_*_lora*": "LoRA for Stable Cascade",
-    "lora_c_*": "LoRA for Stable Cascade",
-    "controlnet_c_*": "ControlNet for Stable Cascade",
-    "finetune_[bc]_*": "the family of Stable Cascade",
-    "stage_[bc]_*": "the family of Stable Cascade",
-    "*dreambooth*lora*": "LoRA",
-    "sd_xl_base_finetune_lora*": "LoRA",
-    "sd_xl_base_finetune_controlnet*": "ControlNet",
+    "finetune_c_*_lora*": "LoRA for Stable Cascade is not there yet",
+    "lora_c_*": "LoRA for Stable Cascade is not there yet",
+    "controlnet_c_*": "ControlNet for Stable Cascade is not there yet",
+    "finetune_[bc]_*": "the family of Stable Cascade is not there yet",
+    "stage_[bc]_*": "the family of Stable Cascade is not there yet",
+    "*dreambooth*lora*": "LoRA is not there yet",
+    "sd_xl_base_finetune_lora*": "LoRA is not there yet",
+    "sd_xl_base_finetune_controlnet*": "ControlNet is not there yet",
+    "sd_xl_*textual_inversion*": "training of new tokens is not there yet",
+    "sd_xl_refiner*": "SDXL's refiner is not planned",
 }
-"""Files of other trainers by patterns, whose part is still to be written, and what that is."""
+"""Files of other trainers by patterns, for which no recipe stands, and why."""
 
 _SIGNS: dict[str, tuple[tuple[str, ...], ...]] = {
     # trainer: groups of keys at the top level; a file is its where all of a group are there
@@ -50,11 +60,19 @@ _SIGNS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 def stands_for(name: str) -> str | None:
     """The shipped recipe that stands for a file of another trainer, None for any other name."""
-    return RECIPES.get(PurePath(name).name)
+    path = PurePath(name)
+    return next(
+        (
+            ours
+            for theirs, ours in RECIPES.items()
+            if path.parts[-len(PurePath(theirs).parts) :] == PurePath(theirs).parts
+        ),
+        None,
+    )
 
 
 def later(name: str) -> str | None:
-    """What is to come for a file of another trainer; None for any other name."""
+    """Why no recipe stands for a file of another trainer; None for any other name."""
     file = PurePath(name).name
     return next((what for pattern, what in LATER.items() if fnmatchcase(file, f"{pattern}.y*ml")), None)
 

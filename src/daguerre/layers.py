@@ -14,6 +14,8 @@ from math import ceil
 from typing import Any
 
 from daguerre import aliases, checks, layout, overrides, plugins, recipe
+from daguerre.alias_relative import RELATIVE, look_in
+from daguerre.alias_values import Meaning
 from daguerre.errors import UserError
 from daguerre.problems import NOTHING, Problem, group, shown, unknown
 from daguerre.recipe import Tree
@@ -29,35 +31,61 @@ def from_overrides(
     Names of plug-ins are set first, wherever they stand: they decide which settings the others can mean.
     """
     problems: list[Problem] = []
-    pairs: list[tuple[str, str, str]] = []
+    pairs: list[_Pair] = []
     implied: list[tuple[str, str, Callable[[], str | None]]] = []
+    raw: dict[str, str] = {}
     for override in given:
         key, text = override, None
         try:
             key, text = overrides.pair(override)
+            raw[key] = text
             meaning = aliases.translate(key, text)
         except UserError as error:
             problems.append(Problem(key, str(error), NOTHING if text is None else text))
             continue
         notices += meaning.notices
-        pairs += [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
+        pairs += _pairs(key, meaning)
         implied += [(key, path, find) for path, find in meaning.implied]
     pairs += _implied(pairs, implied, problems)
-    pairs = _without_idle_names(pairs, notices)
     names = [f"{section}.{plugin.key}" for section, plugin in layout.plugin_sections(root).items()]
     names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
     values: Tree = {}
     kinds = tuple(f".{name}" for name in names)  # also those inside others: the sources of a mix
-    for key, path, text in sorted(pairs, key=lambda item: (item[1] not in names, not item[1].endswith(kinds))):
-        problems += _set(root, values, tree, (key, path, text), notices)
+    for pair in sorted(pairs, key=lambda item: (item[1] not in names, not item[1].endswith(kinds))):
+        problems += _set(root, values, tree, pair, notices)
+    for pair in _relative(raw, recipe.merge(tree, values), notices, problems):
+        problems += _set(root, values, tree, pair, notices)
     return values, problems
 
 
+_Pair = tuple[str, str, str]
+"""What a problem calls an override, the setting that it means, and the text."""
+
+
+def _pairs(key: str, meaning: Meaning) -> list[_Pair]:
+    return [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
+
+
+def _relative(raw: Mapping[str, str], tree: Tree, notices: list[str], problems: list[Problem]) -> list[_Pair]:
+    """What other trainers' names mean that follow from the settings beside, which are all there by now."""
+    found: list[_Pair] = []
+    look = look_in(raw, tree)
+    for key in [name for name in raw if name in RELATIVE]:
+        try:
+            meaning = aliases.translate(key, raw[key], look)
+        except UserError as error:
+            problems.append(Problem(key, str(error), raw[key]))
+            continue
+        notices += meaning.notices
+        found += _pairs(key, meaning)
+    return found
+
+
 def _implied(
-    pairs: Sequence[tuple[str, str, str]],
+    pairs: Sequence[_Pair],
     implied: Sequence[tuple[str, str, Callable[[], str | None]]],
     problems: list[Problem],
-) -> list[tuple[str, str, str]]:
+) -> list[_Pair]:
     """What follows from other trainers' names, for settings that no override sets."""
     given = {path for _, path, _ in pairs}
     found = []
@@ -74,21 +102,7 @@ def _implied(
     return found
 
 
-def _without_idle_names(pairs: list[tuple[str, str, str]], notices: list[str]) -> list[tuple[str, str, str]]:
-    """The overrides without names of other trainers that have no effect beside the rest; each is one notice."""
-    kept, given = [], [(path, value) for _, path, value in pairs]
-    for key, path, value in pairs:
-        said = aliases.idle_beside(key.partition(" ")[0], given)
-        if said is None:
-            kept.append((key, path, value))
-        else:
-            notices.append(said)
-    return kept
-
-
-def _set(
-    root: type[Settings], values: Tree, tree: Tree, item: tuple[str, str, str], notices: list[str]
-) -> list[Problem]:
+def _set(root: type[Settings], values: Tree, tree: Tree, item: _Pair, notices: list[str]) -> list[Problem]:
     """Put one override into `values`, or say why it cannot be."""
     key, path, text = item
     below = recipe.merge(tree, values)

@@ -65,7 +65,7 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     if name := stand_in(recipe):
         return shipped()[name]
     if what := foreign.later(recipe):
-        raise UserError(f"there is no recipe {recipe!r}, and none stands for it: {what} is not there yet")
+        raise UserError(f"there is no recipe {recipe!r}, and none stands for it: {what}")
     near = difflib.get_close_matches(recipe, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 MAXDIFFUSION = """\
 run_name: ''
 write_metrics: True
@@ -79,6 +81,67 @@ guidance_scale: 7.5
 guidance_rescale: 0.7
 num_inference_steps: 30
 """
+
+_TODAY = """\
+timing_metrics_file: ""
+write_timing_metrics: True
+jit_initializers: True
+mask_padding_tokens: True
+attention_sharding_uniform: True
+norm_num_groups: 32
+skip_jax_distributed_system: False
+base_output_directory: ""
+allow_split_physical_axes: False
+dataset_type: 'tf'
+train_data_dir: ''
+dataset_config_name: ''
+hf_data_dir: ''
+hf_train_files: ''
+hf_access_token: ''
+tokenize_captions_num_proc: 4
+reuse_example_batch: False
+enable_data_shuffling: True
+enable_single_replica_ckpt_restoring: False
+opt_enable_grad_clipping: False
+max_grad_value: 1.0
+opt_enable_grad_global_norm_clipping: False
+profiler_steps: 5
+enable_mllog: False
+controlnet_model_name_or_path: 'someone/controlnet'
+controlnet_image: 'https://example.org/hint.png'
+instance_data_dir: ''
+class_data_dir: ''
+instance_prompt: ''
+class_prompt: ''
+prior_loss_weight: 1.0
+num_class_images: 100
+cache_dreambooth_dataset: False
+quantization: ''
+quantization_local_shard_count: -1
+use_qwix_quantization: False
+compile_topology_num_slices: -1
+enable_ml_diagnostics: False
+profiler_gcs_path: ""
+enable_ondemand_xprof: False
+dcn_context_parallelism: 1
+ici_context_parallelism: 1
+lora_config: {
+  lora_model_name_or_path: [],
+  scale: []
+}
+"""
+
+
+def maxdiffusion(**given: str) -> str:
+    """A config of MaxDiffusion's as of today, with values as YAML for some of its keys; None leaves a key out."""
+    given = {"enable_profiler": "False", "mesh_axes": "['data', 'fsdp', 'context', 'tensor']"} | given
+    given = {"data_sharding": "[['data', 'fsdp', 'context', 'tensor']]"} | given
+    text = MAXDIFFUSION + _TODAY
+    for key, value in given.items():
+        text, found = re.subn(rf"^{key}:.*(\n +\S.*|\n}}|\n +\])*$", f"{key}: {value}", text, flags=re.MULTILINE)
+        text += "" if found else f"{key}: {value}\n"
+    return text
+
 
 OPEN_DIFFUSION = """\
 wandb:

@@ -223,7 +223,8 @@ def test_open_diffusion(convert):
     }
     assert {path: values[path] for path in expected} == expected
     refused = {key for key, (kind, _) in lines.items() if kind == "refused"}
-    assert refused == {"wandb.api_key", "wandb.entity", "experiment.project"}
+    assert refused == {"wandb.entity", "experiment.project"}
+    assert lines["wandb.api_key"][0] == "notice"  # what must be given there is not needed here
     assert code == 0
     required = re.findall(r"([\w.]+)=\.\.\.", output)
     assert set(required) == {path for path, value in values.items() if value == REQUIRED}

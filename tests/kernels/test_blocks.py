@@ -37,9 +37,11 @@ def test_compiled_code_is_kept_unless_a_place_is_named(tmp_path, monkeypatch):
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         if given:
             monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given)
-        blocks._keep_what_is_compiled()
+        blocks._keep_what_is_compiled(None)
         own = str(tmp_path / "daguerre" / "compiled")
         assert blocks.os.environ["TORCHINDUCTOR_CACHE_DIR"] == (given if given == "/elsewhere" else own)
+        blocks._keep_what_is_compiled(str(tmp_path / "named"))
+        assert blocks.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "named")
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def compiler(monkeypatch):
     """Counts what is compiled, and compiles nothing."""
     torch.compiler.reset()
     counter, real = CompileCounter(), torch.compile
-    monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda: None)
+    monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda place: None)
     monkeypatch.setattr(
         blocks.torch, "compile", lambda function, dynamic, options: real(function, backend=counter, dynamic=dynamic)
     )
@@ -103,7 +105,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
 
 
 def test_a_copy_computes_with_its_own_weights(monkeypatch):
-    monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda: None)
+    monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda place: None)
     net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH).eval()
     blocks.compile_blocks(net, CPU)
     given = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 7.0]), torch.randn(2, 5, TEXT_WIDTH)

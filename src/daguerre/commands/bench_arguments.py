@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from daguerre import config as configs
 from daguerre import overrides
-from daguerre.commands import data_arguments
+from daguerre.commands import data_arguments, theirs
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
@@ -73,7 +72,7 @@ def read(arguments: Sequence[str]) -> Request:
     variants: list[Variant] = []
     notices: list[str] = []
     for name, own in options.variants.items():
-        loaded = configs.load(given.recipe, [*rest, *own])
+        loaded = theirs.load(given.recipe, [*rest, *own])
         variants.append(Variant(name, tuple(own), loaded.config))
         notices += loaded.notices
     _refuse_alike(variants)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from daguerre import config as configs
 from daguerre import errors, foreign, layout, overrides, plugins, recipe
 from daguerre.checkpoint.atomic import write_bytes_atomically
@@ -19,7 +21,7 @@ from daguerre.commands import (
 from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
 from daguerre.config import Config
 from daguerre.errors import UserError
-from daguerre.problems import ConfigError, shown
+from daguerre.problems import ConfigError, Problem, shown
 from daguerre.recipe import Tree
 
 SUMMARY = "a recipe from a config of MaxDiffusion, MindOne, open-diffusion or Stable Cascade"
@@ -31,6 +33,7 @@ Reads a config of another trainer, recognises which, writes a recipe, and says o
 
   daguerre convert config base14.yml
   daguerre convert config configs/training/sd_xl_base_finetune_910b_edm.yaml out=my-edm.yaml
+  daguerre train base14.yml run_name=mine output_dir=out     the same in memory, where nothing of the config is lost
 
   out=FILE     the new recipe (default: NAME-daguerre.yaml in the current folder)
 
@@ -39,8 +42,9 @@ open-diffusion's groups with ??? and interpolation, and Stable Cascade's trainin
 must be given here, and is named at the end. Refused keys do not stop it.
 
 Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
-its family is not there yet (Stable Cascade), in which case it is written all the same, or because a value of the
-config fits no setting here, in which case nothing is written. docs/seeds.md says more.
+its family is not there yet (Stable Cascade), in which case it is written all the same; or because a value of the
+config fits no setting here, or because it trains something else than a whole network (LoRA, ControlNet, textual
+inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/seeds.md says more.
 """
 
 CONVERT = {
@@ -52,36 +56,87 @@ CONVERT = {
 STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
 """What takes the place of a family that is not there, while the rest is checked."""
 ORDER = list(Config.model_fields)
+LAST_OF_TWINS = ("MaxDiffusion", "Stable Cascade")
+"""Trainers whose reader of YAML takes the last of two keys of one name; the others refuse them."""
 
 
 def run(arguments: list[str]) -> int:
     """Writes the recipe and the list; 2 where its family is not there yet."""
     path, out = read(arguments)
-    tree = recipe.read(path)
+    tree, twice = read_theirs(path)
     trainer = foreign.trainer(tree)
     if trainer is None:
         raise UserError(
             f"{path} is no config of {', '.join(CONVERT)}"
             + (": it looks like a recipe of ours, which needs no conversion" if "training" in tree else "")
         )
-    reading = opened(tree, str(path))
-    CONVERT[trainer](reading)
-    reading.finish()
+    reading = converted(trainer, tree, str(path))
     values = typed(reading.values)
     family = values["model"]["family"]
-    later = family not in plugins.names("families")
+    later = is_later(values)
     required = check(values, str(path), later)
     for name in required:  # of those that their config does not have at all
         values = recipe.merge(values, overrides.nested(name, REQUIRED))
     write_bytes_atomically(out, written(trainer, path, values, reading).encode())
     for line in report(trainer, reading):
         print(line)
+    if twice:
+        print(f"given twice, of which {trainer} takes the last: {', '.join(twice)}")
     print(f"\n{out}: a recipe from this config of {trainer}")
     if required:
         print(f"must be given on the command line: {', '.join(f'{name}=...' for name in required)}")
     if later:
         print(f"the family {family} is not there yet, so it cannot be trained: everything else of it passes the check")
     return errors.REFUSED if later else errors.DONE
+
+
+def converted(trainer: str, tree: Tree, source: str) -> Reading:
+    """What a config of a trainer says in our settings. UserError for one of a kind that is not trained here."""
+    reading = opened(tree, source)
+    try:
+        CONVERT[trainer](reading)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+    reading.finish()
+    return reading
+
+
+def is_later(values: Tree) -> bool:
+    """Whether the family of a recipe is still to come."""
+    return values["model"]["family"] not in plugins.names("families")
+
+
+def read_theirs(path: Path) -> tuple[Tree, list[str]]:
+    """The mapping in a file of another trainer, and the keys that it gives twice: of trainers whose reader takes the
+    last, the last is taken here, too. UserError for a file that cannot be read."""
+    try:
+        return recipe.read(path), []
+    except UserError as error:
+        if "duplicate key" not in str(error):
+            raise
+        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
+        twice = without_first_twins(node)
+        with tempfile.TemporaryDirectory() as folder:
+            single = Path(folder) / path.name
+            single.write_text(yaml.serialize(node, Dumper=yaml.SafeDumper, width=1 << 20), encoding="utf-8")
+            tree = recipe.read(single)
+        if foreign.trainer(tree) not in LAST_OF_TWINS:
+            raise
+        return tree, twice
+
+
+def without_first_twins(node: yaml.Node | None, above: str = "") -> list[str]:
+    """Takes out of a YAML document what a later key of the same name replaces; the names."""
+    twice = []
+    for inner in node.value if isinstance(node, yaml.SequenceNode) else ():
+        twice += without_first_twins(inner, above)
+    if isinstance(node, yaml.MappingNode):
+        last = {key.value: place for place, (key, _) in enumerate(node.value)}
+        twice += [f"{above}{key.value}" for place, (key, _) in enumerate(node.value) if last[key.value] != place]
+        node.value = [node.value[place] for place in sorted(last.values())]
+        for key, inner in node.value:
+            twice += without_first_twins(inner, f"{above}{key.value}.")
+    return list(dict.fromkeys(twice))
 
 
 def read(arguments: Sequence[str]) -> tuple[Path, Path]:
@@ -142,11 +197,17 @@ def check(values: Tree, source: str, later: bool) -> list[str]:
         try:
             configs.load(str(path))
         except ConfigError as error:
-            wrong = [problem for problem in error.problems if not problem.text.startswith("must be given")]
+            wrong = [problem for problem in error.problems if not waits(problem, values)]
             if wrong:
                 raise ConfigError(wrong, f"{source}, as a recipe") from error
-            return [problem.path for problem in error.problems]
+            return [problem.path for problem in error.problems if problem.text.startswith("must be given")]
     return []
+
+
+def waits(problem: Problem, values: Tree) -> bool:
+    """Whether a problem may go away with what must still be given: of a value itself, or of the section around it."""
+    missing = [path for path, value in recipe.paths(values) if value == REQUIRED]
+    return problem.text.startswith("must be given") or any(path.startswith(f"{problem.path}.") for path in missing)
 
 
 def report(trainer: str, reading: Reading) -> list[str]:

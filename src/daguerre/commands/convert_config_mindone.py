@@ -5,21 +5,29 @@ The engine, its optimizer and its data are read here, the networks in convert_co
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from daguerre.commands import convert_config_mindone_nets as nets
+from daguerre.commands.convert_config_defaults import unasked
 from daguerre.commands.convert_config_reading import REQUIRED, Reading, last
+from daguerre.errors import UserError
 
-UNASKED = {
-    # What it does without a key: SDXL's own networks, every caption, no averages; norms and biases are not decayed.
-    "model.family": "sdxl",
-    "model.pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0",
-    "data.caption_dropout": 0.0,
-    "ema.enabled": False,
-    "lr_scheduler.name": "constant",
-    "run_name": REQUIRED,
-    "data.path": REQUIRED,
-}
+KINDS = (
+    # what stands in a target, or in the name of a key, the kind of config that it is, and what to do
+    ("textual_?inversion", "a config of textual inversion", "training of new tokens is not there yet"),
+    ("control_?(net|stage)", "a config of a ControlNet", "ControlNet is not there yet"),
+    ("lora", "a config of LoRA", "LoRA is not there yet"),
+    ("refiner|aesthetic_score", "a config of SDXL's refiner", "the refiner is not planned: the base alone is trained"),
+    (
+        "dreambooth",
+        "a config of DreamBooth",
+        "it has a recipe of its own: daguerre train sdxl_dreambooth instance_data_dir=... (docs/dreambooth.md)",
+    ),
+)
+"""Kinds of training other than that of the whole UNet, as which such a config would come out."""
+NAMED = ("target", "version", "input_key")
+"""Keys whose values name what they are."""
 VERSIONS = {"SDXL-base-1.0": "stabilityai/stable-diffusion-xl-base-1.0"}
 MODEL, OPTIM = "model.params", "optim"
 
@@ -44,7 +52,8 @@ LENGTHS = ("cycle_lengths", "f_start", "f_max", "f_min")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
+    """Reads a whole config. UserError for one that trains something else than the whole UNet."""
+    refuse_other_kinds(reading)
     version = str(reading.get("version"))
     if version in VERSIONS:
         reading.carry("version", "model.pretrained_model_name_or_path", VERSIONS[version])
@@ -58,7 +67,19 @@ def convert(reading: Reading) -> None:
     nets.convert(reading)
     _optimizer(reading)
     _data(reading)
-    reading.assume(UNASKED)
+    reading.aliases()
+    plain = last(reading.get(f"{OPTIM}.optimizer_config.target")) != "AdamWeightDecay"
+    reading.assume({"run_name": REQUIRED, "training.duration": "1 epochs"})
+    reading.assume(unasked("MindOne", "ema.name", *(["optimizer.epsilon"] if plain else [])))
+
+
+def refuse_other_kinds(reading: Reading) -> None:
+    """UserError that says what a config is which trains something else than the whole UNet of SDXL's base."""
+    said = [f"{reading.get(key)}" for key in reading.rest if key.rpartition(".")[2] in NAMED]
+    words = " ".join([*said, *(part for key in reading.rest for part in key.split("."))])
+    for pattern, kind, instead in KINDS:
+        if re.search(pattern, words, re.IGNORECASE):
+            raise UserError(f"{kind}: {instead}")
 
 
 def _objective(reading: Reading) -> None:
@@ -113,12 +134,9 @@ def _loss(reading: Reading) -> None:
 
 def _optimizer(reading: Reading) -> None:
     optimizer, scheduler = f"{OPTIM}.optimizer_config", f"{OPTIM}.scheduler_config"
-    reading.carry(f"{OPTIM}.base_learning_rate", "optimizer.learning_rate")
     if last(reading.get(f"{optimizer}.target")) in OPTIMIZERS:
         why = "with the correction of bias that the first updates need"
         reading.carry(f"{optimizer}.target", "optimizer.name", "adamw", why)
-    for theirs, ours in {"beta1": "beta1", "beta2": "beta2", "eps": "epsilon", "weight_decay": "weight_decay"}.items():
-        reading.carry(f"{optimizer}.params.{theirs}", f"optimizer.{ours}")
     if last(reading.get(f"{scheduler}.target")) in SCHEDULES:
         reading.carry(f"{scheduler}.target", "lr_scheduler.name", "constant")
     steps = _only(reading.get(f"{scheduler}.params.warm_up_steps"))
@@ -136,24 +154,26 @@ def _only(value: Any) -> Any:
 
 
 def _data(reading: Reading) -> None:
-    reading.carry("data.per_batch_size", "training.per_device_batch_size", why="of each device")
-    reading.carry("data.total_step", "training.duration", f"{reading.get('data.total_step')} steps")
-    reading.carry("data.num_parallel_workers", "loader.num_workers")
     reading.carry("data.shuffle", "data.shuffle")
-    reading.alias("data.python_multiprocessing", "python_multiprocessing")
     source = SOURCES.get(last(reading.get("data.dataset_config.target")))
     if source:
         reading.carry_all("data.dataset_config.target", source)
     params = "data.dataset_config.params"
-    reading.carry(f"{params}.target_size", "data.resolution")
-    reading.carry(f"{params}.prompt_empty_probability", "data.caption_dropout")
-    reading.alias(f"{params}.lpw", "lpw")
     caption = reading.get(f"{params}.caption_key")
     reading.carry(f"{params}.caption_key", "data.captions.fields", [caption])
-    transforms = [key for key in reading.keys(f"{params}.transforms.*") if key.endswith(".target")]
-    for key in transforms:
+    _shapes(reading, f"{params}.multi_aspect")
+    steps = [*reading.keys(f"{params}.transforms.*"), *reading.keys(f"{params}.batched_transforms.*")]
+    for key in [key for key in steps if key.endswith(".target")]:
         _transform(reading, key.removesuffix(".target"), last(reading.get(key)))
     reading.assume({"data.source": "csv"})
+
+
+def _shapes(reading: Reading, key: str) -> None:
+    """Pictures of several shapes: there a batch takes one of them by chance, here each picture the nearest."""
+    sizes = reading.get(key)
+    if isinstance(sizes, list) and sizes and all(isinstance(size, list) and len(size) == 2 for size in sizes):
+        why = "each picture goes to the nearest shape; there a batch takes one by chance"
+        reading.carry(key, "data.buckets.aspects", [f"{one}/{other}" for one, other in sizes], why)
 
 
 def _transform(reading: Reading, key: str, name: str) -> None:
@@ -166,15 +186,17 @@ def _transform(reading: Reading, key: str, name: str) -> None:
             reading.carry(f"{key}.params.interpolation", "data.interpolation", INTERPOLATION[number])
     elif name == "AddOriginalImageSizeAsTupleAndCropToSquare":
         reading.carry(f"{key}.target", "data.crop", "random", "sizes and crop are always kept")
+    elif name == "BatchedResizedAndRandomCrop":
+        reading.carry(f"{key}.target", "data.crop", "random", "pictures are resized to cover their shape")
     elif name == "CenterCrop":
         reading.carry(f"{key}.target", "data.crop", "center")
         reading.expect(f"{key}.params.size", size, "pictures are cropped to data.resolution")
     elif name == "RandomHorizontalFlip":
         reading.carry(f"{key}.target", "data.random_flip", True)
         reading.expect(f"{key}.params.p", 0.5, "half of the pictures are mirrored")
-    elif name == "Rescaler":
+    elif name in ("Rescaler", "BatchedRescaler"):
         reading.notice(f"{key}.target", "pixels are scaled to -1 to 1 where they are encoded")
         reading.expect(f"{key}.params.isfloat", False, "pixels are read as 0 to 255")
-    elif name == "Transpose":
+    elif name in ("Transpose", "BatchedTranspose"):
         reading.notice(f"{key}.target", "the order of a picture's axes is the engine's")
         reading.expect(f"{key}.params.type", "hwc2chw", "the order of a picture's axes is the engine's")

@@ -10,27 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from daguerre.alias_values import PREDICTIONS
 from daguerre.families import architectures
-
-PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
-"""diffusers' prediction types and the objectives that they are."""
-CLASSES = {
-    "UNet2DConditionModel": "unet",
-    "AutoencoderKL": "vae",
-    "CLIPTextModel": "text_encoder",
-    "CLIPTokenizer": "tokenizer",
-    "CLIPTokenizerFast": "tokenizer",
-}
-"""Classes of networks by which configs of others name them, and the component that each is."""
-SCHEDULERS = {
-    "DDIMScheduler": "ddim",
-    "EulerDiscreteScheduler": "euler",
-    "HeunDiscreteScheduler": "heun",
-    "DPMSolverMultistepScheduler": "dpmpp_2m",
-}
-"""diffusers' schedulers and the samplers here that draw the same pictures."""
-TRAINING_SCHEDULERS = (*SCHEDULERS, "DDPMScheduler", "DDPMNoiseScheduler", "PNDMScheduler", "LMSDiscreteScheduler")
-"""Schedulers whose noise levels in training are those of `scaled_linear`."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from daguerre import aliases
+from daguerre import aliases, overrides, recipe
+from daguerre.alias_relative import RELATIVE, look_in
 from daguerre.errors import UserError
 from daguerre.problems import is_secret, shown
 
@@ -102,16 +103,32 @@ class Reading:
             return
         name, value = name or key, self.rest[key]
         text = value if isinstance(value, str) else shown(value, 1 << 20)
+        raw = {given: other if isinstance(other, str) else shown(other, 1 << 20) for given, other in self.whole.items()}
+        tree: recipe.Tree = {}
+        for path, ours in self.values.items():
+            tree = recipe.merge(tree, overrides.nested(path, ours))
         try:
-            meaning = aliases.translate(name, text)
+            meaning = aliases.translate(name, text, look_in(raw, tree))
         except UserError as error:
-            self._say(key, "refused", str(error).partition(f"; {name}=")[0])
+            why = str(error).partition(f"; {name}=")[0]
+            self._say(
+                key,
+                "notice" if value == REQUIRED else "refused",
+                f"no value is needed: {why}" if value == REQUIRED else why,
+            )
             return
         if meaning.values:
             given = {path: value if found == text else found for path, found in meaning.values}
             self.carry_all(key, given, "; ".join(meaning.notices))
         else:
-            self._say(key, "notice", "; ".join(meaning.notices) or "what happens anyway")
+            said = "; ".join(meaning.notices).removeprefix(f"{name} has no counterpart on this engine: ")
+            self._say(key, "notice", said or "what happens anyway")
+
+    def aliases(self) -> None:
+        """All that is left of names that mean something on the command line; those that ask for others come last."""
+        names = [key for key in self.rest if aliases.known(key)]
+        for key in sorted(names, key=lambda name: name in RELATIVE):
+            self.alias(key)
 
     def finish(self) -> None:
         """Refuses what nothing was made of."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from daguerre import aliases, layout, overrides
 from daguerre import config as configs
+from daguerre.alias_relative import look_in
 from daguerre.commands import data_arguments, generate_model
 from daguerre.commands.generate_model import Model
 from daguerre.config import Config
@@ -36,6 +37,10 @@ MAY_CHANGE = (
 """Settings that pictures of a trained run may be drawn with in another way; those of its networks are fixed."""
 _OF_BASE = ("model.", "objective.")
 _BATCH = "training.per_device_batch_size"
+
+
+EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out"}
+"""Flags of open-diffusion's generate_examples.py that are options here."""
 
 
 class Options(Settings):
@@ -101,12 +106,12 @@ class _Sorted:
 def read(arguments: Sequence[str]) -> Arguments:
     """UserError or ConfigError for what cannot be."""
     words = [f"out={arguments[i + 1]}" if word == "-o" else word for i, word in _words(arguments)]
-    given = overrides.split(words)
+    notices: list[str] = []
+    given = _of_examples(overrides.split(words), notices)
     options, rest = data_arguments.own_options(given.overrides, Options)
     pairs = [overrides.pair(override) for override in rest]
     place = [f"{path}={text}" for key, text in pairs for path, text in _place(key, text)]
     model = generate_model.find(given.recipe, place, options.base)
-    notices: list[str] = []
     plain = model.trained or model.config(()).config
     changes = _changes(model, plain, [pair for pair in pairs if not _place(*pair)], notices)
     set_now = {change.partition("=")[0] for change in changes}
@@ -118,6 +123,21 @@ def read(arguments: Sequence[str]) -> Arguments:
     if own_file and options.prompt is not None:
         raise UserError("prompt and prompts_file were both given: choose one")
     return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*notices, *loaded.notices])), own_file)
+
+
+def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Arguments:
+    """The arguments without flags of generate_examples.py: what each is here."""
+    recipe, kept = given.recipe, []
+    for key, text in map(overrides.pair, given.overrides):
+        if key == "pipeline" and not recipe:
+            recipe = text
+        elif key == "scratch_dir":
+            notices.append("scratch_dir has no effect: each picture is written to its place at once")
+        elif key == "tar":
+            kept.append("format=webdataset")
+        else:
+            kept.append(f"{EXAMPLES.get(key, key)}={text}")
+    return replace(given, recipe=recipe, overrides=tuple(kept))
 
 
 def _words(arguments: Sequence[str]) -> list[tuple[int, str]]:
@@ -142,6 +162,7 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
     """Overrides of the config for what pictures depend on; what only matters for training is said and left out."""
     tree = plain.model_dump()
     leaves, sections = layout.leaves(Config, tree), list(layout.sections(Config, tree))
+    look = look_in(dict(pairs), tree)
     changes = []
     for key, text in pairs:
         if key.removeprefix("sampling.") in SAMPLING:
@@ -150,7 +171,7 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
         if key == "resolution":
             changes += [f"sampling.height={text}", f"sampling.width={text}"]
             continue
-        meaning = aliases.translate(key, text)
+        meaning = aliases.translate(key, text, look)
         notices += meaning.notices
         for path, value in meaning.values:
             found = overrides.find(path, leaves, sections)

@@ -17,6 +17,7 @@ from daguerre import config as configs
 from daguerre import recipe
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Store
+from daguerre.commands import theirs
 from daguerre.commands.parts import Parts, build
 from daguerre.config import Config
 from daguerre.errors import UserError
@@ -51,7 +52,7 @@ class Model:
     def config(self, given: Sequence[str]) -> configs.Loaded:
         """The config with the command's settings."""
         if isinstance(self.source, str):
-            return configs.load(self.source, [*self.defaults, *given])
+            return theirs.load(self.source, [*self.defaults, *given])
         with tempfile.TemporaryDirectory(prefix="daguerre-generate-") as folder:
             path = Path(folder) / "pipeline.yaml"
             path.write_text(json.dumps(self.source), encoding="utf-8")
@@ -96,11 +97,11 @@ def find(target: str, place: Sequence[str], base: bool) -> Model:
 
 def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
     try:
-        output_dir, run_name = configs.peek(target, place)
+        output_dir, run_name = theirs.peek(target, place)
     except ConfigError:
         if not base:
             raise
-        output_dir, run_name = configs.peek(target, [*place, f"run_name={Path(target).stem}"])
+        output_dir, run_name = theirs.peek(target, [*place, f"run_name={Path(target).stem}"])
     if address.is_far(output_dir) and base:  # pictures are written to this machine
         output_dir = "runs"
     folder = RunFolder(copies.located(f"{output_dir.rstrip('/')}/{run_name}"))
@@ -117,7 +118,7 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
 
 def _trains_nothing(target: str) -> bool:
     tree: recipe.Tree = {}
-    for layer in recipe.layers(target):
+    for layer in [] if theirs.is_one(target) else recipe.layers(target):
         tree = recipe.merge(tree, layer.tree)
     return str(recipe.get(tree, "training.duration")).split()[:1] == ["0"]
 

@@ -22,6 +22,8 @@ TABLES: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson")
 KNOWN = ("prompt", "negative_prompt", "seed", "num_images", "guidance_scale", "height", "width", "file_name")
 """Columns that decide what is drawn; others are kept in the JSON of each picture."""
+STAND_IN = {"caption": "prompt", "uid": "file_name"}
+"""Columns of open-diffusion's lists of captions, which stand for ours where there is no column `prompt`."""
 _READ_BYTES = 1 << 20
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -117,6 +119,7 @@ def _lines_of_json(path: Path) -> Iterator[Row]:
                 raise UserError(f"{where} is no JSON: {error}. Write one object a line, such as {_EXAMPLE}") from error
             if not isinstance(found, dict):
                 raise UserError(f"{where} is no object: write one a line, such as {_EXAMPLE}")
+            found = dict(zip(_named(list(found)), found.values(), strict=True))
             _has_prompt(list(found), where)
             yield _row(found, where)
 
@@ -128,7 +131,7 @@ def _no_number(text: str) -> float:
 def _table(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
-        header = [name.strip() for name in next(reader, [])]
+        header = _named([name.strip() for name in next(reader, [])])
         _has_prompt(header, f"{path.name}")
         if twins := sorted({name for name in header if header.count(name) > 1}):
             raise UserError(f"{path.name} has the column {', '.join(twins)} twice: rename one")
@@ -139,6 +142,12 @@ def _table(path: Path) -> Iterator[Row]:
             if len(cells) != len(header):
                 raise UserError(f"{where} has {len(cells)} cells and the header {len(header)}: a comma needs quotes")
             yield _row(dict(zip(header, cells, strict=True)), where)
+
+
+def _named(columns: list[str]) -> list[str]:
+    """The columns by our own names."""
+    theirs = "prompt" not in columns and "caption" in columns
+    return [STAND_IN.get(name, name) for name in columns] if theirs else columns
 
 
 def _has_prompt(columns: list[str], where: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from daguerre import config as configs
-from daguerre.commands import homes
+from daguerre.commands import homes, theirs
 from daguerre.commands.parts import shared_out
 from daguerre.commands.train import own_place, refuse_nothing_to_train
 from daguerre.config import Loaded
@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
 def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Loaded:
     """The recipe as its processes will have it, with what to know of its batches and its mesh among the notices.
     UserError for what they would refuse."""
-    loaded = configs.load(recipe, [*given, *own_place(recipe, given)])
+    loaded = theirs.load(recipe, [*given, *own_place(recipe, given)])
     refuse_nothing_to_train(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(devices, nodes)
     said = rules.check(loaded.config.mesh.logical_axis_rules, mesh)

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from pydantic import Field, field_validator
 
-from daguerre import config as configs
 from daguerre import overrides
-from daguerre.commands import data_arguments, plan_bytes, plan_remedies, plan_target, plan_text
+from daguerre.commands import data_arguments, plan_bytes, plan_remedies, plan_target, plan_text, theirs
 from daguerre.commands.parts import shared_out
 from daguerre.commands.plan_bytes import Count
 from daguerre.commands.plan_progress import Stages
@@ -94,7 +93,7 @@ def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, l
 
 def prepared(recipe: str, rest: Sequence[str], options: Options) -> tuple[Loaded, Target]:
     """The recipe and what it is planned for. UserError for what `train` would refuse there."""
-    loaded = configs.load(recipe, rest)
+    loaded = theirs.load(recipe, rest)
     refuse_nothing_to_train(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
     return loaded, plan_target.of(loaded.config, mesh, options.card, shared_out(loaded, mesh))

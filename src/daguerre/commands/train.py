@@ -10,7 +10,7 @@ from pathlib import Path
 
 from daguerre import config as configs
 from daguerre import overrides
-from daguerre.commands import homes
+from daguerre.commands import homes, theirs
 from daguerre.errors import SaidElsewhere, UserError
 from daguerre.parallel import world
 from daguerre.recipe import shipped
@@ -73,8 +73,8 @@ def _loaded(recipe: str, wanted: Sequence[str], dry_run: bool, first_look: bool)
     """The checked recipe. UserError where there is nothing to train, or, at a `first_look`, where another process works
     in the run folder; several processes must not wait for one that has left, so they look when they have met."""
     if first_look:
-        homes.of(*configs.peek(recipe, wanted)).refuse_if_held()
-    loaded = configs.load(recipe, wanted)
+        homes.of(*theirs.peek(recipe, wanted)).refuse_if_held()
+    loaded = theirs.load(recipe, wanted)
     if not dry_run:
         refuse_nothing_to_train(loaded.config, recipe)
     return loaded

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -28,7 +29,7 @@ SHAPES = 256
 """Most shapes for which blocks that are alike are compiled: sizes of pictures."""
 
 
-def compile_blocks(net: nn.Module, device: torch.device) -> int:
+def compile_blocks(net: nn.Module, device: torch.device, cache_dir: str | None = None) -> int:
     """Every block is compiled when it is first called with gradients, for each shape by itself; returns how many blocks
     there are. Without gradients (drawing, validation) blocks compute uncompiled: a few passes of other shapes are not
     worth the minutes.
@@ -39,7 +40,7 @@ def compile_blocks(net: nn.Module, device: torch.device) -> int:
     if not found:
         raise UserError("training.compile=blocks: no block of the networks trained here can be compiled; remove it")
     _refuse_without_compiler(device)
-    _keep_what_is_compiled()
+    _keep_what_is_compiled(cache_dir)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
     torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, SHAPES)
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than uncompiled blocks from then on, in silence
@@ -78,8 +79,10 @@ def _refuse_without_compiler(device: torch.device) -> None:
         raise UserError("training.compile=blocks needs Triton on a GPU: pip install 'daguerre[triton]', or remove it")
 
 
-def _keep_what_is_compiled() -> None:
-    """In the user's cache folder, unless TORCHINDUCTOR_CACHE_DIR names another place; torch itself sets that to a
-    temporary one when it is imported."""
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
+def _keep_what_is_compiled(cache_dir: str | None) -> None:
+    """In the user's cache folder, unless the recipe or TORCHINDUCTOR_CACHE_DIR names another place; torch itself sets
+    that to a temporary one when it is imported."""
+    if cache_dir is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(cache_dir).expanduser().absolute())
+    elif os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(user_cache.folder() / "compiled")

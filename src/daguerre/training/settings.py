@@ -34,6 +34,7 @@ class TrainingSettings(Settings):
 
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("stochastic_rounding",), lambda own: own.weights_dtype == "float32", "float32 weights are not rounded"),
+        Idle(("compile_cache_dir",), lambda own: not own.compile, "nothing is compiled while compile is false"),
     )
 
     duration: Duration = Field(json_schema_extra=FREE)
@@ -77,6 +78,9 @@ class TrainingSettings(Settings):
     compile: Literal[False, "blocks"] = Field(False, json_schema_extra=ELASTIC)
     """`blocks`: torch compiles each block of the trained networks for each shape; the first steps take minutes, later
     ones less time. On a CPU it needs a C++ compiler."""
+    compile_cache_dir: str | None = Field(None, min_length=1, json_schema_extra=FREE)
+    """Folder of this machine in which compiled code is kept. null: TORCHINDUCTOR_CACHE_DIR, or the user's cache
+    folder."""
     gradient_checkpointing: bool = Field(False, json_schema_extra=FREE)
     """Compute activations again in the backward pass rather than keep them: less memory, a fourth to a third more
     time, the same numbers."""

@@ -32,7 +32,7 @@ def apply(settings: TrainingSettings, net: nn.Module, frozen: Iterable[nn.Module
     if settings.frozen_precision == "bf16":
         _narrow(every, device)
     if settings.compile:
-        blocks.compile_blocks(net, device)
+        blocks.compile_blocks(net, device, settings.compile_cache_dir)
 
 
 def _narrow(networks: Iterable[nn.Module], device: torch.device) -> None:

@@ -1,0 +1,434 @@
+"""A config of another trainer trains here what it trains there: by file, in memory, by names on a command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import foreign_configs
+import pytest
+import yaml
+from pydantic_core import PydanticUndefined
+
+from daguerre import aliases, cli, config, foreign, layout, overrides, recipe
+from daguerre.commands import convert_config, theirs, train
+from daguerre.commands import convert_config_defaults as defaults
+from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
+from daguerre.config import Config
+from daguerre.errors import UserError
+
+MAXDIFFUSION = {"run_name": "x", "output_dir": "out", "dataset_name": "someone/captions", "train_text_encoder": False}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def reading_of(text: str) -> Reading:
+    tree = recipe.read(file(text))
+    trainer = foreign.trainer(tree)
+    assert trainer
+    return convert_config.converted(trainer, tree, "theirs.yml")
+
+
+def file(text: str) -> Path:
+    path = Path("theirs.yml")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def values_of(text: str) -> dict[str, Any]:
+    return reading_of(text).values
+
+
+def lost(text: str) -> set[str]:
+    return {line.key for line in reading_of(text).lines if line.kind == "refused"}
+
+
+# What they do without being asked
+
+TREES = {
+    "MaxDiffusion": [("sd", "eps", "huggingface"), ("sdxl", "v", "huggingface")],
+    "MindOne": [("sdxl", "eps", "csv"), ("sdxl", "edm", "webdataset")],
+    "open-diffusion": [("sd", "eps", "webdataset")],
+    "Stable Cascade": [("sd", "eps", "webdataset")],
+}
+"""Families, objectives and sources that their configs come to; Cascade's own family is still to come."""
+
+
+def settings(trainer: str) -> dict[str, layout.Leaf]:
+    """Every setting that changes what is learnt."""
+    found: dict[str, layout.Leaf] = {}
+    for family, objective, source in TREES[trainer]:
+        tree = {"model": {"family": family}, "objective": {"name": objective}, "data": {"source": source}}
+        found |= {path: leaf for path, leaf in layout.leaves(Config, tree).items() if leaf.resume == "identity"}
+    return found
+
+
+@pytest.mark.parametrize("trainer", TREES)
+def test_every_setting_that_changes_what_is_learnt_is_in_one_of_two_tables(trainer):
+    different, same = set(defaults.DIFFERENT[trainer]), defaults.SAME[trainer]
+    assert not different & same
+    assert settings(trainer).keys() - different - same == set()
+    assert (different | same) - settings(trainer).keys() <= {"data.path"}  # what is trained on, not how
+
+
+@pytest.mark.parametrize("trainer", TREES)
+def test_what_is_written_differs_from_our_defaults(trainer):
+    for path, leaf in settings(trainer).items():
+        if path in defaults.DIFFERENT[trainer] and not leaf.plugin and leaf.default is not PydanticUndefined:
+            assert defaults.DIFFERENT[trainer][path] != leaf.default, path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            foreign_configs.OPEN_DIFFUSION,
+            {
+                "training.max_grad_norm": None,
+                "data.caption_dropout": 0.0,
+                "data.held_out_fraction": 0.0,
+                "optimizer.weight_decay_exclude": [],
+                "training.frozen_precision": "bf16",
+            },
+        ),
+        (
+            foreign_configs.mindone(),
+            {
+                "training.max_grad_norm": None,
+                "optimizer.epsilon": 1e-6,
+                "training.mixed_precision": "bf16",
+                "data.caption_dropout": 0.0,
+                "ema.enabled": False,
+                "seed": 42,
+            },
+        ),
+        (
+            foreign_configs.maxdiffusion(),
+            {
+                "training.max_grad_norm": 1.0,
+                "data.interpolation": "bilinear",
+                "data.held_out_fraction": 0.0,
+                "training.frozen_precision": "bf16",
+            },
+        ),
+        (
+            foreign_configs.maxdiffusion(pretrained_model_name_or_path="stabilityai/stable-diffusion-xl-base-1.0"),
+            {"training.max_grad_norm": None},
+        ),
+        (
+            foreign_configs.maxdiffusion(
+                pretrained_model_name_or_path="stabilityai/stable-diffusion-xl-base-1.0",
+                opt_enable_grad_global_norm_clipping="True",
+                max_grad_norm="0.5",
+            ),
+            {"training.max_grad_norm": 0.5},
+        ),
+        (foreign_configs.maxdiffusion(max_grad_norm="-1"), {"training.max_grad_norm": "null"}),
+        (foreign_configs.maxdiffusion(weights_dtype="'bfloat16'"), {"training.stochastic_rounding": False}),
+        (
+            foreign_configs.CASCADE,
+            {"data.caption_dropout": 0.05, "data.interpolation": "bilinear", "optimizer.weight_decay_exclude": []},
+        ),
+    ],
+)
+def test_their_defaults_are_written(text, expected):
+    found = values_of(text)
+    assert {path: found.get(path, "absent") for path in expected} == expected
+
+
+def test_what_a_key_says_wins_over_what_they_do_without():
+    text = foreign_configs.mindone().replace("weight_decay: 0.01", "weight_decay: 0.02\n            eps: 1.0e-8")
+    assert (values_of(text)["optimizer.epsilon"], values_of(text)["optimizer.weight_decay"]) == (1e-8, 0.02)
+    text = foreign_configs.OPEN_DIFFUSION.replace("use_ema: False", "use_ema: True\n    max_grad_norm: 0.7")
+    assert (values_of(text)["ema.decay"], values_of(text)["training.max_grad_norm"]) == (0.995, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("openaimodel.UNetModel", "openaimodel.UNetModel_lora", "a config of LoRA: LoRA is not there yet"),
+        ("                in_channels: 4\n", "                in_channels: 4\n                lora_dim: 4\n", "LoRA"),
+        ("openaimodel.UNetModel", "cldm.ControlnetUnetModel", "a config of a ControlNet"),
+        ("dataset.Text2ImageDataset", "dataset.Text2ImageControlNetDataset", "a config of a ControlNet"),
+        ("dataset.Text2ImageDataset", "dataset.Text2ImageDatasetTextualInversion", "textual inversion"),
+        ("SDXL-base-1.0", "SDXL-refiner-1.0", "SDXL's refiner: the refiner is not planned"),
+        ("target_size_as_tuple", "aesthetic_score", "SDXL's refiner"),
+        ("dataset.Text2ImageDataset", "dataset.Text2ImageDatasetDreamBooth", "daguerre train sdxl_dreambooth"),
+    ],
+)
+def test_what_trains_something_else_is_named_and_not_converted(old, new, words, capsys):
+    path = file(foreign_configs.mindone().replace(old, new))
+    assert cli.run(["convert", "config", str(path), "out=ours.yaml"]) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("ours.yaml").exists()
+
+
+def test_dreambooth_of_maxdiffusion_is_named_and_not_converted(capsys):
+    path = file(foreign_configs.maxdiffusion(instance_data_dir="mine"))
+    assert cli.run(["convert", "config", str(path)]) == 2
+    assert "daguerre train sd15_dreambooth instance_data_dir=" in capsys.readouterr().err
+
+
+def test_shapes_of_mindone_are_buckets():
+    shapes = "            multi_aspect: [[704, 1408], [1024, 1024]]\n"
+    text = foreign_configs.mindone().replace("            target_size: 1024\n", shapes)
+    found = values_of(text)
+    assert (found["data.buckets.aspects"], found["data.resolution"]) == (["704/1408", "1024/1024"], 1024)
+
+
+# MaxDiffusion as of today
+
+
+def test_nothing_of_todays_config_is_lost():
+    assert lost(foreign_configs.maxdiffusion()) == set()
+
+
+def test_an_axis_of_degree_one_is_left_out_with_a_line():
+    rules = "[['batch', 'data'], ['activation_length', 'fsdp'], ['activation_batch', ['data', 'fsdp', 'context']]]"
+    reading = reading_of(foreign_configs.maxdiffusion(logical_axis_rules=rules))
+    tree = convert_config.typed(reading.values)["mesh"]
+    assert tree["mesh_axes"] == ["data", "fsdp", "tensor"]
+    assert tree["data_sharding"] == [["data", "fsdp", "tensor"]]
+    assert tree["logical_axis_rules"] == [["batch", "data"], ["activation_batch", ["data", "fsdp"]]]
+    said = {line.key: line.text for line in reading.lines}
+    for key in ("mesh_axes", "data_sharding", "logical_axis_rules", "ici_context_parallelism"):
+        assert "left out" in said[key]
+    assert lost(foreign_configs.maxdiffusion(ici_context_parallelism="2")) >= {"ici_context_parallelism"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"log_period": "10000000000"}, {"logging.every": "absent"}),
+        ({"guidance_rescale": "-1"}, {"sampling.guidance_rescale": "0"}),
+        ({"dataset_name": "''"}, {"data.name": REQUIRED, "data.source": "huggingface"}),
+        ({"dataset_type": "'grain'"}, {"data.path": REQUIRED, "data.source": "webdataset"}),
+        (
+            {"warmup_steps_fraction": "0.1", "learning_rate_schedule_steps": "3000"},
+            {"lr_scheduler.warmup": "300 steps"},
+        ),
+        ({"warmup_steps_fraction": "0.0"}, {"lr_scheduler.warmup": "0 steps"}),
+        ({"attention": "'tokamax_flash'"}, {"training.attention": "fused"}),
+        ({"revision": "'v2'"}, {"model.revision": "v2"}),
+        ({"revision": "'bf16'"}, {"model.revision": "absent"}),
+    ],
+)
+def test_a_key_of_today(given, expected):
+    found = values_of(foreign_configs.maxdiffusion(**given))
+    assert {path: found.get(path, "absent") for path in expected} == expected
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "grain"])
+def test_records_are_refused_with_the_way(kind):
+    (line,) = [x for x in reading_of(foreign_configs.maxdiffusion(dataset_type=kind)).lines if x.key == "dataset_type"]
+    assert line.kind == "refused"
+    assert "daguerre data pack" in line.text
+    with pytest.raises(config.ConfigError, match="daguerre data pack"):
+        config.load("sd14", [f"dataset_type={kind}"])
+
+
+def test_of_keys_given_twice_the_last_counts_where_it_does_there(capsys):
+    path = file(
+        "resolution: 256\n" + foreign_configs.maxdiffusion() + "timestep_bias: {strategy: none, strategy: later}\n"
+    )
+    assert cli.run(["convert", "config", str(path), "out=ours.yaml"]) == 0
+    assert "given twice, of which MaxDiffusion takes the last: resolution, timestep_bias, timestep_bias.strategy" in (
+        capsys.readouterr().out
+    )
+    ours = recipe.read(Path("ours.yaml"))
+    assert (ours["data"]["resolution"], ours["objective"]["timestep_bias"]["name"]) == (768, "later")
+    path = file(foreign_configs.OPEN_DIFFUSION.replace("    workers: 6\n", "    workers: 6\n    workers: 7\n"))
+    with pytest.raises(UserError, match="duplicate key workers"):
+        convert_config.read_theirs(path)
+
+
+# The same meaning in a file and on the command line
+
+
+def other(value: Any) -> list[Any]:
+    """Other values of the kind of one."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value * 2 if value > 0 else 5]
+    return []
+
+
+OTHERS: dict[str, list[Any]] = {
+    "snr_gamma": [3.0, -1],
+    "checkpoint_every": [-1],
+    "guidance_rescale": [-1, 0.5],
+    "warmup_steps_fraction": [0.0, 0.2],
+    "max_grad_norm": [0.5, -1],
+    "timestep_bias.strategy": ["earlier"],
+    "timestep_bias.portion": [0.5],
+    "timestep_bias.begin": [10],
+    "diffusion_scheduler_config._class_name": ["", "FlaxPNDMScheduler", "EulerDiscreteScheduler"],
+    "diffusion_scheduler_config.prediction_type": ["v_prediction", ""],
+    "diffusion_scheduler_config.timestep_spacing": ["leading", ""],
+    "attention": ["dot_product", "tokamax_flash"],
+    "precision": ["DEFAULT"],
+    "activations_dtype": ["bfloat16"],
+    "weights_dtype": ["float32"],
+    "dataset_name": ["other/captions"],
+    "dataset_config_name": ["", "plain"],
+    "train_split": ["test"],
+    "image_column": ["picture"],
+    "caption_column": ["words"],
+    "unet_checkpoint": ["", "a/b"],
+    "revision": ["flax", "v2"],
+    "dataset_save_location": ["elsewhere"],
+    "jax_cache_dir": ["", "cache", "gs://b/cache"],
+    "prompt": ["a: cat"],
+    "negative_prompt": ["rain"],
+    "run_name": ["y"],
+    "output_dir": ["there"],
+    "pretrained_model_name_or_path": ["CompVis/stable-diffusion-v1-4"],
+    "train_text_encoder": [True],
+    "mesh_axes": [["fsdp", "context", "data", "tensor"]],
+    "data_sharding": [[["data", "fsdp"]]],
+    "logical_axis_rules": [[["batch", "data"], ["activation_length", "fsdp"], ["embed", "fsdp"]]],
+    "ici_data_parallelism": [2],
+    "dcn_data_parallelism": [2],
+    "lora_config.scale": [[]],
+    "log_period": [1e10],
+    "learning_rate_schedule_steps": [3000],
+    "seed": [4],
+}
+NOT_ALIKE = {
+    "num_train_epochs": "the length of a run on the command line, where MaxDiffusion's code reads it nowhere",
+    "cache_dir": "data.cache_dir on the command line",
+}
+BESIDE = {
+    "learning_rate_schedule_steps": ["warmup_steps_fraction=0.1"],
+    "max_train_steps": ["warmup_steps_fraction=0.1"],
+    "from_pt": ["revision=bf16"],
+    "train_text_encoder": ["text_encoder_learning_rate=4.25e-6"],
+}
+"""What follows from two keys in a file wants both on the command line."""
+
+
+def text_of(value: Any) -> str:
+    return (
+        value
+        if isinstance(value, str)
+        else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).split("\n...")[0].strip()
+    )
+
+
+def base() -> dict[str, Any]:
+    tree = yaml.safe_load(foreign_configs.maxdiffusion())
+    tree["model"] = None
+    del tree["model"]
+    scheduler = {"prediction_type": "epsilon"}
+    tree["diffusion_scheduler_config"] |= scheduler
+    return tree | MAXDIFFUSION | {"pretrained_model_name_or_path": "stabilityai/stable-diffusion-2-base"}
+
+
+DREAMBOOTH = {f"{kind}_{what}" for kind in ("instance", "class") for what in ("data_dir", "prompt")}
+DREAMBOOTH |= {"prior_loss_weight", "num_class_images"}
+"""On the command line these mean something on a recipe of DreamBooth; as a whole config they are such a recipe."""
+KEYS = [key for key, _ in leaves(base()) if key not in {*NOT_ALIKE, *DREAMBOOTH}]
+
+
+def outcome(name: str, given: list[str], tree: dict[str, Any] | None) -> Any:
+    """The config, or that it is refused."""
+    try:
+        return config.load(name, given, tree).config
+    except UserError:
+        return "refused"
+
+
+def converted(tree: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    reading = convert_config.converted("MaxDiffusion", tree, "theirs.yml")
+    return convert_config.typed(reading.values), {line.key for line in reading.lines if line.kind == "refused"}
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return converted(base())[0]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_means_on_the_command_line_what_it_means_in_a_file(key, plain):
+    before = recipe.get(base(), key)
+    for value in OTHERS.get(key, other(before)) or [before]:
+        changed = recipe.merge(recipe.without(base(), key), overrides.nested(key, value))
+        tree, refused = converted(changed)
+        by_file = "refused" if key in refused else outcome("file", [], tree)
+        by_name = outcome("line", [f"{key}={text_of(value)}", *BESIDE.get(key, [])], plain)
+        assert by_name == by_file, (key, value)
+
+
+@pytest.mark.parametrize("text", [foreign_configs.OPEN_DIFFUSION, foreign_configs.CASCADE, foreign_configs.mindone()])
+def test_names_of_the_others_mean_the_same_alone(text):
+    """What is read from a file by a name of the command line is what the command line makes of it."""
+    reading = reading_of(text)
+    counted = 0
+    for line in reading.lines:
+        value = reading.whole[line.key]
+        only_whole = line.key.startswith(("dataset.params.filters.", "model_version", "batch_size"))  # refused alone
+        if line.kind != "carried" or value == REQUIRED or only_whole or not aliases.known(line.key):
+            continue
+        meaning = dict(aliases.translate(line.key, text_of(value)).values)
+        for path, said in meaning.items():
+            ours = reading.values.get(path, recipe.get(convert_config.typed(reading.values), path))
+            assert text_of(ours) == said or yaml.safe_load(said) == ours, line.key
+            counted += 1
+    assert counted > 5
+
+
+# In memory
+
+
+def test_a_file_of_theirs_trains_as_it_is():
+    text = foreign_configs.maxdiffusion(train_text_encoder="False")
+    found = theirs.load(str(file(text)), ["run_name=x", "max_train_steps=500", "loader.num_workers=2"])
+    assert found.config.training.duration == "500 steps"
+    assert found.config.lr_scheduler.warmup == "50 steps"  # a tenth of the new length, as there
+    assert found.config.loader.num_workers == 2
+    assert "is a config of MaxDiffusion, read as a recipe" in found.notices[0]
+    assert "data.held_out_fraction: 0.0" in found.notices[1]
+    assert any("left out context" in line for line in found.notices)
+    assert theirs.peek("theirs.yml", ["run_name=x"]) == ("out", "x")
+    assert train._loaded("theirs.yml", ["run_name=x"], dry_run=True, first_look=False).config.run_name == "x"
+
+
+def test_a_file_of_which_something_would_be_lost_says_what_and_how_to_go_on():
+    path = str(file(foreign_configs.maxdiffusion(enable_profiler="True", train_text_encoder="False")))
+    with pytest.raises(UserError) as caught:
+        theirs.load(path, ["run_name=x"])
+    assert "enable_profiler: profiling a run is not there yet" in str(caught.value)
+    assert f"daguerre convert config {path}" in str(caught.value)
+    assert theirs.load(path, ["run_name=x", "enable_profiler=False"]).config.run_name == "x"
+    with pytest.raises(UserError, match="whose family cascade_c is not there yet"):
+        theirs.load(str(file(foreign_configs.CASCADE)))
+
+
+def test_a_recipe_of_ours_is_no_config_of_theirs():
+    assert theirs.of("sd14", []) is None
+    assert not theirs.is_one("nothing.yml")
+    assert theirs.load("sd14", ["run_name=y"]).config.run_name == "y"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("configs/templates/imagenet.yaml", "imagenet_scratch"),
+        ("sd_v2_base_stage1.yaml", "sd2_scratch_stage1"),
+        ("configs/templates/sd_v2_base_stage2.yaml", "sd2_scratch_stage2"),
+        ("configs/laion/from-scratch.yaml", "sd2_scratch_stage1"),
+        ("src/maxdiffusion/configs/base15.yml", "sd15"),
+        ("from-scratch.yaml", None),
+    ],
+)
+def test_a_template_that_is_not_here_stands_for_a_recipe(name, ours):
+    assert recipe.stand_in(name) == ours
+
+
+def test_the_refiners_file_is_said_to_be_not_planned():
+    with pytest.raises(UserError, match="refiner is not planned"):
+        recipe.locate("configs/training/sd_xl_refiner_finetune.yaml")
