@@ -1,6 +1,7 @@
 """Names from other trainers on the command line: looking one up, and what is said where nothing serves.
 
-`alias_names` is the table, `alias_values` the functions from their values to ours. Recipes use our own names only.
+`alias_names` and `alias_peers` are the tables, `alias_later` that of names whose part is not there, `alias_values` and
+`alias_peers_values` the functions from their values to ours. Recipes use our own names only.
 """
 
 from __future__ import annotations
@@ -9,9 +10,16 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daguerre.alias_names import ALWAYS, BELOW, CONVERTED, IDLE_BESIDE, LATER, NOTICES, REFUSED, SAME
+from daguerre import alias_later, alias_names, alias_peers
+from daguerre.alias_names import ALWAYS, BELOW, IDLE_BESIDE, NOTICES, REFUSED
 from daguerre.alias_values import Meaning, one
 from daguerre.errors import UserError
+
+SAME = alias_names.SAME | alias_peers.SAME
+CONVERTED = alias_names.CONVERTED | alias_peers.CONVERTED
+LATER = alias_names.LATER | alias_later.ROWS
+NAMES = tuple(name for name in (*SAME, *CONVERTED) if "." not in name)
+"""Names of other trainers that a misspelt one may have meant."""
 
 
 def translate(key: str, text: str) -> Meaning:
@@ -55,6 +63,14 @@ def _later(key: str, text: str, what: str, idle: Sequence[str]) -> Meaning:
 
 
 def idle_beside(key: str, given: Sequence[tuple[str, str]]) -> str | None:
-    """What to say of a name that has no effect beside these settings; None where it has one."""
+    """What to say of a name that has no effect beside these settings and names; None where it has one."""
     path, value, instead = IDLE_BESIDE.get(key, ("", "", ""))
-    return f"{key} has no effect with {path}={value}: {instead}" if (path, value) in given else None
+    if (path, value) in given:
+        return f"{key} has no effect with {path}={value}: {instead}"
+    name, needed, why = alias_peers.BESIDE.get(key, ("", None, ""))
+    beside = next((text for other, text in given if other == name and _asks(text, needed)), None)
+    return None if beside is None else f"{key} has no effect with {name}={beside}: {why}"
+
+
+def _asks(text: str, needed: str | None) -> bool:
+    return text == needed if needed is not None else text.lower() not in ("0", "-1", "none", "null", "")

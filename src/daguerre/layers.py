@@ -28,6 +28,7 @@ def from_overrides(
     problems: list[Problem] = []
     pairs: list[tuple[str, str, str]] = []
     implied: list[tuple[str, str, Callable[[], str | None]]] = []
+    names_given: list[tuple[str, str]] = []
     for override in given:
         key, text = override, None
         try:
@@ -37,10 +38,11 @@ def from_overrides(
             problems.append(Problem(key, str(error), NOTHING if text is None else text))
             continue
         notices += meaning.notices
+        names_given.append((key, text))
         pairs += [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
         implied += [(key, path, find) for path, find in meaning.implied]
     pairs += _implied(pairs, implied, problems)
-    pairs = _without_idle_names(pairs, notices)
+    pairs = _without_idle_names(pairs, names_given, notices)
     names = [f"{section}.{plugin.key}" for section, plugin in layout.plugin_sections(root).items()]
     names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
     values: Tree = {}
@@ -71,9 +73,11 @@ def _implied(
     return found
 
 
-def _without_idle_names(pairs: list[tuple[str, str, str]], notices: list[str]) -> list[tuple[str, str, str]]:
+def _without_idle_names(
+    pairs: list[tuple[str, str, str]], names_given: Sequence[tuple[str, str]], notices: list[str]
+) -> list[tuple[str, str, str]]:
     """The overrides without names of other trainers that have no effect beside the rest; each is one notice."""
-    kept, given = [], [(path, value) for _, path, value in pairs]
+    kept, given = [], [*((path, value) for _, path, value in pairs), *names_given]
     for key, path, value in pairs:
         said = aliases.idle_beside(key.partition(" ")[0], given)
         if said is None:
@@ -105,7 +109,8 @@ def _set(
     leaf = layout.member(root, below, full) if inside else leaves.get(target)
     value = overrides.yaml_value(text) if leaf is None else overrides.typed(text, leaf.field.annotation)
     before = recipe.get(values, full)
-    if before is not recipe.ABSENT and before != value:
+    merged = isinstance(before, dict) and isinstance(value, dict)  # both hold
+    if before is not recipe.ABSENT and before != value and not merged:
         notices.append(f"{full} is given twice: {shown(value)} holds, {shown(before)} does not")
     values.update(recipe.merge(values, overrides.nested(full, value)))
     return []

@@ -40,7 +40,7 @@ must be given here, and is named at the end. Refused keys do not stop it.
 
 Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
 its family is not there yet (Stable Cascade), in which case it is written all the same, or because a value of the
-config fits no setting here, in which case nothing is written. docs/seeds.md says more.
+config fits no setting here, in which case nothing is written. docs/coming-from.md says more.
 """
 
 CONVERT = {
