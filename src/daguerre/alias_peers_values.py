@@ -260,7 +260,7 @@ def min_snr(key: str) -> Convert:
 def clipped(text: str) -> Meaning:
     """`max_grad_norm`: 0 is no clipping in kohya's scripts."""
     off = re.fullmatch(r"0(\.0*)?", text) is not None
-    return one("max_grad_norm" if not off else "training.max_grad_norm", "null" if off else text)
+    return one("training.max_grad_norm", "null" if off else text)
 
 
 def sized(text: str) -> Meaning:
@@ -273,7 +273,7 @@ def sized(text: str) -> Meaning:
             f"one number here: the side of the square, or with buckets the root of their largest area "
             f"({round((number('resolution', sides[0]) * number('resolution', sides[1])) ** 0.5)} for this one)"
         )
-    return one("resolution", text)
+    return one("data.resolution", text)
 
 
 def rates(*patterns: str) -> Callable[[str], Convert]:

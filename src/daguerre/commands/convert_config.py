@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from daguerre import config as configs
-from daguerre import errors, foreign, layout, overrides, plugins, recipe
+from daguerre import errors, foreign, foreign_peers, layout, overrides, plugins, recipe
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.commands import (
+    convert_config_ai_toolkit,
     convert_config_cascade,
+    convert_config_files,
+    convert_config_kohya,
     convert_config_maxdiffusion,
     convert_config_mindone,
+    convert_config_onetrainer,
     convert_config_open_diffusion,
+    convert_config_simpletuner,
 )
 from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
 from daguerre.config import Config
@@ -22,7 +27,7 @@ from daguerre.errors import UserError
 from daguerre.problems import ConfigError, shown
 from daguerre.recipe import Tree
 
-SUMMARY = "a recipe from a config of MaxDiffusion, MindOne, open-diffusion or Stable Cascade"
+SUMMARY = "a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ..."
 HELP = """\
 usage: daguerre convert config FILE [out=FILE]
 
@@ -35,12 +40,13 @@ Reads a config of another trainer, recognises which, writes a recipe, and says o
   out=FILE     the new recipe (default: NAME-daguerre.yaml in the current folder)
 
 Understood are MaxDiffusion's flat files (base14.yml, base_xl.yml ...), MindOne SDXL's trees of target and params,
-open-diffusion's groups with ??? and interpolation, and Stable Cascade's training configs. What must be given there
-must be given here, and is named at the end. Refused keys do not stop it.
+open-diffusion's groups with ??? and interpolation, Stable Cascade's training configs; and kohya's TOML (with its
+dataset_config), OneTrainer's JSON, ai-toolkit's YAML and JSON, SimpleTuner's JSON and config.env. What must be given
+there must be given here, and is named at the end. Refused keys do not stop it.
 
 Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
-its family is not there yet (Stable Cascade), in which case it is written all the same, or because a value of the
-config fits no setting here, in which case nothing is written. docs/coming-from.md says more.
+its family is not there yet (Stable Cascade), in which case it is written all the same, or because it trains something
+else (LoRA ...) or a value of it fits no setting here, in which case nothing is written. docs/coming-from.md says more.
 """
 
 CONVERT = {
@@ -48,6 +54,10 @@ CONVERT = {
     "MindOne": convert_config_mindone.convert,
     "open-diffusion": convert_config_open_diffusion.convert,
     "Stable Cascade": convert_config_cascade.convert,
+    foreign_peers.KOHYA: convert_config_kohya.convert,
+    foreign_peers.ONETRAINER: convert_config_onetrainer.convert,
+    foreign_peers.AI_TOOLKIT: convert_config_ai_toolkit.convert,
+    foreign_peers.SIMPLETUNER: convert_config_simpletuner.convert,
 }
 STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
 """What takes the place of a family that is not there, while the rest is checked."""
@@ -57,7 +67,7 @@ ORDER = list(Config.model_fields)
 def run(arguments: list[str]) -> int:
     """Writes the recipe and the list; 2 where its family is not there yet."""
     path, out = read(arguments)
-    tree = recipe.read(path)
+    tree = convert_config_files.read(path)
     trainer = foreign.trainer(tree)
     if trainer is None:
         raise UserError(
