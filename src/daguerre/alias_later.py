@@ -21,7 +21,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "publishing to the hub": ("verb/publish*", "verb/push*", "setting/*hub*"),
     "a loss other than the squared error": ("setting/objective.*huber*", "setting/objective.loss*"),
     "a loss that leaves out parts of a picture (masks)": ("setting/*mask*",),
-    "weights in a caption, (word:1.2)": ("setting/*caption*weight*", "setting/*weighted*"),
+    "weights in a caption, (word:1.2)": ("setting/*weighted*", "setting/*prompt_weight*"),
     "restarts of the learning rate": ("setting/lr_scheduler.*restart*", "setting/lr_scheduler.*cycle*"),
     "dropping of single tags": ("setting/data.captions.*tag*drop*",),
     "alternatives inside a caption, {a|b}": ("setting/data.captions.*wild*", "setting/data.captions.*alternat*"),

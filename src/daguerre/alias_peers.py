@@ -123,6 +123,8 @@ _IDLE = {
     "disable_mmap_load_safetensors": "how weights are read is no setting",
     "lowram": "where weights are read to is no setting",
     "highvram": "where networks stay is no setting",
+    "skip_save_text_encoder": "exports hold all networks, so that they can be drawn with",
+    "debug_dataset": "`daguerre data show RECIPE` shows what is trained on",
     "foreach_ema": "optimizer.one_pass moves averages together with the weights",
     "dynamo_backend": "training.compile=blocks compiles by inductor",
     "v2": "the base says itself which text encoder it has",

@@ -167,7 +167,8 @@ _OPTIMIZER_OFF = {"relative_step": "false", "scale_parameter": "false", "warmup_
 def optimizer_args(text: str) -> Meaning:
     """kohya's `optimizer_args`: a list of `name=value`, such as `["weight_decay=0.1", "betas=0.9,0.99"]`."""
     values: list[tuple[str, str]] = []
-    for pair in listed(text):
+    pairs = [part for item in listed(text) for part in (shlex.split(item) if item.count("=") > 1 else [item])]
+    for pair in pairs:
         name, _, value = (part.strip() for part in pair.partition("="))
         if name == "betas":
             values += zip(

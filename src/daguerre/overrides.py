@@ -81,7 +81,7 @@ def _value(word: str, rest: list[str], flags: Sequence[str]) -> str:
     values = []
     while rest and not rest[0].startswith("--") and (name in PAIRS or not _SETTING.match(rest[0])):
         values.append(rest.pop(0))
-    return json.dumps(values, ensure_ascii=False)
+    return values[0] if values and values[0].startswith("[") else json.dumps(values, ensure_ascii=False)
 
 
 def _flags_hint(flags: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""`daguerre convert config` for kohya's TOML, OneTrainer, ai-toolkit and SimpleTuner: nothing is dropped, units hold."""
+"""`daguerre convert config` for kohya's TOML, OneTrainer, ai-toolkit and SimpleTuner: every key, with its unit."""
 
 from __future__ import annotations
 
