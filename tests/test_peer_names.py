@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,9 @@ CARRIED = [
     ("report_to=tensorboard", {"logging.tensorboard": True}),
     ("report_to=none", {"logging.tensorboard": False}),
     ("snr_gamma=5.0", {"objective.weighting.snr_gamma": 5.0}),
+    ("dataset_name=someone/captions", {"data.source": "huggingface", "data.name": "someone/captions"}),
+    ("unet_lr=1e-6", {"optimizer.learning_rates": {"unet.*": 1e-6}}),
+    ("learning_rate_te2=1e-6", {"optimizer.learning_rates": {"text_encoder_2.*": 1e-6}}),
     ("text_encoder_lr=1e-6", {"optimizer.learning_rates": {"text_encoder*": 1e-6}}),
     # kohya
     ("output_name=mine", {"run_name": "mine"}),
@@ -142,6 +147,8 @@ REFUSED = {
     "resolution=512,768": ("627",),
     "dataset_config=x.toml": ("daguerre convert config",),
     "config_file=x.toml": ("daguerre convert config",),
+    "max_timestep=900": ("objective.timestep_bias",),
+    "save_last_n_steps=300": ("checkpoint.keep",),
     "save_last_n_epochs=3": ("checkpoint.keep",),
     "max_train_samples=100": ("data.filters",),
     "caption_extension=.caption": (".txt",),
@@ -208,6 +215,25 @@ def test_what_counts_beside_what_is_as_in_their_scripts(given, path, value, said
     assert recipe.get(found.config.model_dump(mode="json"), path) == value
     assert len(found.notices) == bool(said)
     assert not said or (said in found.notices[0] and "has no effect" in found.notices[0])
+
+
+TOGETHER = [
+    (["shuffle_caption=true", "keep_tokens=2"], "data.captions.keep_tags", 2),
+    (["shuffle_caption=true", "caption_separator=;"], "data.captions.tag_separator", ";"),
+    (["enable_bucket=true", "bucket_reso_steps=32"], "data.buckets.step", 32),
+    (["v_parameterization=true", "zero_terminal_snr=true"], "objective.schedule.zero_terminal_snr", True),
+    (["lr_scheduler=polynomial", "lr_power=2"], "lr_scheduler.power", 2.0),
+    (["lr_scheduler=cosine_with_min_lr", "lr_scheduler_min_lr_ratio=0.1"], "lr_scheduler.final", 0.1),
+    (["lr_scheduler=warmup_stable_decay", "lr_decay_steps=200"], "lr_scheduler.decay", "200 steps"),
+    (["use_ema=true", "ema_decay=0.99"], "ema.decay", 0.99),
+]
+
+
+@pytest.mark.parametrize(("given", "path", "value"), TOGETHER, ids=lambda row: row[-1] if isinstance(row, list) else "")
+def test_names_that_need_another(given, path, value):
+    found = config.load("sd15", given)
+    assert recipe.get(found.config.model_dump(mode="json"), path) == value
+    assert not found.notices
 
 
 def test_two_rates_are_one_mapping():
@@ -355,3 +381,16 @@ def test_commands_of_their_guides(command):
     found = config.load(given.recipe, given.overrides).config
     assert found.training.per_device_batch_size == 1
     assert json.dumps(found.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize("head", ["diffusers' example scripts", "kohya's sd-scripts"])
+def test_the_names_on_the_page_are_tested(head):
+    page = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## {head}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("|") and "---" not in line][1:]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    every = (*(given for given, _ in CARRIED), *SAID, *REFUSED, *(row for given, _, _ in TOGETHER for row in given))
+    tested = {row.partition("=")[0] for row in every}
+    said = " ".join(COMMANDS)
+    assert len(named) > 20
+    assert not [name for name in sorted(named) if name not in tested and f"--{name}" not in said], named - tested
