@@ -1,4 +1,4 @@
-"""docs/seeds.md: its commands mean something here, and the names in its tables are those that are tested."""
+"""docs/coming-from.md: its commands mean something here, and the names in its tables are those that are tested."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import test_seed_keys
 
 from daguerre import cli, config, foreign, overrides, recipe
 
-PAGE = (Path(__file__).parents[1] / "docs" / "seeds.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text(encoding="utf-8")
 COMMANDS = [
     line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
 ]

@@ -1,6 +1,7 @@
 """Names from other trainers on the command line: looking one up, and what is said where nothing serves.
 
-`alias_names` is the table, `alias_values` the functions from their values to ours. Recipes use our own names only.
+`alias_names` and `alias_peers` are the tables, `alias_later` that of names whose part is not there, `alias_values` and
+`alias_peers_values` the functions from their values to ours. Recipes use our own names only.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daguerre.alias_names import ALWAYS, BELOW, CONVERTED, LATER, NOTICES, REFUSED, SAME
+from daguerre import alias_later, alias_names, alias_peers
+from daguerre.alias_names import ALWAYS, BELOW, NOTICES, REFUSED
 from daguerre.alias_relative import RELATIVE, Look
 from daguerre.alias_values import Meaning, one
 from daguerre.errors import UserError
+
+SAME = alias_names.SAME | alias_peers.SAME
+CONVERTED = alias_names.CONVERTED | alias_peers.CONVERTED
+LATER = alias_names.LATER | alias_later.ROWS
+NAMES = tuple(name for name in (*SAME, *CONVERTED) if "." not in name)
+"""Names of other trainers that a misspelt one may have meant."""
 
 
 def translate(key: str, text: str, look: Look | None = None) -> Meaning:
@@ -65,3 +73,14 @@ def known(key: str) -> bool:
     exact = any(key in table for table in (RELATIVE, SAME, CONVERTED, ALWAYS))
     fits = any(_row(key, table) is not None for table in (REFUSED, NOTICES, LATER))
     return exact or fits or key.startswith(tuple(BELOW))
+
+
+def idle_beside(key: str, given: Sequence[tuple[str, str]]) -> str | None:
+    """The notice for a name that has no effect beside these other names; None where it has one."""
+    name, needed, why = alias_peers.BESIDE.get(key, ("", None, ""))
+    beside = next((text for other, text in given if other == name and _asks(text, needed)), None)
+    return None if beside is None else f"{key} has no effect with {name}={beside}: {why}"
+
+
+def _asks(text: str, needed: str | None) -> bool:
+    return text == needed if needed is not None else text.lower() not in ("0", "-1", "none", "null", "")

@@ -159,7 +159,7 @@ RECIPE is the name of a shipped recipe (`daguerre recipes`), a YAML file, or the
 `daguerre VERB --help` says more about a verb, docs/config.md about recipes and keys.
 
 A first run, on any machine: daguerre train quickstart
-Commands and configs of MaxDiffusion, MindOne, open-diffusion and Stable Cascade: docs/seeds.md
+Commands and configs of diffusers' scripts, kohya's, OneTrainer, MaxDiffusion and others: docs/coming-from.md
 
 exit codes
 {codes}"""

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Any
 
+from daguerre import foreign_peers
+
 RECIPES = {
     # MaxDiffusion
     "base14.yml": "sd14",
@@ -84,7 +86,7 @@ def trainer(tree: Mapping[str, Any]) -> str | None:
     for name, groups in _SIGNS.items():
         if any(all(key in tree for key in group) for group in groups):
             return name
-    return None
+    return foreign_peers.trainer(tree)
 
 
 def _of_mindone(tree: Mapping[str, Any]) -> bool:

@@ -47,6 +47,7 @@ def from_overrides(
         pairs += _pairs(key, meaning)
         implied += [(key, path, find) for path, find in meaning.implied]
     pairs += _implied(pairs, implied, problems)
+    pairs = _without_idle_names(pairs, list(raw.items()), notices)
     names = [f"{section}.{plugin.key}" for section, plugin in layout.plugin_sections(root).items()]
     names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
     values: Tree = {}
@@ -102,6 +103,20 @@ def _implied(
     return found
 
 
+def _without_idle_names(
+    pairs: Sequence[_Pair], names_given: Sequence[tuple[str, str]], notices: list[str]
+) -> list[_Pair]:
+    """The overrides without names of other trainers that have no effect beside the rest; each is one notice."""
+    kept, given = [], [*((path, value) for _, path, value in pairs), *names_given]
+    for key, path, value in pairs:
+        said = aliases.idle_beside(key.partition(" ")[0], given)
+        if said is None:
+            kept.append((key, path, value))
+        else:
+            notices.append(said)
+    return kept
+
+
 def _set(root: type[Settings], values: Tree, tree: Tree, item: _Pair, notices: list[str]) -> list[Problem]:
     """Put one override into `values`, or say why it cannot be."""
     key, path, text = item
@@ -122,7 +137,8 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: _Pair, notices: l
     leaf = layout.member(root, below, full) if inside else leaves.get(target)
     value = overrides.yaml_value(text) if leaf is None else overrides.typed(text, leaf.field.annotation)
     before = recipe.get(values, full)
-    if before is not recipe.ABSENT and before != value:
+    merged = isinstance(before, dict) and isinstance(value, dict)  # both hold
+    if before is not recipe.ABSENT and before != value and not merged:
         notices.append(f"{full} is given twice: {shown(value)} holds, {shown(before)} does not")
     values.update(recipe.merge(values, overrides.nested(full, value)))
     return []

@@ -5,7 +5,9 @@ The names that other trainers use are a table in `aliases`; recipes are files in
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -15,9 +17,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import RootModel
 
+from daguerre.alias_flags import FLAGS, PAIRS, WORDS
 from daguerre.errors import UserError
 from daguerre.layout import Leaf, alternatives
 from daguerre.settings import Duration
+
+_SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,8 @@ class Arguments:
 def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
     """Sort a verb's arguments into recipe, overrides and flags.
 
-    Overrides are `key=value`, `--key=value` or `--key value`; `config=PATH` names the recipe. UserError for a second
-    recipe and for a key without a value.
+    Overrides are `key=value`, `--key=value` or `--key value`, and `--key` alone for the switches of other trainers;
+    `config=PATH` names the recipe. UserError for a second recipe and for a key without a value.
     """
     recipes: list[str] = []
     overrides: list[str] = []
@@ -47,9 +52,7 @@ def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
         if word in flags:
             found.add(word)
         elif word.startswith("--") and "=" not in word:
-            if not rest or rest[0] in flags:
-                raise UserError(f"{word} needs a value: write {word[2:]}=VALUE{_flags_hint(flags)}")
-            overrides.append(f"{word[2:]}={rest.pop(0)}")
+            overrides.append(f"{word[2:]}={_value(word, rest, flags)}")
         elif "=" in word and "://" not in word.partition("=")[0]:
             overrides.append(word.removeprefix("--"))
         elif word.startswith("-"):
@@ -64,6 +67,21 @@ def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
         )
     kept = tuple(o for o in overrides if not o.startswith("config="))
     return Arguments(recipes[0] if recipes else "", kept, frozenset(found))
+
+
+def _value(word: str, rest: list[str], flags: Sequence[str]) -> str:
+    """The value of `--key`, taken from the words that follow."""
+    name = word[2:].replace("-", "_")
+    if name in FLAGS and not (rest and rest[0].lower() in ("true", "false")):
+        return "true"
+    if not rest or rest[0] in flags or rest[0].startswith("--"):
+        raise UserError(f"{word} needs a value: write {word[2:]}=VALUE{_flags_hint(flags)}")
+    if name not in WORDS | PAIRS:
+        return rest.pop(0)
+    values = []
+    while rest and not rest[0].startswith("--") and (name in PAIRS or not _SETTING.match(rest[0])):
+        values.append(rest.pop(0))
+    return values[0] if values and values[0].startswith("[") else json.dumps(values, ensure_ascii=False)
 
 
 def _flags_hint(flags: Sequence[str]) -> str:

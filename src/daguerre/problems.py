@@ -14,7 +14,7 @@ from typing import Any, get_origin
 
 from pydantic_core import ErrorDetails
 
-from daguerre import plugins
+from daguerre import aliases, plugins
 from daguerre.credentials import scrub
 from daguerre.errors import UserError
 from daguerre.layout import Leaf, allowed, summary
@@ -83,7 +83,7 @@ def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequenc
     elsewhere = _other_plugins(section, name, leaves)
     if elsewhere:
         return Problem(path, elsewhere, given)
-    near = nearest(meant, [*leaves, *sections])
+    near = nearest(meant, [*leaves, *sections]) or nearest(meant, aliases.NAMES)
     siblings = [known.rpartition(".")[2] for known in [*leaves, *sections] if known.rpartition(".")[0] == section]
     if near:
         hint = f" Did you mean {' or '.join(near)}?"
@@ -106,7 +106,10 @@ def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
 
 
 def nearest(path: str, known: Sequence[str]) -> list[str]:
-    """The known paths that `path` was probably meant to be, best first, at most two."""
+    """The known paths that `path` was probably meant to be, best first, at most two.
+
+    A word in front makes another name, and is no slip of the pen: `eval_batch_size` is not `sampling.batch_size`.
+    """
     last = path.rpartition(".")[2]
     same = [k for k in known if k.rpartition(".")[2] == last and k != path]
     if 0 < len(same) <= 2:
@@ -114,11 +117,21 @@ def nearest(path: str, known: Sequence[str]) -> list[str]:
     prefix = path.rpartition(".")[0]
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == prefix}
     by_name = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.7)
-    if by_name:
+    if by_name and (prefix or _slip(last, by_name[0])):
         return [siblings[by_name[0]]]
-    ends = {k.rpartition(".")[2]: k for k in known}
+    ends = {name: k for k in known if _slip(last, name := k.rpartition(".")[2])}
     by_end = difflib.get_close_matches(last, list(ends), n=1, cutoff=0.75)
-    return [ends[by_end[0]]] if by_end else difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+    whole = [k for k in known if _slip(last, k.rpartition(".")[2])] if "." not in path else list(known)
+    return [ends[by_end[0]]] if by_end else difflib.get_close_matches(path, whole, n=1, cutoff=0.75)
+
+
+def _slip(given: str, known: str) -> bool:
+    """Whether a name may be a known one misspelt: word by word, with a word more at the end, or with other `_`."""
+    words, others = given.split("_"), known.split("_")
+    if len(words) == len(others) or len(words) == len(others) + 1 > 2:
+        return all(difflib.SequenceMatcher(None, *pair).ratio() >= 0.6 for pair in zip(words, others, strict=False))
+    plain, other = given.replace("_", ""), known.replace("_", "")
+    return difflib.SequenceMatcher(None, plain, other).ratio() >= 0.9
 
 
 def group(path: str, given: Any, leaves: Mapping[str, Leaf], section: str) -> Problem:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
-from daguerre import foreign
+from daguerre import foreign, foreign_peers
 from daguerre.errors import UserError
 from daguerre.remote import address, copies
 
@@ -105,6 +105,8 @@ def layers(recipe: str) -> list[Layer]:
 
 def read(path: Path) -> Tree:
     """The mapping in a YAML file, its interpolations as written. UserError says what is wrong, and in which line."""
+    if foreign_peers.is_format(path):
+        raise UserError(f"{path} is no recipe: `daguerre convert config {path}` makes one of another trainer's config")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -11,7 +11,7 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from daguerre import aliases, cli, config, foreign, layout, overrides, recipe
-from daguerre.commands import convert_config, theirs, train
+from daguerre.commands import convert_config, convert_config_files, theirs, train
 from daguerre.commands import convert_config_defaults as defaults
 from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
 from daguerre.config import Config
@@ -242,7 +242,7 @@ def test_of_keys_given_twice_the_last_counts_where_it_does_there(capsys):
     assert (ours["data"]["resolution"], ours["objective"]["timestep_bias"]["name"]) == (768, "later")
     path = file(foreign_configs.OPEN_DIFFUSION.replace("    workers: 6\n", "    workers: 6\n    workers: 7\n"))
     with pytest.raises(UserError, match="duplicate key workers"):
-        convert_config.read_theirs(path)
+        convert_config_files.read(path)
 
 
 # The same meaning in a file and on the command line

@@ -122,7 +122,7 @@ def test_launch_alone(capsys: pytest.CaptureFixture[str]):
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "launching.md", ROOT / "docs" / "seeds.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "launching.md", ROOT / "docs" / "coming-from.md"]
 
 
 def test_what_the_documentation_shows(tmp_path: Path):

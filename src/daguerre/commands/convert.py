@@ -11,7 +11,7 @@ usage: daguerre convert VERB ...
   export   a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, or its UNet alone
   model    a single-file checkpoint or pickled weights as a diffusers folder
   ema      a pipeline with averaged weights of another width than the run was exported with
-  config   a recipe from a config of MaxDiffusion, MindOne, open-diffusion or Stable Cascade
+  config   a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ...
 
   daguerre convert export runs/my-run format=single_file out=my-model.safetensors dtype=float16
   daguerre convert model sd_xl_base_1.0.safetensors out=sdxl-base

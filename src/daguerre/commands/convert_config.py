@@ -7,16 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from daguerre import config as configs
-from daguerre import errors, foreign, layout, overrides, plugins, recipe
+from daguerre import errors, foreign, foreign_peers, layout, overrides, plugins, recipe
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.commands import (
+    convert_config_ai_toolkit,
     convert_config_cascade,
+    convert_config_files,
+    convert_config_kohya,
     convert_config_maxdiffusion,
     convert_config_mindone,
+    convert_config_onetrainer,
     convert_config_open_diffusion,
+    convert_config_simpletuner,
 )
 from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
 from daguerre.config import Config
@@ -24,7 +27,7 @@ from daguerre.errors import UserError
 from daguerre.problems import ConfigError, Problem, shown
 from daguerre.recipe import Tree
 
-SUMMARY = "a recipe from a config of MaxDiffusion, MindOne, open-diffusion or Stable Cascade"
+SUMMARY = "a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ..."
 HELP = """\
 usage: daguerre convert config FILE [out=FILE]
 
@@ -38,13 +41,14 @@ Reads a config of another trainer, recognises which, writes a recipe, and says o
   out=FILE     the new recipe (default: NAME-daguerre.yaml in the current folder)
 
 Understood are MaxDiffusion's flat files (base14.yml, base_xl.yml ...), MindOne SDXL's trees of target and params,
-open-diffusion's groups with ??? and interpolation, and Stable Cascade's training configs. What must be given there
-must be given here, and is named at the end. Refused keys do not stop it.
+open-diffusion's groups with ??? and interpolation, Stable Cascade's training configs; and kohya's TOML (with its
+dataset_config), OneTrainer's JSON, ai-toolkit's YAML and JSON, SimpleTuner's JSON and config.env. What must be given
+there must be given here, and is named at the end. Refused keys do not stop it.
 
 Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
 its family is not there yet (Stable Cascade), in which case it is written all the same; or because a value of the
 config fits no setting here, or because it trains something else than a whole network (LoRA, ControlNet, textual
-inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/seeds.md says more.
+inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/coming-from.md says more.
 """
 
 CONVERT = {
@@ -52,18 +56,20 @@ CONVERT = {
     "MindOne": convert_config_mindone.convert,
     "open-diffusion": convert_config_open_diffusion.convert,
     "Stable Cascade": convert_config_cascade.convert,
+    foreign_peers.KOHYA: convert_config_kohya.convert,
+    foreign_peers.ONETRAINER: convert_config_onetrainer.convert,
+    foreign_peers.AI_TOOLKIT: convert_config_ai_toolkit.convert,
+    foreign_peers.SIMPLETUNER: convert_config_simpletuner.convert,
 }
 STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
 """What takes the place of a family that is not there, while the rest is checked."""
 ORDER = list(Config.model_fields)
-LAST_OF_TWINS = ("MaxDiffusion", "Stable Cascade")
-"""Trainers whose reader of YAML takes the last of two keys of one name; the others refuse them."""
 
 
 def run(arguments: list[str]) -> int:
     """Writes the recipe and the list; 2 where its family is not there yet."""
     path, out = read(arguments)
-    tree, twice = read_theirs(path)
+    tree, twice = convert_config_files.read(path)
     trainer = foreign.trainer(tree)
     if trainer is None:
         raise UserError(
@@ -104,39 +110,6 @@ def converted(trainer: str, tree: Tree, source: str) -> Reading:
 def is_later(values: Tree) -> bool:
     """Whether the family of a recipe is still to come."""
     return values["model"]["family"] not in plugins.names("families")
-
-
-def read_theirs(path: Path) -> tuple[Tree, list[str]]:
-    """The mapping in a file of another trainer, and the keys that it gives twice: of trainers whose reader takes the
-    last, the last is taken here, too. UserError for a file that cannot be read."""
-    try:
-        return recipe.read(path), []
-    except UserError as error:
-        if "duplicate key" not in str(error):
-            raise
-        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
-        twice = without_first_twins(node)
-        with tempfile.TemporaryDirectory() as folder:
-            single = Path(folder) / path.name
-            single.write_text(yaml.serialize(node, Dumper=yaml.SafeDumper, width=1 << 20), encoding="utf-8")
-            tree = recipe.read(single)
-        if foreign.trainer(tree) not in LAST_OF_TWINS:
-            raise
-        return tree, twice
-
-
-def without_first_twins(node: yaml.Node | None, above: str = "") -> list[str]:
-    """Takes out of a YAML document what a later key of the same name replaces; the names."""
-    twice = []
-    for inner in node.value if isinstance(node, yaml.SequenceNode) else ():
-        twice += without_first_twins(inner, above)
-    if isinstance(node, yaml.MappingNode):
-        last = {key.value: place for place, (key, _) in enumerate(node.value)}
-        twice += [f"{above}{key.value}" for place, (key, _) in enumerate(node.value) if last[key.value] != place]
-        node.value = [node.value[place] for place in sorted(last.values())]
-        for key, inner in node.value:
-            twice += without_first_twins(inner, f"{above}{key.value}.")
-    return list(dict.fromkeys(twice))
 
 
 def read(arguments: Sequence[str]) -> tuple[Path, Path]:

@@ -97,6 +97,11 @@ class Reading:
         self.assumed |= {path: value for path, value in fresh.items() if value != REQUIRED}
         self.values = dict(values) | self.values
 
+    def assume_over(self, values: Mapping[str, Any]) -> None:
+        """What several keys of theirs say together, in place of what was assumed; each key is read by itself."""
+        self.values |= values
+        self.assumed = {path: value for path, value in self.assumed.items() if path not in values}
+
     def alias(self, key: str, name: str = "") -> None:
         """Their key means what `name` (the key itself, if it is empty) means on the command line."""
         if key not in self.rest:

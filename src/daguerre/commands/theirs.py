@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from daguerre import config as configs
-from daguerre import foreign, overrides, recipe
-from daguerre.commands import convert_config
+from daguerre import foreign, foreign_peers, overrides, recipe
+from daguerre.commands import convert_config, convert_config_files
 from daguerre.commands.convert_config_reading import Reading
 from daguerre.config import Loaded
 from daguerre.errors import UserError
 from daguerre.problems import shown
 from daguerre.recipe import Tree
+
+SUFFIXES = (*convert_config_files.YAML, ".json", *foreign_peers.FORMATS)
+"""Of files that may be configs of other trainers."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,9 @@ def of(name: str, given: Sequence[str], may_lose: bool = False) -> Converted | N
 def _read(name: str) -> tuple[str, Tree, list[str]] | None:
     """Whose config a file is, its values, and the keys that it gives twice; None for every other name."""
     path = Path(name).expanduser()
-    if not name or name in recipe.shipped() or not path.is_file() or path.suffix not in (".yml", ".yaml"):
+    if not name or name in recipe.shipped() or not path.is_file() or path.suffix not in SUFFIXES:
         return None
-    tree, twice = convert_config.read_theirs(path)
+    tree, twice = convert_config_files.read(path)
     trainer = foreign.trainer(tree)
     return None if trainer is None else (trainer, tree, twice)
 

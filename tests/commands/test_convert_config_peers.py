@@ -1,0 +1,310 @@
+"""`daguerre convert config` for kohya's TOML, OneTrainer, ai-toolkit and SimpleTuner: every key, with its unit."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import peer_configs
+import pytest
+from test_convert_config import ODD, places, said
+
+from daguerre import cli, foreign, recipe
+from daguerre import config as configs
+from daguerre.commands import convert_config, convert_config_files
+from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
+from daguerre.errors import UserError
+
+FILES = {
+    "kohya.toml": "kohya's sd-scripts",
+    "pictures.toml": "kohya's sd-scripts",
+    "onetrainer.json": "OneTrainer",
+    "ai_toolkit.yaml": "ai-toolkit",
+    "simpletuner.json": "SimpleTuner",
+    "config.env": "SimpleTuner",
+}
+
+
+@pytest.fixture
+def convert(tmp_path, monkeypatch, capsys):
+    """Converts a config, its text changed or not: exit code, our values by path, {key: (kind, text)}, the output."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in peer_configs.texts().items():
+        path = tmp_path / ("config" if name == "backends.json" else "") / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for name, count in {"dog": 3, "any": 12, "cats": 5}.items():
+        folder = tmp_path / "pictures" / name
+        folder.mkdir(parents=True)
+        for number in range(count):
+            (folder / f"{number}.jpg").write_bytes(b"")
+
+    def run(name: str, text: str | None = None):
+        if text is not None:
+            Path(name).write_text(text, encoding="utf-8")
+        Path("ours.yaml").unlink(missing_ok=True)
+        code = cli.run(["convert", "config", name, "out=ours.yaml"])
+        output = capsys.readouterr()
+        values = dict(recipe.paths(recipe.read(Path("ours.yaml")))) if Path("ours.yaml").exists() else {}
+        return code, values, said(output.out), output.out + output.err
+
+    return run
+
+
+def differing(values: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    return {path: values.get(path) for path, value in expected.items() if values.get(path) != value}
+
+
+def refused(lines: dict[str, tuple[str, str]]) -> set[str]:
+    return {key for key, (kind, _) in lines.items() if kind == "refused"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_is_dropped(convert, name, tmp_path):
+    code, _, lines, output = convert(name)
+    tree, _ = convert_config_files.read(tmp_path / name)
+    assert foreign.trainer(tree) == FILES[name]
+    assert code == 0, output
+    assert set(lines) == {key for key, _ in leaves(tree)}
+    assert f"a recipe from this config of {FILES[name]}" in output
+
+
+def test_kohya_with_its_data_sets(convert):
+    _, values, lines, _ = convert("kohya.toml")
+    expected = {
+        "run_name": "dogs",
+        "output_dir": "out",
+        "model.family": "sd",
+        "model.text_encoder_layer": -2,
+        "model.text_encoder_final_norm": True,
+        "model.long_prompts": True,
+        "objective.name": "eps",
+        "objective.weighting.snr_gamma": 5,
+        "objective.noise.offset": 0.05,
+        "data.source": "mix",
+        "data.resolution": 768,
+        "data.random_flip": True,
+        "data.interpolation": "area",
+        "data.buckets.aspects": "auto",
+        "data.buckets.max_aspect": 4.0,
+        "data.sources.dog.captions.text": "sks dog",
+        "data.sources.dog.captions.shuffle_tags": True,
+        "data.sources.dog.captions.keep_tags": 1,
+        "data.sources.dog.caption_dropout": 0.0,
+        "data.sources.any.loss_weight": 0.5,
+        # 3 x 10 pictures, and class pictures as often
+        "data.weights.dog": 30.0,
+        "data.weights.any": 30.0,
+        # 10 epochs of 60 pictures in batches of 4; max_train_steps does not count beside them
+        "training.duration": "150 steps",
+        "checkpoint.every": "15 steps",
+        "training.per_device_batch_size": 4,
+        "training.weights_dtype": "bfloat16",
+        "training.max_grad_norm": None,
+        "optimizer.name": "adamw_8bit",
+        "optimizer.weight_decay": 0.1,
+        "optimizer.beta2": 0.99,
+        "optimizer.weight_decay_exclude": [],
+        "lr_scheduler.name": "constant",
+        "lr_scheduler.warmup": "100 steps",
+        "ema.enabled": False,
+        "validation.every": None,
+    }
+    assert differing(values, expected) == {}
+    assert refused(lines) == {"some_new_option"}
+
+
+def test_captions_beside_the_pictures_come_before_the_folders_words(convert, tmp_path):
+    (tmp_path / "pictures/dog/0.txt").write_text("a dog", encoding="utf-8")
+    _, values, _, _ = convert("kohya.toml")
+    assert "data.sources.dog.captions.text" not in values
+    assert values["data.sources.any.captions.text"] == "dog"
+
+
+def test_kohyas_folders_with_repeats_in_their_names(convert, tmp_path):
+    for name in ("10_sks dog", "notes"):
+        (tmp_path / "sets" / name).mkdir(parents=True)
+    text = (
+        'pretrained_model_name_or_path = "a/b"\noutput_name = "x"\ntrain_data_dir = "sets"\nresolution = "512,512"\n'
+        'max_train_steps = 800\nlr_scheduler = "cosine"\nlr_warmup_steps = 0.1\n'
+    )
+    code, values, lines, _ = convert("flat.toml", text)
+    expected = {
+        "data.source": "folder",
+        "data.path": "sets/10_sks dog",
+        "data.repeats": 10,
+        "data.captions.text": "sks dog",
+        "data.resolution": 512,
+        "lr_scheduler.warmup": "80 steps",
+        "training.per_device_batch_size": 1,
+        "optimizer.learning_rate": 2e-6,
+    }
+    assert code == 0
+    assert differing(values, expected) == {}
+    assert not refused(lines)
+
+
+def test_onetrainer(convert):
+    _, values, lines, output = convert("onetrainer.json")
+    expected = {
+        "run_name": "first",
+        "output_dir": "workspace",
+        "model.family": "sdxl",
+        "model.train_text_encoder": True,
+        "model.train_text_encoder_2": False,
+        "model.text_encoder_layer": -3,
+        "objective.weighting.name": "min_snr",
+        "objective.noise.offset": 0.03,
+        "data.path": "pictures/cats",
+        "data.repeats": 3,
+        "data.crop": "random",
+        "data.captions.keep_tags": 2,
+        "data.caption_dropout": 0.0,
+        "training.duration": "20 epochs",
+        "training.mixed_precision": "bf16",
+        "optimizer.name": "adafactor",
+        "optimizer.learning_rates.text_encoder.*": 2e-6,
+        "lr_scheduler.warmup": "50 steps",  # 200 batches, of which four are an update
+        "lr_scheduler.final": 0.1,
+        "ema.decay": 0.998,
+        "checkpoint.every": "2 epochs",
+        "sampling.prompts": ["a cat: at night"],
+        "sampling.guidance_scale": 6.0,
+    }
+    assert differing(values, expected) == {}
+    assert refused(lines) == {
+        *("frobnicate", "huber_strength", "ema_update_step_interval", "text_encoder.stop_training_after")
+    }
+    assert "hidden-word" not in output + Path("ours.yaml").read_text(encoding="utf-8")
+
+
+def test_ai_toolkit(convert):
+    _, values, lines, _ = convert("ai_toolkit.yaml")
+    expected = {
+        "run_name": "first_try",
+        "model.family": "sdxl",
+        "data.resolution": 768,
+        "data.captions.shuffle_tags": True,
+        "data.caption_dropout": 0.05,
+        "data.buckets.aspects": "auto",
+        "training.duration": "2000 steps",
+        "training.gradient_accumulation_steps": 2,
+        "training.mixed_precision": "bf16",
+        "optimizer.name": "adamw_8bit",
+        "lr_scheduler.name": "cosine",
+        "ema.decay": 0.99,
+        "checkpoint.every": "250 steps",
+        "checkpoint.keep": 4,
+        "sampling.width": 1024,
+    }
+    assert differing(values, expected) == {}
+    assert refused(lines) == {"config.process.0.train.weight_jitter"}
+
+
+def test_simpletuner(convert):
+    _, values, lines, _ = convert("simpletuner.json")
+    expected = {
+        "run_name": "first",
+        "model.family": "sdxl",
+        "data.path": "pictures/cats",
+        "data.repeats": 10,  # nine more than once
+        "data.resolution": 1024,  # one megapixel
+        "data.crop": "random",
+        "data.buckets.aspects": "square",
+        "data.caption_dropout": 0.2,
+        "training.duration": "3000 steps",
+        "training.weights_dtype": "bfloat16",
+        "training.mixed_precision": "auto",
+        "training.max_grad_norm": None,
+        "optimizer.learning_rate": 1e-6,
+        "lr_scheduler.power": 0.8,
+        "lr_scheduler.final": 0.4,
+        "sampling.prompts": ["a cat"],
+        "sampling.height": 768,
+        "ema.enabled": False,
+    }
+    assert differing(values, expected) == {}
+    assert refused(lines) == {"max_grad_norm", "layer_freeze_strategy"}
+
+
+def test_simpletuners_shell_variables_are_read_and_not_run(convert):
+    _, values, lines, output = convert("config.env")
+    expected = {
+        "run_name": "run-of-full",
+        "output_dir": "out/models",
+        "objective.name": "v",
+        "objective.schedule.zero_terminal_snr": True,
+        "training.duration": "300 steps",
+        "training.attention": "fused",
+        "lr_scheduler.warmup": "0 steps",  # `constant` has no warm-up there
+        "data.path": REQUIRED,
+    }
+    assert differing(values, expected) == {}
+    assert lines["hub_token"] == ("refused", "secrets stay in the environment")
+    assert "root:" not in output
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "word"),
+    [
+        ("kohya.toml", "[training]", '[training]\nnetwork_module = "networks.lora"\nnetwork_dim = 8', "LoRA"),
+        ("kohya.toml", "[training]", '[training]\ntoken_string = "x"', "textual inversion"),
+        ("onetrainer.json", "FINE_TUNE", "LORA", "LoRA"),
+        ("onetrainer.json", "STABLE_DIFFUSION_XL_10_BASE", "FLUX_DEV_1", "a model of type FLUX_DEV_1"),
+        ("ai_toolkit.yaml", "      device", "      network: {type: lora, linear: 16}\n      device", "LoRA"),
+        ("ai_toolkit.yaml", "is_xl", "is_flux", "a model of type flux"),
+        ("simpletuner.json", '"full"', '"lora"', "LoRA"),
+        ("simpletuner.json", '"sdxl"', '"flux"', "a model of the family flux"),
+        ("config.env", "FLUX=false", "FLUX=true", "a model of the family flux"),
+    ],
+)
+def test_what_trains_something_else_makes_no_recipe(convert, name, old, new, word):
+    code, values, _, output = convert(name, Path(name).read_text(encoding="utf-8").replace(old, new))
+    assert (code, values) == (2, {})
+    assert f"{word}" in output
+    assert "which is not there yet: no recipe is made of it" in output
+
+
+@pytest.mark.parametrize("name", ["kohya.toml", "config.env"])
+def test_other_formats_as_recipe_are_refused_with_the_command(convert, name):
+    with pytest.raises(configs.UserError, match=rf"daguerre convert config .*{name}"):
+        configs.load(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("x.toml", "a = "), ("x.json", "{"), ("x.json", "[1]"), ("x.env", "A='")],
+)
+def test_a_file_that_is_damaged_is_the_users_error(convert, name, text):
+    code, values, _, output = convert(name, text)
+    assert (code, values) == (2, {})
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_whatever_a_config_says_it_is_a_recipe_or_a_users_error(convert, seed):
+    drawn = random.Random(seed)
+    name = drawn.choice(["onetrainer.json", "simpletuner.json", "ai_toolkit.yaml", "kohya.json"])
+    tree, _ = convert_config_files.read(Path(name.replace("kohya.json", "kohya.toml")))
+    name = name.replace(".yaml", ".json")
+    for holder, key in drawn.sample(list(places(tree)), 3):
+        holder[key] = drawn.choice(ODD)
+    code, values, lines, output = convert(name, json.dumps(tree))
+    assert code in (0, 2)
+    assert "Traceback" not in output
+    assert bool(values) == bool(lines)
+
+
+@pytest.mark.parametrize("convert_theirs", [convert_config.CONVERT[name] for name in set(FILES.values())])
+def test_a_reader_leaves_nothing_unsaid(convert_theirs):
+    reading = Reading({"strange.key": 1, "run_name": "x"})
+    convert_theirs(reading)
+    reading.finish()
+    assert not reading.rest
+
+
+def test_a_config_without_end_is_the_users_error(convert):
+    with pytest.raises(UserError):
+        convert_config_files.read(Path("nowhere.toml"))

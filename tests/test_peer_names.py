@@ -1,0 +1,396 @@
+"""What the names of diffusers' and kohya's scripts become on the command line, row by row; and what is not there."""
+
+from __future__ import annotations
+
+import json
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from daguerre import (
+    alias_flags,
+    alias_later,
+    alias_names,
+    alias_peers,
+    aliases,
+    cli,
+    config,
+    foreign,
+    layout,
+    overrides,
+    plugins,
+    recipe,
+)
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.problems import ConfigError
+
+CARRIED = [
+    # diffusers: lengths are updates, but for epochs; the batch is that of one device
+    ("train_batch_size=4", {"training.per_device_batch_size": 4}),
+    ("validation_prompt=a cat: at night", {"sampling.prompts": ["a cat: at night"]}),
+    ('validation_prompts=["a", "b"]', {"sampling.prompts": ["a", "b"]}),
+    ("num_validation_images=3", {"sampling.num_images": 3}),
+    ("num_train_epochs=3", {"training.duration": "3 epochs"}),
+    ("num_train_epochs=0", {"training.duration": "4k steps"}),
+    ("max_train_steps=700", {"training.duration": "700 steps"}),
+    ("lr_warmup_steps=100", {"lr_scheduler.warmup": "100 steps"}),
+    ("lr_warmup_steps=0", {"lr_scheduler.warmup": "0 steps"}),
+    ("lr_scheduler=constant", {"lr_scheduler.name": "constant", "lr_scheduler.warmup": "0 steps"}),
+    ("lr_scheduler=constant_with_warmup", {"lr_scheduler.name": "constant", "lr_scheduler.warmup": "500 steps"}),
+    ("lr_scheduler=linear", {"lr_scheduler.name": "linear"}),
+    ("lr_scheduler=cosine", {"lr_scheduler.name": "cosine"}),
+    ("lr_scheduler=polynomial", {"lr_scheduler.name": "polynomial"}),
+    ("lr_scheduler=cosine_with_restarts", {"lr_scheduler.name": "cosine"}),
+    ("lr_scheduler={name: cosine, final: 0.1}", {"lr_scheduler.name": "cosine", "lr_scheduler.final": 0.1}),
+    ("checkpointing_steps=250", {"checkpoint.every": "250 steps"}),
+    ("checkpoints_total_limit=5", {"checkpoint.keep": 5}),
+    ("checkpoints_total_limit=1", {"checkpoint.keep": 2}),
+    ("resume_from_checkpoint=latest", {"resume_from_checkpoint": "latest"}),
+    ("resume_from_checkpoint=out/checkpoint-500", {"resume_from_checkpoint": "step-00000500"}),
+    ("center_crop=true", {"data.crop": "center"}),
+    ("center_crop=False", {"data.crop": "random"}),
+    ("proportion_empty_prompts=0.2", {"data.caption_dropout": 0.2}),
+    ("dataloader_num_workers=8", {"loader.num_workers": 8}),
+    ("adam_beta1=0.8", {"optimizer.beta1": 0.8}),
+    ("adam_beta2=0.95", {"optimizer.beta2": 0.95}),
+    ("adam_weight_decay=0.1", {"optimizer.weight_decay": 0.1}),
+    ("adam_epsilon=1e-6", {"optimizer.epsilon": 1e-6}),
+    ("max_grad_norm=0", {"training.max_grad_norm": None}),
+    ("max_grad_norm=2", {"training.max_grad_norm": 2.0}),
+    ("noise_offset=0.1", {"objective.noise.offset": 0.1}),
+    ("prediction_type=v_prediction", {"objective.name": "v"}),
+    ("use_8bit_adam=true", {"optimizer.name": "adamw_8bit"}),
+    ("use_8bit_adam=false", {"optimizer.name": "adamw"}),
+    ("allow_tf32=true", {"training.matmul_precision": "high"}),
+    ("enable_xformers_memory_efficient_attention=true", {"training.attention": "fused"}),
+    ("image_interpolation_mode=lanczos", {"data.interpolation": "lanczos"}),
+    ("report_to=tensorboard", {"logging.tensorboard": True}),
+    ("report_to=none", {"logging.tensorboard": False}),
+    ("snr_gamma=5.0", {"objective.weighting.snr_gamma": 5.0}),
+    ("dataset_name=someone/captions", {"data.source": "huggingface", "data.name": "someone/captions"}),
+    ("unet_lr=1e-6", {"optimizer.learning_rates": {"unet.*": 1e-6}}),
+    ("learning_rate_te2=1e-6", {"optimizer.learning_rates": {"text_encoder_2.*": 1e-6}}),
+    ("text_encoder_lr=1e-6", {"optimizer.learning_rates": {"text_encoder*": 1e-6}}),
+    # kohya
+    ("output_name=mine", {"run_name": "mine"}),
+    ("max_train_epochs=4", {"training.duration": "4 epochs"}),
+    ("save_every_n_steps=300", {"checkpoint.every": "300 steps"}),
+    ("save_every_n_epochs=2", {"checkpoint.every": "2 epochs"}),
+    ("max_data_loader_n_workers=2", {"loader.num_workers": 2}),
+    ("min_snr_gamma=5", {"objective.weighting.name": "min_snr", "objective.weighting.snr_gamma": 5.0}),
+    ("min_snr_gamma=0", {"objective.weighting.name": "none"}),
+    ("debiased_estimation_loss=true", {"objective.weighting.name": "debiased"}),
+    ("ip_noise_gamma=0.1", {"objective.noise.input_perturbation": 0.1}),
+    ("caption_dropout_rate=0.05", {"data.caption_dropout": 0.05}),
+    ("shuffle_caption=true", {"data.captions.shuffle_tags": True}),
+    ("caption_prefix=photo", {"data.captions.prefix": "photo "}),
+    ("flip_aug=false", {"data.random_flip": False}),
+    ("random_crop=true", {"data.crop": "random"}),
+    ("dataset_repeats=10", {"data.repeats": 10}),
+    ("resolution=768,768", {"data.resolution": 768}),
+    ("enable_bucket=true", {"data.buckets.aspects": "auto"}),
+    ("optimizer_type=AdamW8bit", {"optimizer.name": "adamw_8bit"}),
+    ("optimizer_type=AdaFactor", {"optimizer.name": "adafactor"}),
+    ("optimizer=Lion", {"optimizer.name": "lion"}),
+    ("optimizer_args=weight_decay=0.1 betas=0.8,0.9", {"optimizer.weight_decay": 0.1, "optimizer.beta2": 0.9}),
+    ("full_bf16=true", {"training.weights_dtype": "bfloat16"}),
+    ("xformers=true", {"training.attention": "fused"}),
+    ("sdpa=true", {"training.attention": "auto"}),
+    ("v_parameterization=true", {"objective.name": "v"}),
+    ("max_token_length=225", {"model.long_prompts": True}),
+    ("max_token_length=75", {"model.long_prompts": False}),
+    ("learning_rate_te1=1e-6", {"optimizer.learning_rates": {"text_encoder.*": 1e-6}}),
+    ("validation_split=0.1", {"data.held_out_fraction": 0.1}),
+    ("ddp_timeout=30", {"distributed.timeout_seconds": 1800.0}),
+    ("torch_compile=true", {"training.compile": "blocks"}),
+    ("sample_sampler=euler", {"sampling.sampler": "euler"}),
+    ("training_comment=first try", {"description": "first try"}),
+    # SimpleTuner
+    ("caption_dropout_probability=0.1", {"data.caption_dropout": 0.1}),
+    ("validation_guidance=4", {"sampling.guidance_scale": 4.0}),
+    # our own, which a pattern must not catch
+    ("cache_gb=5", {"data.cache_gb": 5.0}),
+]
+SAID = {
+    # one line and nothing else
+    "logging_dir=logs": "own folder",
+    "validation_epochs=5": "checkpoint.every",
+    "validation_steps=100": "checkpoint.every",
+    "sample_every_n_steps=100": "checkpoint.every",
+    "persistent_data_loader_workers=true": "loader.num_workers",
+    "save_precision=fp16": "daguerre convert export",
+    "save_model_as=safetensors": "daguerre convert export",
+    "v2=true": "the base says itself",
+    "no_half_vae=true": "the autoencoder computes in float32",
+    "lr_num_cycles=1": "what happens anyway",
+    "network_dim=none": "what happens anyway",
+    "caption_extension=.txt": "what happens anyway",
+    "loss_type=l2": "what happens anyway",
+}
+REFUSED = {
+    # two meanings, both named
+    "clip_skip=2": ("kohya", "diffusers", "text_encoder_layer=-2"),
+    "cache_dir=x": ("data.cache_dir", "HF_HOME"),
+    "validation_seed=1": ("sampling.seed", "kohya"),
+    "offset_noise=true": ("train_dreambooth.py", "SimpleTuner", "noise_offset="),
+    "lr_warmup_steps=0.1": ("a share of the run",),
+    "batch_size=4": ("per_device_batch_size", "global_batch_size"),
+    # another way
+    "min_bucket_reso=256": ("data.buckets.max_aspect",),
+    "max_bucket_reso=1024": ("data.buckets.max_aspect",),
+    "min_timestep=100": ("objective.timestep_bias",),
+    "multires_noise_iterations=6": ("objective.noise.pyramid",),
+    "multires_noise_discount=0.3": ("objective.noise.pyramid",),
+    "resolution=512,768": ("627",),
+    "dataset_config=x.toml": ("daguerre convert config",),
+    "config_file=x.toml": ("daguerre convert config",),
+    "max_timestep=900": ("objective.timestep_bias",),
+    "save_last_n_steps=300": ("checkpoint.keep",),
+    "save_last_n_epochs=3": ("checkpoint.keep",),
+    "max_train_samples=100": ("data.filters",),
+    "caption_extension=.caption": (".txt",),
+    "optimizer_type=DAdaptAdam": ("adafactor, adamw",),
+    "optimizer_args=momentum=0.9": ("momentum=0.9 has no meaning here",),
+    "hub_token=hidden-word": ("secrets never belong",),
+    # not there yet
+    "network_dim=8": ("LoRA is not there yet",),
+    "network_alpha=4": ("LoRA is not there yet",),
+    "network_module=networks.lora": ("LoRA is not there yet",),
+    "rank=4": ("LoRA is not there yet",),
+    "cache_latents=true": ("the cache verb is not there yet",),
+    "report_to=wandb": ("tracking by Weights & Biases is not there yet",),
+    "log_with=wandb": ("tracking by Weights & Biases is not there yet",),
+    "push_to_hub=true": ("publishing to the hub is not there yet",),
+    "placeholder_token=<x>": ("textual inversion",),
+    "controlnet_model_name_or_path=x": ("ControlNet is not there yet",),
+    "conditioning_data_dir=x": ("ControlNet is not there yet",),
+    "loss_type=huber": ("a loss other than the squared error is not there yet",),
+    "caption_tag_dropout_rate=0.1": ("dropping of single tags is not there yet",),
+    "lr_scheduler_num_cycles=3": ("restarts of the learning rate is not there yet",),
+    "color_aug=true": ("not there yet",),
+    "masked_loss=true": ("not there yet",),
+    "weighted_captions=true": ("not there yet",),
+    "fp8_base=true": ("not there yet",),
+}
+
+
+@pytest.mark.parametrize(("given", "values"), CARRIED, ids=[given for given, _ in CARRIED])
+def test_a_name_is_our_setting_with_its_unit(given, values):
+    found = config.load("sd15", overrides.split([f"--{given.partition('=')[0]}", given.partition("=")[2]]).overrides)
+    tree = found.config.model_dump(mode="json")
+    assert {path: recipe.get(tree, path) for path in values} == values
+
+
+@pytest.mark.parametrize("given", SAID)
+def test_a_name_that_sets_nothing_is_one_line(given):
+    found = config.load("sd15", [given])
+    assert found.config == config.load("sd15").config
+    assert len(found.notices) == 1
+    assert SAID[given] in found.notices[0]
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_a_refused_name_says_what_to_use(given):
+    with pytest.raises(ConfigError) as caught:
+        config.load("sd15", [given])
+    assert all(word in str(caught.value) for word in REFUSED[given]), str(caught.value)
+    assert "Did you mean" not in str(caught.value)
+    assert "hidden-word" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "value", "said"),
+    [
+        (["lr_scheduler=constant", "lr_warmup_steps=500"], "lr_scheduler.warmup", "0 steps", "constant_with_warmup"),
+        (["num_train_epochs=100", "max_train_steps=800"], "training.duration", "800 steps", "number of updates"),
+        (["max_train_steps=800", "max_train_epochs=2"], "training.duration", "2 epochs", "number of epochs"),
+        (["max_train_steps=0", "num_train_epochs=2"], "training.duration", "2 epochs", ""),
+    ],
+)
+def test_what_counts_beside_what_is_as_in_their_scripts(given, path, value, said):
+    found = config.load("sd15", given)
+    assert recipe.get(found.config.model_dump(mode="json"), path) == value
+    assert len(found.notices) == bool(said)
+    assert not said or (said in found.notices[0] and "has no effect" in found.notices[0])
+
+
+TOGETHER = [
+    (["shuffle_caption=true", "keep_tokens=2"], "data.captions.keep_tags", 2),
+    (["shuffle_caption=true", "caption_separator=;"], "data.captions.tag_separator", ";"),
+    (["enable_bucket=true", "bucket_reso_steps=32"], "data.buckets.step", 32),
+    (["v_parameterization=true", "zero_terminal_snr=true"], "objective.schedule.zero_terminal_snr", True),
+    (["lr_scheduler=polynomial", "lr_power=2"], "lr_scheduler.power", 2.0),
+    (["lr_scheduler=cosine_with_min_lr", "lr_scheduler_min_lr_ratio=0.1"], "lr_scheduler.final", 0.1),
+    (["lr_scheduler=warmup_stable_decay", "lr_decay_steps=200"], "lr_scheduler.decay", "200 steps"),
+    (["use_ema=true", "ema_decay=0.99"], "ema.decay", 0.99),
+]
+
+
+@pytest.mark.parametrize(("given", "path", "value"), TOGETHER, ids=lambda row: row[-1] if isinstance(row, list) else "")
+def test_names_that_need_another(given, path, value):
+    found = config.load("sd15", given)
+    assert recipe.get(found.config.model_dump(mode="json"), path) == value
+    assert not found.notices
+
+
+def test_two_rates_are_one_mapping():
+    found = config.load("sdxl", ["learning_rate_te1=1e-6", "learning_rate_te2=2e-6"])
+    assert found.config.optimizer.learning_rates == {"text_encoder.*": 1e-6, "text_encoder_2.*": 2e-6}
+    assert not found.notices
+
+
+def test_train_data_dir_is_a_folder_of_pictures_or_a_data_set_of_kohyas(tmp_path):
+    found = config.load("sd15", [f"train_data_dir={tmp_path}"]).config.data
+    assert (found.source, found.path) == ("folder", str(tmp_path))
+    (tmp_path / "10_sks dog").mkdir()
+    with pytest.raises(ConfigError, match=r"data.repeats=10, with data.captions.text='sks dog'"):
+        config.load("sd15", [f"train_data_dir={tmp_path}"])
+
+
+def test_prompts_with_options_are_refused(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("a cat\n", encoding="utf-8")
+    assert config.load("sd15", [f"sample_prompts={path}"]).config.sampling.prompts_file == str(path)
+    path.write_text("a cat --w 512 --d 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="options beside its prompts"):
+        config.load("sd15", [f"sample_prompts={path}"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--gradient_checkpointing"], ["gradient_checkpointing=true"]),
+        (["--center-crop", "--random_flip"], ["center-crop=true", "random_flip=true"]),
+        (["--use_ema", "True", "--xformers"], ["use_ema=True", "xformers=true"]),
+        (["--enable_bucket", "run_name=x"], ["enable_bucket=true", "run_name=x"]),
+        (["--seed", "3", "--v2"], ["seed=3", "v2=true"]),
+        (["--guidance_scale", "-1"], ["guidance_scale=-1"]),
+        (["--validation_prompts", "a cat", "a dog", "seed=3"], ['validation_prompts=["a cat", "a dog"]', "seed=3"]),
+        (["--optimizer_args", "a=1", "b=2", "--v2"], ['optimizer_args=["a=1", "b=2"]', "v2=true"]),
+    ],
+)
+def test_switches_and_lists_as_their_scripts_take_them(words, expected):
+    assert list(overrides.split(["sd15", *words]).overrides) == expected
+    assert overrides.split([*words[:1], "sd15"] if len(words) == 1 else ["sd15", *words]).recipe == "sd15"
+
+
+@pytest.mark.parametrize("words", [["--run_name"], ["--run_name", "--seed=3"], ["--seed", "--center_crop"]])
+def test_other_options_need_a_value(words):
+    with pytest.raises(UserError, match="needs a value"):
+        overrides.split(words)
+
+
+@pytest.mark.parametrize("name", sorted(alias_flags.FLAGS | alias_flags.WORDS | alias_flags.PAIRS))
+def test_a_switch_is_a_name_that_means_something(name):
+    known = name in aliases.SAME or name in aliases.CONVERTED
+    known = known or any(fnmatchcase(name, row) for row in aliases.LATER)
+    assert known or any(path.endswith(f".{name}") for path in settings_that_exist()), name
+
+
+def settings_that_exist() -> set[str]:
+    """The paths of all settings, whichever plug-ins are chosen."""
+    found = set()
+    for section, plugin in layout.plugin_sections(Config).items():
+        for name in plugins.names(plugin.kind):
+            found |= set(layout.leaves(Config, {section: {plugin.key: name}}))
+    return found
+
+
+def test_no_row_of_a_part_that_is_there():
+    there = {f"{kind}/{name}" for kind in plugins.FOLDERS for name in plugins.names(kind)}
+    there |= {f"verb/{name}" for verb in ("", "data", "convert") for name in cli.verbs(verb)}
+    there |= {f"setting/{path}" for path in settings_that_exist()}
+    stale = {
+        part: [name for name in there for pattern in patterns if fnmatchcase(name, pattern)]
+        for part, patterns in alias_later.PARTS.items()
+    }
+    assert not {part: names for part, names in stale.items() if names}
+    assert {part for part, _ in alias_later.ROWS.values()} == set(alias_later.PARTS)
+
+
+def test_the_parts_of_the_other_table_are_known_here():
+    others = {"profiling a run", "the family of Stable Cascade", "training of new tokens"}
+    others |= {"a task other than training (the cache verb)"}
+    parts = {part for part, _ in alias_names.LATER.values()}
+    assert parts - set(alias_later.PARTS) <= others
+    assert {what.partition(" for ")[0] for what in foreign.LATER.values()} - set(alias_later.PARTS) <= others
+
+
+def test_a_test_for_stale_rows_sees_one(monkeypatch):
+    monkeypatch.setitem(alias_later.PARTS, "LoRA", ("adapters/full",))
+    with pytest.raises(AssertionError):
+        test_no_row_of_a_part_that_is_there()
+
+
+@pytest.mark.parametrize("table", [aliases.SAME, aliases.CONVERTED, alias_peers.BESIDE])
+def test_names_are_written_as_they_are_looked_up(table):
+    assert not [name for name in table if "-" in name]
+
+
+def test_no_table_catches_a_setting_of_ours():
+    """But for those that have two meanings, and those whose value is also understood as other trainers write it."""
+    names = {name for path in settings_that_exist() for name in (path, path.rpartition(".")[2])}
+    for name in sorted(names - {"cache_dir", "batch_size", "attention"}):
+        assert aliases.translate(name, "1").values, name
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("train_batch_siz=1", "train_batch_size"),
+        ("learning_rte=1", "optimizer.learning_rate"),
+        ("global_batchsize=8", "training.global_batch_size"),
+        ("caption_dropout_prob=0.1", "data.caption_dropout"),
+        ("eval_batch_size=4", ""),
+        ("num_batch_size=4", ""),
+        ("max_len=4", ""),
+        ("warmup_ratio=4", ""),
+    ],
+)
+def test_only_a_misspelt_name_is_answered_with_another(given, hint):
+    with pytest.raises(ConfigError) as caught:
+        config.load("sd15", [given])
+    assert (f"Did you mean {hint}?" in str(caught.value)) if hint else "Did you mean" not in str(caught.value)
+
+
+COMMANDS = [
+    # as the guides of the scripts have them, but for the program and its recipe
+    "sd15 --train_data_dir pictures --use_ema --resolution=512 --center_crop --random_flip --train_batch_size=1 "
+    "--gradient_accumulation_steps=4 --gradient_checkpointing --mixed_precision=fp16 --max_train_steps=15000 "
+    "--learning_rate=1e-05 --max_grad_norm=1 --lr_scheduler=constant --lr_warmup_steps=0 --output_dir=out",
+    "sdxl --enable_xformers_memory_efficient_attention --proportion_empty_prompts=0.2 --train_batch_size=1 "
+    "--gradient_accumulation_steps=4 --gradient_checkpointing --max_train_steps=10000 --use_8bit_adam "
+    "--learning_rate=1e-06 --lr_scheduler=constant --lr_warmup_steps=0 --mixed_precision=fp16 --report_to=tensorboard "
+    "--validation_epochs 5 --checkpointing_steps=5000 --validation_prompt=x",
+    "sd15_dreambooth --instance_data_dir=dog --instance_prompt=dog --class_prompt=dogs --with_prior_preservation "
+    "--prior_loss_weight=1.0 --train_batch_size=1 --gradient_accumulation_steps=1 --learning_rate=5e-6 "
+    "--lr_scheduler=constant --lr_warmup_steps=0 --num_class_images=200 --max_train_steps=800 --use_8bit_adam",
+    "sd15 --output_name=x --train_data_dir=pictures --resolution=512,512 --train_batch_size=1 --learning_rate=1e-5 "
+    "--max_train_epochs=10 --save_every_n_epochs=1 --optimizer_type=AdamW8bit --xformers --mixed_precision=fp16 "
+    "--gradient_checkpointing --save_model_as=safetensors --seed=42 --enable_bucket --shuffle_caption --keep_tokens=1 "
+    "--caption_extension=.txt --max_data_loader_n_workers=2 --optimizer_args weight_decay=0.1 betas=0.9,0.99",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[:12])
+def test_commands_of_their_guides(command):
+    given = overrides.split(command.split())
+    found = config.load(given.recipe, given.overrides).config
+    assert found.training.per_device_batch_size == 1
+    assert json.dumps(found.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize("head", ["diffusers' example scripts", "kohya's sd-scripts"])
+def test_the_names_on_the_page_are_tested(head):
+    page = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## {head}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("|") and "---" not in line][1:]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    every = (*(given for given, _ in CARRIED), *SAID, *REFUSED, *(row for given, _, _ in TOGETHER for row in given))
+    tested = {row.partition("=")[0] for row in every}
+    said = " ".join(COMMANDS)
+    assert len(named) > 20
+    assert not [name for name in sorted(named) if name not in tested and f"--{name}" not in said], named - tested
