@@ -94,6 +94,17 @@ def test_the_snippet_runs_on_stock_diffusers(done, monkeypatch):
         assert picture.size == (64, 64)
 
 
+def test_every_run_folder_is_of_one_recipe_and_was_trained_before():
+    """One who pastes every line meets no run of another recipe, and none that is not there."""
+    recipes = {}
+    for line in re.findall(r"^ *(daguerre .*)", README, flags=re.MULTILINE):
+        _, verb, *words = shlex.split(line, comments=True)
+        if verb == "train":
+            named = [word.removeprefix("run_name=") for word in words if word.startswith("run_name=")]
+            assert recipes.setdefault((named or words)[0], words[0]) == words[0], line
+        assert {Path(word).name for word in words if word.startswith("runs/")} <= set(recipes), line
+
+
 NOT_THERE = {
     # word of README: the plug-in (kind and name) that would make it untrue
     "published checkpoints": None,
