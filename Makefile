@@ -12,20 +12,25 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 quickstart: .venv/installed
 	$(BIN)/daguerre train quickstart
+	@echo 'For the command `daguerre` in this shell: source $(BIN)/activate'
 
 test: check
 	$(TEST) -m "not long" -n 2
 
-test-long: .venv/installed
+test-long: .venv/installed-dev
 	$(TEST) -m long
 
-check: .venv/installed
+check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 .venv/installed: pyproject.toml constraints.txt tools/make_venv.py
 	$(PYTHON) tools/make_venv.py
+
+# What only tests need.
+.venv/installed-dev: .venv/installed
+	$(PYTHON) tools/make_venv.py --dev
 
 clean:
 	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

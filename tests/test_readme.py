@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from daguerre import cli, errors
+from daguerre import cli, errors, plugins
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHORT = [
@@ -92,6 +92,53 @@ def test_the_snippet_runs_on_stock_diffusers(done, monkeypatch):
         exec(compile(snippet, "snippet of README.md", "exec"), {})  # noqa: S102
     with Image.open(done / "circle.png") as picture:
         assert picture.size == (64, 64)
+
+
+def test_every_run_folder_is_of_one_recipe_and_was_trained_before():
+    """One who pastes every line meets no run of another recipe, and none that is not there."""
+    recipes = {}
+    for line in re.findall(r"^ *(daguerre .*)", README, flags=re.MULTILINE):
+        _, verb, *words = shlex.split(line, comments=True)
+        if verb == "train":
+            named = [word.removeprefix("run_name=") for word in words if word.startswith("run_name=")]
+            assert recipes.setdefault((named or words)[0], words[0]) == words[0], line
+        assert {Path(word).name for word in words if word.startswith("runs/")} <= set(recipes), line
+
+
+NOT_THERE = {
+    # word of README: the plug-in (kind and name) that would make it untrue
+    "published checkpoints": None,
+    "LoRA": ("adapters", "lora"),
+    "ControlNet": ("adapters", "controlnet"),
+    "textual inversion": ("adapters", "textual_inversion"),
+    "Stable Cascade": ("families", "stable_cascade"),
+    "caches of latents": None,
+    "FID": ("metrics", "fid"),
+    "wandb": None,
+    "tfrecord": ("sources", "tfrecord"),
+    "grain": ("sources", "grain"),
+}
+
+
+def test_readme_says_what_is_not_there():
+    (paragraph,) = re.findall(r"^What is not there: .*?\n\n", README, flags=re.MULTILINE | re.DOTALL)
+    for word, plugin in NOT_THERE.items():
+        assert word in paragraph.replace("\n", " "), word
+        assert plugin is None or plugin[1] not in plugins.names(plugin[0]), f"{plugin[1]} is there now"
+
+
+def test_readme_says_how_daguerre_becomes_a_command_and_which_torch_is_taken():
+    start = README[: README.index("## Use")]
+    assert "    source .venv/bin/activate\n" in start
+    assert "`pip install -e '.[datasets]' -c constraints.txt`" in start
+    assert "install page of PyTorch's website" in start
+    assert "TORCH_INDEX=" in start
+
+
+def test_the_result_says_on_how_many_threads():
+    (row,) = re.findall(r"^\| `quickstart` \|.*", README, flags=re.MULTILINE)
+    assert "two threads" in row
+    assert "98.5 %" in row.partition("one thread")[2]
 
 
 def test_files_and_commands_in_the_text_exist():

@@ -2,6 +2,7 @@
 """Makes .venv and installs Daguerre into it from constraints.txt. Runs on any Python 3, needs nothing installed.
 
 python3 tools/make_venv.py            # used by `make`; TORCH_INDEX=URL takes torch from another index
+python3 tools/make_venv.py --dev      # what tests need as well
 """
 
 import os
@@ -12,10 +13,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-DONE = VENV / "installed"
 OLDEST = (3, 11)
-NEEDED_GB = 4
-NEEDED_WITH_CUDA_GB = 9
+NEEDED_GB = 3
+NEEDED_WITH_CUDA_GB = 8
+GPU_FILES = ("/proc/driver/nvidia/version", "/dev/kfd")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+HOW_TO_CHOOSE = (
+    "`make quickstart TORCH_INDEX=URL` takes another build: choose pip and CPU on the install page of PyTorch's "
+    "website, and URL is what it shows after --index-url"
+)
 
 
 def say(text):
@@ -59,8 +65,32 @@ def check_disk():
     if free_gb < NEEDED_WITH_CUDA_GB and sys.platform == "linux" and not os.environ.get("TORCH_INDEX"):
         say(
             "{:.1f} GB are free: enough for a CPU build of torch, perhaps too little for one with CUDA "
-            "({} GB); TORCH_INDEX=... chooses the build".format(free_gb, NEEDED_WITH_CUDA_GB)
+            "({} GB). {}.".format(free_gb, NEEDED_WITH_CUDA_GB, HOW_TO_CHOOSE)
         )
+
+
+def make_venv():
+    """Makes .venv unless it is there with pip in it; a Python without venv or pip is named with what mends it."""
+    in_it = VENV / "bin" / "python"
+    if in_it.exists() and subprocess.run([str(in_it), "-c", "import pip"], capture_output=True).returncode == 0:
+        return
+    python, version = find_python()
+    say("making .venv with Python {} ({})".format(".".join(map(str, version)), python))
+    if subprocess.run([python, "-m", "venv", str(VENV)]).returncode != 0:
+        stop(
+            "this Python could not make .venv (its words are above); Debian and Ubuntu keep what it lacks in a "
+            "package of its own: sudo apt install python{}.{}-venv. Then run the same command again.".format(*version)
+        )
+
+
+def has_gpu():
+    """True where a driver of NVIDIA or AMD is, or a graphics card of NVIDIA is on the bus, with a driver or not."""
+    if shutil.which("nvidia-smi") or any(os.path.exists(path) for path in GPU_FILES):
+        return True
+    return any(
+        (device / "vendor").read_text().strip() == "0x10de" and (device / "class").read_text().startswith("0x03")
+        for device in PCI_DEVICES.glob("*")
+    )
 
 
 def torch_version():
@@ -70,28 +100,53 @@ def torch_version():
     stop("constraints.txt does not pin torch")
 
 
-def pip(*arguments):
-    command = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    if subprocess.run(command + list(arguments)).returncode != 0:
+def choose_torch():
+    """The pinned torch; as a CPU build where there is no GPU, no TORCH_INDEX, and pip finds one where it looks.
+
+    Builds for the CPU are told by their local version, +cpu. Elsewhere than on Linux every build is one.
+    """
+    pinned = torch_version()
+    if sys.platform != "linux" or has_gpu() or os.environ.get("TORCH_INDEX"):
+        return pinned
+    say("no GPU is to be seen: asking pip for a CPU build of torch")
+    if pip("--dry-run", "--no-deps", pinned + "+cpu", quiet=True):
+        return pinned + "+cpu"
+    say(
+        "pip finds none where it looks. The default build brings CUDA on most machines: about 3 GB to download, 5 GB "
+        "on disk, instead of 0.2 and 0.8. Ctrl-C stops; {}.".format(HOW_TO_CHOOSE)
+    )
+    return pinned
+
+
+def pip(*arguments, quiet=False):
+    """True if `pip install` did what it was asked to; unless it is asked quietly its progress is shown."""
+    command = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
+    return subprocess.run(command + list(arguments), capture_output=quiet).returncode == 0
+
+
+def install(what, *arguments):
+    say("installing " + what)
+    if not pip(*arguments):
         stop("pip failed (its words are above). Mend that and run the same command again: it goes on from here.")
 
 
-def main():
-    python, version = find_python()
+def main(arguments):
+    extra = "dev" if "--dev" in arguments else "datasets"
     check_disk()
-    if not (VENV / "bin" / "python").exists():
-        say("making .venv with Python {} ({})".format(".".join(map(str, version)), python))
-        subprocess.run([python, "-m", "venv", str(VENV)], check=True)
+    make_venv()
     constraints = ["-c", str(ROOT / "constraints.txt")]
-    index = os.environ.get("TORCH_INDEX")
-    torch = torch_version()
-    say("installing {}{}".format(torch, " from " + index if index else ""))
-    pip(torch, *(["--index-url", index] if index else constraints))
-    say("installing Daguerre and what it builds on (constraints.txt)")
-    pip("-e", str(ROOT) + "[dev]", *constraints)
-    DONE.write_text("{}\n".format(torch))
-    say("done")
+    if extra != "dev":
+        index, torch = os.environ.get("TORCH_INDEX"), choose_torch()
+        from_index = ["--index-url", index] if index else constraints
+        install("{} (step 1 of 2)".format(torch + (" from " + index if index else "")), torch, *from_index)
+    what = "what the tests need" if extra == "dev" else "Daguerre and what it builds on (step 2 of 2)"
+    install(what + "; the end of it takes a minute in silence", "-e", "{}[{}]".format(ROOT, extra), *constraints)
+    (VENV / ("installed-dev" if extra == "dev" else "installed")).touch()
+    say("done. To have the command `daguerre` in this shell: source {}".format(VENV / "bin" / "activate"))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        stop("stopped. The same command goes on from here.")

@@ -165,7 +165,7 @@ def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tup
     UserError if the recipe cannot be read, ConfigError if there is no run_name; other mistakes are left for `load`.
     """
     tree: Tree = {}
-    for layer in _layers(name, whole):
+    for layer, _ in _layers(name, whole):
         tree = recipe.merge(tree, layer)
     values: Tree = {}
     for override in given:

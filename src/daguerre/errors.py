@@ -1,10 +1,14 @@
-"""What a user can cause and mend, and the exit codes of the command line. No other error lives here.
+"""What a user can cause and mend, the exit codes of the command line, and the command that installs what is missing.
 
 A UserError is shown as its text alone, without a traceback. Whatever else comes up, every other ValueError included, is
 a fault of the program or of the machine: its traceback goes into a file.
 """
 
 from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
 
 from daguerre.credentials import scrub
 
@@ -58,3 +62,11 @@ class SaidElsewhere(UserError):
     def __init__(self, error: UserError) -> None:
         super().__init__(str(error))
         self.exit_code = error.exit_code
+
+
+def install(*packages: str) -> str:
+    """The command that installs packages for the Python that runs this, in the versions of constraints.txt where this
+    is a clone. The packages themselves, as Daguerre is published on no index where pip would find its extras."""
+    constraints = Path(__file__).resolve().parents[2] / "constraints.txt"
+    tested = ["-c", str(constraints)] if constraints.is_file() else []
+    return shlex.join([sys.executable, "-m", "pip", "install", *tested, *packages])

@@ -11,11 +11,18 @@ from daguerre.checkpoint.environment import environment
 def test_it_says_with_what(monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "hf_secret_value")
     found = environment()
-    assert found["packages"]["torch"] == torch.__version__
     assert {"daguerre", "numpy", "diffusers", "safetensors"} <= set(found["packages"])
     assert found["cpu"]["cores"] >= 1
     assert found["memory_bytes"] > 1e8
     assert "hf_secret_value" not in json.dumps(found)
+
+
+def test_torch_is_named_with_its_build(monkeypatch):
+    """The metadata of a wheel may say 2.13.0 where torch calls itself 2.13.0+cu130."""
+    monkeypatch.setattr(module, "version", lambda name: "2.13.0")
+    for build in ("2.13.0+cpu", "2.13.0+cu130"):
+        monkeypatch.setattr(torch, "__version__", build)
+        assert environment()["packages"]["torch"] == build
 
 
 def test_the_commit_is_that_of_the_file_not_of_a_folder_around_it(tmp_path, monkeypatch):

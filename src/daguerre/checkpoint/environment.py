@@ -48,7 +48,7 @@ def _packages() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return found | {"torch": str(torch.__version__)}  # with its build, which the metadata of some wheels leave out
 
 
 def _code() -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from daguerre import __version__, errors, recipe
-from daguerre.errors import UserError
+from daguerre.errors import UserError, install
 
 SUMMARY = "what is installed, which devices there are, what is missing"
 HELP = """\
@@ -35,9 +35,9 @@ PACKAGE = Path(recipe.__file__).parent
 OLDEST_PYTHON = (3, 11)
 LITTLE_DISK_GB = 5.0
 LITTLE_MEMORY_GB = 3.0
-INSTALL = f"{sys.executable} -m pip install -c constraints.txt"
 GPU_FILES = ("/proc/driver/nvidia/version", "/dev/kfd")
 """Files that a GPU's driver makes (NVIDIA, AMD), by which a GPU is known even to a torch that cannot use it."""
+CHOOSE_BUILD = "choose a build on the install page of PyTorch's website, which shows the URL of its index"
 SHIPPED = {
     "quickstart": ("vae/config.json", "text_encoder/config.json", "tokenizer"),
 }
@@ -111,7 +111,7 @@ def _packages() -> Iterator[Finding]:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        fix = f'{INSTALL} "{requirement.name}{requirement.specifier}"'
+        fix = install(f"{requirement.name}{requirement.specifier}")
         try:
             found = version(requirement.name)
         except PackageNotFoundError:
@@ -126,15 +126,12 @@ def _packages() -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     for text in requires("daguerre") or []:
         requirement = Requirement(text)
-        if requirement.name not in EXTRAS or requirement.extras:
-            continue
-        extra = str(requirement.marker).rpartition("==")[2].strip(" \"'")
-        if extra == "dev":
+        if requirement.name not in EXTRAS:
             continue
         try:
             yield Finding("ok", requirement.name, version(requirement.name))
         except PackageNotFoundError:
-            wanted = f"not installed; for {EXTRAS[requirement.name]}: pip install 'daguerre[{extra}]'"
+            wanted = f"not installed; for {EXTRAS[requirement.name]}: {install(requirement.name)}"
             yield Finding("--", requirement.name, wanted)
 
 
@@ -153,7 +150,7 @@ def _devices(torch: ModuleType | None) -> Iterator[Finding]:
     driver = any(Path(path).exists() for path in GPU_FILES)
     build = f"torch is built for {_build(torch)}"
     if driver:
-        fix = "choose a build on pytorch.org/get-started, then: make clean && make quickstart TORCH_INDEX=URL"
+        fix = f"{CHOOSE_BUILD}, then: make clean && make quickstart TORCH_INDEX=URL"
         yield Finding("!!", "gpu", f"there is a driver, but torch sees no GPU; {build}", fix)
     else:
         yield Finding("--", "gpu", f"none; {build}. The quickstart needs none")
@@ -209,7 +206,7 @@ def _reinstall() -> str:
     checkout = PACKAGE.parent.parent
     if (checkout / "pyproject.toml").exists():
         return f"git -C {checkout} checkout -- {PACKAGE.relative_to(checkout)}"
-    return f"{INSTALL} --force-reinstall --no-deps daguerre=={__version__}"
+    return install("--force-reinstall", "--no-deps", "/path/to/daguerre") + ", with the folder of a clone"
 
 
 def _cores() -> int:

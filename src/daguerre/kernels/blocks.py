@@ -21,7 +21,7 @@ from torch import nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from daguerre import user_cache
-from daguerre.errors import UserError
+from daguerre.errors import UserError, install
 from daguerre.kernels import available
 
 KINDS = (ResnetBlock2D, BasicTransformerBlock)
@@ -76,7 +76,7 @@ def _refuse_without_compiler(device: torch.device) -> None:
     if device.type == "cpu" and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
         raise UserError("training.compile=blocks needs a C++ compiler on a CPU: install g++, or remove it")
     if device.type == "cuda" and not available.installed():
-        raise UserError("training.compile=blocks needs Triton on a GPU: pip install 'daguerre[triton]', or remove it")
+        raise UserError(f"training.compile=blocks needs Triton on a GPU: {install('triton')}; or remove it")
 
 
 def _keep_what_is_compiled(cache_dir: str | None) -> None:

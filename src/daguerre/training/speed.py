@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from daguerre.errors import UserError
+from daguerre.errors import UserError, install
 from daguerre.kernels import attention, available, blocks, channels_last, narrow, products, swap
 from daguerre.training import precision
 from daguerre.training.settings import TrainingSettings
@@ -60,7 +60,7 @@ def uses_triton(settings: TrainingSettings, device: torch.device) -> bool:
     if settings.kernels != "triton":
         return settings.kernels == "auto" and available.triton(device)
     if not available.installed():
-        raise UserError("training.kernels=triton: Triton is not installed: pip install 'daguerre[triton]', or use auto")
+        raise UserError(f"training.kernels=triton: Triton is not installed: {install('triton')}; or use auto")
     if not available.triton(device):
         raise UserError(
             "training.kernels=triton: a CPU computes no Triton kernels but for tests (TRITON_INTERPRET=1, which is "

@@ -3,6 +3,7 @@
 import builtins
 import io
 import json
+import re
 import shutil
 import time
 
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from daguerre.data.headers import Undecodable
 from daguerre.data.sources import huggingface
-from daguerre.errors import Absent, UserError
+from daguerre.errors import Absent, UserError, install
 
 
 @pytest.fixture(autouse=True)
@@ -320,7 +321,7 @@ def test_what_is_in_no_cache_is_not_fetched_where_it_is_only_looked_for(named, m
 
 def test_without_the_library(named, monkeypatch):
     monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install daguerre\[datasets\]"):
+    with pytest.raises(UserError, match=re.escape(install("datasets"))):
         opened(name=named)
 
 

@@ -26,7 +26,7 @@ from daguerre.data.place import Place
 from daguerre.data.source import Split as Part
 from daguerre.data.table_columns import TableSettings
 from daguerre.data.table_source import TableSource, open_tables
-from daguerre.errors import Absent, UserError
+from daguerre.errors import Absent, UserError, install
 from daguerre.settings import ADDRESS, FREE, Idle
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -216,8 +216,8 @@ def _by_name(settings: Settings) -> list[Path]:
     """The Arrow files in the cache of `datasets`, downloaded and prepared by it where they are not there yet."""
     if find_spec("datasets") is None:
         raise Absent(
-            "data.name: data sets by name need the library `datasets`: pip install daguerre[datasets]. Folders that "
-            "save_to_disk wrote (data.path) are read without it"
+            "data.name: data sets by name need the library `datasets`. Folders that save_to_disk wrote (data.path) are "
+            f"read without it. It is installed by: {install('datasets')}"
         )
     import datasets  # an extra: slow to load, and needed here only
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from daguerre.errors import UserError
+from daguerre.errors import UserError, install
 from daguerre.training.optimizers.groups import Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import Part
 from daguerre.training.settings import OptimizerSettings
@@ -46,7 +46,7 @@ def part(settings: Settings, trained: Parameters) -> Part:
     try:
         import bitsandbytes
     except ImportError:
-        raise UserError("optimizer.name=adamw_8bit needs bitsandbytes: pip install 'daguerre[8bit]'") from None
+        raise UserError(f"optimizer.name=adamw_8bit needs bitsandbytes: {install('bitsandbytes')}") from None
     betas = (settings.beta1, settings.beta2)
     optimizer = bitsandbytes.optim.AdamW8bit(
         decay_groups(settings, trained), lr=settings.learning_rate, betas=betas, eps=settings.epsilon

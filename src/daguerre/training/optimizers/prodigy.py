@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from daguerre.errors import UserError
+from daguerre.errors import UserError, install
 from daguerre.training.optimizers.groups import Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import Part
 from daguerre.training.settings import OptimizerSettings
@@ -52,7 +52,7 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     try:
         import prodigyopt
     except ImportError:
-        raise UserError("optimizer.name=prodigy needs prodigyopt: pip install 'daguerre[prodigy]'") from None
+        raise UserError(f"optimizer.name=prodigy needs prodigyopt: {install('prodigyopt')}") from None
     optimizer = prodigyopt.Prodigy(
         decay_groups(settings, trained),
         lr=settings.learning_rate,

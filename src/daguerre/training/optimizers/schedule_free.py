@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from daguerre.errors import UserError
+from daguerre.errors import UserError, install
 from daguerre.training.optimizers.groups import Parameters, decay_groups
 from daguerre.training.optimizers.optimizer import Part
 from daguerre.training.settings import OptimizerSettings
@@ -41,9 +41,7 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     try:
         import schedulefree
     except ImportError:
-        raise UserError(
-            "optimizer.name=schedule_free needs schedulefree: pip install 'daguerre[schedulefree]'"
-        ) from None
+        raise UserError(f"optimizer.name=schedule_free needs schedulefree: {install('schedulefree')}") from None
     optimizer = schedulefree.AdamWScheduleFree(
         decay_groups(settings, trained),
         lr=settings.learning_rate,
