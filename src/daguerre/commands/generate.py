@@ -57,7 +57,7 @@ where it was stopped: what is there and whole is kept.
   num_images=N           pictures of each prompt (1)
   seed=N                 picture i of all starts from the noise of seed + i alone, whatever draws it
   height=PX width=PX     size (data.resolution)
-  sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, timestep_spacing, batch_size
+  sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, s_churn, timestep_spacing, batch_size
                          as the run's recipe has them in `sampling`
 
   out=FOLDER, -o FOLDER  default: RUN/generated/PROMPT
@@ -153,6 +153,7 @@ def record(arguments: Arguments, listed: PictureList, survey: Survey, loading: L
         "prompts_sha256": listed.prompts.digest,
         "pictures": survey.pictures,
         **{name: getattr(sampling, name) for name in (*names, "guidance_rescale", "timestep_spacing")},
+        **sampling.churn,
         "height": height,
         "width": width,
         "precision": str(precision.choose(training, device.choose_device(training.device))),

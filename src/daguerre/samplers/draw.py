@@ -34,6 +34,9 @@ class Denoising(Protocol):
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """(a, s) at time t float64."""
 
+    def level(self, sigma: float) -> tuple[float, float, float]:
+        """(t, a, s) where s/a is `sigma`."""
+
     def predict(self, net: Net, x_BCHW: Tensor, t: float, cond: Cond) -> Tensor:
         """The network's prediction y [B, C, h, w] for x at time t."""
 
@@ -72,7 +75,7 @@ def draw(
     def fresh_noise(step: int) -> Tensor:
         return _normals(seeds, "sample/fresh", step, shape).to(device)
 
-    given = {"eta": settings.eta, "fresh_noise": fresh_noise}
+    given = dict(settings) | {"fresh_noise": fresh_noise, "level": objective.level}
     own = {name: given[name] for name in keywords(settings.sampler)}
     x = grid.prior_std * initial_noise(seeds, shape).to(device)
     return plugins.find("samplers", settings.sampler).sample(denoise, x, grid, **own)
