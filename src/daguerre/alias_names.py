@@ -5,6 +5,8 @@ The names come from MaxDiffusion, MindOne SDXL, open-diffusion and Stable Cascad
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from daguerre.alias_values import (
     Convert,
     Meaning,
@@ -22,6 +24,7 @@ from daguerre.alias_values import (
     one,
     placed,
     requeue,
+    sampler,
     values,
     verbatim,
     with_prior,
@@ -166,6 +169,11 @@ CONVERTED: dict[str, Convert] = {
     "is_parallel": is_parallel,
 }
 """A name whose value is another one here."""
+
+VALUES: dict[str, Callable[[str], str]] = {
+    "sampling.sampler": sampler,
+}
+"""A setting of ours whose values have other names elsewhere."""
 
 REFUSED = {
     "batch_size": "it means the batch of one device in one trainer and the global batch in another: use "

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daguerre.alias_names import ALWAYS, BELOW, CONVERTED, IDLE_BESIDE, LATER, NOTICES, REFUSED, SAME
+from daguerre.alias_names import ALWAYS, BELOW, CONVERTED, IDLE_BESIDE, LATER, NOTICES, REFUSED, SAME, VALUES
 from daguerre.alias_values import Meaning, one
 from daguerre.errors import UserError
 
@@ -34,6 +34,11 @@ def translate(key: str, text: str) -> Meaning:
             return one(ours + key.removeprefix(theirs), text)
     later = _row(key, LATER)
     return one(key, text) if later is None else _later(key, text, *later)
+
+
+def value(path: str, text: str) -> str:
+    """The text that is given to a setting of ours, by our own name of the value."""
+    return VALUES[path](text) if path in VALUES else text
 
 
 def _row(key: str, table: Mapping[str, Any]) -> Any:

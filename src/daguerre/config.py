@@ -132,7 +132,7 @@ def load(name: str, given: Sequence[str] = ()) -> Loaded:
     stand_in = recipe.stand_in(name)
     notices = [f"{name} is not a file here: the shipped recipe {stand_in} stands for it"] if stand_in else []
     tree: Tree = {}
-    for layer in recipe.layers(name):
+    for layer in layers.of_recipe(name, given, notices):
         tree = layers.lay_over(Config, tree, layer.tree, notices)
     values, problems = layers.from_overrides(Config, tree, given, notices)
     tree = layers.lay_over(Config, tree, values, notices)
@@ -147,7 +147,7 @@ def peek(name: str, given: Sequence[str] = ()) -> tuple[str, str]:
     UserError if the recipe cannot be read, ConfigError if there is no run_name; other mistakes are left for `load`.
     """
     tree: Tree = {}
-    for layer in recipe.layers(name):
+    for layer in layers.of_recipe(name, given, []):
         tree = recipe.merge(tree, layer.tree)
     values: Tree = {}
     for override in given:

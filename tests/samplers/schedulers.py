@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -15,8 +13,6 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.types import Grid
 
 Net = Callable[..., Tensor]
-NOISY = ("dpmsolver_multistep", "edm_dpmsolver_multistep", "euler_ancestral_discrete", "lcm")
-"""diffusers' schedulers that draw noise."""
 
 
 def objective_of(name: str, /, **schedule: Any) -> Diffusion:
@@ -55,11 +51,3 @@ def betas_of(objective: Diffusion, t_N: Tensor) -> list[float]:
     """diffusers' `trained_betas` of any variance-preserving path seen at times t_N: 1 - a_i^2 / a_(i-1)^2."""
     squared = objective.path(t_N)[0] ** 2
     return (1 - squared / torch.cat([squared.new_ones(1), squared[:-1]])).tolist()
-
-
-def inject(monkeypatch: pytest.MonkeyPatch, fresh_noise: Callable[[int], Tensor]) -> None:
-    """Gives diffusers' schedulers, from now on, the noise of step 0, 1, ... in place of torch's."""
-    for name in NOISY:
-        count = iter(range(1000))
-        module = import_module(f"diffusers.schedulers.scheduling_{name}")
-        monkeypatch.setattr(module, "randn_tensor", lambda *shape, count=count, **how: fresh_noise(next(count)))

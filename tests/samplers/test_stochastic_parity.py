@@ -7,7 +7,8 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from schedulers import inject, objective_of, run_ours, run_scheduler
+from diffusers_noise import inject
+from schedulers import objective_of, run_ours, run_scheduler
 from test_scheduler_parity import LATENTS, LINEAR, PREDICTION, assert_same_way, net
 from torch import Tensor
 

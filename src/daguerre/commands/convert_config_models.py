@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.families import architectures
+from daguerre.samplers import settings
 
 PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
 """diffusers' prediction types and the objectives that they are."""
@@ -22,12 +23,7 @@ CLASSES = {
     "CLIPTokenizerFast": "tokenizer",
 }
 """Classes of networks by which configs of others name them, and the component that each is."""
-SCHEDULERS = {
-    "DDIMScheduler": "ddim",
-    "EulerDiscreteScheduler": "euler",
-    "HeunDiscreteScheduler": "heun",
-    "DPMSolverMultistepScheduler": "dpmpp_2m",
-}
+SCHEDULERS = settings.SCHEDULERS
 """diffusers' schedulers and the samplers here that draw the same pictures."""
 TRAINING_SCHEDULERS = (*SCHEDULERS, "DDPMScheduler", "DDPMNoiseScheduler", "PNDMScheduler", "LMSDiscreteScheduler")
 """Schedulers whose noise levels in training are those of `scaled_linear`."""

@@ -25,6 +25,7 @@ def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
     optimizer.build(config.optimizer, trained)  # for what it refuses: patterns, libraries, devices
     pictures_samples.check(config, parts)
     sizes = batch_sizes(config)
+    class_pictures.refuse_other_predictions(config, parts)
     data = class_pictures.told(config)
     dataset = None
     try:

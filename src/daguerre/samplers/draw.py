@@ -72,10 +72,10 @@ def draw(
         a, s = objective.path(torch.tensor(t, dtype=torch.float64))
         return objective.solve(x_BCHW, y(x_BCHW, t), a, s)[0]
 
-    def fresh_noise(step: int) -> Tensor:
-        return _normals(seeds, "sample/fresh", step, shape).to(device)
-
-    given = dict(settings) | {"fresh_noise": fresh_noise, "level": objective.level}
+    given = dict(settings) | {
+        "fresh_noise": lambda step: fresh_noise(seeds, step, shape).to(device),
+        "level": objective.level,
+    }
     own = {name: given[name] for name in keywords(settings.sampler)}
     x = grid.prior_std * initial_noise(seeds, shape).to(device)
     return plugins.find("samplers", settings.sampler).sample(denoise, x, grid, **own)
@@ -88,6 +88,11 @@ def initial_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
     takes as `latents`.
     """
     return _normals(seeds, "sample", 0, shape)
+
+
+def fresh_noise(seeds: Sequence[int], step: int, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: what step `step` adds."""
+    return _normals(seeds, "sample/fresh", step, shape)
 
 
 def _normals(seeds: Sequence[int], purpose: str, number: int, shape: tuple[int, ...]) -> Tensor:

@@ -12,6 +12,16 @@ from pydantic import Field, field_validator, model_validator
 from daguerre import plugins
 from daguerre.settings import FREE, Idle, Settings
 
+SCHEDULERS = {
+    "DDIMScheduler": "ddim",
+    "EulerDiscreteScheduler": "euler",
+    "EulerAncestralDiscreteScheduler": "euler_ancestral",
+    "HeunDiscreteScheduler": "heun",
+    "DPMSolverMultistepScheduler": "dpmpp_2m",
+    "UniPCMultistepScheduler": "unipc",
+    "LCMScheduler": "lcm",
+}
+"""diffusers' schedulers and the samplers here that draw the same pictures."""
 CHURN = ("s_churn", "s_tmin", "s_tmax", "s_noise")
 """Settings of Heun's fresh noise."""
 
