@@ -46,5 +46,6 @@ def describe(config: Config, home: Home, notices: Sequence[str]) -> int:
         dataset.plan(config.seed, sizes.whole)
         data = description.about_source(dataset, config, sizes.whole)
         total = intervals(config, sizes, dataset.count).total
+    notices = [*notices, *pictures_samples.strange_words(config)]
     print(description.dry_run(config, parts, sizes, total, data, notices))
     return 0

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from daguerre import recipe
@@ -17,6 +18,7 @@ from daguerre.commands import (
     generate_model,
     generate_prompts,
     generate_ranks,
+    known_words,
     pictures,
     pictures_sheet,
 )
@@ -168,6 +170,9 @@ def ready(job: Job) -> Parts:
     """The networks, if they can draw pictures of all the sizes that are asked for."""
     generate_ranks.use_own_gpu(job.part)
     print(f"drawing with {job.loading.said}")
+    prompts = (row.prompt for row in job.pictures.prompts.rows())
+    for line in known_words.told(job.arguments.config, chain(prompts, [job.arguments.config.sampling.negative_prompt])):
+        print(line)
     parts = job.loading.parts()
     family, _ = pictures.drawing(parts)
     for height, width in job.survey.sizes_px:

@@ -157,6 +157,7 @@ def start(
     refuse_cut_batches(config, parts.objective, sizes)
     pictures_samples.check(config, parts)
     said = [*notices, *beginning.notices, *parts.numerics.notices(), *parts.family.remarks(parts.objective)]
+    said += pictures_samples.strange_words(config)
     state, told = _state(config, parts, beginning, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     every = intervals(config, sizes, dataset.count)

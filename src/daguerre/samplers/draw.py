@@ -72,10 +72,10 @@ def draw(
         a, s = objective.path(torch.tensor(t, dtype=torch.float64))
         return objective.solve(x_BCHW, y(x_BCHW, t), a, s)[0]
 
-    given = dict(settings) | {
-        "fresh_noise": lambda step: fresh_noise(seeds, step, shape).to(device),
-        "level": objective.level,
-    }
+    def fresh(step: int) -> Tensor:
+        return fresh_noise(seeds, step, shape).to(device)
+
+    given = dict(settings) | {"fresh_noise": fresh, "level": objective.level}
     own = {name: given[name] for name in keywords(settings.sampler)}
     x = grid.prior_std * initial_noise(seeds, shape).to(device)
     return plugins.find("samplers", settings.sampler).sample(denoise, x, grid, **own)
