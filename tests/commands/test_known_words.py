@@ -72,7 +72,7 @@ def test_generate_says_it(run, tmp_path, capsys):
 
 def test_a_run_says_it_of_its_sampling_prompts_when_it_starts(tmp_path, capsys):
     prompts = 'sampling.prompts=["a red dog on a beach"]'
-    assert tiny_runs.train(tmp_path, prompts, "training.duration=1 steps") == errors.DONE
+    assert tiny_runs.train(tmp_path, prompts, "training.duration=2 steps") == errors.DONE
     said = " ".join(capsys.readouterr().out.split())
     assert STRANGE in said
     assert cli.run(["train", "quickstart", prompts, "--dry-run"]) == errors.DONE
