@@ -5,8 +5,9 @@ from typing import Any, Literal
 import pytest
 
 from daguerre import alias_names, aliases, config, layout, overrides
-from daguerre.config import Config
+from daguerre.config import Config, load
 from daguerre.errors import UserError
+from daguerre.problems import ConfigError
 from daguerre.settings import Duration
 
 TREE = {"data": {"source": "folder"}, "objective": {"name": "v"}}
@@ -107,6 +108,35 @@ def test_a_seeds_name_becomes_ours(key):
     assert dict(aliases.translate(key, text).values) == values
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("euler_a", "euler_ancestral"),
+        ("Euler a", "euler_ancestral"),
+        ("k_euler_a", "euler_ancestral"),
+        ("k_heun", "heun"),
+        ("EulerAncestralDiscreteScheduler", "euler_ancestral"),
+        ("DPM++ 2M", "dpmpp_2m"),
+        ("dpmsolver++", "dpmpp_2m"),
+        ("DPM++ 2M SDE", "dpmpp_2m_sde"),
+        ("dpmpp_2m_sde", "dpmpp_2m_sde"),
+        ("UniPC", "unipc"),
+        ("uni_pc", "unipc"),
+        ("UniPCMultistepScheduler", "unipc"),
+        ("LCM", "lcm"),
+        ("LCMScheduler", "lcm"),
+    ],
+)
+@pytest.mark.parametrize("key", ["sampler", "--sampling.sampler"])
+def test_samplers_have_the_names_of_other_programs(key, theirs, ours):
+    assert load("quickstart", [f"{key}={theirs}"]).config.sampling.sampler == ours
+
+
+def test_what_is_no_sampler_is_told_as_it_was_written():
+    with pytest.raises(ConfigError, match=r"there is no 'DPM2 a' in samplers; there are: ddim, dpmpp_2m"):
+        load("quickstart", ["sampler=DPM2 a"])
+
+
 def test_min_snr_comes_with_its_gamma():
     values = dict(aliases.translate("snr_gamma", "5").values)
     assert values == {"objective.weighting.name": "min_snr", "objective.weighting.snr_gamma": "5"}
@@ -118,7 +148,7 @@ def test_what_the_tables_name_exists(leaves):
     """A path that is renamed must be renamed in the tables; the members of a mix have names of the recipe."""
     named = set(alias_names.SAME.values()) | {path for _, values in EXAMPLES.values() for path in values if "." in path}
     mixed = {path for path in named if path.startswith("data.sources.")}
-    assert named - mixed <= set(leaves)
+    assert (named | set(alias_names.VALUES)) - mixed <= set(leaves)
     ours = {*leaves, "data.sources"}
     assert not {*alias_names.SAME, *alias_names.CONVERTED} & ours
 

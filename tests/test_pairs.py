@@ -32,7 +32,7 @@ REFUSED = [
         "leading, which never visits the last timestep, and zero_terminal_snr is on",
     ),
     ("sdxl_edm", ["sampling.timestep_spacing=leading"], "has no meaning on a continuous schedule"),
-    ("sd15", ["sampling.eta=0.5"], "dpmpp_2m adds no fresh noise"),
+    ("sd15", ["sampling.eta=0.5"], "eta is 0.5 and dpmpp_2m has none"),
     ("sdxl_lightning", ["sampling.negative_prompt=blurred"], "guidance_scale is 1, which runs no unguided side"),
     # model
     ("sdxl", ["model.train_unet=false"], "nothing is trained"),

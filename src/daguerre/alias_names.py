@@ -6,6 +6,8 @@ that mean something beside other settings alone are in `alias_relative`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from daguerre.alias_values import (
     Convert,
     Meaning,
@@ -30,6 +32,7 @@ from daguerre.alias_values import (
     reader,
     requeue,
     rescaled,
+    sampler,
     scheduler_class,
     token,
     unless_empty,
@@ -246,6 +249,11 @@ CONVERTED: dict[str, Convert] = {
     "is_parallel": is_parallel,
 }
 """A name whose value is another one here."""
+
+VALUES: dict[str, Callable[[str], str]] = {
+    "sampling.sampler": sampler,
+}
+"""A setting of ours whose values have other names elsewhere."""
 
 REFUSED = {
     "batch_size": "it means the batch of one device in one trainer and the global batch in another: use "

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from daguerre import plugins
 from daguerre.alias_values import Convert, Meaning, choose, one, placed
+from daguerre.alias_values import sampler as named_sampler
 from daguerre.errors import UserError
 
 NOTHING_ASKED = ("none", "null", "")
@@ -28,25 +29,6 @@ OPTIMIZERS = {
     "muon": "muon",
 }
 """Optimizers of other trainers, their names in small letters without `_` and `-`, and ours."""
-SAMPLERS = {
-    "ddim": "ddim",
-    "euler": "euler",
-    "k_euler": "euler",
-    "heun": "heun",
-    "dpmsolver++": "dpmpp_2m",
-    "euler_a": "euler_ancestral",
-    "k_euler_a": "euler_ancestral",
-}
-SAMPLERS |= {
-    "DPMSolverMultistepScheduler": "dpmpp_2m",
-    "DDIMScheduler": "ddim",
-    "EulerDiscreteScheduler": "euler",
-    "HeunDiscreteScheduler": "heun",
-    "EulerAncestralDiscreteScheduler": "euler_ancestral",
-    "LCMScheduler": "lcm",
-    "UniPCMultistepScheduler": "unipc",
-}
-"""Samplers by kohya's names and by diffusers' classes, and ours."""
 SCHEDULES = ("linear", "cosine", "polynomial", "warmup_stable_decay")
 
 
@@ -237,7 +219,7 @@ def sampler(key: str) -> Convert:
     """A converter of a sampler's name in kohya's scripts, or of diffusers' class."""
 
     def convert(text: str) -> Meaning:
-        ours = SAMPLERS.get(text, text)
+        ours = named_sampler(text)
         if ours in plugins.names("samplers"):
             return one("sampling.sampler", ours)
         raise UserError(f"{key}={text} is not there; there are {', '.join(plugins.names('samplers'))}")

@@ -16,6 +16,16 @@ from daguerre import plugins
 from daguerre.data import guess
 from daguerre.errors import UserError
 from daguerre.parallel import world
+from daguerre.samplers.settings import SCHEDULERS
+
+SAMPLERS = {
+    **{name.lower(): sampler for name, sampler in SCHEDULERS.items()},
+    "euler_a": "euler_ancestral",
+    "uni_pc": "unipc",
+    "uni_pc_bh2": "unipc",
+    "dpmsolverpp": "dpmpp_2m",
+}
+"""Names of samplers elsewhere, in small letters, `pp` for `++`, `_` for spaces, without k-diffusion's `k_`."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +114,6 @@ def drawn(text: str) -> Meaning:
     return one("sampling.prompts", json.dumps([text], ensure_ascii=False))
 
 
-SCHEDULERS = {
-    "DDIMScheduler": "ddim",
-    "EulerDiscreteScheduler": "euler",
-    "HeunDiscreteScheduler": "heun",
-    "DPMSolverMultistepScheduler": "dpmpp_2m",
-}
-"""diffusers' schedulers and the samplers here that draw the same pictures."""
 NEAREST_SAMPLER = {"PNDMScheduler": "dpmpp_2m"}
 """Schedulers that are not there, and the sampler that comes nearest in steps and order."""
 PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
@@ -292,3 +295,10 @@ def is_parallel(text: str) -> Meaning:
     if text.lower() == "false" and launched.size > 1:
         raise UserError(f"is_parallel={text}, and {launched} were launched: start one, or leave it out")
     return Meaning((), (f"is_parallel={text} is what happens anyway: {launched}",))
+
+
+def sampler(text: str) -> str:
+    """A sampler's name here, for one of A1111, ComfyUI, kohya's trainer or diffusers; another text stays as it is."""
+    name = text.strip().lower().replace("++", "pp").replace(" ", "_").removeprefix("k_")
+    known = SAMPLERS.get(name, name)
+    return known if known in plugins.names("samplers") else text

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from daguerre import alias_later, alias_names, alias_peers
-from daguerre.alias_names import ALWAYS, BELOW, NOTICES, REFUSED
+from daguerre.alias_names import ALWAYS, BELOW, NOTICES, REFUSED, VALUES
 from daguerre.alias_relative import RELATIVE, Look
 from daguerre.alias_values import Meaning, one
 from daguerre.errors import UserError
@@ -48,6 +48,11 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
             return one(ours + key.removeprefix(theirs), text)
     later = _row(key, LATER)
     return one(key, text) if later is None else _later(key, text, *later)
+
+
+def value(path: str, text: str) -> str:
+    """The text that is given to a setting of ours, by our own name of the value."""
+    return VALUES[path](text) if path in VALUES else text
 
 
 def _row(key: str, table: Mapping[str, Any]) -> Any:

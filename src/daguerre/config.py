@@ -140,7 +140,7 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     notices = [f"{name} is not a file here: the shipped recipe {stand_in} stands for it"] if stand_in else []
     tree: Tree = {}
     own: Tree = {}
-    for layer, is_shipped in _layers(name, whole):
+    for layer, is_shipped in _layers(name, given, whole, notices):
         tree = layers.lay_over(Config, tree, layer, notices)
         own = own if is_shipped else recipe.merge(own, layer)
     values, problems = layers.from_overrides(Config, tree, given, notices)
@@ -152,11 +152,11 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     return Loaded(_check(resolved, absent, problems, source), tuple(map(scrub, notices)), typed, chosen)
 
 
-def _layers(name: str, whole: Tree | None) -> list[tuple[Tree, bool]]:
+def _layers(name: str, given: Sequence[str], whole: Tree | None, notices: list[str]) -> list[tuple[Tree, bool]]:
     """The files of a recipe, the lowest first, and whether each is one of ours."""
     if whole is not None:
         return [(whole, False)]
-    return [(layer.tree, layer.path.parent == recipe.FOLDER) for layer in recipe.layers(name)]
+    return [(layer.tree, layer.path.parent == recipe.FOLDER) for layer in layers.of_recipe(name, given, notices)]
 
 
 def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tuple[str, str]:
@@ -165,7 +165,7 @@ def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tup
     UserError if the recipe cannot be read, ConfigError if there is no run_name; other mistakes are left for `load`.
     """
     tree: Tree = {}
-    for layer, _ in _layers(name, whole):
+    for layer, _ in _layers(name, given, whole, []):
         tree = recipe.merge(tree, layer)
     values: Tree = {}
     for override in given:

@@ -22,6 +22,66 @@ from daguerre.recipe import Tree
 from daguerre.settings import Duration, Plugin, Settings
 from daguerre.training.settings import largest_divisor
 
+_INSTANCE = "data.sources.instance."
+_OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "logging", "mesh", "distributed")
+_OF_A_RUN = "config.yaml"
+_CLASS_FOLDER = (
+    "${{output_dir}}/class_pictures/{name}/${{data.sources.class.captions.text}}/${{data.sources.class.generate.count}}"
+)
+
+
+def of_recipe(name: str, given: Sequence[str], notices: list[str]) -> list[recipe.Layer]:
+    """The layers of a recipe, the outermost base first.
+
+    Where overrides name an instance set and the recipe has none, it says the base alone, and DreamBooth's recipe of its
+    family all else.
+    """
+    own = recipe.layers(name)
+    tree: Tree = {}
+    for layer in own:
+        tree = recipe.merge(tree, layer.tree)
+    asked = None if own[-1].path.name == _OF_A_RUN else _dreambooth_by(tree, given)
+    family = recipe.get(tree, "model.family")
+    for template in (path for shipped, path in recipe.shipped().items() if shipped.endswith("_dreambooth")):
+        below = recipe.layers(template.stem)
+        if asked and recipe.get(below[-1].tree, "model.family") == family:
+            notices.append(
+                f"{asked}: DreamBooth, which is the recipe {template.stem} with the model, the objective and the "
+                f"resolution of {name}; class pictures, learning rate, duration and batch are {template.stem}'s"
+            )
+            return [*below, recipe.Layer(own[-1].path, _as_base(tree, own[-1].path.stem))]
+    return own
+
+
+def _dreambooth_by(tree: Tree, given: Sequence[str]) -> str | None:
+    """The override that asks for DreamBooth on a recipe that is none; None where nothing does."""
+    has_sets = recipe.get(tree, _INSTANCE.rstrip(".")) is not recipe.ABSENT
+    trains = str(recipe.get(tree, "training.duration")).split()[:1] != ["0"]
+    pretrained = not isinstance(recipe.get(tree, "model.unet"), dict | None)
+    if has_sets or not trains or not pretrained:
+        return None
+    asked = None
+    for override in given:
+        with suppress(UserError):  # told where the override is read
+            key, text = overrides.pair(override)
+            paths = [path for path, _ in aliases.translate(key, text).values]
+            if {"source", "data.source"} & {*paths}:
+                return None
+            asked = asked or next((key for path in paths if path.startswith(_INSTANCE)), None)
+    return asked
+
+
+def _as_base(tree: Tree, name: str) -> Tree:
+    """What DreamBooth takes of the recipe of a base."""
+    sources = {"class": {"path": _CLASS_FOLDER.format(name=name)}}
+    resolution = recipe.get(tree, "data.resolution")
+    return {
+        **{key: tree[key] for key in _OF_THE_BASE if key in tree},
+        "run_name": f"{tree['run_name']}_dreambooth" if tree.get("run_name", "???") != "???" else "???",
+        "description": f"{name}, DreamBooth",
+        "data": {"sources": sources} | ({} if resolution is recipe.ABSENT else {"resolution": resolution}),
+    }
+
 
 def from_overrides(
     root: type[Settings], tree: Tree, given: Sequence[str], notices: list[str]
@@ -135,6 +195,7 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: _Pair, notices: l
         return [group(key, text, leaves, target)]
     full = ".".join([target, *inside])
     leaf = layout.member(root, below, full) if inside else leaves.get(target)
+    text = aliases.value(full, text)
     value = overrides.yaml_value(text) if leaf is None else overrides.typed(text, leaf.field.annotation)
     before = recipe.get(values, full)
     merged = isinstance(before, dict) and isinstance(value, dict)  # both hold

@@ -181,7 +181,7 @@ def test_pictures_that_were_drawn_otherwise_are_not_taken_for_these(given, more,
     ("more", "told"),
     [
         (["model.unet=null"], r"nothing can be drawn before training: model\.unet starts from random weights, which"),
-        (["objective.name=v"], r"is not what the weights were trained for \(the pretrained UNet predicts epsilon"),
+        (["objective.schedule.beta_end=0.02"], r"is not what the weights were trained for \(the pretrained UNet was"),
     ],
 )
 def test_a_model_that_cannot_draw_yet_is_asked_for_nothing(given, tmp_path, more, told):

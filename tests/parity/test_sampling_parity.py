@@ -34,7 +34,7 @@ SIDE_PX = 16
 """Of the pictures that are trained on."""
 HEIGHT_PX, WIDTH_PX = 24, 16
 """Of those that are drawn: SDXL is told the two in this order."""
-SAMPLERS = ("ddim", "euler", "dpmpp_2m")
+SAMPLERS = ("ddim", "euler", "dpmpp_2m", "unipc")
 MODELS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], dict[str, Any]]] = {
     "SD 1.x": (write_sd, {"family": "sd"}, {"name": "eps"}),
     "SD 2.x, zero terminal SNR": (

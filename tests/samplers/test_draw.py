@@ -51,13 +51,17 @@ def test_the_noise_of_a_picture_is_a_function_of_its_seed_alone() -> None:
         assert torch.equal(row, torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize(("sampler", "eta"), [(name, 0.0) for name in plugins.names("samplers")] + [("ddim", 1.0)])
-def test_pictures_do_not_depend_on_the_batch(sampler: str, eta: float) -> None:
+OWN: list[tuple[str, dict[str, float]]] = [(name, {}) for name in plugins.names("samplers")]
+OWN += [("ddim", {"eta": 1.0}), ("heun", {"s_churn": 3.0})]
+
+
+@pytest.mark.parametrize(("sampler", "own"), OWN, ids=str)
+def test_pictures_do_not_depend_on_the_batch(sampler: str, own: dict[str, float]) -> None:
     seeds = [3, 14, 15, 92, 65]
     together, by_two = Seen(), Seen()
-    all_at_once = pictures(seeds, together, sampler=sampler, eta=eta, at_once=8)
-    in_pairs = pictures(seeds, by_two, sampler=sampler, eta=eta, at_once=2)
-    reversed_ = pictures(seeds[::-1], Seen(), sampler=sampler, eta=eta, at_once=3).flip(0)
+    all_at_once = pictures(seeds, together, sampler=sampler, **own, at_once=8)
+    in_pairs = pictures(seeds, by_two, sampler=sampler, **own, at_once=2)
+    reversed_ = pictures(seeds[::-1], Seen(), sampler=sampler, **own, at_once=3).flip(0)
 
     assert [len(x) // 2 for x in by_two.first[999.0]] == [2, 2, 1]  # both sides of guidance in one batch
     starts = torch.cat([x[len(x) // 2 :] for x in by_two.first[999.0]])
@@ -86,6 +90,21 @@ def test_eta_draws_fresh_noise_by_seed_and_step() -> None:
     assert torch.equal(draw(objective, net, cond, None, SHAPE, seeds, settings), expected)
 
 
+def test_churn_draws_fresh_noise_by_seed_and_step_at_levels_between() -> None:
+    seeds, told = [3, 2**33], Seen()
+    objective, cond = objective_of("edm"), {"text": torch.ones(2, 1)}
+    settings = SamplingSettings(num_inference_steps=5, guidance_scale=1, sampler="heun", s_churn=1.0, s_tmax=10)
+    drawn = draw(objective, told, cond, None, SHAPE, seeds, settings)
+    sigma = objective.grid(5).t_N
+    hat = torch.where(sigma > 10, sigma, sigma * 1.2)
+    levels = {f"{value:.4f}" for value in (torch.cat([sigma, hat]).log() / 4).tolist()}
+    assert {f"{value:.4f}" for value in told.first} == levels
+    again = draw(objective, Seen(), cond, None, SHAPE, seeds, settings)
+    assert torch.equal(drawn, again)
+    fewer = draw(objective, Seen(), {"text": torch.ones(1, 1)}, None, SHAPE, seeds[1:], settings)
+    torch.testing.assert_close(fewer, drawn[1:], rtol=0, atol=1e-5)
+
+
 def test_edm_starts_from_noise_of_its_own_level() -> None:
     net = Seen()
     settings = SamplingSettings(num_inference_steps=3, guidance_scale=1)
@@ -107,11 +126,18 @@ def test_drawing_keeps_no_graph() -> None:
 
 def test_settings_refuse_what_would_have_no_effect() -> None:
     for name in plugins.names("samplers"):
-        if "eta" in keywords(name):
-            assert SamplingSettings(sampler=name, eta=0.5).eta == 0.5
-        else:
-            with pytest.raises(ValueError, match=f"{name} adds no fresh noise: set eta=0, or sampler=ddim"):
-                SamplingSettings(sampler=name, eta=0.5)
+        for own, taken_by in (("eta", "ddim"), ("s_churn", "heun")):
+            if own in keywords(name):
+                assert getattr(SamplingSettings(sampler=name, **{own: 0.5}), own) == 0.5
+            else:
+                with pytest.raises(
+                    ValueError, match=f"{own} is 0.5 and {name} has none: set {own}=0, or sampler={taken_by}"
+                ):
+                    SamplingSettings(sampler=name, **{own: 0.5})
+    with pytest.raises(ValueError, match="s_tmin, s_noise: no effect while s_churn is 0: remove them"):
+        SamplingSettings(sampler="heun", s_tmin=0.1, s_noise=1.1)
+    with pytest.raises(ValueError, match="s_tmin is 5 and s_tmax is 2"):
+        SamplingSettings(sampler="heun", s_churn=1, s_tmin=5, s_tmax=2)
     with pytest.raises(ValueError, match=r"guidance_rescale is 0\.7 and guidance_scale is 1"):
         SamplingSettings(guidance_scale=1, guidance_rescale=0.7)
     with pytest.raises(ValueError, match="negative_prompt is 'blurry' and guidance_scale is 1"):
@@ -121,5 +147,6 @@ def test_settings_refuse_what_would_have_no_effect() -> None:
 
 
 def test_a_resolved_config_is_accepted_again() -> None:
-    settings = SamplingSettings(sampler="heun", guidance_scale=1)
-    assert SamplingSettings(**settings.model_dump()) == settings
+    for own in ({}, {"s_churn": 40.0, "s_tmax": 50.0}):
+        settings = SamplingSettings(sampler="heun", guidance_scale=1, **own)
+        assert SamplingSettings(**settings.model_dump()) == settings

@@ -25,8 +25,15 @@ each_sampler = pytest.mark.parametrize("name", plugins.names("samplers"))
 each_grid = pytest.mark.parametrize("kind", OBJECTIVES)
 
 
+GIVEN_BY_DRAW = {"fresh_noise", "level"}
+
+
 def run(name: str, x: Tensor, grid: Grid, denoise: Any = lambda x, t: 0.3 * torch.tanh(x)) -> Tensor:
-    return plugins.find("samplers", name).sample(denoise, x, grid)
+    def fresh_noise(step: int) -> Tensor:
+        return torch.randn(x.shape, generator=torch.Generator().manual_seed(step)).to(x.dtype)
+
+    own = {"fresh_noise": fresh_noise} if "fresh_noise" in keywords(name) else {}
+    return plugins.find("samplers", name).sample(denoise, x, grid, **own)
 
 
 def noise(dtype: torch.dtype = torch.float32) -> Tensor:
@@ -39,7 +46,7 @@ def test_signature(name: str) -> None:
     assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["denoise", "x_BCHW", "grid"]
     assert all(p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY)
     assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == keywords(name)
-    assert set(keywords(name)) <= {"eta", "fresh_noise"}
+    assert set(keywords(name)) <= GIVEN_BY_DRAW | set(SamplingSettings.model_fields)
     assert SamplingSettings(sampler=name).sampler == name
 
 

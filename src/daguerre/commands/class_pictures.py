@@ -21,6 +21,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.settings import GenerateSettings
 from daguerre.data.sources import folder, mix
 from daguerre.errors import FAILED, UserError
+from daguerre.families import remarks
 from daguerre.families.settings import BASE
 from daguerre.training.progress import duration_text
 
@@ -80,6 +81,7 @@ def draw(config: Config, parts: Parts, stop: Callable[[], int]) -> list[str]:
     UserError where the model cannot draw, or a folder holds pictures that were drawn otherwise. `stop` is asked between
     batches and gives the exit code where a signal came, else 0: then `Stopped` is raised.
     """
+    refuse_other_predictions(config, parts)
     wanted, made_with = list(wishes(config)), _made_with(config)
     for wish in wanted:
         _refuse_others(wish, config, made_with)
@@ -88,6 +90,19 @@ def draw(config: Config, parts: Parts, stop: Callable[[], int]) -> list[str]:
     if any(wish.missing for wish in wanted):
         open_others(config)
     return [_drawn(wish, config, parts, made_with, stop) for wish in wanted if wish.missing]
+
+
+def refuse_other_predictions(config: Config, parts: Parts) -> None:
+    """UserError where DreamBooth starts from a UNet that predicts something else: its few updates teach one thing."""
+    components = getattr(parts.family, "components", None)
+    wish = next(wishes(config), None)
+    if wish is None or config.init_from is not None or components is None:
+        return
+    if why := remarks.prediction(components, parts.objective):
+        raise UserError(
+            f"{wish.setting}: DreamBooth takes too few updates for this: {why}. Take the objective of the base, or "
+            "train another one all the same with model.scheduler=null, which compares nothing"
+        )
 
 
 def open_others(config: Config) -> None:
@@ -170,8 +185,8 @@ def _refuse_strangers(wish: Wish, config: Config, parts: Parts) -> None:
     random = [f"model.{name}" for name in components if not isinstance(getattr(config.model, name), str)]
     if random:
         why = f"{', '.join(random)} starts from random weights, which draw noise"
-    elif remarks := parts.family.remarks(parts.objective):
-        why = f"this recipe's objective is not what the weights were trained for ({'; '.join(remarks)})"
+    elif said := parts.family.remarks(parts.objective):
+        why = f"this recipe's objective is not what the weights were trained for ({'; '.join(said)})"
     else:
         return
     raise UserError(f"{wish.setting}: nothing can be drawn before training: {why}. {way_out}")

@@ -25,6 +25,7 @@ def describe(config: Config, home: Home, notices: Sequence[str], full: bool) -> 
     optimizer.build(config.optimizer, trained)  # for what it refuses: patterns, libraries, devices
     pictures_samples.check(config, parts)
     sizes = batch_sizes(config)
+    class_pictures.refuse_other_predictions(config, parts)
     data = class_pictures.told(config)
     dataset, said = None, list(notices)
     try:
@@ -47,5 +48,6 @@ def describe(config: Config, home: Home, notices: Sequence[str], full: bool) -> 
         every = intervals(config, sizes, dataset.count)
         total = every.total
         said += description.about_warmup(every)
+    said += pictures_samples.strange_words(config)
     print(description.dry_run(config, parts, sizes, total, data, said, full))
     return 0

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from daguerre import recipe
@@ -17,6 +18,7 @@ from daguerre.commands import (
     generate_model,
     generate_prompts,
     generate_ranks,
+    known_words,
     pictures,
     pictures_sheet,
 )
@@ -57,7 +59,7 @@ where it was stopped: what is there and whole is kept.
   num_images=N           pictures of each prompt (1)
   seed=N                 picture i of all starts from the noise of seed + i alone, whatever draws it
   height=PX width=PX     size (data.resolution)
-  sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, timestep_spacing, batch_size
+  sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, s_churn, timestep_spacing, batch_size
                          as the run's recipe has them in `sampling`
 
   out=FOLDER, -o FOLDER  default: RUN/generated/PROMPT
@@ -153,6 +155,7 @@ def record(arguments: Arguments, listed: PictureList, survey: Survey, loading: L
         "prompts_sha256": listed.prompts.digest,
         "pictures": survey.pictures,
         **{name: getattr(sampling, name) for name in (*names, "guidance_rescale", "timestep_spacing")},
+        **sampling.churn,
         "height": height,
         "width": width,
         "precision": str(precision.choose(training, device.choose_device(training.device))),
@@ -167,6 +170,9 @@ def ready(job: Job) -> Parts:
     """The networks, if they can draw pictures of all the sizes that are asked for."""
     generate_ranks.use_own_gpu(job.part)
     print(f"drawing with {job.loading.said}")
+    prompts = (row.prompt for row in job.pictures.prompts.rows())
+    for line in known_words.told(job.arguments.config, chain(prompts, [job.arguments.config.sampling.negative_prompt])):
+        print(line)
     parts = job.loading.parts()
     family, _ = pictures.drawing(parts)
     for height, width in job.survey.sizes_px:

@@ -22,7 +22,7 @@ from daguerre.errors import UserError
 from daguerre.families.family import TextToImage
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
-from daguerre.samplers.settings import SamplingSettings
+from daguerre.samplers.settings import CHURN, SamplingSettings
 from daguerre.training import memory
 
 _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
@@ -30,7 +30,7 @@ _OF_PICTURE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance
 _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
 _OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective")
 _OF_CODE = ("precision", "code_version")
-KEYS = frozenset({*_SETTINGS, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
+KEYS = frozenset({*_SETTINGS, *CHURN, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
 """What the JSON of a picture says itself: a list of prompts may have no column of these names, beside its own."""
 _BATCHES_AHEAD = 16
 """How many batches further a list is read to fill one with pictures of one size."""
@@ -183,6 +183,7 @@ def about(parts: Parts, sampling: SamplingSettings, one: Wanted) -> dict[str, An
         "guidance_scale": one.guidance_scale,
         "guidance_rescale": sampling.guidance_rescale if one.guidance_scale > 1 else 0.0,
         **{name: getattr(sampling, name) for name in _SETTINGS},
+        **sampling.churn,
         "precision": parts.precision,
         "initial_noise_sha256": digest(one.seed, drawing(parts)[0].latent_shape((3, height, width))),
         "code_version": __version__,

@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
-from daguerre.commands import generate_prompts, pictures
+from daguerre.commands import generate_prompts, known_words, pictures
 from daguerre.commands.generate_list import PictureList
 from daguerre.commands.generate_prompts import Prompts, Row
 from daguerre.commands.parts import Parts
@@ -56,6 +56,12 @@ def check(config: Config, parts: Parts) -> None:
         return
     for height, width in {one.size_px for one in wanted(config, lambda count: [""] * count)}:
         parts.family.latent_shape((3, height, width))
+
+
+def strange_words(config: Config) -> list[str]:
+    """What to say of words in the prompts of the recipe that training does not teach; its captions it does."""
+    prompts = [one.prompt for one in wanted(config, lambda count: [""] * count)]
+    return known_words.told(config, [*prompts, *([config.sampling.negative_prompt] if prompts else [])])
 
 
 def write(

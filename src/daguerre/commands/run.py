@@ -160,6 +160,7 @@ def start(loaded: Loaded, home: Home, stack: ExitStack, stop: StopSignals, proce
     pictures_samples.check(config, parts)
     said = [*loaded.notices, *beginning.notices, *sizes.notices]
     said += [*parts.numerics.notices(), *parts.family.remarks(parts.objective)]
+    said += pictures_samples.strange_words(config)
     state, told = _state(config, parts, beginning, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     config, changed = new_duration.settled(config, beginning, sizes, dataset.count)

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from daguerre.data.buckets import check_fractions
 from daguerre.data.filters import Filters
+from daguerre.data.words import words
 from daguerre.settings import ADDRESS, ELASTIC, FREE, Idle, Settings
 
 ImageFormat = Literal["jpeg", "png", "webp", "gif", "bmp", "tiff"]
@@ -62,6 +63,10 @@ class CaptionSettings(Settings):
             return ()
         weights = self.weights or (1.0,) * len(self.fields)
         return tuple(name for name, weight in zip(self.fields, weights, strict=True) if weight > 0)
+
+    def words(self) -> frozenset[str]:
+        """The words that these settings themselves bring into captions."""
+        return frozenset(words(self.text or "", self.prefix, *self.templates))
 
 
 class GenerateSettings(Settings):
@@ -150,6 +155,10 @@ class SourceSettings(Settings):
     """Folder for indexes and for shards of object stores. Default: the user's cache folder."""
     cache_gb: float = Field(100.0, gt=0, json_schema_extra=FREE)
     """Most that shards of object stores take in `cache_dir`, in GB (1e9 bytes); those used longest ago go first."""
+
+    def words(self) -> frozenset[str] | None:
+        """Every word of the captions, where the settings alone say them; None where they are read."""
+        return None if self.captions.text is None else self.captions.words()
 
 
 class LoaderSettings(Settings):

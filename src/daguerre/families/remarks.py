@@ -32,18 +32,30 @@ def remarks(components: Components, objective: Objective) -> list[str]:
     return said + ([] if config is None else _differences(config, objective))
 
 
+def prediction(components: Components, objective: Objective) -> str | None:
+    """That the pretrained UNet predicts something else than is trained; None where it does not, or nobody compares."""
+    config = None if components.is_random("unet") else components.scheduler()
+    return None if config is None or not isinstance(objective, Diffusion) else _predicts(config, objective)
+
+
+def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
+    was, now = config.get("prediction_type", "epsilon"), PREDICTIONS.get(objective.settings.name)
+    if objective.settings.schedule.name == "edm":
+        return None if "EDM" in config.get("_class_name", "") else _TOLD_OTHERWISE
+    if was == now:
+        return None
+    ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
+    return (
+        f"the pretrained UNet predicts {was} (objective.name={ours}), this recipe trains {objective.settings.name}: it "
+        "has to learn anew what its output means"
+    )
+
+
 def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
     settings = objective.settings
-    was, now = config.get("prediction_type", "epsilon"), PREDICTIONS.get(settings.name)
+    said = [text for text in [_predicts(config, objective)] if text is not None]
     if settings.schedule.name == "edm":
-        return [] if "EDM" in config.get("_class_name", "") else [_TOLD_OTHERWISE]
-    said = []
-    if was != now:
-        ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
-        said.append(
-            f"the pretrained UNet predicts {was} (objective.name={ours}), this recipe trains {settings.name}: it has "
-            "to learn anew what its output means"
-        )
+        return said
     if settings.schedule.name != "scaled_linear":
         return [*said, f"the pretrained UNet knows the noise levels of a beta schedule, not {settings.schedule.name}"]
     for theirs, name in (("beta_start", "beta_start"), ("beta_end", "beta_end"), ("num_train_timesteps",) * 2):

@@ -17,6 +17,12 @@ from daguerre.samplers.settings import SamplingSettings
 
 PREDICTIONS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction", "flow": "flow_prediction"}
 """diffusers' names of what an objective predicts."""
+FIRST_ORDER = ("ddim", "euler", "euler_ancestral")
+"""Samplers that are DPM-Solver++ of order 1."""
+SECOND_ORDER = ("dpmpp_2m", "dpmpp_2m_sde")
+"""Samplers that are DPM-Solver++ of order 2."""
+OF_THE_SDE = ("euler_ancestral", "dpmpp_2m_sde")
+"""Those of them that are SDE-DPM-Solver++."""
 _COSINE_STEPS = 1000
 
 
@@ -39,7 +45,9 @@ def choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
         return _ddim(objective, sampling)
     if sampling.sampler == "heun" and schedule == "scaled_linear" and not objective.settings.schedule.zero_terminal_snr:
         return _heun(objective, sampling)
-    return _dpm_solver(objective, sampling)
+    if sampling.sampler == "lcm" and schedule != "linear_flow":
+        return _lcm(objective, sampling)
+    return _multistep(objective, sampling)
 
 
 def _edm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
@@ -53,40 +61,44 @@ def _edm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
         "prediction_type": "epsilon",  # means EDM's F there; v_prediction is -F
         "final_sigmas_type": "zero",
     }
-    notices = [] if sampling.eta == 0 else [_no_fresh_noise("EDMEulerScheduler")]
-    if sampling.sampler in ("ddim", "euler"):
-        return Scheduler("EDMEulerScheduler", config, notices)
-    config |= {"solver_order": 2, "algorithm_type": "dpmsolver++", "solver_type": "midpoint"}
-    if sampling.sampler != "dpmpp_2m":
-        notices.append(_no_such(sampling.sampler, "edm", "EDMDPMSolverMultistepScheduler (dpmpp_2m)"))
-    return Scheduler("EDMDPMSolverMultistepScheduler", config, notices)
+    class_name = "EDMEulerScheduler" if sampling.sampler in ("ddim", "euler") else "EDMDPMSolverMultistepScheduler"
+    notices = _no_fresh_noise(sampling, class_name)
+    if class_name == "EDMEulerScheduler":
+        return Scheduler(class_name, config, notices)
+    if sampling.sampler not in (*FIRST_ORDER, *SECOND_ORDER):
+        notices.append(_no_such(sampling.sampler, "edm", f"{class_name} (dpmpp_2m)"))
+    return Scheduler(class_name, config | _solver(sampling), notices)
 
 
 def _ddim(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     config = _betas(objective) | _common(objective, sampling) | {"clip_sample": False, "set_alpha_to_one": True}
-    notices = [
-        f"eta is {sampling.eta}: give it to the call, pipe(prompt, eta={sampling.eta}); the fresh noise is torch's "
-        "own, so pictures are equal in law only"
-    ]
+    notices = [f"eta is {sampling.eta}: give it to the call, pipe(prompt, eta={sampling.eta}); {_EQUAL_IN_LAW}"]
     return Scheduler("DDIMScheduler", config, notices)
 
 
 def _heun(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
-    return Scheduler(
-        "HeunDiscreteScheduler", _betas(objective) | _common(objective, sampling), _miscounted(sampling, 1000)
-    )
+    notices = [*_miscounted(sampling, 1000), *_no_fresh_noise(sampling, "HeunDiscreteScheduler")]
+    return Scheduler("HeunDiscreteScheduler", _betas(objective) | _common(objective, sampling), notices)
 
 
-def _dpm_solver(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
-    """DPM-Solver++; of order 1 it is DDIM, which is Euler's step on every path."""
+def _lcm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    """LCM's scheduler takes trailing times of those that it was distilled at, here of all there are."""
+    config = _betas(objective) | _common(objective, sampling) | {"clip_sample": False, "set_alpha_to_one": True}
+    num_times = config["original_inference_steps"] = config["num_train_timesteps"]
+    num_times -= objective.settings.schedule.name == "cosine"
+    notices = [_EQUAL_IN_LAW]
+    if sampling.timestep_spacing != "trailing" or num_times % sampling.num_inference_steps:
+        notices.append(f"LCMScheduler has trailing spacing only, rounded where the steps do not divide {num_times}")
+    return Scheduler("LCMScheduler", config, notices)
+
+
+def _multistep(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    """UniPC, or DPM-Solver++; of order 1 the latter is DDIM, which is Euler's step on every path."""
     name = objective.settings.schedule.name
-    config = _common(objective, sampling) | {
-        "solver_order": 1 if sampling.sampler in ("ddim", "euler") else 2,
-        "algorithm_type": "dpmsolver++",
-        "solver_type": "midpoint",
-        "final_sigmas_type": "zero",
-        "lower_order_final": True,
-    }
+    unipc = sampling.sampler == "unipc"
+    class_name = "UniPCMultistepScheduler" if unipc else "DPMSolverMultistepScheduler"
+    solver = {"solver_order": 2, "solver_type": "bh2", "predict_x0": True} if unipc else _solver(sampling)
+    config = _common(objective, sampling) | solver | {"final_sigmas_type": "zero", "lower_order_final": True}
     if name == "linear_flow":
         config |= {
             "use_flow_sigmas": True,
@@ -97,13 +109,22 @@ def _dpm_solver(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
         config |= _betas(objective)
     if name == "cosine":
         config["timestep_spacing"] = "linspace"  # on 1001 points these are the times 1, 1 - 1/n, ..., 1/n
-    notices = _level_notices(objective, sampling)
-    if sampling.eta > 0:
-        notices.append(_no_fresh_noise("DPMSolverMultistepScheduler"))
-    if sampling.sampler == "heun":
+    notices = [*_level_notices(objective, sampling, class_name), *_no_fresh_noise(sampling, class_name)]
+    if sampling.sampler == "dpmpp_2m_sde" and objective.settings.schedule.zero_terminal_snr:
+        notices.append("diffusers' second step extrapolates from pure noise, whose level it takes for 2^-24")
+    if sampling.sampler not in (*FIRST_ORDER, *SECOND_ORDER, "unipc"):
         what = "zero terminal SNR" if name == "scaled_linear" else name
-        notices.append(_no_such("heun", what, "DPMSolverMultistepScheduler (dpmpp_2m)"))
-    return Scheduler("DPMSolverMultistepScheduler", config, notices)
+        notices.append(_no_such(sampling.sampler, what, f"{class_name} (dpmpp_2m)"))
+    return Scheduler(class_name, config, notices)
+
+
+def _solver(sampling: SamplingSettings) -> dict[str, Any]:
+    """DPM-Solver++ of the order and the kind that a sampler is; 2M in place of those that it is not."""
+    return {
+        "solver_order": 1 if sampling.sampler in FIRST_ORDER else 2,
+        "algorithm_type": "sde-dpmsolver++" if sampling.sampler in OF_THE_SDE else "dpmsolver++",
+        "solver_type": "midpoint",
+    }
 
 
 def _common(objective: Diffusion, sampling: SamplingSettings) -> dict[str, Any]:
@@ -138,8 +159,8 @@ def _table(objective: Diffusion, t_N: torch.Tensor) -> list[float]:
     return (1 - variance / before).tolist()
 
 
-def _level_notices(objective: Diffusion, sampling: SamplingSettings) -> list[str]:
-    """Where DPMSolverMultistepScheduler visits other noise levels."""
+def _level_notices(objective: Diffusion, sampling: SamplingSettings, class_name: str) -> list[str]:
+    """Where a multistep scheduler visits other noise levels."""
     if objective.settings.schedule.name == "linear_flow":
         return [
             "diffusers starts flow at time 0.999 and tells the network whole timesteps: pictures are close (about "
@@ -152,7 +173,7 @@ def _level_notices(objective: Diffusion, sampling: SamplingSettings) -> list[str
     if sampling.timestep_spacing == "trailing":
         return _miscounted(sampling, objective.settings.schedule.num_train_timesteps)
     return [
-        f"DPMSolverMultistepScheduler lays {sampling.timestep_spacing} spacing on one point more than there are steps, "
+        f"{class_name} lays {sampling.timestep_spacing} spacing on one point more than there are steps, "
         "so its noise levels differ; trailing spacing is the same everywhere"
     ]
 
@@ -165,8 +186,15 @@ def _miscounted(sampling: SamplingSettings, num_timesteps: int) -> list[str]:
     return [f"diffusers makes {steps + 1} of {steps} trailing steps by a rounding error; choose another number"]
 
 
-def _no_fresh_noise(class_name: str) -> str:
-    return f"{class_name} adds no fresh noise, so pictures are those of eta=0"
+_EQUAL_IN_LAW = "the fresh noise is torch's own, so pictures are equal in law only"
+
+
+def _no_fresh_noise(sampling: SamplingSettings, class_name: str) -> list[str]:
+    """That fresh noise is another's, or that a scheduler adds none where the sampler here does."""
+    if sampling.sampler in OF_THE_SDE:
+        return [_EQUAL_IN_LAW]
+    lost = [name for name in ("eta", "s_churn") if getattr(sampling, name) > 0]
+    return [f"{class_name} adds no fresh noise, so pictures are those of {name}=0" for name in lost]
 
 
 def _no_such(sampler: str, what: str, instead: str) -> str:

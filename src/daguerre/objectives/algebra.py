@@ -53,6 +53,12 @@ class Diffusion(Objective):
         """(a, s) at times t, float64."""
         return self.schedule.path(t)
 
+    def level(self, sigma: float) -> tuple[float, float, float]:
+        """(t, a, s) where s/a is `sigma`, or at the noisiest level with some signal if the path has none so noisy."""
+        t = self.schedule.time_at(sigma)
+        a, s = self.path(torch.tensor(t, dtype=torch.float64, device="cpu"))
+        return t, float(a), float(s)
+
     def weight(self, a: Tensor, s: Tensor) -> Tensor:
         """Weight of the squared error of y at (a, s)."""
         p, q = self.target(a, s)

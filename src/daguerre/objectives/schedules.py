@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from math import cos, pi
+from math import acos, cos, hypot, pi
 from typing import ClassVar
 
 import numpy as np
@@ -37,6 +37,10 @@ class Schedule(ABC):
     @abstractmethod
     def c_noise(self, t: Tensor) -> Tensor:
         """The number by which the network is told the time."""
+
+    @abstractmethod
+    def time_at(self, sigma: float) -> float:
+        """The time at which s/a is `sigma`; for one above all that the path has, the noisiest with some signal."""
 
     @abstractmethod
     def stops(self, num_steps: int, spacing: str) -> Tensor:
@@ -92,6 +96,10 @@ class ScaledLinear(Schedule):
     def c_noise(self, t: Tensor) -> Tensor:
         return t
 
+    def time_at(self, sigma: float) -> float:
+        known_N = self.sigma_N[self.sigma_N.isfinite()].numpy()
+        return float(np.interp(sigma, known_N, np.arange(len(known_N))))
+
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         """As diffusers' DDIMScheduler (trailing, leading with steps_offset 1) and EulerDiscreteScheduler (all three).
 
@@ -138,12 +146,19 @@ class Cosine(Schedule):
 
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         angle = (self.offset + t) / (1 + self.offset) * (pi / 2)
-        first = cos(self.offset / (1 + self.offset) * (pi / 2))
-        variance = ((elementwise.cos(angle) / first) ** 2).clamp(1e-4, 0.9999)
+        variance = ((elementwise.cos(angle) / self._first()) ** 2).clamp(1e-4, 0.9999)
         return from_sigma(self.settings.shift * ((1 - variance) / variance).sqrt())
+
+    def _first(self) -> float:
+        return cos(self.offset / (1 + self.offset) * (pi / 2))
 
     def c_noise(self, t: Tensor) -> Tensor:
         return 1000.0 * t
+
+    def time_at(self, sigma: float) -> float:
+        root_variance = 1 / hypot(1.0, sigma / self.settings.shift)
+        angle = acos(root_variance * self._first())
+        return min(1.0, max(0.0, angle / (pi / 2) * (1 + self.offset) - self.offset))
 
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         return even_stops(num_steps, spacing)
@@ -169,6 +184,9 @@ class LinearFlow(Schedule):
     def c_noise(self, t: Tensor) -> Tensor:
         return 1000.0 * t
 
+    def time_at(self, sigma: float) -> float:
+        return sigma / (1 + sigma)
+
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         return self.time(even_stops(num_steps, spacing))
 
@@ -191,6 +209,9 @@ class EDM(Schedule):
 
     def c_noise(self, t: Tensor) -> Tensor:
         return elementwise.log(t) / 4.0
+
+    def time_at(self, sigma: float) -> float:
+        return sigma
 
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         check_trailing(num_steps, spacing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -23,19 +24,33 @@ def sample(denoise: Callable[[Tensor, float], Tensor], x_BCHW: Tensor, grid: Gri
     and is x0 alone in the first step, in the last one, and after a step of infinite or no length.
     """
     x, t, a, s = x_BCHW, grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist()
-    h_before, x0_before = math.inf, x_BCHW
+    extrapolated = Extrapolation(grid)
     for j in range(len(t)):
-        x0 = denoise(x, t[j])
-        h = _log_snr_half(a[j + 1], s[j + 1]) - _log_snr_half(a[j], s[j])
-        slope = h / (2 * h_before) if 0 < h_before < math.inf and h < math.inf else 0.0
-        D = x0 + slope * (x0 - x0_before)
+        D = extrapolated(j, denoise(x, t[j]))
         x = s[j + 1] / s[j] * x + (a[j + 1] - a[j] * s[j + 1] / s[j]) * D
-        h_before, x0_before = h, x0
     return x
 
 
-def _log_snr_half(a: float, s: float) -> float:
-    """lambda = ln(a/s): minus infinity for pure noise, infinity for the clean end."""
-    if a == 0 or s == 0:
-        return -math.inf if a == 0 else math.inf
-    return math.log(a / s)
+class Extrapolation:
+    """D of each step of a grid: x0 extrapolated to the middle of the step, along lambda, from the step before."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.h_N = log_snr_steps(grid)
+        self.x0_before: Tensor | None = None
+
+    def __call__(self, step: int, x0: Tensor) -> Tensor:
+        """D [B, C, H, W] of a step from its x0; steps are asked for in their order."""
+        before, self.x0_before = self.x0_before, x0
+        h, h_before = self.h_N[step], self.h_N[step - 1] if step else math.inf
+        if before is None or not 0 < h_before < math.inf or h == math.inf:
+            return x0
+        return x0 + h / (2 * h_before) * (x0 - before)
+
+
+def log_snr_steps(grid: Grid) -> list[float]:
+    """h, the growth of lambda = ln(a/s), over each step; infinite from pure noise and to the clean end."""
+    levels = [
+        math.log(a / s) if a > 0 < s else math.copysign(math.inf, a - s)
+        for a, s in zip(grid.a.tolist(), grid.s.tolist(), strict=True)
+    ]
+    return [after - before for before, after in pairwise(levels)]

@@ -34,6 +34,9 @@ class Denoising(Protocol):
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """(a, s) at time t float64."""
 
+    def level(self, sigma: float) -> tuple[float, float, float]:
+        """(t, a, s) where s/a is `sigma`."""
+
     def predict(self, net: Net, x_BCHW: Tensor, t: float, cond: Cond) -> Tensor:
         """The network's prediction y [B, C, h, w] for x at time t."""
 
@@ -69,10 +72,10 @@ def draw(
         a, s = objective.path(torch.tensor(t, dtype=torch.float64))
         return objective.solve(x_BCHW, y(x_BCHW, t), a, s)[0]
 
-    def fresh_noise(step: int) -> Tensor:
-        return _normals(seeds, "sample/fresh", step, shape).to(device)
+    def fresh(step: int) -> Tensor:
+        return fresh_noise(seeds, step, shape).to(device)
 
-    given = {"eta": settings.eta, "fresh_noise": fresh_noise}
+    given = dict(settings) | {"fresh_noise": fresh, "level": objective.level}
     own = {name: given[name] for name in keywords(settings.sampler)}
     x = grid.prior_std * initial_noise(seeds, shape).to(device)
     return plugins.find("samplers", settings.sampler).sample(denoise, x, grid, **own)
@@ -85,6 +88,11 @@ def initial_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
     takes as `latents`.
     """
     return _normals(seeds, "sample", 0, shape)
+
+
+def fresh_noise(seeds: Sequence[int], step: int, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: what step `step` adds."""
+    return _normals(seeds, "sample/fresh", step, shape)
 
 
 def _normals(seeds: Sequence[int], purpose: str, number: int, shape: tuple[int, ...]) -> Tensor:

@@ -5,13 +5,26 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Idle, Settings
+
+SCHEDULERS = {
+    "DDIMScheduler": "ddim",
+    "EulerDiscreteScheduler": "euler",
+    "EulerAncestralDiscreteScheduler": "euler_ancestral",
+    "HeunDiscreteScheduler": "heun",
+    "DPMSolverMultistepScheduler": "dpmpp_2m",
+    "UniPCMultistepScheduler": "unipc",
+    "LCMScheduler": "lcm",
+}
+"""diffusers' schedulers and the samplers here that draw the same pictures."""
+CHURN = ("s_churn", "s_tmin", "s_tmax", "s_noise")
+"""Settings of Heun's fresh noise."""
 
 
 @lru_cache
@@ -47,6 +60,14 @@ class SamplingSettings(Settings):
     """Steps of the sampler; Heun calls the network twice a step."""
     eta: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
     """DDIM's share of fresh noise: 0 is deterministic, 1 ancestral. Other samplers refuse it."""
+    s_churn: float = Field(0.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
+    """Heun's fresh noise over all steps (arXiv 2206.00364, algorithm 2): 0 is none. Other samplers refuse it."""
+    s_tmin: float = Field(0.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
+    """With s_churn: the lowest noise level sigma = s/a to which noise is added."""
+    s_tmax: float | None = Field(None, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
+    """With s_churn: the highest such level. null: no bound."""
+    s_noise: float = Field(1.0, gt=0, allow_inf_nan=False, json_schema_extra=FREE)
+    """With s_churn: standard deviation of the noise that is added; a little above 1 makes up for lost detail."""
     guidance_scale: float = Field(5.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
     """Classifier-free guidance: uncond + scale * (cond - uncond); 1 is none, and so is 0, as models of few steps
     have it in diffusers."""
@@ -72,6 +93,7 @@ class SamplingSettings(Settings):
     """Picture i starts from the noise of seed + i alone."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("s_tmin", "s_tmax", "s_noise"), lambda own: own.s_churn == 0, "no effect while s_churn is 0"),
         Idle(("prompts",), lambda own: None not in (own.prompts, own.prompts_file), "prompts_file says what is drawn"),
     )
 
@@ -91,6 +113,11 @@ class SamplingSettings(Settings):
         """Whether an unguided side runs beside the conditional one."""
         return self.guidance_scale > 1
 
+    @property
+    def churn(self) -> dict[str, Any]:
+        """The settings of churn; none where there is none."""
+        return {name: getattr(self, name) for name in CHURN} if self.s_churn > 0 else {}
+
     def size_px(self, resolution: int) -> tuple[int, int]:
         """Height and width of the pictures of a run of this resolution."""
         return self.height or resolution, self.width or resolution
@@ -98,9 +125,17 @@ class SamplingSettings(Settings):
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> SamplingSettings:
         """Refuses what the rest of these settings would make idle; a value that says "none" is never refused."""
-        if self.eta > 0 and "eta" not in keywords(self.sampler):
-            takes = ", ".join(name for name in plugins.names("samplers") if "eta" in keywords(name))
-            raise ValueError(f"eta is {self.eta} and {self.sampler} adds no fresh noise: set eta=0, or sampler={takes}")
+        for name in ("eta", "s_churn"):
+            if getattr(self, name) > 0 and name not in keywords(self.sampler):
+                takes = ", ".join(sampler for sampler in plugins.names("samplers") if name in keywords(sampler))
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} and {self.sampler} has none: set {name}=0, or sampler={takes}"
+                )
+        if self.s_tmax is not None and self.s_tmin > self.s_tmax:
+            raise ValueError(
+                f"s_tmin is {self.s_tmin:g} and s_tmax is {self.s_tmax:g}: noise is added between the two, so s_tmin "
+                "must not be the larger one"
+            )
         if not self.guided:
             for name in ("guidance_rescale", "negative_prompt"):
                 if getattr(self, name):

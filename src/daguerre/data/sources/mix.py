@@ -97,6 +97,15 @@ class Settings(SourceSettings):
         }
         return {name: settings.model_copy(update=shared) for name, settings in checked.items()}
 
+    def words(self) -> frozenset[str] | None:
+        found = frozenset[str]()
+        for settings in self.members().values():
+            own = settings.words()
+            if own is None:
+                return None
+            found |= own
+        return found
+
     def shares(self) -> list[Fraction]:
         """The weights, exactly as they were written, in the order of `sources`."""
         return [Fraction(str(self.weights.get(name, 1.0))) for name in self.sources]

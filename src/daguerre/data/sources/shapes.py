@@ -20,6 +20,7 @@ from daguerre import keys
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Split
+from daguerre.data.words import words
 from daguerre.settings import FREE, Idle
 from daguerre.types import Record
 
@@ -71,6 +72,10 @@ class Settings(SourceSettings):
     shape is centred; up to 3 keeps the largest shape inside the picture."""
     checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
     """Prompts of held-out combinations that are drawn at the end of a run and read by the pixel checker."""
+
+    def words(self) -> frozenset[str]:
+        said = super().words()
+        return _words() | self.captions.words() if said is None else said
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,11 @@ def combinations(split: Split) -> tuple[Combination, ...]:
     ]
     held_out = set(keys.permutation(0, "shapes held out", 0, len(every))[: len(every) // 10].tolist())
     return tuple(c for i, c in enumerate(every) if (i in held_out) == (split == "held_out"))
+
+
+@functools.cache
+def _words() -> frozenset[str]:
+    return frozenset(words(*(caption(one, i) for one in combinations("train") for i in range(len(PHRASINGS)))))
 
 
 def caption(combination: Combination, phrasing: int) -> str:

@@ -1,0 +1,40 @@
+"""DPM-Solver++ 2M of the SDE: the extrapolated x0 of 2M, with fresh noise in every step but the last.
+
+Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
+Letters: B samples, C channels, H and W latent height and width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from daguerre.samplers.dpmpp_2m import Extrapolation
+from daguerre.types import Grid
+
+
+def sample(
+    denoise: Callable[[Tensor, float], Tensor],
+    x_BCHW: Tensor,
+    grid: Grid,
+    *,
+    fresh_noise: Callable[[int], Tensor] | None = None,
+) -> Tensor:
+    """x0 [B, C, H, W] by Lu et al. 2022 (arXiv 2211.01095), SDE-DPM-Solver++(2M), the midpoint form.
+
+    `denoise(x, t)` gives x0; `x_BCHW` is noise at the level of the grid's first time, float32 or float64;
+    `fresh_noise(j)` gives the standard normal noise [B, C, H, W] that step j adds. With q = exp(-h) = (a s')/(a' s),
+    x' = (s'/s) q x + a' (1 - q^2) D + s' sqrt(1 - q^2) z, which is finite at both ends; D is that of dpmpp_2m.py.
+    """
+    x, t, a, s = x_BCHW, grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist()
+    extrapolated = Extrapolation(grid)
+    for j in range(len(t)):
+        D = extrapolated(j, denoise(x, t[j]))
+        q = a[j] * s[j + 1] / (a[j + 1] * s[j])
+        x = s[j + 1] / s[j] * q * x + a[j + 1] * (1 - q**2) * D
+        if s[j + 1] > 0:
+            assert fresh_noise is not None, "the SDE needs fresh noise"
+            x = x + s[j + 1] * math.sqrt(1 - q**2) * fresh_noise(j)
+    return x

@@ -1,0 +1,37 @@
+"""LCM: from each noise level straight to a picture, which fresh noise takes to the next level. For LCM's weights alone.
+
+Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
+Letters: B samples, C channels, H and W latent height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from daguerre.types import Grid
+
+
+def sample(
+    denoise: Callable[[Tensor, float], Tensor],
+    x_BCHW: Tensor,
+    grid: Grid,
+    *,
+    fresh_noise: Callable[[int], Tensor] | None = None,
+) -> Tensor:
+    """x0 [B, C, H, W] by multistep consistency sampling (Song et al. 2023, arXiv 2303.01469, algorithm 1; Luo et al.
+    2023, arXiv 2310.04378): x' = a' x0 + s' z.
+
+    It needs weights that were distilled into a latent consistency model (LCM, or with an LCM-LoRA merged in), whose
+    answer at any noise level is a picture; they take 2 to 8 steps and mostly no guidance (`guidance_scale=1`). The
+    answer of other weights is the mean of all pictures that fit, so that this draws blurred ones.
+    Arguments as in dpmpp_2m_sde.py. LCM's c_skip x + c_out x0 is x0 within 1e-5 of x above timestep 15, and left out.
+    """
+    x, t, a, s = x_BCHW, grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist()
+    for j in range(len(t)):
+        x = a[j + 1] * denoise(x, t[j])
+        if s[j + 1] > 0:
+            assert fresh_noise is not None, "LCM needs fresh noise"
+            x = x + s[j + 1] * fresh_noise(j)
+    return x
