@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,9 @@ from daguerre import config as configs
 from daguerre import layout, overrides, plugins, recipe
 from daguerre.config import Config
 from daguerre.errors import UserError
+from daguerre.parallel.slurm import SlurmSettings
 from daguerre.problems import ConfigError
+from daguerre.settings import ADDRESS, Settings
 
 BASE = """
 run_name: tiny
@@ -461,3 +464,38 @@ def test_nothing_that_is_a_default_is_among_what_differs(base):
     assert found["model"]["family"] == "sd"
     assert not found.keys() & {"adapter", "optimizer", "loader", "mesh", "logging", "sampling"}
     assert configs.differing(load(base, "optimizer.beta2=0.9"))["optimizer"]["name"] == "adamw"
+
+
+TEXTS = {
+    # settings that are no paths or addresses: names, and what is learnt or drawn
+    "run_name", "resume_from_checkpoint", "allow_change", "fields", "text", "join", "prefix", "templates",
+    "tag_separator", "prompt", "prompts", "negative_prompt", "source", "alpha_colour", "aspects", "columns",
+    "config", "revision", "split", "weights", "sources", "image_column", "caption_column", "width_column",
+    "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
+    "adamw_for", "learning_rates", "weight_decay_exclude", "max_device_memory", "variants", "shard", "card",
+}  # fmt: skip
+
+
+def test_every_setting_that_can_be_an_address_keeps_no_secret():
+    """A new setting of text is an `Annotated[str, ADDRESS]`, or is put among the texts."""
+    for kind in ("families", "objectives", "adapters", "sources", "optimizers"):
+        for name in plugins.names(kind):
+            plugins.find(kind, name)
+    classes, found = [Settings], {}
+    while classes:
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        # The options of a job refuse secrets: what is in an sbatch file must be written out.
+        if cls.__module__.startswith("daguerre.") and not issubclass(cls, SlurmSettings):
+            found |= {f"{cls.__module__}.{cls.__name__}.{name}": field for name, field in cls.model_fields.items()}
+    texts = {path: field for path, field in found.items() if str in _members(field.annotation)}
+    kept = {path for path, field in texts.items() if ADDRESS in field.metadata}
+    other = {path.rpartition("daguerre.")[2] for path in texts.keys() - kept if path.rpartition(".")[2] not in TEXTS}
+    networks = {"families.autoencoder.Settings.vae", "families.text_image.Settings.text_encoder"}  # their numbers
+    assert {path for path in other if not path.endswith(".idx_to_prompt")} == networks  # `Labels` keeps none itself
+    assert len(kept) >= 18
+
+
+def _members(annotation):
+    inner = {each for member in layout.alternatives(annotation) for each in (member, *get_args(member))}
+    return inner if get_origin(annotation) is not Literal else set()

@@ -32,6 +32,8 @@ _NAMED = re.compile(
 )
 """Parameters that are secret wherever they stand."""
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?![A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>])+")
+_AS_PATH = re.compile(r"(?<=:/)[^/\s'\"@]+@")
+"""User and password of an address that was taken for a path."""
 _COMMAND = re.compile(r"pipe:(?!\.\.\.)[^\n]*")
 _WORD = re.compile(r"[a-z-]{,16}")
 _LEAST_LENGTH = 6
@@ -106,6 +108,7 @@ def scrub(text: str) -> str:
     for secret, instead in _secrets(len(_kept), *_kept.items()) if _kept else ():
         text = text.replace(secret, instead)
     text = _IN_TEXT.sub(lambda found: _scrubbed(found[0]), text) if "://" in text else text
+    text = _AS_PATH.sub(f"{CUT}@", text)
     text = _COMMAND.sub("pipe:...", text) if "pipe:" in text else text
     return _NAMED.sub(rf"\1{CUT}", text) if "=" in text else text
 

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import RootModel
 
+from daguerre import recipe
 from daguerre.alias_flags import FLAGS, PAIRS, WORDS
 from daguerre.errors import UserError
 from daguerre.layout import Leaf, alternatives
@@ -151,7 +152,7 @@ def _texts(text: str) -> Any:
     """A flow list whose members stay text: `[001, no]` is "001" and "no"."""
     try:
         return yaml.load(text, Loader=yaml.BaseLoader)  # builds text, lists and mappings only
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
 
 
@@ -161,9 +162,11 @@ def yaml_value(text: str) -> Any:
         return text
     try:
         value = OmegaConf.to_container(OmegaConf.create({"value": OmegaConf.create(f"- {text}")}), resolve=False)
-    except (yaml.YAMLError, OmegaConfBaseException):
+    except (yaml.YAMLError, OmegaConfBaseException, *recipe.BROKEN):
         return text
     assert isinstance(value, dict)
+    if recipe.excess(value):
+        return text
     item = value["value"][0] if value["value"] else text
     return text if isinstance(item, float) and math.isnan(item) and text.strip().lower() != ".nan" else item
 

@@ -22,6 +22,11 @@ from daguerre.errors import UserError
 from daguerre.remote import address, copies
 
 FOLDER = Path(__file__).parent / "recipes"
+BROKEN = (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError, RecursionError)
+"""What YAML's constructors raise for texts that are no values of their kind, such as `!!int 1e5`."""
+_DEPTH = 50
+_TOO_DEEP = f"lists and groups are nested too deeply: at most {_DEPTH} in one another"
+_BITS = 1024
 Tree = dict[str, Any]
 """Nested values as YAML gives them."""
 ABSENT = object()
@@ -119,10 +124,16 @@ def read(path: Path) -> Tree:
         raise UserError(f"{path}: not valid YAML: {error}") from error
     except OmegaConfBaseException as error:
         raise UserError(f"{path}: {_first_line(error)}") from error
+    except RecursionError:
+        raise UserError(f"{path}: {_TOO_DEEP}") from None
+    except BROKEN as error:
+        raise UserError(f"{path}{_odd_value(text) or f': not valid YAML: {_first_line(error)}'}") from error
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values, this is a {type(tree).__name__}")
     _check_keys(tree, path)
+    if why := excess(tree):
+        raise UserError(f"{path}: {why}")
     return tree
 
 
@@ -136,8 +147,39 @@ def _place(error: yaml.MarkedYAMLError, text: str) -> str:
     return f", line {number + 1}: not valid YAML: {reason}{hint}" + (f"\n    {line}" if line else "")
 
 
+def _odd_value(text: str) -> str:
+    """Line and text of the first value that is not of the kind that its tag names; "" if none is found."""
+    loader = yaml.SafeLoader(text)
+    try:
+        nodes = [loader.get_single_node()]
+        while nodes and isinstance(node := nodes.pop(0), yaml.Node):
+            if isinstance(node, yaml.ScalarNode):
+                with_tag = node
+                loader.construct_object(with_tag)
+            else:
+                inner = [each for pair in node.value for each in (pair if isinstance(pair, tuple) else (pair,))]
+                nodes = [*inner, *nodes]
+    except yaml.MarkedYAMLError:
+        return ""
+    except BROKEN:
+        kind = with_tag.tag.rpartition(":")[2]
+        value = with_tag.value if len(with_tag.value) <= 40 else with_tag.value[:36] + " ..."
+        return f", line {with_tag.start_mark.line + 1}: {value!r} is not of the kind {kind!r}, or too long"
+    return ""
+
+
+def excess(value: Any, depth: int = 0) -> str:
+    """What is said of a value that can be read but is too large to work with; "" of all others."""
+    if depth > _DEPTH:
+        return _TOO_DEEP
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        return f"there is a number of more than {_BITS} bits, which no setting takes"
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((why for inner in below if (why := excess(inner, depth + 1))), "")
+
+
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _check_keys(tree: Tree, path: Path) -> None:
@@ -215,7 +257,9 @@ def _remove(tree: Any, path: str) -> Any:
     """Take a path (`a.b[0].c`, as OmegaConf writes it) out of the tree; what stood there."""
     *parents, last = path.replace("[", ".").replace("]", "").split(".")
     for name in parents:
-        tree = tree[int(name)] if isinstance(tree, list) else tree[name]
+        tree = tree[int(name)] if isinstance(tree, list) else tree.get(name, {})
+    if isinstance(tree, dict) and last not in tree:
+        return ABSENT  # a key that holds a dot is no path
     if isinstance(tree, list):
         value, tree[int(last)] = tree[int(last)], None
         return value

@@ -166,6 +166,15 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(_unwritable(self.status, error)) from error
 
+    def refuse_if_moved(self) -> None:
+        """RunFolderError if the folder that this process holds is no longer where it was."""
+        if not self.lock.exists():
+            raise RunFolderError(
+                f"{self.path} is not there any more: it was renamed, moved or deleted while this run worked in it. "
+                "What it saved is where the folder is now: move it back and run the same command again, or go on with "
+                "`daguerre train NEW-FOLDER`"
+            )
+
     def read_status(self) -> dict[str, Any] | None:
         """The last status, or None before the first. `running` that nobody holds (`held_by`) means: was killed."""
         return json.loads(self.status.read_bytes()) if self.status.exists() else None

@@ -70,14 +70,16 @@ class Run:
     said: set[str] = field(default_factory=set)
 
     def status(self, state: State, reason: str = "") -> None:
-        """Writes status.json, on the process that leads."""
+        """Writes status.json, on the process that leads. RunFolderError where the folder is gone."""
         now, total = self.state, self.every.total
         if self.processes.leads:
+            self.folder.refuse_if_moved()
             self.folder.write_status(state, step=now.step, samples=now.samples, total_steps=total, reason=reason)
 
     def page(self) -> None:
         """Writes the report, likewise."""
         if self.processes.leads:
+            self.folder.refuse_if_moved()
             page.write(self.folder.path)
 
     def log(self, values: Mapping[str, float]) -> None:

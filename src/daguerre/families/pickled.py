@@ -23,6 +23,7 @@ from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.tensors import encode
 from daguerre.errors import UserError
 from daguerre.families import converted
+from daguerre.families.weights import shards
 
 _WEIGHTS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin")
 _SHARDS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin\.index[\w.-]*\.json")
@@ -63,7 +64,7 @@ def read(path: Path) -> dict[str, Any]:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except _REFUSED as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error)) or re.search(r"Unsupported \w+ ([\w.]+)", str(error))
-        what = f"it names {named[1]}, which is no tensor" if named else str(error).strip().splitlines()[0]
+        what = f"it names {named[1]}, which is no tensor" if named else _first_line(error)
         raise UserError(
             f"{path} is not read: {what}. A pickle can run any program, so its tensors alone are read, and nothing of "
             "this file was run. Take the model's .safetensors, or save the weights alone: "
@@ -71,11 +72,15 @@ def read(path: Path) -> dict[str, Any]:
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path} cannot be read as weights saved by torch.save: {str(error).strip().splitlines()[0]}. Copy it anew"
+            f"{path} cannot be read as weights saved by torch.save: {_first_line(error)}. Copy it anew"
         ) from error
     if not isinstance(found, Mapping):
         raise UserError(f"{path} holds {type(found).__name__}, no weights by name")
     return {str(name): value for name, value in found.items()}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "it ends too early").splitlines()[0]
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
@@ -115,6 +120,7 @@ def convert(path: Path, fresh: Path) -> None:
         if _WEIGHTS.fullmatch(file.name):
             write_durably(made, encode(tensors(file)))
         elif _SHARDS.fullmatch(file.name):
+            shards(file)  # refuses an index that is damaged or leads elsewhere
             index = json.loads(file.read_bytes())
             index["weight_map"] = {name: _new_name(shard) for name, shard in index["weight_map"].items()}
             made.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -6,7 +6,6 @@ Finds places and says what is missing there, and how it comes; reads no weights 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from daguerre.errors import Absent, UserError
 from daguerre.families import architectures, pickled, single_file
 from daguerre.families.settings import SINGLE_FILES
+from daguerre.families.weights import shards
 
 SHIPPED = Path(__file__).parent.parent / "assets"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -108,20 +108,9 @@ def missing_files(folder: Path, needed: Needed) -> list[str]:
             if not there:
                 missing.append(f"{part}/{names[0]}".lstrip("/"))
             elif ".index" in there[0].name:
-                absent = (shard for shard in _shards(there[0]) if not shard.is_file())
+                absent = (shard for shard in shards(there[0]) if not shard.is_file())
                 missing += [shard.relative_to(folder).as_posix() for shard in absent]
     return missing
-
-
-def _shards(index: Path) -> list[Path]:
-    """The files that an index of weights names, beside it. UserError for one that is damaged or leads elsewhere."""
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} cannot be read as an index of weights: {error!r}. Copy it anew") from error
-    if odd := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise UserError(f"{index} names {odd[0]!r}, which is no file beside it: take another copy")
-    return [index.with_name(name) for name in names]
 
 
 def here(name: str, options: Options) -> Path | None:

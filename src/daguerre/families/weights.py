@@ -36,8 +36,19 @@ def _files(folder: Path, variant: str | None) -> list[Path]:
         if (whole := folder / f"{stem}{mark}.safetensors").is_file():
             return [whole]
         if (index := folder / f"{stem}.safetensors.index{mark}.json").is_file():
-            return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+            return shards(index)
     return []
+
+
+def shards(index: Path) -> list[Path]:
+    """The files that an index of weights names, beside it. UserError for one that is damaged or leads elsewhere."""
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} cannot be read as an index of weights: {error!r}. Copy it anew") from error
+    if odd := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        raise UserError(f"{index} names {odd[0]!r}, which is no file beside it: take another copy")
+    return [index.with_name(name) for name in names]
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.training import post_hoc, rounding
+from daguerre.training.finite import refuse_not_finite
 from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.settings import EMASettings
 
@@ -95,6 +96,11 @@ class EMA:
             if saved.keys() != averages.keys():
                 odd = sorted(saved.keys() ^ averages.keys())
                 raise UserError(f"the saved averages do not fit the trained parameters; they differ in {odd[:5]}")
+            for name, average in averages.items():
+                if saved[name].shape != average.shape:
+                    here, there = list(average.shape), list(saved[name].shape)
+                    raise UserError(f"the saved averages do not fit: {name} is {there}, the network has {here}")
+            refuse_not_finite("the saved averages", saved)
             for name, average in averages.items():
                 average.copy_(saved[name])
 

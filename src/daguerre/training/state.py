@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from daguerre import keys
 from daguerre.errors import UserError
 from daguerre.training.ema import EMA
+from daguerre.training.finite import refuse_not_finite
 from daguerre.training.guard import Guard
 from daguerre.training.meters import Meter
 from daguerre.training.optimizers.optimizer import Optimizer, build
@@ -187,6 +188,7 @@ def load_weights(net: nn.Module, tensors: Mapping[str, Tensor], sharding: Shardi
     if problems:
         shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise UserError(f"the saved weights do not fit this recipe's networks: {shown}")
+    refuse_not_finite("the saved weights", {name: tensors[name] for name in own})
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(tensors[name])

@@ -102,7 +102,10 @@ class FolderSource:
         return printable(self._path(number))
 
     def _path(self, number: int) -> str:
-        return os.fsdecode(self._rows.column("path")[number].as_py())
+        path = os.fsdecode(self._rows.column("path")[number].as_py())
+        if os.path.isabs(path) or ".." in Path(path).parts:
+            raise UserError(f"{self.index_path} names {printable(path)!r}, which is not in {self.folder}: delete it")
+        return path
 
     def record(self, number: int) -> Record:
         """The file's bytes, its captions and metadata. OSError if it cannot be read."""

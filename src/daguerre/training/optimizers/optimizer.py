@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 from daguerre import plugins
 from daguerre.errors import UserError
+from daguerre.training.finite import refuse_not_finite
 from daguerre.training.optimizers import groups, one_pass
 from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.rounding import Rounding, widened
 from daguerre.training.settings import OptimizerSettings
 
 _NUMBER = ".number"
+_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+"""Entries that have the shape of their parameter."""
 """Ends the name of a saved tensor that is a Python number while training."""
 _UNTOUCHED = "untouched"
 """Saved for a parameter that no gradient ever reached, such as a layer behind the one that is read."""
@@ -250,7 +253,10 @@ class Optimizer:
             prefix, _, name = key.removesuffix(_NUMBER).rpartition(".")
             if name == _UNTOUCHED:
                 continue
+            if name in _MOMENTS and value.shape != self.parameters[int(prefix)].shape:
+                raise UserError(f"the optimizer state does not fit: {key} is {list(value.shape)}, unlike its parameter")
             given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
+        refuse_not_finite("the optimizer state", {key: each for key, each in tensors.items() if key.endswith(_MOMENTS)})
         device = self.parts[0].parameters[0].device
         for prefix, entry, _ in self._entries():
             new = given.get(prefix, {})
