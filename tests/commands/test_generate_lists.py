@@ -337,6 +337,7 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
         ("a.jsonl", '{"prompt": "a", "seed": NaN}\n', "NaN is no number"),
         ("a.jsonl", '{"prompt": "a\\u0000b"}\n', "write text"),
         ("a.jsonl", '{"prompt": "a", "negative_prompt": "\\ud800"}\n', "write text"),
+        ("a.jsonl", '{"prompt": "a", "file_name": "b\\ud800"}\n', "write a name such as"),
         ("a.json", "[]", "give JSONL"),
         ("a.csv", "prompt,seed\na,1\nb,x\n", "a.csv line 3: seed is 'x': write a number"),
         ("a.csv", "prompt,seed\na,-1\n", "write a whole number from 0"),
@@ -367,6 +368,14 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_written(run, t
     assert generate(run, f"prompts_file={path}", f"out={tmp_path / 'out'}", *SMALL) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_columns_that_are_no_text_are_mended_and_a_pipe_is_not_waited_for(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "note\\ud83d": ["\\ud83d"]}\n')
+    (row,) = generate_prompts.of_file(str(tmp_path / "a.jsonl")).rows()
+    assert row.about == {"note?": ["?"]}
+    with pytest.raises(UserError, match="is a pipe, a socket or a device"):
+        generate_prompts.of_file("/dev/null")
 
 
 def test_a_long_list_is_never_held():

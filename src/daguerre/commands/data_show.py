@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -206,6 +206,6 @@ def _fitting(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.
     """How many characters fit into a line, at least one: up to the last space, or within a word that is too long."""
     if font.getlength(text) <= width_px:
         return len(text)
-    cut = bisect_right(range(1, len(text)), float(width_px), key=lambda letters: font.getlength(text[:letters]))
+    cut = bisect_left(range(1, len(text)), True, key=lambda letters: font.getlength(text[:letters]) > width_px)
     space = text.rfind(" ", 0, cut + 1)
     return space if space > 0 else max(1, cut)
