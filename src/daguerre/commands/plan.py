@@ -131,7 +131,7 @@ def _page(
         "Not split as the rules say": plan_text.about_problems(counted.problems, every),
         "Bytes a device": plan_text.held_table(counted, config.optimizer.name),
         "A step": step.lines(),
-        "What fits": fitting.lines() if fitting else [],
+        "What fits": [] if step.fits else fitting.lines() if fitting else plan_text.wrapped([plan_remedies.NONE]),
         "Notes": plan_text.wrapped(notes),
     }
     lines = [f"{config.run_name}: {config.description or config.model.family}"]
