@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from tiny_runs import TINY
@@ -107,6 +107,19 @@ def test_a_smaller_micro_batch_is_enough(found, monkeypatch):
     step = Step(step.target, step.peak, "fp32", largest, ())
     fitting = plan_remedies.find(step, count, (), lambda more: target_of(more, "14MB"), lambda stage: None)
     assert fitting.given == ("training.per_device_batch_size=2",)
+
+
+def test_several_devices_split_what_they_hold_but_not_for_adafactor():
+    options = plan.Options(devices=4, card="10MB")
+    given = [word for word in GIVEN if not word.startswith("training.device")]
+    target = plan.prepared("quickstart", given, options)[1]
+    count = plan_bytes.count(target.config, target.parts(), target.mesh)
+    monstrous = replace(target, card=1 << 40)
+    for chosen, beside in plan_remedies._likely(monstrous, count, ()):
+        together = {remedy.name for remedy in (*chosen, *beside)}
+        assert ("fsdp" in together) is ("moments" not in together)
+    split = plan.prepared("quickstart", [*given, "mesh.ici_fsdp_parallelism=4"], options)[1]
+    assert not {"fsdp", "moments"} & {remedy.name for remedy in plan_remedies.remedies(split.given, split)}
 
 
 def test_the_command_is_whole_and_can_be_pasted(found):

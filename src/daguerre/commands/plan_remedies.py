@@ -76,6 +76,8 @@ def find(
     sizes = step.target.sizes
     if step.largest is not None:
         micro = largest_divisor(sizes.whole // sizes.ranks, step.largest.micro)
+        if micro == step.largest.micro:
+            return Fitting(again([f"{_MICRO}={micro}"]), step.largest, (f"{_MICRO}={micro}",))
         return _tried([micro], (), again, say)
     micros = memory.divisors(sizes.whole // sizes.ranks, sizes.micro)
     for harmful, mild in _likely(step.target, count, typed):
@@ -132,28 +134,29 @@ def _likely(target: Target, count: Count, typed: Container[str]) -> list[tuple[l
     harmful, mild = [r for r in known if r.harm], [r for r in known if not r.harm]
     every = [list(chosen) for size in range(len(harmful) + 1) for chosen in combinations(harmful, size)]
     room = target.card - (CONTEXT_BYTES if target.on_gpu else 0)
-    likely = [
-        (chosen, mild)
-        for chosen in sorted(every, key=lambda chosen: sum(remedy.harm for remedy in chosen))
-        if (chosen or mild) and _least(target, count, {remedy.name for remedy in (*chosen, *mild)}) <= room
-    ]
+    likely = []
+    for chosen in sorted(every, key=lambda chosen: sum(remedy.harm for remedy in chosen)):
+        whole = any(remedy.name == "moments" for remedy in chosen)  # Adafactor wants whole parameters
+        beside = [remedy for remedy in mild if not (whole and remedy.name == "fsdp")]
+        if (chosen or beside) and _least(target, count, {remedy.name for remedy in (*chosen, *beside)}) <= room:
+            likely.append((chosen, beside))
     return likely[:_TRIES]
 
 
 def remedies(config: Config, target: Target) -> Iterator[Remedy]:
     """What the recipe does not do yet."""
     training, optimizer, mesh = config.training, config.optimizer, target.mesh
-    node = mesh.devices // mesh.nodes
+    split, node = mesh.degree("fsdp") * mesh.degree("tensor") > 1, mesh.devices // mesh.nodes
     if not training.gradient_checkpointing:
         yield Remedy("recompute", ("training.gradient_checkpointing=true",))
-    if node > 1 and mesh.ici["fsdp"] == 1:
+    if node > 1 and not split:
         yield Remedy("fsdp", (f"mesh.ici_fsdp_parallelism={node}",))
     if training.frozen_precision == "no":
         yield Remedy("frozen", ("training.frozen_precision=bf16",))
     if config.ema.enabled or config.ema.post_hoc:
         post_hoc = ("ema.post_hoc=[]",) if config.ema.post_hoc else ()
         yield Remedy("averages", ("ema.enabled=false", *post_hoc), 1)
-    if optimizer.name not in ("adafactor", "adamw_8bit"):
+    if optimizer.name not in ("adafactor", "adamw_8bit") and not split:
         rate = f"optimizer.learning_rate={optimizer.learning_rate:g}"
         yield Remedy("moments", ("optimizer.name=adafactor", rate), 1)
     if training.weights_dtype == "float32":
