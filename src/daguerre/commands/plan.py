@@ -30,7 +30,7 @@ Says, without any device or weights, how devices share a recipe's model and what
 parameter goes where, bytes by what they are for, the peak of a step, and the largest micro-batch that fits.
 
   daguerre plan sdxl
-  daguerre plan sdxl card=24GB optimizer.name=adamw_8bit
+  daguerre plan sdxl card=24GB
   daguerre plan sdxl devices=64 nodes=8 mesh.ici_fsdp_parallelism=8
   daguerre plan sdxl devices=8 mesh.ici_fsdp_parallelism=4 mesh.ici_tensor_parallelism=2 --all
 
