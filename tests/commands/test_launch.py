@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tiny_runs
 
 from daguerre import cli
+from daguerre.commands import launch_local
 from daguerre.commands.launch_slurm import Options
+from daguerre.parallel import local
 from daguerre.parallel.settings import DistributedSettings, MeshSettings
 from daguerre.settings import Settings
 
@@ -37,12 +42,15 @@ def words_of(file: Path) -> list[str]:
 def test_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     given = ["run_name=it's $HOME `x`", 'prompts=["a \\"b\\"", "c"]', "--learning-rate=1e-5"]
     assert launch("sdxl", "nodes=2", "--cpus-per-task", "3", "time=4-00", "chdir=/with a space", *given) == 0
-    assert "sdxl.sbatch: read it, change it, then hand it in: sbatch sdxl.sbatch" in capsys.readouterr().out
-    text = (tmp_path / "sdxl.sbatch").read_text()
+    assert "it-s-HOME-x.sbatch: read it, change it, then hand it in: sbatch it-s-HOME-x.sbatch" in (
+        capsys.readouterr().out
+    )
+    text = (tmp_path / "it-s-HOME-x.sbatch").read_text()
+    assert "#SBATCH --job-name=it-s-HOME-x\n" in text
     options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert {"#SBATCH --nodes=2", "#SBATCH --cpus-per-task=3", '#SBATCH --chdir="/with a space"'} <= set(options)
-    subprocess.run(["bash", "-n", "sdxl.sbatch"], check=True)
-    words = words_of(tmp_path / "sdxl.sbatch")
+    subprocess.run(["bash", "-n", "it-s-HOME-x.sbatch"], check=True)
+    words = words_of(tmp_path / "it-s-HOME-x.sbatch")
     assert words[words.index("train") + 1 :] == [
         "sdxl", given[0], given[1], "learning-rate=1e-5", "loader.num_workers=$SLURM_CPUS_PER_TASK"
     ]  # fmt: skip
@@ -59,7 +67,7 @@ def test_the_same_file_may_be_written_again_but_no_edited_one(tmp_path: Path, ca
 def test_a_recipe_that_is_a_file_is_named_by_its_whole_path(tmp_path: Path):
     (tmp_path / "my own.yaml").write_text("extends: sdxl\nrun_name: mine\n")
     assert launch("my own.yaml", "num_workers=2") == 0
-    words = words_of(tmp_path / "my-own.sbatch")
+    words = words_of(tmp_path / "mine.sbatch")
     assert words[words.index("train") + 1 :] == [str(tmp_path / "my own.yaml"), "num_workers=2"]
 
 
@@ -83,6 +91,8 @@ def test_workers_and_time_outs_go_to_the_run(tmp_path: Path):
         (["resume_from_checkpoint=never"], "requeue=false"),
         (["resume_from_checkpoint=step-00000100"], "instead of going on"),
         (["requeue=false", "signal=USR2@60"], "USR1@180"),
+        (["training.global_batch_size=16", "nodes=16"], "give training.global_batch_size=128"),
+        (["training.duration=0 steps", "lr_scheduler.warmup=0 steps"], "nothing to train"),
         (["out=nowhere/run.sbatch"], "there is no folder nowhere"),
         (["nodes=2", "nodes=4"], "nodes is given twice"),
     ],
@@ -115,10 +125,46 @@ def test_the_help_names_every_option():
     assert [name for name in Options.model_fields if name not in text] == []
 
 
+def test_launch_local_starts_train_with_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    started: list[tuple[list[str], int]] = []
+    monkeypatch.setattr(local, "run", lambda command, count: started.append((command, count)) or 143)
+    given = ["run_name=a b", "training.device=cpu"]
+    assert cli.run(["launch", "local", "sdxl", "processes=2", *given]) == 143, "the code of the run passes through"
+    assert started == [([sys.executable, "-m", "daguerre", "train", "sdxl", *given], 2)]
+    monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 0)
+    assert cli.run(["launch", "local", "sdxl"]) == 2
+    assert "no GPU that torch sees: say how many processes" in capsys.readouterr().err
+    monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 4)
+    assert cli.run(["launch", "local", "sdxl", "processes=8"]) == 2
+    assert "processes=8, but there are 4 GPUs" in capsys.readouterr().err
+    assert cli.run(["launch", "local", "sdxl"]) == 143
+    assert started[1][1] == 4
+    assert cli.run(["launch", "local", "sdxl", "training.global_batch_size=3"]) == 2
+    assert cli.run(["launch", "local", "sdxl_lightning"]) == 2
+    assert len(started) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_launch_local_trains_saves_at_a_signal_and_goes_on(tmp_path: Path):
+    """Two processes of a tiny run; the exit code is that of the run."""
+    words = [*tiny_runs.arguments(tmp_path, "training.duration=60 steps", "training.per_device_batch_size=1")[1:]]
+    words = [sys.executable, "-m", "daguerre", "launch", "local", *words, "processes=2", "training.device=cpu"]
+    run = subprocess.Popen(words)
+    tiny_runs.wait_for(tmp_path / "tiny" / "checkpoints" / "step-00000003" / "manifest.json")
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(120) == 143
+    status = json.loads((tmp_path / "tiny" / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("saved", "stopped by SIGTERM")
+    again = subprocess.run([*words, f"training.duration={status['step'] + 1} steps"], check=False)
+    assert again.returncode == 0
+    assert json.loads((tmp_path / "tiny" / "status.json").read_text())["state"] == "finished"
+
+
 def test_launch_alone(capsys: pytest.CaptureFixture[str]):
     assert cli.run(["launch"]) == 0
     assert cli.run(["launch", "kubernetes"]) == 2
-    assert "there is no verb `launch kubernetes`; there is: slurm" in capsys.readouterr().err
+    assert "there is no verb `launch kubernetes`; there are: local, slurm" in capsys.readouterr().err
 
 
 ROOT = Path(__file__).parents[2]
@@ -130,11 +176,12 @@ def test_what_the_documentation_shows(tmp_path: Path):
     shown = [line.strip() for page in PAGES for line in page.read_text().splitlines() if "   daguerre launch" in line]
     assert len(shown) >= 3
     for number, line in enumerate(shown):
-        words = ["sdxl" if word == "RECIPE" else word for word in shlex.split(line, comments=True)[3:]]
-        assert launch(*words, f"out={number}.sbatch") == 0
+        verb, *words = ["sdxl" if word == "RECIPE" else word for word in shlex.split(line, comments=True)[2:]]
+        if verb == "slurm":
+            assert launch(*words, f"out={number}.sbatch") == 0
     page = PAGES[1].read_text()
     assert launch("sdxl", "nodes=16", "time=96:00:00", "output_dir=/shared/runs", "run_name=first") == 0
-    text = (tmp_path / "sdxl.sbatch").read_text().replace(shlex.quote(sys.executable), "/venv/bin/python")
+    text = (tmp_path / "first.sbatch").read_text().replace(shlex.quote(sys.executable), "/venv/bin/python")
     block = page[page.index("    #!/bin/bash") : page.index("\n\n| option |")]
     for part in block.split("    ...\n"):
         assert "\n".join(line.removeprefix("    ") for line in part.splitlines()) in text

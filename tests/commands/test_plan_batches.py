@@ -15,7 +15,7 @@ from twins import tree
 from daguerre import cli, errors, recipe
 from daguerre import config as configs
 from daguerre.checkpoint.run_folder import RunFolder
-from daguerre.commands import launch_local, plan, resuming
+from daguerre.commands import homes, launch_local, plan, resuming
 from daguerre.commands.parts import shared_out
 from daguerre.commands.resuming import Beginning
 from daguerre.errors import UserError
@@ -202,3 +202,29 @@ def test_a_tiny_run_on_too_many_devices_writes_nothing(tmp_path, capsys):
     assert cli.run(words) == errors.REFUSED
     assert "the global batch of 2 samples cannot be shared by 3 devices alike" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_train_refuses_before_a_folder_is_made(tmp_path, monkeypatch, capsys):
+    """The first process of a node says it, the second leaves with the same code."""
+    told = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert cli.run(["train", "quickstart", *TINY, f"output_dir={tmp_path}", "device=cpu"]) == errors.REFUSED
+        assert ("the global batch of 2 samples cannot be shared by 3" in capsys.readouterr().err) is (rank == "0")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_goes_on_elsewhere_needs_not_the_numbers_of_its_first_start(tmp_path):
+    """All three sizes were said for one device; on two the same command goes on."""
+    sizes = ["global_batch_size=16", "per_device_batch_size=2", "gradient_accumulation_steps=8"]
+    loaded = configs.load("sdxl", [f"output_dir={tmp_path}", *(f"training.{size}" for size in sizes)])
+    home, mesh = homes.of(str(tmp_path), "sdxl"), loaded.config.mesh.resolved(2, 1)
+    with pytest.raises(UserError, match="leave out one of the three"):
+        resuming.foreseen_sizes(loaded, home, mesh)
+    home.folder.path.mkdir()
+    home.folder.config.write_text(configs.dump(loaded.config))
+    assert resuming.foreseen_sizes(loaded, home, mesh).accumulation == 4
+    assert resuming.foreseen_sizes(loaded, homes.of("s3://bucket/runs", "sdxl"), mesh) is None

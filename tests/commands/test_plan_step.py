@@ -156,7 +156,7 @@ def test_the_largest_micro_batch_is_found_and_proved(capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("recipe", "card"), [("sdxl_24gb", "24GB"), ("sd15_8gb", "8GB")])
+@pytest.mark.parametrize(("recipe", "card"), [("sdxl_24gb", "24GB"), ("sd15_8gb", "8GiB")])
 def test_recipes_for_small_cards_fit_with_a_margin(recipe, card, capsys):
     """A tenth of the card is left to what the prediction does not know."""
     assert cli.run(["plan", recipe, f"card={card}", "--json"]) == errors.DONE

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from daguerre import config as configs
-from daguerre.commands import homes, theirs
-from daguerre.commands.parts import shared_out
+from daguerre.commands import homes, resuming, theirs
 from daguerre.commands.train import own_place, refuse_nothing_to_train
 from daguerre.config import Loaded
 from daguerre.errors import UserError
@@ -46,13 +44,6 @@ def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Lo
     refuse_nothing_to_train(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(devices, nodes)
     said = rules.check(loaded.config.mesh.logical_axis_rules, mesh)
-    sizes = shared_out(loaded, mesh, _recorded(loaded))
-    return replace(loaded, notices=(*loaded.notices, *sizes.notices, *said))
-
-
-def _recorded(loaded: Loaded) -> int | None:
-    """The global batch of a run that is in its folder already: it holds."""
     home = homes.of(loaded.config.output_dir, loaded.config.run_name)
-    if not isinstance(home, homes.LocalHome) or not home.folder.config.exists():
-        return None
-    return configs.load(str(home.folder.path)).config.training.global_batch_size
+    sizes = resuming.foreseen_sizes(loaded, home, mesh)
+    return replace(loaded, notices=(*loaded.notices, *(sizes.notices if sizes else ()), *said))

@@ -29,7 +29,7 @@ Says, without any device or weights, how devices share a recipe's model and what
 parameter goes where, bytes by what they are for, the peak of a step, and the largest micro-batch that fits.
 
   daguerre plan sdxl
-  daguerre plan sdxl card=24GB optimizer.name=adamw_8bit
+  daguerre plan sdxl card=24GB
   daguerre plan sdxl devices=64 nodes=8 mesh.ici_fsdp_parallelism=8
   daguerre plan sdxl devices=8 mesh.ici_fsdp_parallelism=4 mesh.ici_tensor_parallelism=2 --all
 
@@ -130,7 +130,7 @@ def _page(
         "Not split as the rules say": plan_text.about_problems(counted.problems, every),
         "Bytes a device": plan_text.held_table(counted, config.optimizer.name),
         "A step": step.lines(),
-        "What fits": fitting.lines() if fitting else [],
+        "What fits": [] if step.fits else fitting.lines() if fitting else plan_text.wrapped([plan_remedies.NONE]),
         "Notes": plan_text.wrapped(notes),
     }
     lines = [f"{config.run_name}: {config.description or config.model.family}"]

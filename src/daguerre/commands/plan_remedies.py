@@ -1,7 +1,7 @@
 """The settings with which a recipe has room on a card where it has none: the mildest combination, found by planning.
 
-Mild is what changes least of what is learnt: first what computes the same, then how gradients become updates and which
-averages are kept, then how weights are stored.
+What computes the same, or nearly, comes first; then how gradients become updates and which averages are kept; last how
+weights are stored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from daguerre import aliases, overrides
-from daguerre.commands import plan_bytes, plan_step, plan_target
+from daguerre.commands import plan_bytes, plan_target
 from daguerre.commands.parts import Parts
 from daguerre.commands.plan_bytes import Count
 from daguerre.commands.plan_step import Peak
@@ -20,12 +20,15 @@ from daguerre.commands.plan_target import CONTEXT_BYTES, Say, Step, Target
 from daguerre.commands.plan_text import size_text
 from daguerre.config import Config
 from daguerre.errors import UserError
+from daguerre.training import memory
 from daguerre.training.settings import largest_divisor
 
 _MICRO, _ACCUMULATION = "training.per_device_batch_size", "training.gradient_accumulation_steps"
-_TRIES = 6
+_TRIES = 4
 """Combinations whose step is computed before the search gives up."""
 _COLUMNS = 92
+NONE = "no combination of settings that was tried has room: take more devices (fsdp), or smaller pictures"
+"""For people."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Remedy:
     name: str
     given: tuple[str, ...]
     """Overrides."""
-    harm: int
-    """How much it changes, beside other remedies."""
+    harm: int = 0
+    """How much it changes of what is learnt, beside other remedies; 0: nothing, or hardly."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,20 @@ def find(
 ) -> Fitting | None:
     """The mildest combination for a step without room; settings that the user `typed` stay. `again` is the target of
     the same command with more overrides. None where nothing that is tried has room."""
+    sizes = step.target.sizes
     if step.largest is not None:
-        micro = largest_divisor(step.target.sizes.whole // step.target.sizes.ranks, step.largest.micro)
-        target = again([f"{_MICRO}={micro}"])
-        steps = plan_target.rehearsal(target, *_counted(target), say)
-        return Fitting(target, steps.peak(micro), (f"{_MICRO}={micro}",))
-    for chosen in _likely(step.target, count, typed):
-        given = tuple(override for remedy in chosen for override in remedy.given)
+        micro = largest_divisor(sizes.whole // sizes.ranks, step.largest.micro)
+        if micro == step.largest.micro:
+            return Fitting(again([f"{_MICRO}={micro}"]), step.largest, (f"{_MICRO}={micro}",))
+        return _tried([micro], (), again, say)
+    micros = memory.divisors(sizes.whole // sizes.ranks, sizes.micro)
+    for harmful, mild in _likely(step.target, count, typed):
+        given = [override for remedy in (*harmful, *mild) for override in remedy.given]
         say(f"trying {' '.join(given)}")
-        if found := _tried(step.target.sizes.micro, given, again, say):
-            return found
+        if found := _tried(micros, given, again, say):
+            fewer = [override for remedy in harmful for override in remedy.given]
+            say(f"trying {' '.join(fewer)}")
+            return (mild and fewer and _tried(micros, fewer, again, say)) or found
     return None
 
 
@@ -93,22 +100,25 @@ def without_batch_cut(given: Sequence[str]) -> list[str]:
     ]
 
 
-def _tried(wanted: int, given: tuple[str, ...], again: Callable[[Sequence[str]], Target], say: Say) -> Fitting | None:
-    """With micro-batches as large as have room, up to those that the recipe wants."""
+def _tried(
+    micros: Sequence[int], given: Sequence[str], again: Callable[[Sequence[str]], Target], say: Say
+) -> Fitting | None:
+    """With the largest of these micro-batches that has room, the smallest of which is tried first."""
+    found: Fitting | None = None
+    *larger, smallest = sorted(micros, reverse=True)
     try:
-        target = again([*given, f"{_MICRO}=1"])
-        parts, count = _counted(target)
-        steps = plan_target.rehearsal(target, parts, count, say)
+        target = again([*given, f"{_MICRO}={smallest}"])
+        steps = plan_target.rehearsal(target, *_counted(target), say)
     except UserError:  # it does not go with the rest of the recipe
         return None
-    peak = steps.peak(1)
-    if target.left(peak) < 0:
-        return None
-    largest = plan_step.largest_that_fits(steps, peak, target.left)
-    assert largest is not None
-    micro = largest_divisor(target.sizes.whole // target.sizes.ranks, min(wanted, largest.micro))
-    given = (*given, f"{_MICRO}={micro}")
-    return Fitting(again(given), peak if micro == 1 else steps.peak(micro), given)
+    for micro in (smallest, *larger):
+        peak = steps.peak(micro)
+        if target.left(peak) >= 0:
+            more = (*given, f"{_MICRO}={micro}")
+            found = Fitting(again(more), peak, more)
+        if found is None or (micro != smallest and found.peak is peak):
+            break
+    return found
 
 
 def _counted(target: Target) -> tuple[Parts, Count]:
@@ -116,34 +126,41 @@ def _counted(target: Target) -> tuple[Parts, Count]:
     return parts, plan_bytes.count(target.config, parts, target.mesh)
 
 
-def _likely(target: Target, count: Count, typed: Container[str]) -> Iterator[list[Remedy]]:
-    """Combinations whose weights, gradients and moments alone leave room, the mildest first; at most so many."""
+def _likely(target: Target, count: Count, typed: Container[str]) -> list[tuple[list[Remedy], list[Remedy]]]:
+    """Combinations of remedies that change what is learnt, least of all first, each with all that hardly do. Those are
+    left out of which weights, gradients and moments alone have no room."""
     assert target.card is not None
     known = [r for r in remedies(target.given, target) if not any(g.partition("=")[0] in typed for g in r.given)]
-    every = [list(chosen) for size in range(1, len(known) + 1) for chosen in combinations(known, size)]
+    harmful, mild = [r for r in known if r.harm], [r for r in known if not r.harm]
+    every = [list(chosen) for size in range(len(harmful) + 1) for chosen in combinations(harmful, size)]
     room = target.card - (CONTEXT_BYTES if target.on_gpu else 0)
-    likely = (chosen for chosen in every if _least(target, count, {remedy.name for remedy in chosen}) <= room)
-    yield from sorted(likely, key=lambda chosen: sum(remedy.harm for remedy in chosen))[:_TRIES]
+    likely = []
+    for chosen in sorted(every, key=lambda chosen: sum(remedy.harm for remedy in chosen)):
+        whole = any(remedy.name == "moments" for remedy in chosen)  # Adafactor wants whole parameters
+        beside = [remedy for remedy in mild if not (whole and remedy.name == "fsdp")]
+        if (chosen or beside) and _least(target, count, {remedy.name for remedy in (*chosen, *beside)}) <= room:
+            likely.append((chosen, beside))
+    return likely[:_TRIES]
 
 
 def remedies(config: Config, target: Target) -> Iterator[Remedy]:
     """What the recipe does not do yet."""
     training, optimizer, mesh = config.training, config.optimizer, target.mesh
-    node = mesh.devices // mesh.nodes
+    split, node = mesh.degree("fsdp") * mesh.degree("tensor") > 1, mesh.devices // mesh.nodes
     if not training.gradient_checkpointing:
-        yield Remedy("recompute", ("training.gradient_checkpointing=true",), 1)
-    if node > 1 and mesh.ici["fsdp"] == 1:
-        yield Remedy("fsdp", (f"mesh.ici_fsdp_parallelism={node}",), 1)
+        yield Remedy("recompute", ("training.gradient_checkpointing=true",))
+    if node > 1 and not split:
+        yield Remedy("fsdp", (f"mesh.ici_fsdp_parallelism={node}",))
     if training.frozen_precision == "no":
-        yield Remedy("frozen", ("training.frozen_precision=bf16",), 2)
+        yield Remedy("frozen", ("training.frozen_precision=bf16",))
     if config.ema.enabled or config.ema.post_hoc:
         post_hoc = ("ema.post_hoc=[]",) if config.ema.post_hoc else ()
-        yield Remedy("averages", ("ema.enabled=false", *post_hoc), 8)
-    if optimizer.name not in ("adafactor", "adamw_8bit"):
+        yield Remedy("averages", ("ema.enabled=false", *post_hoc), 1)
+    if optimizer.name not in ("adafactor", "adamw_8bit") and not split:
         rate = f"optimizer.learning_rate={optimizer.learning_rate:g}"
-        yield Remedy("moments", ("optimizer.name=adafactor", rate), 8)
+        yield Remedy("moments", ("optimizer.name=adafactor", rate), 1)
     if training.weights_dtype == "float32":
-        yield Remedy("weights", ("training.weights_dtype=bfloat16",), 16)
+        yield Remedy("weights", ("training.weights_dtype=bfloat16",), 2)
 
 
 def _least(target: Target, count: Count, names: Container[str]) -> float:

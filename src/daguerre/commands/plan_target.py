@@ -155,7 +155,7 @@ class Step:
                 size = size_text(target.taken(self.largest))
                 yield "largest micro-batch that fits", str(self.largest.micro), f"takes {size}"
             else:
-                yield "largest micro-batch that fits", "none", "not even one sample has room; what takes less:"
+                yield "largest micro-batch that fits", "none", "not even one sample has room; each by itself:"
 
     def document(self) -> dict[str, object]:
         """For programs."""

@@ -17,11 +17,13 @@ from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.slice_reader import opened
 from daguerre.checkpoint.store import Store
 from daguerre.commands import checkpoints, ema_start
-from daguerre.commands.parts import BatchSizes
+from daguerre.commands.homes import Home, LocalHome
+from daguerre.commands.parts import BatchSizes, shared_out
 from daguerre.commands.several import led
 from daguerre.config import Change, Config, Loaded
 from daguerre.data.loader import Loading
 from daguerre.errors import UserError
+from daguerre.parallel.mesh import Mesh
 from daguerre.parallel.start import Processes
 from daguerre.problems import shown
 from daguerre.remote import copies
@@ -66,6 +68,18 @@ def begin(loaded: Loaded, folder: RunFolder, store: RunStore, processes: Process
     documents = {} if found.path is None else _documents(found.path)
     notices = [*found.notices, *known["allowed"]]
     return Beginning(found.path, documents, known["global_batch_size"], notices, known["schedule"])
+
+
+def foreseen_sizes(loaded: Loaded, home: Home, mesh: Mesh) -> BatchSizes | None:
+    """Batch sizes of a run that has not begun, or of one that will go on with its batch; nothing is written. None for
+    a run in an object store, which is not asked. UserError for a mesh that it cannot be trained on."""
+    if not isinstance(home, LocalHome):
+        return None
+    recorded = None
+    if home.folder.config.exists():
+        chosen = _without_shipped_batch(loaded).training.global_batch_size  # another one is refused, or allowed, later
+        recorded = chosen or configs.load(str(home.folder.path)).config.training.global_batch_size
+    return shared_out(loaded, mesh, recorded)
 
 
 def _without_shipped_batch(loaded: Loaded) -> Config:

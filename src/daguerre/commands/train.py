@@ -28,7 +28,7 @@ goes on where the run was stopped, and says so if it is finished. Ctrl-C, SIGTER
   daguerre train quickstart data.source=folder data.path=pictures
   daguerre train quickstart --dry-run            say what would happen, and stop; --full: with every setting
   daguerre train quickstart output_dir=s3://bucket/runs      the run folder in an object store
-  torchrun --nproc-per-node=8 -m daguerre train sdxl         on eight devices (docs/launching.md, daguerre launch)
+  daguerre launch local sdxl processes=8                     on eight devices (docs/launching.md)
 
 Often set
   run_name, output_dir         the run folder is {output_dir}/{run_name}, also under s3:// or gs://

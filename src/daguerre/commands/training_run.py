@@ -19,14 +19,16 @@ import torch
 from daguerre import __version__, plugins
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.stop import StopSignals
-from daguerre.commands import checkpoints, out_of_memory, pictures, pictures_samples
+from daguerre.commands import checkpoints, out_of_memory, pictures, pictures_samples, resuming
 from daguerre.commands.homes import Home
 from daguerre.commands.run import Run, loop_plan, start
 from daguerre.commands.several import led, together
 from daguerre.config import Loaded
 from daguerre.data import loader
+from daguerre.errors import SaidElsewhere, UserError
 from daguerre.families.family import Family, TextToImage
 from daguerre.parallel import world
+from daguerre.parallel.world import World
 from daguerre.remote import copies
 from daguerre.training import device, loop, memory, validation
 from daguerre.training.sinks import read_metrics
@@ -37,6 +39,7 @@ from daguerre.types import Batch, LossTerms
 def train(loaded: Loaded, home: Home) -> int:
     """Trains until the recipe's duration, a signal or an error; returns the exit code. For all processes of a run."""
     config = loaded.config
+    refuse_mesh(loaded, home, world.read())
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals(launched=world.read().launcher != "none"))
         processes = stack.enter_context(together(config, home, stop))
@@ -63,6 +66,17 @@ def train(loaded: Loaded, home: Home) -> int:
             # Launchers end the others soon after the first one that leaves. Over the group: the place where the ranks
             # met may be gone with the launcher.
             return max(processes.agreement.gather(code))
+
+
+def refuse_mesh(loaded: Loaded, home: Home, own: World) -> None:
+    """UserError for a mesh or a batch that does not fit the processes: before they meet, and before anything is
+    written."""
+    try:
+        resuming.foreseen_sizes(loaded, home, loaded.config.mesh.resolved(own.size, own.nodes))
+    except UserError as error:
+        if own.local_rank:
+            raise SaidElsewhere(error) from None
+        raise
 
 
 def was_finished(run: Run) -> bool:

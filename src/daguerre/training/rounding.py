@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from daguerre import keys
 
-PIECE_NUMBERS = 2**26
-"""Numbers that are widened at once: 256 MB of float32 weights, as much of gradients."""
+PIECE_NUMBERS = 2**25
+"""Numbers that are widened at once, or one tensor: 128 MB of float32 weights, as much of gradients."""
 _ALIGNED = 4
 """Tensors begin at multiples of so many numbers in a flat buffer, as fused kernels want it."""
 _SMALLEST_NORMAL = {torch.float16: 2.0**-14}

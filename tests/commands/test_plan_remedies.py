@@ -1,0 +1,151 @@
+"""The search for settings that fit a card, with steps whose bytes are a formula; what a terminal shows meanwhile."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from dataclasses import dataclass, replace
+
+import pytest
+from tiny_runs import TINY
+
+from daguerre import config as configs
+from daguerre.commands import plan, plan_bytes, plan_remedies, plan_target
+from daguerre.commands.plan_progress import Stages
+from daguerre.commands.plan_step import Peak
+from daguerre.commands.plan_target import Step
+
+GIVEN = [*TINY, "training.device=cpu", "training.global_batch_size=8", "training.per_device_batch_size=4"]
+
+
+@dataclass
+class Formula:
+    """A step takes what is held, gradients, and 1 MB a sample; half of that with activations computed again."""
+
+    target: plan_target.Target
+    count: plan_bytes.Count
+
+    def peak(self, micro: int) -> Peak:
+        each = 500_000 if self.target.given.training.gradient_checkpointing else 1_000_000
+        gradients = self.count.bytes_of("gradients")
+        return Peak(micro, self.count.whole - gradients, gradients + micro * each, gradients, 0)
+
+
+def lacking(card: str) -> tuple[Step, plan_bytes.Count]:
+    target = target_of([], card)
+    parts = target.parts()
+    count = plan_bytes.count(target.config, parts, target.mesh)
+    return Step(target, Formula(target, count).peak(4), "fp32", None, ()), count
+
+
+def target_of(more, card: str):
+    return plan.prepared("quickstart", [*GIVEN, *more], plan.Options(card=card))[1]
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """The overrides that are found for a card, and how many steps were computed for it."""
+    monkeypatch.setattr(plan_target, "rehearsal", lambda target, parts, count, say: Formula(target, count))
+    bare = plan_target.outline
+    outlined = {}
+
+    def once(config):
+        key = (config.training.weights_dtype, config.training.frozen_precision)
+        if key not in outlined:
+            outlined[key] = bare(config)
+        return outlined[key]
+
+    monkeypatch.setattr(plan_target, "outline", once)
+
+    def search(card, typed=()):
+        step, count = lacking(card)
+        said = []
+        fitting = plan_remedies.find(step, count, typed, lambda more: target_of(more, card), said.append)
+        return fitting, [line.split("=")[0] for line in said]
+
+    return search
+
+
+def names(fitting) -> set[str]:
+    return {override.partition("=")[0] for override in fitting.given}
+
+
+def test_what_computes_the_same_comes_first(found):
+    """11.4 MB and a sample; activations computed again make room for two."""
+    fitting, _ = found("12.5MB")
+    assert names(fitting) == {
+        "training.gradient_checkpointing", "training.frozen_precision", "training.per_device_batch_size"
+    }  # fmt: skip
+    assert fitting.target.sizes.micro == 2
+    assert fitting.target.left(fitting.peak) >= 0
+    assert fitting.document()["taken_bytes"] == fitting.target.taken(fitting.peak) <= 12.5e6
+
+
+def test_then_moments_and_averages_then_weights(found):
+    fitting, _ = found("10MB")
+    assert "training.weights_dtype" not in names(fitting)
+    assert {"optimizer.name", "optimizer.learning_rate"} <= names(fitting) or "ema.enabled" in names(fitting)
+    rate = configs.load("quickstart").config.optimizer.learning_rate
+    small, _ = found("7MB")
+    assert {"optimizer.name", "ema.enabled", "training.weights_dtype"} <= names(small)
+    assert small.target.given.optimizer.learning_rate == rate, "the recipe's rate stays"
+
+
+def test_what_the_user_has_typed_stays(found):
+    fitting, _ = found("10MB", typed={"ema.enabled"})
+    assert "ema.enabled" not in names(fitting)
+    assert found("7MB", typed={"ema.enabled", "optimizer.name"})[0] is None
+
+
+def test_nothing_fits(found):
+    assert found("1MB") == (None, [])
+
+
+def test_a_smaller_micro_batch_is_enough(found, monkeypatch):
+    step, count = lacking("14MB")
+    largest = Formula(step.target, count).peak(2)
+    step = Step(step.target, step.peak, "fp32", largest, ())
+    fitting = plan_remedies.find(step, count, (), lambda more: target_of(more, "14MB"), lambda stage: None)
+    assert fitting.given == ("training.per_device_batch_size=2",)
+
+
+def test_several_devices_split_what_they_hold_but_not_for_adafactor():
+    options = plan.Options(devices=4, card="10MB")
+    given = [word for word in GIVEN if not word.startswith("training.device")]
+    target = plan.prepared("quickstart", given, options)[1]
+    count = plan_bytes.count(target.config, target.parts(), target.mesh)
+    monstrous = replace(target, card=1 << 40)
+    for chosen, beside in plan_remedies._likely(monstrous, count, ()):
+        together = {remedy.name for remedy in (*chosen, *beside)}
+        assert ("fsdp" in together) is ("moments" not in together)
+    split = plan.prepared("quickstart", [*given, "mesh.ici_fsdp_parallelism=4"], options)[1]
+    assert not {"fsdp", "moments"} & {remedy.name for remedy in plan_remedies.remedies(split.given, split)}
+
+
+def test_the_command_is_whole_and_can_be_pasted(found):
+    fitting, _ = found("12.5MB")
+    kept = plan_remedies.without_batch_cut(
+        ["run_name=a b", "per_batch_size=4", "training.gradient_accumulation_steps=2"]
+    )
+    assert kept == ["run_name=a b"]
+    command = ("daguerre", "train", "quickstart", *kept, *fitting.given)
+    lines = plan_remedies.Fitting(fitting.target, fitting.peak, fitting.given, command).lines()
+    assert max(map(len, lines)) <= 98
+    assert shlex.split(" ".join(line.removesuffix("\\") for line in lines[1:])) == list(command)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_stages_keep_one_line_on_a_terminal_and_are_lines_elsewhere(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, expected in (
+        (Terminal(), "\r\x1b[2Kplanning: one ...\r\x1b[2Kplanning: two ...\r\x1b[2K"),
+        (io.StringIO(), "planning: one\nplanning: two\n"),
+    ):
+        with Stages(stream) as stages:
+            stages.say("one")
+            stages.say("two")
+        assert stream.getvalue() == expected
