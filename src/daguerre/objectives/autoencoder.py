@@ -54,13 +54,6 @@ class Reconstruction(Objective):
         metrics = {"absolute_error": absolute_B.detach(), "square_error": square_B.detach(), "kl": kl_B.detach()}
         return LossTerms(loss_B=loss_B, quantile_B=nowhere_B, metrics=metrics)
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        if state:
-            raise ValueError("the checkpoint holds objective state, but the autoencoder's loss has none")
-
 
 def build(settings: Settings) -> Reconstruction:
     """The objective of these settings."""

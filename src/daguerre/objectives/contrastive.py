@@ -49,13 +49,6 @@ class Matching(Objective):
         found_B = (similar_BB.detach().argmax(1) == own_B).float()
         return LossTerms(0.5 * (by_caption_B + by_picture_B), quantile_B=nowhere_B, metrics={"found": found_B})
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        if state:
-            raise ValueError("the checkpoint holds objective state, but the contrastive loss has none")
-
 
 def build(settings: Settings) -> Matching:
     """The objective of these settings, which has none but its name."""
