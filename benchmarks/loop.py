@@ -63,7 +63,7 @@ class Daguerre:
 
     def __init__(self, parts: building.Parts, config: configs.Config, net: nn.Module) -> None:
         self.net = net
-        self.state = TrainState.start(net, parts.objective, config.optimizer, config.ema)
+        self.state = TrainState.start(net, parts.objective.learnt, config.optimizer, config.ema)
         self.parts, self.config = parts, config
 
     def step(self, item: Item) -> None:

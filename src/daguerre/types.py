@@ -8,7 +8,7 @@ Holds no behaviour. Shape letters used across the project:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,10 +68,21 @@ class LossTerms:
     """Where on the noise law each sample was drawn, in [0, 1): 0 is the clean end. For the loss by quartile."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More per-sample numbers [B] by name, logged as means."""
+    raw_loss_B: Tensor | None = None
+    """The loss without weights that are learnt while training: what validation compares. None: `loss_B` has none."""
+    log_snr_B: Tensor | None = None
+    """Noise level of each sample, 2 ln(a/s), where the objective observes its losses by level."""
 
 
 class Stateful(Protocol):
     """What holds tensors that are learnt or adapted beside the weights: an objective."""
+
+    def observe(self, terms: LossTerms, valid_B: Tensor) -> None:
+        """Takes note of the terms of a micro-batch [B], `valid_B` on their device. Never waits for the device."""
+
+    def absorb(self, total: Callable[[Tensor], Tensor], skip: Tensor) -> None:
+        """Learns from what was observed in an update: `total` sums over devices; where `skip` (0-dim bool on the
+        device) the weights stand still, and so does this."""
 
     def state(self) -> dict[str, Tensor]:
         """Tensors to keep, by name; empty for most."""

@@ -50,7 +50,7 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
     here: Any = SimpleNamespace(world=SimpleNamespace(rank=rank), agreement=agreement)
     sharding, _ = several.spread(config, parts, here, mesh)
     state = TrainState.start(
-        parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed, sharding
+        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed, sharding
     )
     state.net.train()
     sizes = batch_sizes(config, None, mesh.batch_ranks)

@@ -34,7 +34,9 @@ def batch(config: Config, parts: Parts, samples: int) -> Batch:
 def measured(config: Config, samples: int, micro_batches: int = 1) -> int:
     """Bytes at the fullest moment of the third update."""
     parts = build(config)
-    state = TrainState.start(parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed)
+    state = TrainState.start(
+        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed
+    )
     state.net.train()
     given = [batch(config, parts, samples)] * micro_batches
 

@@ -56,7 +56,7 @@ def settings(folder: Path, kind: str, steps: int, batch: int) -> list[str]:
 RECIPE = """
 run_name: several
 model: {family: sd}
-objective: {name: eps}
+objective: {name: eps, weighting: {name: adaptive, adaptive_buckets: 12}}
 data: {source: folder, resolution: 16}
 training: {}
 # Gradients that are zero but for rounding (of attention's key biases) must not be magnified to whole steps.
@@ -103,7 +103,9 @@ class Runs:
     def assert_equal(self, name: str, other: str, losses: float = 1e-5, averages: float = 1e-4) -> None:
         """Losses and averages agree, each tensor relative to its norm."""
         assert self.numbers(name) == pytest.approx(self.numbers(other), rel=losses), name
-        expected = self.tensors(other)
+        expected, table = self.tensors(other), self.tensors(other, "objective")["adaptive_loss"]
+        assert not torch.equal(table, torch.ones_like(table)), "the losses of each noise level were not learnt"
+        torch.testing.assert_close(self.tensors(name, "objective")["adaptive_loss"], table, rtol=1e-6, atol=0)
         for key, value in self.tensors(name).items():
             if not key.endswith("k_proj.bias"):  # its gradient is zero but for rounding, and so it starts at zero
                 assert (value - expected[key]).norm() <= averages * expected[key].norm(), (name, key)

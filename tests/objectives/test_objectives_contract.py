@@ -12,7 +12,7 @@ from daguerre.types import LossTerms
 
 KEYS = np.array([[5, 0, 0], [6, 1, 0], [2**62, 0, 3], [5, 1, 0]], dtype=np.int64)
 SHAPE = (4, 3, 5)
-WEIGHTINGS = ["none", "min_snr", "soft_min_snr", "debiased", "p2"]
+WEIGHTINGS = ["none", "min_snr", "soft_min_snr", "debiased", "p2", "adaptive"]
 LEVELS = [0.0, 1e-6, 0.25, 0.5, 0.75, 1 - 2**-53]
 
 
@@ -203,10 +203,10 @@ def test_loss_never_waits_for_the_device(objective: Diffusion):
 
 
 def test_it_has_no_state_and_refuses_one(objective: Diffusion):
-    assert objective.state() == {}
-    objective.load_state({})
-    with pytest.raises(ValueError, match=r"objective state \(level\).*another objective"):
-        objective.load_state({"level": torch.zeros(1)})
+    assert objective.learnt.state() == {}
+    objective.learnt.load_state({})
+    with pytest.raises(ValueError, match=r"has learnt \(level\).*objective.name"):
+        objective.learnt.load_state({"level": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)

@@ -124,5 +124,5 @@ def test_a_part_of_a_batch_is_one_with_all_of_each_sample(toy):
     assert torch.equal(part.pixels_BCHW, whole.pixels_BCHW[:2])
     assert torch.equal(part.draws["scale"], whole.draws["scale"][:2])
     state = toy.state()
-    loss = step.backward(state.net, [part], toy.loss_fn, 2, nullcontext, state.meter)
+    loss = step.backward(state.net, [part], toy.loss_fn, 2, nullcontext, state.see)
     assert torch.isfinite(loss)

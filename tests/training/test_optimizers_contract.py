@@ -98,7 +98,7 @@ def test_a_parameter_that_no_gradient_reaches_stays_and_its_run_goes_on(toy, nam
     def unread(seed):
         state = make(toy, name, seed)
         state.net.extra = torch.nn.Linear(2, 2)
-        return type(state).start(state.net, toy.Stateless(), SETTINGS[name], EMASettings(enabled=False))
+        return type(state).start(state.net, toy.NothingLearnt(), SETTINGS[name], EMASettings(enabled=False))
 
     whole, first, second = unread(0), unread(0), unread(1)
     before = whole.net.extra.weight.detach().clone()

@@ -83,7 +83,7 @@ def make(toy, name="adamw", seed=0, dtype=torch.bfloat16, stochastic=True, **opt
     ema = EMASettings(enabled=False) if chosen.averages_weights else EMASettings(decay=0.9)
     given = {"learning_rate": RATES.get(name, 0.01), **optimizer}
     precision = Precision(weights=dtype, stochastic=stochastic)
-    return TrainState.start(toy.Net(), toy.Stateless(), chosen(**given), ema, precision, 3)
+    return TrainState.start(toy.Net(), toy.NothingLearnt(), chosen(**given), ema, precision, 3)
 
 
 def update(toy, state, batch, rate=0.01):
@@ -169,7 +169,9 @@ def test_updates_far_below_a_unit_count_on_average_and_are_lost_to_the_nearest(t
     def moved(stochastic, dtype):
         chosen = plugins.find("optimizers", name).Settings(weight_decay=0.0)
         ema = EMASettings(enabled=False)
-        state = TrainState.start(Many(), toy.Stateless(), chosen, ema, Precision(weights=dtype, stochastic=stochastic))
+        state = TrainState.start(
+            Many(), toy.NothingLearnt(), chosen, ema, Precision(weights=dtype, stochastic=stochastic)
+        )
         for number in range(10):
             generator = torch.Generator().manual_seed(number)
             gradient = torch.eye(128)[torch.randperm(128, generator=generator)] * 100 + 1

@@ -41,9 +41,9 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(toy, parts):
     whole, split = toy.state(), toy.state()
     whole.net.double(), split.net.double()
     full = toy.batch(0, size=8)
-    step.backward(whole.net, [full], toy.loss_fn, 8, nullcontext, whole.meter)
+    step.backward(whole.net, [full], toy.loss_fn, 8, nullcontext, whole.see)
     pieces = [toy.batch(i, size=8 // parts) for i in range(parts)]
-    step.backward(split.net, pieces, toy.loss_fn, 8, nullcontext, split.meter)
+    step.backward(split.net, pieces, toy.loss_fn, 8, nullcontext, split.see)
     for a, b in zip(whole.net.parameters(), split.net.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12)
     assert whole.meter.read()["learning/loss"] == pytest.approx(split.meter.read()["learning/loss"], rel=1e-10)
@@ -51,7 +51,7 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(toy, parts):
 
 def test_an_undecodable_slot_weighs_nothing_and_the_rest_is_divided_by_the_valid_count(toy):
     masked, small = toy.state(), toy.state()
-    step.backward(masked.net, [toy.batch(0, valid=[1, 0, 1, 0])], toy.loss_fn, 2, nullcontext, masked.meter)
+    step.backward(masked.net, [toy.batch(0, valid=[1, 0, 1, 0])], toy.loss_fn, 2, nullcontext, masked.see)
     losses = toy.loss_fn(small.net, toy.batch(0)).loss_B
     (losses[[0, 2]].sum() / 2).backward()
     for a, b in zip(masked.net.parameters(), small.net.parameters(), strict=True):
@@ -78,4 +78,4 @@ def test_an_update_that_is_empty_or_not_finite_changes_no_weight_and_no_moment(t
 def test_a_poisoned_sample_in_an_invalid_slot_poisons_nothing(toy):
     state, batch = toy.state(), toy.batch(0, valid=[0, 1, 1, 1])
     batch.draws["scale"][0] = float("inf")
-    assert torch.isfinite(step.backward(state.net, [batch], toy.loss_fn, 3, nullcontext, state.meter))
+    assert torch.isfinite(step.backward(state.net, [batch], toy.loss_fn, 3, nullcontext, state.see))

@@ -31,7 +31,7 @@ def cut(batch, weights_B, parts):
 def gradients(toy, micro_batches, valid):
     state = toy.state()
     state.net.double()
-    loss = step.backward(state.net, micro_batches, toy.loss_fn, valid, nullcontext, state.meter)
+    loss = step.backward(state.net, micro_batches, toy.loss_fn, valid, nullcontext, state.see)
     return loss, [p.grad for p in state.net.parameters()], state.meter.read()
 
 
@@ -60,7 +60,7 @@ def test_a_poisoned_sample_in_an_empty_slot_poisons_nothing_whatever_its_weight(
     batch = replace(toy.batch(0, 4, valid=[0, 1, 1, 1]), weights_B=torch.tensor([5.0, 1.0, 2.0, 1.0]))
     batch.draws["scale"][0] = float("inf")
     state = toy.state()
-    assert torch.isfinite(step.backward(state.net, [batch], toy.loss_fn, 3, nullcontext, state.meter))
+    assert torch.isfinite(step.backward(state.net, [batch], toy.loss_fn, 3, nullcontext, state.see))
 
 
 @pytest.mark.parametrize("parts", [1, 4])

@@ -7,18 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from daguerre import plugins
+from daguerre.objectives.objective import NothingLearnt
 from daguerre.training.loop import Plan
 from daguerre.training.settings import EMASettings, LRSchedulerSettings
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
-
-
-class Stateless:
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, tensors) -> None:
-        assert not tensors
 
 
 class Net(nn.Module):
@@ -58,7 +51,7 @@ def state(
     torch.manual_seed(seed)
     chosen = plugins.find("optimizers", name).Settings
     own = EMASettings(enabled=False) if chosen.averages_weights else EMASettings(decay=0.9)
-    return TrainState.start(net or Net(), Stateless(), chosen(**{"learning_rate": 0.01, **optimizer}), ema or own)
+    return TrainState.start(net or Net(), NothingLearnt(), chosen(**{"learning_rate": 0.01, **optimizer}), ema or own)
 
 
 def batches(start: int = 0, **given) -> Iterator[list[Batch]]:

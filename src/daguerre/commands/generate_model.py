@@ -294,6 +294,6 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Parts:
     parts = _built(config)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
     load_weights(parts.net, checkpoint.tensors["model"] | averages)
-    parts.objective.load_state(checkpoint.tensors.get("objective", {}))
+    parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
     parts.net.eval()
     return parts

@@ -112,7 +112,7 @@ class Rehearsal:
         with gradients.of({name: (p, self._held[name].all_numbers) for name, p in state.trained.items()}, self._held):
             state.net.train()
             batch = self._batch(micro)
-            step.backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.meter, state.scaler)
+            step.backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.see, state.scaler)
         return live.peak - base
 
     def _update(self) -> int:
@@ -247,7 +247,7 @@ def _begun(config: Config, parts: Parts) -> TrainState:
     """The state after an update, with moments."""
     rehearsed = not hasattr(plugins.find("optimizers", config.optimizer.name), "update_bytes")
     settings = config.optimizer if rehearsed else plugins.find("optimizers", _STAND_IN).Settings()
-    state = TrainState.start(parts.net, parts.objective, settings, config.ema, parts.numerics, config.seed)
+    state = TrainState.start(parts.net, parts.objective.learnt, settings, config.ema, parts.numerics, config.seed)
     for p in state.parameters:
         p.grad = torch.zeros_like(p)
     state.move(0.0, torch.ones((), dtype=torch.bool), None)

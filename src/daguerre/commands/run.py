@@ -208,7 +208,7 @@ def _state(
             said += several.led(processes, lambda: class_pictures.draw(config, parts, lambda: stop.exit_code))
     sharding, told = several.spread(config, parts, processes, mesh)
     state = TrainState.start(
-        parts.net, parts.objective, config.optimizer, config.ema, parts.numerics, config.seed, sharding
+        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed, sharding
     )
     return state, [*said, *told, *resuming.restore(state, beginning, config, averages)]
 

@@ -11,19 +11,19 @@ coefficients and d = a q - s p are [B], or 0-dim for one level for all samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from daguerre import keys as keyed
-from daguerre.errors import UserError
 from daguerre.objectives import schedules, times, weights
+from daguerre.objectives.adaptive import AdaptiveWeight
 from daguerre.objectives.noise import noise, perturbation
-from daguerre.objectives.objective import Net, Objective
+from daguerre.objectives.objective import Net, NothingLearnt, Objective
 from daguerre.objectives.settings import DiffusionSettings
-from daguerre.types import Cond, Grid, LossTerms
+from daguerre.types import Cond, Grid, LossTerms, Stateful
 
 Target = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """target(a, s) -> (p, q)."""
@@ -44,6 +44,13 @@ class Diffusion(Objective):
     schedule: schedules.Schedule
     target: Target
     input_scale: InputScale = unscaled
+    learnt: Stateful = field(init=False)
+
+    def __post_init__(self) -> None:
+        weighting = self.settings.weighting
+        adaptive = weighting.name == "adaptive"
+        learnt = AdaptiveWeight(weighting.adaptive_buckets, weighting.adaptive_decay) if adaptive else NothingLearnt()
+        object.__setattr__(self, "learnt", learnt)
 
     def times(self, quantile_B: Tensor) -> Tensor:
         """Training times [B] float64 at quantiles [B] float64 of the time law: 0 is the clean end."""
@@ -60,7 +67,7 @@ class Diffusion(Objective):
         return t, float(a), float(s)
 
     def weight(self, a: Tensor, s: Tensor) -> Tensor:
-        """Weight of the squared error of y at (a, s)."""
+        """Weight of closed form of the squared error of y at (a, s), float64; 1 where weights are learnt."""
         p, q = self.target(a, s)
         return weights.weight(self.settings.weighting, a, s, a * q - s * p)
 
@@ -104,7 +111,15 @@ class Diffusion(Objective):
         y_BCHW = net(c_in * x_BCHW, draws["c_noise"], cond)
         error_BCHW = y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
         loss_B = draws["weight"] * error_BCHW.square().flatten(1).mean(1)
-        return LossTerms(loss_B=loss_B, quantile_B=draws["quantile"])
+        if not isinstance(self.learnt, AdaptiveWeight):
+            return LossTerms(loss_B=loss_B, quantile_B=draws["quantile"])
+        log_snr_B = 2.0 * (draws["a"].log() - draws["s"].log())
+        return LossTerms(
+            loss_B=self.learnt.weight(log_snr_B) * loss_B,
+            quantile_B=draws["quantile"],
+            raw_loss_B=loss_B,
+            log_snr_B=log_snr_B,
+        )
 
     def predict(self, net: Net, x_BCHW: Tensor, t: Tensor | float, cond: Cond) -> Tensor:
         """The prediction y [B, C, h, w] at time t (a number, 0-dim or [B]), in the dtype of x_t."""
@@ -139,16 +154,6 @@ class Diffusion(Objective):
         preserving = self.schedule.variance_preserving
         frame = torch.where(a > 0, a, 1.0) if preserving else torch.ones_like(a)
         return Grid(t_N=t_N, a=a, s=s, frame=frame, prior_std=1.0 if preserving else float(s[0]))
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        if state:
-            raise UserError(
-                f"the checkpoint holds objective state ({', '.join(sorted(state))}), but {self.settings.name!r} has "
-                "none: it was trained with another objective; set objective.name to that one"
-            )
 
 
 def build(settings: DiffusionSettings, target: Target, input_scale: InputScale = unscaled) -> Diffusion:

@@ -15,7 +15,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from daguerre.errors import UserError
 from daguerre.objectives.objective import Net, Objective
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.types import Cond, LossTerms
@@ -54,13 +53,6 @@ class Reconstruction(Objective):
         loss_B = absolute_B + self.settings.square_weight * square_B + self.settings.kl_weight * kl_B
         metrics = {"absolute_error": absolute_B.detach(), "square_error": square_B.detach(), "kl": kl_B.detach()}
         return LossTerms(loss_B=loss_B, quantile_B=nowhere_B, metrics=metrics)
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        if state:
-            raise UserError("the checkpoint holds objective state, but the autoencoder's loss has none")
 
 
 def build(settings: Settings) -> Reconstruction:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from daguerre.errors import UserError
 from daguerre.objectives.objective import Net, Objective
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.types import Cond, LossTerms
@@ -49,13 +48,6 @@ class Matching(Objective):
         by_picture_B = cross_entropy(similar_BB.T, own_B, reduction="none")
         found_B = (similar_BB.detach().argmax(1) == own_B).float()
         return LossTerms(0.5 * (by_caption_B + by_picture_B), quantile_B=nowhere_B, metrics={"found": found_B})
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        if state:
-            raise UserError("the checkpoint holds objective state, but the contrastive loss has none")
 
 
 def build(settings: Settings) -> Matching:

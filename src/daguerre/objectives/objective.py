@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from daguerre.types import Cond, LossTerms
+from daguerre.errors import UserError
+from daguerre.types import Cond, LossTerms, Stateful
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,9 +22,33 @@ Net = Callable[["Tensor", "Tensor", Cond], "Tensor"]
 """net(x_BCHW, c_noise_B, cond) -> y_BCHW: what is trained, as a family's `net` is called."""
 
 
+class NothingLearnt:
+    """What an objective learns of its own whose loss has closed form."""
+
+    def observe(self, terms: LossTerms, valid_B: Tensor) -> None:
+        """Nothing."""
+
+    def absorb(self, total: Callable[[Tensor], Tensor], skip: Tensor) -> None:
+        """Nothing."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing. UserError where a checkpoint holds something."""
+        if tensors:
+            raise UserError(
+                f"the checkpoint holds what an objective has learnt ({', '.join(sorted(tensors))}), and this recipe's "
+                "objective learns nothing of its own: set objective.name and objective.weighting to those of that run"
+            )
+
+
 class Objective(ABC):
     """A loss over clean samples, and the random numbers it needs. The loop knows nothing more of what is learnt."""
 
+    learnt: Stateful = NothingLearnt()
+    """What the objective learns beside the weights, such as adaptive loss weights; most learn nothing."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
 
@@ -45,11 +70,3 @@ class Objective(ABC):
 
         `net` runs under the caller's autocast and grad mode; `x0_BCHW` is float32 or bfloat16.
         """
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """Tensors that belong in a checkpoint; {} where the objective learns nothing of its own."""
-
-    @abstractmethod
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes up what `state` gave. UserError if the tensors are not this objective's."""

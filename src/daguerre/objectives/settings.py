@@ -138,17 +138,23 @@ class WeightingSettings(Choice):
         "snr_gamma": ("min_snr", "soft_min_snr"),
         "p2_k": ("p2",),
         "p2_gamma": ("p2",),
+        "adaptive_buckets": ("adaptive",),
+        "adaptive_decay": ("adaptive",),
     }
 
-    name: Literal["none", "min_snr", "soft_min_snr", "debiased", "p2"] = "none"
+    name: Literal["none", "min_snr", "soft_min_snr", "debiased", "p2", "adaptive"] = "none"
     """none: 1 in prediction space; min_snr: arXiv 2303.09556; soft_min_snr: arXiv 2401.11605; debiased: arXiv
-    2310.08442; p2: arXiv 2204.00227."""
+    2310.08442; p2: arXiv 2204.00227; adaptive: one over the running mean loss at each noise level (Stable Cascade)."""
     snr_gamma: float = Field(5.0, gt=0)
     """min_snr: SNR above this counts as this; soft_min_snr: the weight of x0 bends to this instead."""
     p2_k: float = Field(1.0, gt=0)
     """p2: k of the weight 1 / (k + SNR)^gamma of the noise error."""
     p2_gamma: float = Field(1.0, gt=0)
     """p2: gamma of the weight 1 / (k + SNR)^gamma of the noise error."""
+    adaptive_buckets: int = Field(300, ge=3, le=100_000)
+    """adaptive: number of noise levels that are told apart, even in log-SNR from -10 to 10."""
+    adaptive_decay: float = Field(0.99, ge=0, lt=1)
+    """adaptive: share that the running mean of a level keeps for each sample that hits it."""
 
 
 class NoiseSettings(Settings):

@@ -1,4 +1,4 @@
-"""Loss weights, each written once for all objectives.
+"""Loss weights of closed form, each written once for all objectives; those that are learnt are in adaptive.py.
 
 A weight is a function w(SNR) of the squared error of x0. At a fixed x_t an error of the prediction y is an error of x0
 times s/d, so the squared error of y is weighted by w(SNR) (s/d)^2. With A = a^2/(a^2 + s^2) and S = 1 - A (the shares
@@ -21,7 +21,7 @@ from daguerre.objectives.settings import WeightingSettings
 
 def weight(settings: WeightingSettings, a: Tensor, s: Tensor, d: Tensor) -> Tensor:
     """Weight of the squared error of y at path (a, s) and determinant d = a q - s p; float64, any shape."""
-    if settings.name == "none":
+    if settings.name in ("none", "adaptive"):
         return torch.ones_like(a)
     power = a**2 + s**2
     signal, noise = a**2 / power, s**2 / power

@@ -97,7 +97,9 @@ def update_fits(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast:
 def _rehearse(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast: Autocast) -> None:
     state.net.train()
     sharding = state.sharding
-    step.backward(state.net, [batch], loss_fn, len(batch.names), autocast, state.meter, state.scaler, sharding)
+    step.backward(
+        state.net, [batch], loss_fn, len(batch.names), autocast, state.meter.add_terms, state.scaler, sharding
+    )
     _, factor = step.clip(state.parameters, 1.0, state.scaler.inverse(), sharding)
     skip = torch.ones((), dtype=torch.bool, device=state.parameters[0].device)
     state.optimizer.step(0.0, skip, factor)

@@ -22,7 +22,7 @@ from daguerre.training.precision import Precision
 from daguerre.training.scaling import Scaler, Unscaled
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.training.sharding import UNSHARDED, Sharding, cut
-from daguerre.types import Stateful
+from daguerre.types import LossTerms, Stateful
 
 _FLOAT32 = Precision()
 
@@ -88,14 +88,20 @@ class TrainState:
         averages, scaler, meter = EMA.of(ema, trained), precision.scaler(device), Meter(device, sharding)
         return cls(net, trained, moving, averages, objective, meter, scaler=scaler, sharding=sharding, seed=seed)
 
+    def see(self, terms: LossTerms, valid_B: Tensor) -> None:
+        """Takes note of the losses of a micro-batch, for the means that are logged and for the objective."""
+        self.meter.add_terms(terms, valid_B)
+        self.objective.observe(terms, valid_B)
+
     def move(self, learning_rate: float, skip: Tensor, factor: Tensor | None) -> None:
-        """One update of weights, moments and averages by the gradients times `factor`, which are dropped; where `skip`,
-        weights and moments stay, and the averages go on around them."""
+        """One update of weights, moments and averages by the gradients times `factor`, which are dropped, and of what
+        the objective learns; where `skip`, all but the averages stay, and these go on around the weights."""
         average = self.ema.next(self.step + 1)
         moved = self.optimizer.step(learning_rate, skip, factor, self.step, average)
         self.optimizer.zero_grad()
         self.step += 1
         self.ema.update(self.step, moved)
+        self.objective.absorb(self.sharding.sum, skip)
 
     def dropout_seed(self) -> int:
         """What dropout inside the net draws from in the next update: the one thing of chance that another cut of the

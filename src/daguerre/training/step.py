@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from daguerre.training.meters import Meter
 from daguerre.training.precision import Autocast
 from daguerre.training.scaling import Scaler, Unscaled
 from daguerre.training.sharding import UNSHARDED, Sharding
@@ -41,7 +40,7 @@ def update(
     sharding = state.sharding
     torch.manual_seed(state.dropout_seed())
     valid = sharding.total(sum(int(batch.valid_B.sum()) for batch in micro_batches))
-    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.meter, state.scaler, sharding)
+    loss = backward(state.net, micro_batches, loss_fn, max(valid, 1), autocast, state.see, state.scaler, sharding)
     norm, factor = clip(state.parameters, max_grad_norm, state.scaler.inverse(), sharding)
     state.meter.add_common("gradient_norm", norm)
     finite = torch.isfinite(loss) & torch.isfinite(norm)
@@ -58,13 +57,14 @@ def backward(
     loss_fn: LossFn,
     valid: int,
     autocast: Autocast,
-    meter: Meter,
+    see: Callable[[LossTerms, Tensor], None],
     scaler: Scaler = _UNSCALED,
     sharding: Sharding = UNSHARDED,
 ) -> Tensor:
     """Accumulates the gradients of the global batch, as the scaler has them; returns its loss, detached.
 
-    `micro_batches` are this device's part of it, `valid` is the count of all.
+    `micro_batches` are this device's part of it, `valid` is the count of all. `see` is given the terms of each
+    micro-batch and which of its slots are valid, on the device.
     """
     device = next(net.parameters()).device
     total = torch.zeros((), device=device)
@@ -76,7 +76,7 @@ def backward(
         loss = torch.where(valid_B > 0, terms.loss_B, 0.0).sum() / valid
         scaler.scaled(loss).backward()
         total += loss.detach()
-        meter.add_terms(terms, valid_B)
+        see(terms, valid_B)
     sharding.after_backward()
     return sharding.sum(total)
 

@@ -28,7 +28,8 @@ def validation_losses(
     for batch in batches:
         sums[num_levels] += float(batch.valid_B.sum())
         for level in range(num_levels):
-            loss_B = loss_at(batch, (level + 0.5) / num_levels).loss_B.double().cpu()
+            terms = loss_at(batch, (level + 0.5) / num_levels)
+            loss_B = (terms.loss_B if terms.raw_loss_B is None else terms.raw_loss_B).double().cpu()
             sums[level] += float(torch.where(batch.valid_B > 0, loss_B, 0.0).sum())
     *totals, count = (sum(each) for each in zip(*sharding.gather(sums), strict=True))
     if count == 0:
