@@ -24,7 +24,7 @@ MAY_IMPORT = {
     # part: the parts of the package that its modules may import, beside itself and the leaves
     "credentials": set(),
     "errors": set(),
-    "faults": set(),
+    "faults": {"__version__"},
     "keys": set(),
     "types": set(),
     "unicode": set(),

@@ -145,7 +145,9 @@ def from_paths(paths: Sequence[str], given: Sequence[str]) -> tuple[DataRecipe, 
         data["path"] = paths[0] if len(paths) == 1 else list(paths)
     if not named:
         data["source"] = guess.kind(paths)
-        notices.append(f"{', '.join(paths)}: read as {guess.KINDS[data['source']]} (data.source={data['source']})")
+        notices.append(
+            f"{', '.join(map(scrub, paths))}: read as {guess.KINDS[data['source']]} (data.source={data['source']})"
+        )
     return _resolved({"data": data}, given, "the data", notices)
 
 
