@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from schedulers import objective_of
 from torch import Tensor
 
 from daguerre import plugins
-from daguerre.samplers.settings import SamplingSettings, keywords
+from daguerre.samplers.settings import SCHEDULERS, SamplingSettings, keywords
 from daguerre.types import Grid
 
 OBJECTIVES = {
@@ -48,6 +49,12 @@ def test_signature(name: str) -> None:
     assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == keywords(name)
     assert set(keywords(name)) <= GIVEN_BY_DRAW | set(SamplingSettings.model_fields)
     assert SamplingSettings(sampler=name).sampler == name
+
+
+def test_schedulers_of_configs_are_samplers_here() -> None:
+    assert set(SCHEDULERS.values()) <= set(plugins.names("samplers"))
+    assert {"EulerAncestralDiscreteScheduler", "UniPCMultistepScheduler", "LCMScheduler"} <= set(SCHEDULERS)
+    assert all(hasattr(diffusers, name) for name in SCHEDULERS)
 
 
 @each_sampler
