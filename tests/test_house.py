@@ -19,7 +19,18 @@ MEDIAN_FUNCTION_LINES = 10
 LONGER_FILES: dict[str, int] = {}
 LONGER_FUNCTIONS: dict[str, int] = {}
 
-LEAVES = {"__version__", "credentials", "errors", "faults", "keys", "plugins", "settings", "types", "unicode", "user_cache"}
+LEAVES = {
+    "__version__",
+    "credentials",
+    "errors",
+    "faults",
+    "keys",
+    "plugins",
+    "settings",
+    "types",
+    "unicode",
+    "user_cache",
+}
 MAY_IMPORT = {
     # part: the parts of the package that its modules may import, beside itself and the leaves
     "credentials": set(),

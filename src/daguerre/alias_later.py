@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "a loss other than the squared error": ("setting/objective.*huber*", "setting/objective.loss*"),
     "a loss that leaves out parts of a picture (masks)": ("setting/*mask*",),
     "weights in a caption, (word:1.2)": ("setting/*weighted*", "setting/*prompt_weight*"),
-    "restarts of the learning rate": ("setting/lr_scheduler.*restart*", "setting/lr_scheduler.*cycle*"),
+    "restarts of the learning rate": ("setting/lr_scheduler.*restarts*", "setting/lr_scheduler.*cycle*"),
     "dropping of single tags": ("setting/data.captions.*tag*drop*",),
     "alternatives inside a caption, {a|b}": ("setting/data.captions.*wild*", "setting/data.captions.*alternat*"),
     "a caption that grows during the run": ("setting/data.captions.*warm*",),
@@ -38,6 +38,12 @@ PARTS: dict[str, tuple[str, ...]] = {
     "a text encoder that stops to learn before the end": ("setting/model.*stop*", "setting/training.*stop*"),
     "DREAM": ("setting/objective.*dream*",),
     "masks of padding in the text encoder": ("setting/model.*attention_mask*",),
+    "choosing files of a data set of the hub": ("setting/data.*files*",),
+    "training on the first samples alone (data.filters chooses)": ("setting/data.*max_samples*",),
+    "clipping of each single number of the gradients": ("setting/training.*clip*",),
+    "training on one batch again and again": ("setting/*reuse*",),
+    "training in 8 bits": ("setting/*quantiz*",),
+    "logging for MLPerf": ("setting/logging.*mllog*",),
     "distillation": ("objectives/*distil*", "setting/*distil*"),
 }
 """The parts that are not there, and what would show that they are."""
@@ -67,6 +73,8 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     # latents and texts computed once
     "pre_compute_text_embeddings": ("the cache verb", OFF),
     "skip_cache_check": ("the cache verb", OFF),
+    "cache_latents_to_disk": ("the cache verb", OFF),
+    "cache_text_encoder_outputs*": ("the cache verb", OFF),
     "cache_info": ("the cache verb", OFF),
     # accounts
     "tracker_*_id": ("tracking by Weights & Biases", OFF),

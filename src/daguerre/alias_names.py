@@ -19,7 +19,6 @@ from daguerre.alias_values import (
     component,
     counted,
     data_set,
-    directory,
     drawn,
     in_a_node,
     is_parallel,
@@ -191,7 +190,6 @@ CONVERTED: dict[str, Convert] = {
     ),
     "dataset_save_location": unless_empty("data.cache_dir", "the user's cache folder"),
     "dataset_type": reader,
-    "train_data_dir": directory,
     "hf_access_token": token,
     "center_crop": choose("center_crop", values("data.crop", {"True": "center", "False": "random"})),
     "dataset.type": choose(
@@ -216,6 +214,9 @@ CONVERTED: dict[str, Convert] = {
     ),
     # weighting and clipping
     "max_grad_norm": clipped,
+    "adaptive_loss_weight": lambda text: one(
+        "objective.weighting.name", "adaptive" if text.lower() == "true" else "p2"
+    ),
     "model.max_grad_norm": clipped,
     "snr_gamma": min_snr,
     "offset_noise_level": offset_noise,
@@ -346,7 +347,6 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "lora_config.*": ("LoRA", ("[]", *_OFF)),
     **{f"hf_{name}": ("choosing files of a data set of the hub", ("", *_OFF)) for name in ("data_dir", "train_files")},
     "max_train_samples": ("training on the first samples alone (data.filters chooses)", ("-1", *_OFF)),
-    "adaptive_loss_weight": ("a weighting that adapts to the loss", _OFF),
     "edm_objective": (_CASCADE, _OFF),
     "stage_a_checkpoint_path": (_CASCADE, _OFF),
     "experiment.project": ("tracking by Weights & Biases", _OFF),

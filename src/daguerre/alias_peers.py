@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from daguerre.alias_peers_values import (
     caption_file,
-    clipped,
     epochs,
     expected,
     idle,
@@ -194,7 +193,6 @@ _UNLESS: dict[str, tuple[tuple[str, ...], str]] = {
     "save_last_n_steps_state": ((), _KEEP),
     "save_last_n_epochs_state": ((), _KEEP),
     "save_n_epoch_ratio": ((), "checkpoint.every is the interval between saves, such as '2 epochs'"),
-    "max_train_samples": ((), "which samples are trained on is data.filters; training.duration is the run's length"),
     "caption_suffix": ((), "data.captions.templates=['{} SUFFIX'] puts words behind each caption"),
     "keep_tokens_separator": ((), "data.captions.keep_tags is the number of tags at the start that keep their places"),
     "caption_dropout_every_n_epochs": (("0",), "data.caption_dropout drops a share of captions in every epoch"),
@@ -256,7 +254,6 @@ CONVERTED: dict[str, Convert] = {
     "optimizer_args": optimizer_args,
     "use_8bit_adam": switch("use_8bit_adam", one("optimizer.name", "adamw_8bit")),
     "use_lion_optimizer": switch("use_lion_optimizer", one("optimizer.name", "lion")),
-    "max_grad_norm": clipped,
     "unet_lr": rates("unet.*")("unet_lr"),
     "text_encoder_lr": rates("text_encoder*")("text_encoder_lr"),
     "learning_rate_te": rates("text_encoder.*")("learning_rate_te"),

@@ -240,12 +240,6 @@ def min_snr(key: str) -> Convert:
     return convert
 
 
-def clipped(text: str) -> Meaning:
-    """`max_grad_norm`: 0 is no clipping in kohya's scripts."""
-    off = re.fullmatch(r"0(\.0*)?", text) is not None
-    return one("training.max_grad_norm", "null" if off else text)
-
-
 def sized(text: str) -> Meaning:
     """`resolution`: kohya also writes `512,512`."""
     sides = [side.strip() for side in text.split(",")]
@@ -321,6 +315,8 @@ def repeats_of(folder: Path) -> dict[Path, tuple[int, str]]:
 
 def train_data(text: str) -> Meaning:
     """`train_data_dir`: in diffusers' scripts a folder of pictures, in kohya's one of folders such as `10_sks dog`."""
+    if not text:
+        return Meaning((), ("train_data_dir is empty: the data set is named otherwise",))
     if found := repeats_of(Path(text).expanduser()):
         path, (repeats, caption) = next(iter(found.items()))
         raise UserError(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from daguerre import overrides, recipe
-from daguerre.alias_values import Meaning, counted, number, one
+from daguerre.alias_values import Meaning, number, one
 from daguerre.errors import UserError
 from daguerre.objectives.settings import TimestepBiasSettings
 from daguerre.remote import address
@@ -61,14 +61,6 @@ def warmup_share(key: str, text: str, look: Look) -> Meaning:
     if share == 0:
         return one("lr_scheduler.warmup", "0 steps")
     raise UserError("a share of a length in steps or samples: give training.duration in these, or lr_scheduler.warmup")
-
-
-def epochs(key: str, text: str, look: Look) -> Meaning:
-    """`num_train_epochs`: the length of the run unless `max_train_steps` is given."""
-    steps = look("max_train_steps")
-    if steps and steps.isdigit() and int(steps):
-        return idle(key, "max_train_steps is the length of the run")
-    return counted("training.duration", "epochs")(text)
 
 
 def bias(key: str, text: str, look: Look) -> Meaning:
@@ -178,7 +170,6 @@ _BIAS: Sequence[str] = ("multiplier", "begin", "end", "portion")
 
 RELATIVE: dict[str, Relative] = {
     "warmup_steps_fraction": warmup_share,
-    "num_train_epochs": epochs,
     **{f"timestep_bias{mark}{name}": bias for mark in "._" for name in _BIAS},
     "text_encoder_learning_rate": text_encoder_rate,
     "revision": revision,

@@ -162,11 +162,6 @@ def token(text: str) -> Meaning:
     return Meaning((), ("hf_access_token is empty: the environment may hold HF_TOKEN",))
 
 
-def directory(text: str) -> Meaning:
-    """`train_data_dir`: a folder, or other files, to train on."""
-    return placed()(text) if text else Meaning((), ("train_data_dir is empty: the data set is named otherwise",))
-
-
 def component(part: str, classes: Sequence[str]) -> Convert:
     """A converter of the class of a component, which is one of a closed list."""
     said = Meaning((), (f"model.{part}: a class that it has anyway",))

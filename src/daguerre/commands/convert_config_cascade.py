@@ -20,8 +20,6 @@ def convert(reading: Reading) -> None:
     reading.carry("batch_size", "training.global_batch_size", why="over all devices, as there")
     reading.assume({"data.source": "webdataset"})
     reading.refuse("shift", "their code never reads it; objective.schedule.shift moves the noise levels")
-    if reading.get("adaptive_loss_weight") is False:
-        reading.notice("adaptive_loss_weight", "P2's weights, as there")
     reading.aliases()
     for key in reading.keys("*_checkpoint_path"):
         reading.refuse(key, "the networks of Stable Cascade are not there yet")

@@ -76,6 +76,7 @@ _ALIKE = {
     *(f"objective.timestep_bias.{name}" for name in ("name", "multiplier", "portion", "begin", "end")),
     *(f"objective.weighting.{name}" for name in ("snr_gamma", "p2_k", "p2_gamma")),
     *(f"objective.noise.{name}" for name in ("offset", "offset_per", "pyramid", "pyramid_size")),
+    *(f"objective.weighting.adaptive_{name}" for name in ("buckets", "decay")),
     "objective.noise.input_perturbation",
     *(f"data.buckets.{name}" for name in ("aspects", "resolutions", "step", "max_aspect", "upscale")),
     *("data.random_flip", "data.formats", "data.alpha_colour", "data.filters", "data.loss_weight", "data.repeats"),
@@ -84,7 +85,7 @@ _ALIKE = {
     *("data.shuffle", "data.lanes", "data.lane_samples", "data.idx_to_prompt"),
     *("training.global_batch_size", "training.weights_dtype", "training.matmul_precision"),
     *("optimizer.name", "optimizer.scale_lr", "optimizer.learning_rates", "optimizer.beta1", "optimizer.beta2"),
-    *(f"lr_scheduler.{name}" for name in ("name", "warmup", "final", "power", "decay", "decay_shape")),
+    *(f"lr_scheduler.{name}" for name in ("name", "warmup", "final", "power", "decay", "decay_shape", "stages")),
     *(f"ema.{name}" for name in ("path", "ramp_steps", "every_steps", "start_steps", "post_hoc")),
 }
 """Of all of them: a fine-tune of the whole UNet on squares, with AdamW at a rate that stays."""

@@ -78,7 +78,7 @@ class TrainingSettings(Settings):
     compile: Literal[False, "blocks"] = Field(False, json_schema_extra=ELASTIC)
     """`blocks`: torch compiles each block of the trained networks for each shape; the first steps take minutes, later
     ones less time. On a CPU it needs a C++ compiler."""
-    compile_cache_dir: str | None = Field(None, min_length=1, json_schema_extra=FREE)
+    compile_cache_dir: Annotated[str | None, ADDRESS] = Field(None, min_length=1, json_schema_extra=FREE)
     """Folder of this machine in which compiled code is kept. null: TORCHINDUCTOR_CACHE_DIR, or the user's cache
     folder."""
     gradient_checkpointing: bool = Field(False, json_schema_extra=FREE)
