@@ -220,6 +220,12 @@ def test_refusals_hold_no_secrets(given):
     assert not secret, str(refused.value)
 
 
+def test_addresses_that_differ_in_what_is_kept_secret_are_one():
+    assert len(expand(["https://host/get?file=1.tar&sig=a", "https://host/get?file=2.tar&sig=a"])) == 2
+    with pytest.raises(UserError, match="https://host/get is named twice"):
+        expand(["https://host/get?code=a", "https://host/get?code=b"])
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -53,11 +53,11 @@ def expand(
         raise UserError(f"{setting}: nothing is given; a file, folder or address is expected")
     reading = _Reading(setting, suffixes)
     places = [place for text in texts for one in _split(text) for place in reading.places(one)]
-    seen: set[Place] = set()
+    seen: set[str] = set()
     for place in places:
-        if place in seen:
+        if place.identity in seen:  # also where they differ in what is cut off: caches could not tell them apart
             raise UserError(f"{setting}: {place.name} is named twice: remove one (`repeats` is for more of the same)")
-        seen.add(place)
+        seen.add(place.identity)
     return places
 
 
