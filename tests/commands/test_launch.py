@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 
-from daguerre import cli
+from daguerre import cli, credentials
 from daguerre.commands import launch_local
 from daguerre.commands.launch_slurm import Options
 from daguerre.parallel import local
@@ -143,6 +143,21 @@ def test_launch_local_starts_train_with_what_it_was_given(tmp_path: Path, monkey
     assert cli.run(["launch", "local", "sdxl_lightning"]) == 2
     assert len(started) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_launch_local_hands_secrets_on_in_the_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    address = "https://me:hidden-word@host/{000..009}.tar?sig=hidden-number"
+    monkeypatch.setenv(credentials.VARIABLE, "")
+    started: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(
+        local, "run", lambda words, count: started.append((words, os.environ[credentials.VARIABLE])) or 0
+    )
+    given = ["run_name=mine", "training.device=cpu", "data.source=webdataset", f"data.path={address}"]
+    assert cli.run(["launch", "local", "sdxl", "processes=2", *given]) == 0
+    ((words, handed_on),) = started
+    assert "hidden" not in " ".join(words)
+    assert "data.path=https://***@host/{000..009}.tar?***" in words
+    assert address in handed_on.split()
 
 
 @pytest.mark.long

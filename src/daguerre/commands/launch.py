@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from daguerre import credentials, overrides
 from daguerre.commands import homes, resuming, theirs
 from daguerre.commands.train import own_place, refuse_nothing_to_train
 from daguerre.config import Loaded
@@ -47,3 +48,10 @@ def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Lo
     home = homes.of(loaded.config.output_dir, loaded.config.run_name)
     sizes = resuming.foreseen_sizes(loaded, home, mesh)
     return replace(loaded, notices=(*loaded.notices, *(sizes.notices if sizes else ()), *said))
+
+
+def without_secrets(override: str) -> str:
+    """`key=value` without the secrets of the addresses in the value."""
+    key, text = overrides.pair(override)
+    stripped = credentials.put_aside(text)
+    return override if stripped == text else f"{key}={stripped}"

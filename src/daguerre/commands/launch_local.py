@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
 from pydantic import Field
 
-from daguerre import overrides
+from daguerre import credentials, overrides
 from daguerre.commands import data_arguments
-from daguerre.commands.launch import trainable
+from daguerre.commands.launch import trainable, without_secrets
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.parallel import local
@@ -46,7 +47,9 @@ def run(arguments: list[str]) -> int:
     own, rest = data_arguments.own_options(given.overrides, Options)
     count = own.processes or _gpus()
     _refuse_too_many(trainable(given.recipe, rest, count, 1).config, count)
-    return local.run([sys.executable, "-m", "daguerre", "train", given.recipe, *rest], count)
+    # Other users of this machine can read command lines, and no environment but their own.
+    os.environ.update(credentials.environment())
+    return local.run([sys.executable, "-m", "daguerre", "train", given.recipe, *map(without_secrets, rest)], count)
 
 
 def _gpus() -> int:

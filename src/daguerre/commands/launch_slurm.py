@@ -9,7 +9,7 @@ from pathlib import Path
 
 from daguerre import aliases, credentials, layout, overrides
 from daguerre.commands import data_arguments
-from daguerre.commands.launch import trainable
+from daguerre.commands.launch import trainable, without_secrets
 from daguerre.config import Config, Loaded
 from daguerre.errors import UserError
 from daguerre.parallel.slurm import Location, SlurmSettings, batch_file, job_name, refuse_misspelt, submit_command
@@ -106,13 +106,6 @@ def whole(recipe: str) -> str:
     """A recipe that is a file or a run folder, by its whole path: the job may run in another folder."""
     path = Path(recipe).expanduser()
     return recipe if recipe in shipped() or not path.exists() else str(path.resolve())
-
-
-def without_secrets(override: str) -> str:
-    """`key=value` without the secrets of the addresses in the value."""
-    key, text = overrides.pair(override)
-    stripped = credentials.put_aside(text)
-    return override if stripped == text else f"{key}={stripped}"
 
 
 def names_workers(given: Sequence[str]) -> bool:
