@@ -21,7 +21,7 @@ FROZEN = {
     "sd21": [83_653_863, 340_387_840],
     "sdxl": [83_653_863, 123_060_480, 694_659_840],
 }
-TERM = re.compile(r"([\d,.]+) (?:M (?:trained parameters|frozen|parameters)|samples) x ([\d.]+)")
+TERM = re.compile(r"([\d,.]+) (?:M (?:trained parameters|frozen|parameters)|samples?) x ([\d.]+)")
 
 
 @pytest.fixture
