@@ -29,7 +29,8 @@ from daguerre.problems import ConfigError
 
 CARRIED = [
     # diffusers: lengths are updates, but for epochs; the batch is that of one device
-    ("train_batch_size=4", {"training.per_device_batch_size": 4}),
+    ("train_batch_size=4", {"training.per_device_batch_size": 4, "training.gradient_accumulation_steps": 1}),
+    ("train_batch_size=4", {"training.global_batch_size": None}),
     ("validation_prompt=a cat: at night", {"sampling.prompts": ["a cat: at night"]}),
     ('validation_prompts=["a", "b"]', {"sampling.prompts": ["a", "b"]}),
     ("num_validation_images=3", {"sampling.num_images": 3}),
@@ -381,7 +382,9 @@ COMMANDS = [
 def test_commands_of_their_guides(command):
     given = overrides.split(command.split())
     found = config.load(given.recipe, given.overrides).config
-    assert found.training.per_device_batch_size == 1
+    twice = given.recipe == "sd15_dreambooth"  # as many class images
+    assert found.training.per_device_batch_size == 1 + twice
+    assert found.training.global_batch_size in (None, 1 + twice)
     assert json.dumps(found.model_dump(mode="json"))
 
 

@@ -195,7 +195,7 @@ MAXDIFFUSION += [
     alias("sample_batch_size=3", on=DREAMBOOTH, sampling__batch_size=3),
     notice("with_prior_preservation=True", "there is a class set"),
     refused("with_prior_preservation=False", "data.source=folder data.path=DIR"),
-    alias("instance_data_dir=mine", on="sdxl", data__sources__instance__path="mine"),
+    Row("instance_data_dir=mine", {"data.sources.instance.path": "mine"}, notice="DreamBooth, which is the recipe"),
     Row("instance_data_dir=mine", refused="are in sd15_dreambooth and sdxl_dreambooth", recipe="quickstart"),
     notice("cache_dreambooth_dataset=False", "anyway"),
     notice("enable_profiler=False", "anyway"),

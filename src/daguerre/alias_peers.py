@@ -37,7 +37,6 @@ from daguerre.alias_values import Convert, Meaning, choose, one
 
 SAME = {
     # diffusers
-    "train_batch_size": "training.per_device_batch_size",
     "num_validation_images": "sampling.num_images",
     "proportion_empty_prompts": "data.caption_dropout",
     "dataloader_num_workers": "loader.num_workers",

@@ -63,6 +63,21 @@ def warmup_share(key: str, text: str, look: Look) -> Meaning:
     raise UserError("a share of a length in steps or samples: give training.duration in these, or lr_scheduler.warmup")
 
 
+def train_batch(key: str, text: str, look: Look) -> Meaning:
+    """`train_batch_size`: samples of one device in one pass, and of an update on one device unless it accumulates.
+
+    With prior preservation diffusers' and kohya's scripts add as many class images.
+    """
+    if not text.isdecimal():
+        raise UserError("the number of samples of one device in one pass, such as 4")
+    with_class = look("data.sources.class") is not None
+    count = int(text) * (2 if with_class else 1)
+    said = (f"{key}={text} is {count} here: as many class images count, too",) if with_class else ()
+    beside = look("gradient_accumulation_steps") or look("global_batch_size")
+    alone = () if beside else (("training.gradient_accumulation_steps", "1"),)
+    return Meaning((("training.per_device_batch_size", str(count)), *alone), said)
+
+
 def bias(key: str, text: str, look: Look) -> Meaning:
     """A number of a timestep bias, which acts with some strategies only."""
     name = key.removeprefix("timestep_bias")[1:]
@@ -169,6 +184,7 @@ def foreign_degree(key: str, text: str, look: Look) -> Meaning:
 _BIAS: Sequence[str] = ("multiplier", "begin", "end", "portion")
 
 RELATIVE: dict[str, Relative] = {
+    "train_batch_size": train_batch,
     "warmup_steps_fraction": warmup_share,
     **{f"timestep_bias{mark}{name}": bias for mark in "._" for name in _BIAS},
     "text_encoder_learning_rate": text_encoder_rate,

@@ -20,7 +20,7 @@ from daguerre.errors import UserError
 SAME = alias_names.SAME | alias_peers.SAME
 CONVERTED = alias_names.CONVERTED | alias_peers.CONVERTED
 LATER = alias_names.LATER | alias_later.ROWS
-NAMES = tuple(name for name in (*SAME, *CONVERTED) if "." not in name)
+NAMES = tuple(name for name in (*SAME, *CONVERTED, *RELATIVE) if "." not in name)
 """Names of other trainers that a misspelt one may have meant."""
 
 

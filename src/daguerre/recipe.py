@@ -74,7 +74,7 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     near = difflib.get_close_matches(recipe, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
-        f"there is no recipe {recipe!r}: it is neither a file nor a run folder, and the shipped recipes are "
+        f"there is no recipe {recipe!r}: there is no such file or run folder, and the shipped recipes are "
         f"{known}.{hint}"
     )
 

@@ -76,8 +76,9 @@ def read(arguments: Sequence[str]) -> Request:
     source = copies.located(target)
     is_run = bool(target) and (source / "config.yaml").is_file()
     if not is_run and not (bool(target) and (source / "model_index.json").is_file()):
+        missing = f"{target}: there is no such folder" if target and not source.exists() else target or "what?"
         raise UserError(
-            f"{target or 'what?'}: give a run folder, such as runs/my-run, or a pipeline in diffusers' layout (a "
+            f"{missing}: give a run folder, such as runs/my-run, or a pipeline in diffusers' layout (a "
             "folder with model_index.json)"
         )
     if idle := [name for name in (("variant",) if is_run else _OF_RUN) if name in values]:
