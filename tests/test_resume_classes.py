@@ -25,7 +25,10 @@ ELASTIC = {
     *(f"mesh.{kind}_{axis}_parallelism" for kind in ("dcn", "ici") for axis in ("data", "fsdp", "tensor")),
     *(f"mesh.{name}" for name in ("data_sharding", "logical_axis_rules", "mesh_axes", "shard_frozen")),
     "optimizer.one_pass",
-    *(f"training.{name}" for name in ("attention", "channels_last", "compile", "device", "kernels")),
+    *(
+        f"training.{name}"
+        for name in ("attention", "channels_last", "compile", "compile_cache_dir", "device", "kernels")
+    ),
     *(f"training.{name}" for name in ("gradient_accumulation_steps", "per_device_batch_size")),
 }
 FREE = {
