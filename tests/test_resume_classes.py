@@ -25,13 +25,11 @@ ELASTIC = {
     *(f"mesh.{kind}_{axis}_parallelism" for kind in ("dcn", "ici") for axis in ("data", "fsdp", "tensor")),
     *(f"mesh.{name}" for name in ("data_sharding", "logical_axis_rules", "mesh_axes", "shard_frozen")),
     "optimizer.one_pass",
-    *(
-        f"training.{name}"
-        for name in ("attention", "channels_last", "compile", "compile_cache_dir", "device", "kernels")
-    ),
+    *(f"training.{name}" for name in ("attention", "channels_last", "compile", "device", "kernels")),
     *(f"training.{name}" for name in ("gradient_accumulation_steps", "per_device_batch_size")),
 }
 FREE = {
+    "training.compile_cache_dir",
     *("allow_change", "description", "output_dir", "resume_from_checkpoint", "run_name"),
     *(f"checkpoint.{name}" for name in ("background", "backup_every", "every", "export", "keep", "max_failed_saves")),
     *(f"data.{name}" for name in ("cache_dir", "cache_gb", "checked_prompts", "max_skipped", "path")),
