@@ -214,8 +214,9 @@ CONVERTED: dict[str, Convert] = {
     ),
     # weighting and clipping
     "max_grad_norm": clipped,
-    "adaptive_loss_weight": lambda text: one(
-        "objective.weighting.name", "adaptive" if text.lower() == "true" else "p2"
+    "adaptive_loss_weight": choose(
+        "adaptive_loss_weight",
+        values("objective.weighting.name", {"True": "adaptive", "False": "p2", "p2": "p2"}),
     ),
     "model.max_grad_norm": clipped,
     "snr_gamma": min_snr,

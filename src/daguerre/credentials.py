@@ -28,7 +28,7 @@ _HARMLESS = re.compile(
 """Parameters that say which file is meant."""
 _NAMED = re.compile(
     r"(?i)((?<![A-Za-z0-9])(?:X-(?:Amz|Goog)-[\w-]+|sig|signature|[\w-]*token|password|passwd|api_?key|[\w-]*secret|"
-    r"AWSAccessKeyId|GoogleAccessId)=)[^\s&'\"]+"
+    r"AWSAccessKeyId|GoogleAccessId)=)(?!(?:true|false)\b)[^\s&'\"]+"
 )
 """Parameters that are secret wherever they stand."""
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?![A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>])+")

@@ -121,7 +121,7 @@ def test_a_run_on_protected_shards(place, tmp_path, capfd, monkeypatch):
         argv = tiny_runs.arguments(
             place / "runs", "data.source=webdataset", given, "data.resolution=64", "validation.every=null",
             f"data.cache_dir={place / 'data'}", "loader.num_workers=1", "training.duration=3 steps",
-            "description=drawn from " + url,
+            "description=drawn from " + url, "lr_scheduler.name=constant",
         )  # fmt: skip
         argv = [word for word in argv if not word.startswith(("data.checked", "validation.num"))]
         monkeypatch.setattr(sys, "argv", ["daguerre", *argv])

@@ -59,7 +59,8 @@ where it was stopped: what is there and whole is kept.
   num_images=N           pictures of each prompt (1)
   seed=N                 picture i of all starts from the noise of seed + i alone, whatever draws it
   height=PX width=PX     size (data.resolution)
-  sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, s_churn, timestep_spacing, batch_size
+  sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, s_churn, s_tmin, s_tmax, s_noise,
+  timestep_spacing, batch_size
                          as the run's recipe has them in `sampling`
 
   out=FOLDER, -o FOLDER  default: RUN/generated/PROMPT
