@@ -16,7 +16,7 @@ from daguerre.data.rows import Rows, Task
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import folder
 from daguerre.data.workers import made_by, workers
-from daguerre.errors import UserError
+from daguerre.errors import ProcessLost, UserError
 
 TRAINER = """
 import sys, time
@@ -112,7 +112,7 @@ def test_a_worker_that_was_killed_says_by_what(pictures):
     rows, tasks = work(pictures)
     with workers(rows, 1) as crew:
         crew[0].process.kill()
-        with pytest.raises(RuntimeError, match="killed by signal 9"):
+        with pytest.raises(ProcessLost, match="killed by signal 9"):
             for _ in made_by(crew, tasks, 1):
                 pass
 
