@@ -39,6 +39,7 @@ from daguerre.alias_values import (
     verbatim,
     with_prior,
 )
+from daguerre.samplers.settings import SCHEDULERS
 
 TRAINING, INFERENCE = (
     ("scheduler", "scheduler.training", "noise_scheduler_training"),
@@ -53,7 +54,7 @@ CLASSES = {
 }
 """Classes of networks by which configs of others name them, by the component that each is."""
 TRAINING_CLASSES = (
-    *("DDIMScheduler", "EulerDiscreteScheduler", "HeunDiscreteScheduler", "DPMSolverMultistepScheduler"),
+    *SCHEDULERS,
     *("DDPMScheduler", "DDPMNoiseScheduler", "PNDMScheduler", "LMSDiscreteScheduler"),
 )
 """Schedulers whose noise levels in training are those of `scaled_linear`."""
@@ -149,7 +150,6 @@ _O3, _FP16_WEIGHTS = (
 
 CONVERTED: dict[str, Convert] = {
     # lengths and intervals
-    "max_train_steps": counted("training.duration", "steps"),
     "updates": counted("training.duration", "steps"),
     "num_examples_to_see": counted("training.duration", "samples"),
     "experiment.num_examples_to_see": counted("training.duration", "samples"),
@@ -191,7 +191,6 @@ CONVERTED: dict[str, Convert] = {
     "dataset_save_location": unless_empty("data.cache_dir", "the user's cache folder"),
     "dataset_type": reader,
     "hf_access_token": token,
-    "center_crop": choose("center_crop", values("data.crop", {"True": "center", "False": "random"})),
     "dataset.type": choose(
         "dataset.type",
         values(
@@ -219,7 +218,7 @@ CONVERTED: dict[str, Convert] = {
         values("objective.weighting.name", {"True": "adaptive", "False": "p2", "p2": "p2"}),
     ),
     "model.max_grad_norm": clipped,
-    "snr_gamma": min_snr,
+    "snr_gamma": min_snr("snr_gamma"),
     "offset_noise_level": offset_noise,
     "clip_grad": choose("clip_grad", {"True": Meaning(), "False": one("training.max_grad_norm", "null")}),
     # averages

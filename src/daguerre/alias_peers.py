@@ -14,7 +14,6 @@ from daguerre.alias_peers_values import (
     idle,
     kept,
     length,
-    min_snr,
     minutes,
     optimizer,
     optimizer_args,
@@ -33,7 +32,7 @@ from daguerre.alias_peers_values import (
     updates,
     values_of,
 )
-from daguerre.alias_values import Convert, Meaning, choose, one
+from daguerre.alias_values import Convert, Meaning, choose, min_snr, one
 
 SAME = {
     # diffusers
@@ -42,13 +41,11 @@ SAME = {
     "dataloader_num_workers": "loader.num_workers",
     "adam_beta1": "optimizer.beta1",
     "adam_beta2": "optimizer.beta2",
-    "adam_weight_decay": "optimizer.weight_decay",
     "adam_epsilon": "optimizer.epsilon",
     "noise_offset": "objective.noise.offset",
     "lr_power": "lr_scheduler.power",
     "pretrained_vae_model_name_or_path": "model.vae",
     "tokenizer_name": "model.tokenizer",
-    "dataset_config_name": "data.config",
     "image_interpolation_mode": "data.interpolation",
     # kohya
     "output_name": "run_name",

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from daguerre import plugins
-from daguerre.alias_values import Convert, Meaning, choose, one, placed
+from daguerre.alias_values import NOTHING_ASKED, Convert, Meaning, choose, number, one, placed
 from daguerre.alias_values import sampler as named_sampler
 from daguerre.errors import UserError
 
-NOTHING_ASKED = ("none", "null", "")
 OPTIMIZERS = {
     "adamw": "adamw",
     "adamw8bit": "adamw_8bit",
@@ -62,14 +61,6 @@ def expected(key: str, value: str, what: str) -> Convert:
         raise UserError(f"{what}: {key}={value} is accepted")
 
     return convert
-
-
-def number(key: str, text: str) -> float:
-    """The number that a text is. UserError for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{key} is a number, got {text!r}") from None
 
 
 def epochs(text: str) -> Meaning:
@@ -223,19 +214,6 @@ def sampler(key: str) -> Convert:
         if ours in plugins.names("samplers"):
             return one("sampling.sampler", ours)
         raise UserError(f"{key}={text} is not there; there are {', '.join(plugins.names('samplers'))}")
-
-    return convert
-
-
-def min_snr(key: str) -> Convert:
-    """A converter of gamma, which at 0 or less is off."""
-
-    def convert(text: str) -> Meaning:
-        if text.lower() in NOTHING_ASKED:
-            return Meaning()
-        name = "objective.weighting.name"
-        on = number(key, text) > 0
-        return Meaning(((name, "min_snr"), ("objective.weighting.snr_gamma", text))) if on else one(name, "none")
 
     return convert
 

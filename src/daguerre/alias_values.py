@@ -27,6 +27,8 @@ SAMPLERS = {
 }
 """Names of samplers elsewhere, in small letters, `pp` for `++`, `_` for spaces, without k-diffusion's `k_`."""
 
+NOTHING_ASKED = ("none", "null", "")
+
 
 @dataclass(frozen=True)
 class Meaning:
@@ -172,11 +174,17 @@ def component(part: str, classes: Sequence[str]) -> Convert:
     return convert
 
 
-def min_snr(text: str) -> Meaning:
-    """`snr_gamma`, which at 0 or less is off."""
-    gamma = number("snr_gamma", text, " (0 or less switches it off)")
-    name = "objective.weighting.name"
-    return Meaning(((name, "min_snr"), ("objective.weighting.snr_gamma", text))) if gamma > 0 else one(name, "none")
+def min_snr(key: str) -> Convert:
+    """A converter of gamma, which at 0 or less is off; `none` and empty text ask for nothing."""
+
+    def convert(text: str) -> Meaning:
+        if text.lower() in NOTHING_ASKED:
+            return Meaning()
+        on = number(key, text, " (0 or less switches it off)") > 0
+        name = "objective.weighting.name"
+        return Meaning(((name, "min_snr"), ("objective.weighting.snr_gamma", text))) if on else one(name, "none")
+
+    return convert
 
 
 def offset_noise(text: str) -> Meaning:

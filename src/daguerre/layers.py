@@ -41,10 +41,12 @@ def of_recipe(name: str, given: Sequence[str], notices: list[str]) -> list[recip
     for layer in own:
         tree = recipe.merge(tree, layer.tree)
     asked = None if own[-1].path.name == _OF_A_RUN else _dreambooth_by(tree, given)
+    if asked is None:
+        return own
     family = recipe.get(tree, "model.family")
     for template in (path for shipped, path in recipe.shipped().items() if shipped.endswith("_dreambooth")):
         below = recipe.layers(template.stem)
-        if asked and recipe.get(below[-1].tree, "model.family") == family:
+        if recipe.get(below[-1].tree, "model.family") == family:
             notices.append(
                 f"{asked}: DreamBooth, which is the recipe {template.stem} with the model, the objective and the "
                 f"resolution of {name}; class pictures, learning rate, duration and batch are {template.stem}'s"

@@ -86,11 +86,7 @@ def convert(reading: Reading) -> None:
     for key, name in ALIASES.items():
         reading.alias(f"{ROOT}.{key}", name)
     _training(reading)
-    for pattern in NO_MATTER:
-        for key in reading.keys(pattern):
-            reading.notice(key, "nothing of it changes what is learnt here")
-    peers.notice_what_is_off(reading)
-    reading.assume(UNASKED)
+    peers.finish(reading, NO_MATTER, UNASKED)
 
 
 def _not_ours(reading: Reading) -> None:

@@ -125,11 +125,7 @@ def convert(reading: Reading) -> None:
     for pattern in NO_PART:
         for key in reading.keys(pattern):
             reading.notice(key, "no part of this model or method")
-    for pattern in NO_MATTER:
-        for key in reading.keys(pattern):
-            reading.notice(key, "nothing of it changes what is learnt here")
-    peers.notice_what_is_off(reading)
-    reading.assume(UNASKED)
+    peers.finish(reading, NO_MATTER, UNASKED)
 
 
 def _place(reading: Reading) -> None:

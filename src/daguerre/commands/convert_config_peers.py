@@ -153,8 +153,13 @@ def length(reading: Reading, key: str, path: str, folders: Sequence[Folder], siz
         reading.refuse(key, f"a mix has no epochs, and its pictures are not here to be counted: give {path}")
 
 
-def notice_what_is_off(reading: Reading) -> None:
-    """Says of what is left and asks for nothing that it is off."""
+def finish(reading: Reading, without_effect: Iterable[str], unasked: Mapping[str, Any]) -> None:
+    """Says of keys that match `without_effect`, and of what is left and asks for nothing, why they set nothing; and
+    fills in `unasked`, what the trainer does where no key says otherwise."""
+    for pattern in without_effect:
+        for key in reading.keys(pattern):
+            reading.notice(key, "nothing of it changes what is learnt here")
     for key, value in list(reading.rest.items()):
         if not asks(value):
             reading.notice(key, "off there")
+    reading.assume(unasked)

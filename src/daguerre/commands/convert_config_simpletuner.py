@@ -100,11 +100,7 @@ def convert(reading: Reading) -> None:
     reading.notice("data_backend_config", "the data sets of that file are read with this one")
     reading.notice("model_type", "the whole network is trained")
     peers.carry_known(reading, [key for key in reading.rest if "." not in key])
-    for pattern in NO_MATTER:
-        for key in reading.keys(pattern):
-            reading.notice(key, "nothing of it changes what is learnt here")
-    peers.notice_what_is_off(reading)
-    reading.assume(UNASKED)
+    peers.finish(reading, NO_MATTER, UNASKED)
 
 
 def _model(reading: Reading, family: str) -> None:

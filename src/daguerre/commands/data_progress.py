@@ -16,13 +16,12 @@ from typing import TextIO
 
 from daguerre.data import skips
 from daguerre.data.skips import SkipReport
-from daguerre.training.progress import duration_text
+from daguerre.training.progress import CLEAR, duration_text, moving
 
 _REDRAW_SECONDS = 0.2
 _PLAIN_SECONDS = 15.0
 _SPEED_SECONDS = 1.0
 """How long is watched before a speed is said."""
-_CLEAR = "\r\x1b[2K"
 
 
 @dataclass
@@ -50,7 +49,7 @@ class Counter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._shown:
-            self._write(_CLEAR)
+            self._write(CLEAR)
 
     def add(self, number: int) -> None:
         """`number` more are done."""
@@ -62,7 +61,7 @@ class Counter:
             return
         self._drawn_at = now
         line = self._line(now)
-        self._write(_CLEAR + line[: self._columns() - 1] if self._moving else line + "\n")
+        self._write(CLEAR + line[: self._columns() - 1] if self._moving else line + "\n")
         self._shown = self._moving
 
     @property
@@ -72,7 +71,7 @@ class Counter:
 
     @property
     def _moving(self) -> bool:
-        return self.stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+        return moving(self.stream)
 
     def _line(self, now: float) -> str:
         parts = [f"{self.what}: {self.done:,} of {self.total:,} {self.unit}"]

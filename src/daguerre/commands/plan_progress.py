@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TextIO
 
-_CLEAR = "\r\x1b[2K"
+from daguerre.training.progress import CLEAR, moving
 
 
 @dataclass
@@ -24,15 +23,15 @@ class Stages:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._moving:
-            self._write(_CLEAR)
+            self._write(CLEAR)
 
     def say(self, stage: str) -> None:
         """This stage begins."""
-        self._write(f"{_CLEAR}planning: {stage} ..." if self._moving else f"planning: {stage}\n")
+        self._write(f"{CLEAR}planning: {stage} ..." if self._moving else f"planning: {stage}\n")
 
     @property
     def _moving(self) -> bool:
-        return self.stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+        return moving(self.stream)
 
     def _write(self, text: str) -> None:
         self.stream.write(text)

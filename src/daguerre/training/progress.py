@@ -21,7 +21,14 @@ _REDRAW_SECONDS = 0.1
 _INTERVAL_SECONDS = 0.5
 _BAR_COLUMNS = 24
 _LOSS_MEMORY = 0.95
-_DIM, _BOLD, _RESET, _CLEAR = "\x1b[2m", "\x1b[1m", "\x1b[0m", "\r\x1b[2K"
+_DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+CLEAR = "\r\x1b[2K"
+"""Goes to the start of the line and empties it."""
+
+
+def moving(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a line of `stream` may be written over: it is a terminal that can move its cursor."""
+    return stream.isatty() and environ.get("TERM") not in (None, "", "dumb")
 
 
 def duration_text(seconds: float) -> str:
@@ -107,7 +114,7 @@ class Progress:
     ) -> None:
         self._total_steps = total_steps
         self._stream = sys.stdout if stream is None else stream
-        self._moving = self._stream.isatty() and environ.get("TERM") not in (None, "", "dumb")
+        self._moving = moving(self._stream, environ)
         self._color = self._moving and not environ.get("NO_COLOR")
         self._plain_seconds = plain_seconds
         self._clock = clock
@@ -127,7 +134,7 @@ class Progress:
     def message(self, text: str) -> None:
         """Print `text` for good; on a terminal it goes above the moving line."""
         if self._moving:
-            self._write((_CLEAR if self._line else "") + _printable(text) + "\n" + self._line)
+            self._write((CLEAR if self._line else "") + _printable(text) + "\n" + self._line)
         else:
             self._write(_printable(text) + "\n")
 
@@ -160,7 +167,7 @@ class Progress:
     def close(self) -> None:
         """Take the moving line away; messages may still follow."""
         if self._line:
-            self._write(_CLEAR)
+            self._write(CLEAR)
             self._line = ""
 
     def remember(self, loss: float | None) -> None:
@@ -212,7 +219,7 @@ class Progress:
 
     def _draw(self, line: str) -> None:
         self._line = line
-        self._write(_CLEAR + line)
+        self._write(CLEAR + line)
 
     def _write(self, text: str) -> None:
         """One write a change, so that nothing flickers; characters that the stream has not become `?`."""
