@@ -71,6 +71,8 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
         return shipped()[name]
     if what := foreign.later(recipe):
         raise UserError(f"there is no recipe {recipe!r}, and none stands for it: {what}")
+    if len(Path(recipe).parts) > 1:
+        raise UserError(f"{recipe}: there is no such run folder or recipe file ({path.absolute()})")
     near = difflib.get_close_matches(recipe, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(

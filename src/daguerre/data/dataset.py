@@ -87,11 +87,15 @@ class Dataset:
             None if chosen is None else len(chosen.numbers) * member.settings.repeats
             for member, chosen in zip(self.members, self.selections, strict=True)
         ]
-        if None not in per_epoch and sum(n for n in per_epoch if n is not None) < batch_size:
+        shown = sum(n for n in per_epoch if n is not None)
+        if None not in per_epoch and shown < batch_size:
+            repeats = "data.sources.NAME.repeats"
+            if len(self.members) == 1:
+                repeats = f"data.repeats={-(-batch_size * self.members[0].settings.repeats // max(shown, 1))}"
             raise UserError(
                 f"training.global_batch_size: a batch of {batch_size:,} samples is more than the data set has in "
-                f"an epoch ({self.size:,} to train on): choose a smaller batch, or show each sample several times an "
-                "epoch with data.repeats"
+                f"an epoch ({self.size:,} to train on): {repeats} shows each sample several times an epoch, or "
+                f"training.global_batch_size={max(shown, 1)} is a batch that it fills"
             )
         orders: list[Order] = []
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
