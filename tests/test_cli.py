@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -172,9 +171,7 @@ def test_a_wrong_recipe_in_a_real_process(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_help_is_quick_and_imports_nothing_heavy():
-    quickest = min(_seconds("--help") for _ in range(3))
-    assert quickest < 0.5
+def test_help_imports_nothing_heavy():
     code = "import sys; from daguerre import cli; cli.run(['--help']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.splitlines()[-1]
@@ -186,12 +183,6 @@ def test_a_broken_pipe_is_quiet():
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
-
-
-def _seconds(*words: str) -> float:
-    start = time.perf_counter()
-    assert shell(*words).returncode == 0
-    return time.perf_counter() - start
 
 
 def test_the_documentation_names_every_exit_code():

@@ -14,7 +14,7 @@ import yaml
 
 from daguerre import cli, foreign, recipe
 from daguerre import config as configs
-from daguerre.commands import convert_config
+from daguerre.commands import convert_config_trainers
 from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
 
 KINDS = {"carried over": "carried", "nothing to carry": "notice", "not carried over": "refused"}
@@ -392,7 +392,7 @@ def test_what_their_config_does_not_have_at_all_is_required(convert):
 
 
 def test_each_reader_leaves_nothing_unsaid():
-    for convert_theirs in convert_config.CONVERT.values():
+    for convert_theirs in convert_config_trainers.CONVERT.values():
         reading = Reading({"strange.key": 1, "run_name": "x"})
         convert_theirs(reading)
         reading.finish()

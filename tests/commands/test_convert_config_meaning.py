@@ -11,8 +11,8 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from daguerre import aliases, cli, config, foreign, layout, overrides, recipe
-from daguerre.commands import convert_config, convert_config_files, theirs, train
 from daguerre.commands import convert_config_defaults as defaults
+from daguerre.commands import convert_config_files, convert_config_trainers, theirs, train
 from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
 from daguerre.config import Config
 from daguerre.errors import UserError
@@ -29,7 +29,7 @@ def reading_of(text: str) -> Reading:
     tree = recipe.read(file(text))
     trainer = foreign.trainer(tree)
     assert trainer
-    return convert_config.converted(trainer, tree, "theirs.yml")
+    return convert_config_trainers.converted(trainer, tree, "theirs.yml")
 
 
 def file(text: str) -> Path:
@@ -189,7 +189,7 @@ def test_nothing_of_todays_config_is_lost():
 def test_an_axis_of_degree_one_is_left_out_with_a_line():
     rules = "[['batch', 'data'], ['activation_length', 'fsdp'], ['activation_batch', ['data', 'fsdp', 'context']]]"
     reading = reading_of(foreign_configs.maxdiffusion(logical_axis_rules=rules))
-    tree = convert_config.typed(reading.values)["mesh"]
+    tree = convert_config_trainers.typed(reading.values)["mesh"]
     assert tree["mesh_axes"] == ["data", "fsdp", "tensor"]
     assert tree["data_sharding"] == [["data", "fsdp", "tensor"]]
     assert tree["logical_axis_rules"] == [["batch", "data"], ["activation_batch", ["data", "fsdp"]]]
@@ -343,8 +343,8 @@ def outcome(name: str, given: list[str], tree: dict[str, Any] | None) -> Any:
 
 
 def converted(tree: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    reading = convert_config.converted("MaxDiffusion", tree, "theirs.yml")
-    return convert_config.typed(reading.values), {line.key for line in reading.lines if line.kind == "refused"}
+    reading = convert_config_trainers.converted("MaxDiffusion", tree, "theirs.yml")
+    return convert_config_trainers.typed(reading.values), {line.key for line in reading.lines if line.kind == "refused"}
 
 
 @pytest.fixture(scope="module")
@@ -375,7 +375,7 @@ def test_names_of_the_others_mean_the_same_alone(text):
             continue
         meaning = dict(aliases.translate(line.key, text_of(value)).values)
         for path, said in meaning.items():
-            ours = reading.values.get(path, recipe.get(convert_config.typed(reading.values), path))
+            ours = reading.values.get(path, recipe.get(convert_config_trainers.typed(reading.values), path))
             assert text_of(ours) == said or yaml.safe_load(said) == ours, line.key
             counted += 1
     assert counted > 5

@@ -13,7 +13,7 @@ from test_convert_config import ODD, places, said
 
 from daguerre import cli, foreign, recipe
 from daguerre import config as configs
-from daguerre.commands import convert_config, convert_config_files
+from daguerre.commands import convert_config_files, convert_config_trainers
 from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
 from daguerre.errors import UserError
 
@@ -297,7 +297,7 @@ def test_whatever_a_config_says_it_is_a_recipe_or_a_users_error(convert, seed):
     assert bool(values) == bool(lines)
 
 
-@pytest.mark.parametrize("convert_theirs", [convert_config.CONVERT[name] for name in set(FILES.values())])
+@pytest.mark.parametrize("convert_theirs", [convert_config_trainers.CONVERT[name] for name in set(FILES.values())])
 def test_a_reader_leaves_nothing_unsaid(convert_theirs):
     reading = Reading({"strange.key": 1, "run_name": "x"})
     convert_theirs(reading)

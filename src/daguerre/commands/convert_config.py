@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from daguerre import config as configs
-from daguerre import errors, foreign, foreign_peers, layout, overrides, plugins, recipe
+from daguerre import errors, foreign, overrides, recipe
 from daguerre.checkpoint.atomic import write_bytes_atomically
-from daguerre.commands import (
-    convert_config_ai_toolkit,
-    convert_config_cascade,
-    convert_config_files,
-    convert_config_kohya,
-    convert_config_maxdiffusion,
-    convert_config_mindone,
-    convert_config_onetrainer,
-    convert_config_open_diffusion,
-    convert_config_simpletuner,
-)
-from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
-from daguerre.config import Config
+from daguerre.commands import convert_config_files, convert_config_trainers
+from daguerre.commands.convert_config_reading import REQUIRED, Reading
+from daguerre.commands.convert_config_trainers import CONVERT
 from daguerre.errors import UserError
 from daguerre.problems import ConfigError, Problem, shown
 from daguerre.recipe import Tree
@@ -51,19 +40,8 @@ config fits no setting here, or because it trains something else than a whole ne
 inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/coming-from.md says more.
 """
 
-CONVERT = {
-    "MaxDiffusion": convert_config_maxdiffusion.convert,
-    "MindOne": convert_config_mindone.convert,
-    "open-diffusion": convert_config_open_diffusion.convert,
-    "Stable Cascade": convert_config_cascade.convert,
-    foreign_peers.KOHYA: convert_config_kohya.convert,
-    foreign_peers.ONETRAINER: convert_config_onetrainer.convert,
-    foreign_peers.AI_TOOLKIT: convert_config_ai_toolkit.convert,
-    foreign_peers.SIMPLETUNER: convert_config_simpletuner.convert,
-}
 STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
 """What takes the place of a family that is not there, while the rest is checked."""
-ORDER = list(Config.model_fields)
 
 
 def run(arguments: list[str]) -> int:
@@ -76,10 +54,10 @@ def run(arguments: list[str]) -> int:
             f"{path} is no config of {', '.join(CONVERT)}"
             + (": it looks like a recipe of ours, which needs no conversion" if "training" in tree else "")
         )
-    reading = converted(trainer, tree, str(path))
-    values = typed(reading.values)
+    reading = convert_config_trainers.converted(trainer, tree, str(path))
+    values = convert_config_trainers.typed(reading.values)
     family = values["model"]["family"]
-    later = is_later(values)
+    later = convert_config_trainers.is_later(values)
     required = check(values, str(path), later)
     for name in required:  # of those that their config does not have at all
         values = recipe.merge(values, overrides.nested(name, REQUIRED))
@@ -94,22 +72,6 @@ def run(arguments: list[str]) -> int:
     if later:
         print(f"the family {family} is not there yet, so it cannot be trained: everything else of it passes the check")
     return errors.REFUSED if later else errors.DONE
-
-
-def converted(trainer: str, tree: Tree, source: str) -> Reading:
-    """What a config of a trainer says in our settings. UserError for one of a kind that is not trained here."""
-    reading = opened(tree, source)
-    try:
-        CONVERT[trainer](reading)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
-    reading.finish()
-    return reading
-
-
-def is_later(values: Tree) -> bool:
-    """Whether the family of a recipe is still to come."""
-    return values["model"]["family"] not in plugins.names("families")
 
 
 def read(arguments: Sequence[str]) -> tuple[Path, Path]:
@@ -127,28 +89,6 @@ def read(arguments: Sequence[str]) -> tuple[Path, Path]:
     if out.exists():
         raise UserError(f"{out} exists: choose another file with out=FILE")
     return path, out
-
-
-def opened(tree: Tree, source: str) -> Reading:
-    """Their values, interpolations resolved; what must be given, or refers to such a key, says so."""
-    resolved, _ = recipe.resolve(tree, {}, source)
-    given = dict(leaves(tree))
-    found = {key: value for key, value in leaves(resolved) if value != {} or key in given}
-    required = {key: REQUIRED for key in given if not any(f"{name}.".startswith(f"{key}.") for name in found)}
-    return Reading(found | required)
-
-
-def typed(values: Mapping[str, Any]) -> Tree:
-    """Our settings as a tree in their usual order; text that names a number or a switch is one."""
-    tree: Tree = {}
-    for path, value in values.items():
-        tree = recipe.merge(tree, overrides.nested(path, value))
-    known = layout.leaves(Config, tree)
-    for path, value in values.items():
-        if isinstance(value, str) and value != REQUIRED and path in known:
-            typed_value = overrides.typed(value, known[path].field.annotation)
-            tree = recipe.merge(tree, overrides.nested(path, typed_value))
-    return {name: tree[name] for name in ORDER if name in tree}
 
 
 def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from daguerre import config as configs
 from daguerre import foreign, foreign_peers, overrides, recipe
-from daguerre.commands import convert_config, convert_config_files
+from daguerre.commands import convert_config_files, convert_config_trainers
 from daguerre.commands.convert_config_reading import Reading
 from daguerre.config import Loaded
 from daguerre.errors import UserError
@@ -69,8 +69,8 @@ def of(name: str, given: Sequence[str], may_lose: bool = False) -> Converted | N
         else:
             value = text if isinstance(before, str) and before != "???" else overrides.yaml_value(text)
             tree = recipe.merge(tree, overrides.nested(key, value))
-    reading = convert_config.converted(trainer, tree, name)
-    values = convert_config.typed(reading.values)
+    reading = convert_config_trainers.converted(trainer, tree, name)
+    values = convert_config_trainers.typed(reading.values)
     if not may_lose:
         _refuse_loss(name, trainer, values, reading)
     return Converted(values, tuple(rest), tuple(_said(name, trainer, twice, reading)))
@@ -88,7 +88,7 @@ def _read(name: str) -> tuple[str, Tree, list[str]] | None:
 
 def _refuse_loss(name: str, trainer: str, values: Tree, reading: Reading) -> None:
     lost = [line for line in reading.lines if line.kind == "refused"]
-    if convert_config.is_later(values):
+    if convert_config_trainers.is_later(values):
         raise UserError(f"{name} is a config of {trainer}, whose family {values['model']['family']} is not there yet")
     if lost:
         listed = "".join(f"\n  {line.key}: {line.text}" for line in lost)

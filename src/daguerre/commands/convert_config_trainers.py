@@ -1,0 +1,72 @@
+"""Configs of other trainers to our settings: one converter for each trainer, and what all have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from daguerre import foreign_peers, layout, overrides, plugins, recipe
+from daguerre.commands import (
+    convert_config_ai_toolkit,
+    convert_config_cascade,
+    convert_config_kohya,
+    convert_config_maxdiffusion,
+    convert_config_mindone,
+    convert_config_onetrainer,
+    convert_config_open_diffusion,
+    convert_config_simpletuner,
+)
+from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
+from daguerre.config import Config
+from daguerre.errors import UserError
+from daguerre.recipe import Tree
+
+CONVERT = {
+    "MaxDiffusion": convert_config_maxdiffusion.convert,
+    "MindOne": convert_config_mindone.convert,
+    "open-diffusion": convert_config_open_diffusion.convert,
+    "Stable Cascade": convert_config_cascade.convert,
+    foreign_peers.KOHYA: convert_config_kohya.convert,
+    foreign_peers.ONETRAINER: convert_config_onetrainer.convert,
+    foreign_peers.AI_TOOLKIT: convert_config_ai_toolkit.convert,
+    foreign_peers.SIMPLETUNER: convert_config_simpletuner.convert,
+}
+ORDER = list(Config.model_fields)
+
+
+def converted(trainer: str, tree: Tree, source: str) -> Reading:
+    """What a config of a trainer says in our settings. UserError for one of a kind that is not trained here."""
+    reading = opened(tree, source)
+    try:
+        CONVERT[trainer](reading)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+    reading.finish()
+    return reading
+
+
+def is_later(values: Tree) -> bool:
+    """Whether the family of a recipe is still to come."""
+    return values["model"]["family"] not in plugins.names("families")
+
+
+def opened(tree: Tree, source: str) -> Reading:
+    """Their values, interpolations resolved; what must be given, or refers to such a key, says so."""
+    resolved, _ = recipe.resolve(tree, {}, source)
+    given = dict(leaves(tree))
+    found = {key: value for key, value in leaves(resolved) if value != {} or key in given}
+    required = {key: REQUIRED for key in given if not any(f"{name}.".startswith(f"{key}.") for name in found)}
+    return Reading(found | required)
+
+
+def typed(values: Mapping[str, Any]) -> Tree:
+    """Our settings as a tree in their usual order; text that names a number or a switch is one."""
+    tree: Tree = {}
+    for path, value in values.items():
+        tree = recipe.merge(tree, overrides.nested(path, value))
+    known = layout.leaves(Config, tree)
+    for path, value in values.items():
+        if isinstance(value, str) and value != REQUIRED and path in known:
+            typed_value = overrides.typed(value, known[path].field.annotation)
+            tree = recipe.merge(tree, overrides.nested(path, typed_value))
+    return {name: tree[name] for name in ORDER if name in tree}
