@@ -15,7 +15,7 @@ quickstart: .venv/installed
 	@echo 'For the command `daguerre` in this shell: source $(BIN)/activate'
 
 test: check
-	$(TEST) -m "not long" -n 2
+	$(TEST) -m "not long" -n 2 --dist loadfile
 
 test-long: .venv/installed-dev
 	$(TEST) -m long
