@@ -94,11 +94,11 @@ def draw(config: Config, parts: Parts, stop: Callable[[], int]) -> list[str]:
 
 def refuse_other_predictions(config: Config, parts: Parts) -> None:
     """UserError where DreamBooth starts from a UNet that predicts something else: its few updates teach one thing."""
-    components = getattr(parts.family, "components", None)
+    pretrained = parts.family.pretrained
     wish = next(wishes(config), None)
-    if wish is None or config.init_from is not None or components is None:
+    if wish is None or config.init_from is not None or pretrained is None:
         return
-    if why := remarks.prediction(components, parts.objective):
+    if why := remarks.prediction(pretrained, parts.objective):
         raise UserError(
             f"{wish.setting}: DreamBooth takes too few updates for this: {why}. Take the objective of the base, or "
             "train another one all the same with model.scheduler=null, which compares nothing"
@@ -137,11 +137,10 @@ def _drawn(wish: Wish, config: Config, parts: Parts, made_with: Mapping[str, Any
 def _made_with(config: Config) -> dict[str, Any]:
     """Which model draws; a folder by its whole path, wherever the command is given."""
     model = config.model
-    others = {name: getattr(model, name) for name in getattr(model, "components", ())}
     found: dict[str, Any] = {
         "base": getattr(model, "pretrained_model_name_or_path", None),
         "revision": getattr(model, "revision", None),
-        **{name: value for name, value in others.items() if value != BASE},
+        **{name: value for name, value in model.places.items() if value != BASE},
         "init_from": config.init_from,
     }
     return {name: _whole(value) for name, value in found.items() if value is not None}
@@ -181,8 +180,7 @@ def _refuse_strangers(wish: Wish, config: Config, parts: Parts) -> None:
         raise UserError(f"{wish.setting}: {error}. {way_out}") from None
     if config.init_from is not None:
         return
-    components = getattr(config.model, "components", ())
-    random = [f"model.{name}" for name in components if not isinstance(getattr(config.model, name), str)]
+    random = [f"model.{name}" for name, place in config.model.places.items() if not isinstance(place, str)]
     if random:
         why = f"{', '.join(random)} starts from random weights, which draw noise"
     elif said := parts.family.remarks(parts.objective):

@@ -22,7 +22,7 @@ from daguerre.commands.parts import Parts, build
 from daguerre.config import Config
 from daguerre.errors import UserError
 from daguerre.families import single_file
-from daguerre.families.settings import SINGLE_FILES
+from daguerre.families.settings import BASE, SINGLE_FILES
 from daguerre.problems import ConfigError
 from daguerre.remote import address, copies
 from daguerre.training.state import load_weights
@@ -231,17 +231,16 @@ def _said(model: Model, config: Config) -> str:
         return f"the pipeline {model.name}"
     other = [
         f"{name} from {value}"
-        for name in getattr(config.model, "components", ())
-        if isinstance(value := getattr(config.model, name), str) and value != "base"
+        for name, value in config.model.places.items()
+        if isinstance(value, str) and value != BASE
     ]
     return f"the pretrained networks of {', '.join([place, *other])} as they are: nothing was trained"
 
 
 def _refuse_random(model: Model, config: Config) -> None:
     """UserError where a network would start from random weights: its pictures are noise."""
-    components = getattr(config.model, "components", ())
-    random = [name for name in components if not isinstance(getattr(config.model, name), str)]
-    if random or not components:
+    random = [name for name, place in config.model.places.items() if not isinstance(place, str)]
+    if random or not config.model.places:
         what = ", ".join(f"model.{name}" for name in random) or f"the family {config.model.family}"
         raise UserError(
             f"{model.name}: {what} starts from random weights, so there is no base model to draw with: train it first "

@@ -81,7 +81,7 @@ class Rehearsal:
         apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
         self._together = frozenset(apart if count.mesh.degree("fsdp") > 1 else ())
         if on_gpu:
-            for network in (parts.net, *frozen(parts.net, parts.family.parts()).values()):
+            for network in (parts.net, *frozen(parts.net, parts.family.components).values()):
                 cuda_types.enable(network)
         with self._inside():
             _fill(parts)
@@ -191,7 +191,7 @@ def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
     if mesh.degree("fsdp") == 1:
         return 0
     split = {each.placed.name for each in count.held if each.placed.tensor is not None}
-    networks = {"": parts.net} | (frozen(parts.net, parts.family.parts()) if shard_frozen else {})
+    networks = {"": parts.net} | (frozen(parts.net, parts.family.components) if shard_frozen else {})
     outside, largest = 0, 0
     for component, network in networks.items():
         prefix = f"{component}." if component else ""
@@ -227,7 +227,7 @@ def _shapes(config: Config, parts: Parts) -> dict[str, tuple[tuple[int, ...], to
 
 def _fill(parts: Parts) -> None:
     """Gives every parameter and buffer memory that is none, on the CPU."""
-    networks = [*parts.family.parts().values(), parts.net]
+    networks = [*parts.family.components.values(), parts.net]
     modules = {id(module): module for network in networks for module in network.modules()}
     made: dict[int, tuple[Tensor, Tensor]] = {}
 

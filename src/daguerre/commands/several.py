@@ -81,13 +81,13 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
     before. UserError where these differ, or where rules and networks do not fit."""
     if mesh.devices == 1:
         return UNSHARDED, []
-    still = frozen(parts.net, parts.family.parts())
+    still = frozen(parts.net, parts.family.components)
     refuse_other_weights({"what is trained": parts.net, **still}, processes.agreement)
     parts.numerics.store(parts.net)
     axis_rules = config.mesh.logical_axis_rules
     said = rules.check(axis_rules, mesh)
     grid = apply.device_mesh(mesh, parts.device.type)
-    found = of_net(parts.net, parts.family.parts(), axis_rules, mesh)
+    found = of_net(parts.net, parts.family.components, axis_rules, mesh)
     problems = [*found.problems]
     split = apply.apply(parts.net, mesh, found.placed, grid)
     for name, network in still.items():
