@@ -55,6 +55,13 @@ def test_the_tokenizer_survives_its_files(tmp_path: Path) -> None:
     assert bpe.files(bpe.learn(WORDS, 16)) == bpe.files(bpe.learn(WORDS, 16))
 
 
+def test_tokens_have_the_same_ids_in_every_process() -> None:
+    """The most frequent pair first, of equals the first in the alphabet: a run that goes on must read as before."""
+    tokens = list(bpe.learn(["da", "cad", "ba", "ca", "ba"], 16).get_vocab().items())
+    made = [token for token, number in sorted(tokens, key=lambda item: item[1]) if number >= 512][:-2]
+    assert made == ["ba</w>", "ad</w>", "ca</w>", "cad</w>", "da</w>"]
+
+
 def test_the_loss_is_clips(family: Family) -> None:
     x, cond = family.encode(batch())
     terms = contrastive.build(contrastive.Settings()).loss(family.net, x, cond, {})
