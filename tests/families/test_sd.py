@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from diffusers.image_processor import VaeImageProcessor
 from safetensors.torch import load_file
 from tiny_models import MAX_TOKENS, TEXT_WIDTH, TINY_UNET
@@ -123,6 +123,24 @@ def test_net_is_the_unet(family, tiny_sd):
     x, c_noise, text = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 900.5]), torch.randn(2, MAX_TOKENS, TEXT_WIDTH)
     with torch.no_grad():
         assert same(family.net.eval()(x, c_noise, {"text": text}), unet(x, c_noise, text).sample)
+
+
+def test_residuals_of_a_side_network_enter_as_in_diffusers(family):
+    """A ControlNet's: one of each down block's outputs, and last that of the middle block."""
+    control = ControlNetModel.from_unet(family.components["unet"], conditioning_embedding_out_channels=(8, 16))
+    with torch.no_grad():
+        for zeroed in (*control.controlnet_down_blocks, control.controlnet_mid_block):
+            zeroed.weight.normal_(generator=torch.Generator().manual_seed(1))
+        x, c_noise, text = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 900.5]), torch.randn(2, MAX_TOKENS, TEXT_WIDTH)
+        picture = torch.rand(2, 3, 16, 16)
+        down, middle = control.eval()(x, c_noise, text, picture, return_dict=False)
+        theirs = family.components["unet"](
+            x, c_noise, text, down_block_additional_residuals=down, mid_block_additional_residual=middle
+        ).sample
+        net, cond = family.net.eval(), {"text": text}
+        assert same(net.denoise(x, c_noise, net.features(cond), (*down, middle)), theirs)
+        assert not same(net(x, c_noise, cond), theirs, 1e-3)
+        assert torch.equal(net.denoise(x, c_noise, cond), net(x, c_noise, cond))
 
 
 def test_weights_keep_diffusers_names(family, tiny_sd):

@@ -34,7 +34,7 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
     base = _write(architecture.name, model.networks(), folder / architecture.name)
     changes = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}
     changes |= {name: None for name, own in model.places.items() if not isinstance(own, dict)}
-    changes |= dict.fromkeys(model.networks("tokenizer"), BASE)
+    changes |= dict.fromkeys(model.tokenizers(), BASE)
     # `variant` means weights, of which none are read.
     changed = type(model).model_validate(model.model_dump(exclude={"variant"}) | changes)
     return (

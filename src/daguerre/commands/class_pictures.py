@@ -26,7 +26,6 @@ from daguerre.families.settings import BASE
 from daguerre.training.progress import duration_text
 
 _FIRST = "drawn-00000.json"
-_NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
 
 
 class Stopped(UserError):
@@ -160,7 +159,11 @@ def _refuse_others(wish: Wish, config: Config, made_with: Mapping[str, Any]) -> 
     before: dict[str, Any] = json.loads(path.read_bytes())
     names = [
         *wanted,
-        *(name for name in ("revision", *_NETWORKS, "init_from") if name in before.keys() - wanted.keys()),
+        *(
+            name
+            for name in ("revision", *config.model.networks(), "init_from")
+            if name in before.keys() - wanted.keys()
+        ),
     ]
     differs = [name for name in names if before.get(name) != wanted.get(name)]
     if differs:

@@ -23,7 +23,7 @@ from daguerre.commands.placement import frozen
 from daguerre.commands.plan_bytes import Count, Held
 from daguerre.config import Config
 from daguerre.data.buckets import buckets
-from daguerre.parallel.apply import UNITS
+from daguerre.parallel.apply import blocks
 from daguerre.parallel.parts import own_region
 from daguerre.training import cuda_types, step
 from daguerre.training.live import Live
@@ -77,7 +77,7 @@ class Rehearsal:
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
         self._given = _shapes(config, parts)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
-        inside = {id(p) for unit in units(parts.net) for p in unit.parameters()}
+        inside = {id(p) for unit in blocks(parts.net, parts.family.sharding_units) for p in unit.parameters()}
         apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
         self._together = frozenset(apart if count.mesh.degree("fsdp") > 1 else ())
         if on_gpu:
@@ -199,15 +199,11 @@ def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
             id(p): p.numel() * p.element_size() // (mesh.degree("tensor") if f"{prefix}{name}" in split else 1)
             for name, p in network.named_parameters()
         }
-        inside = {id(p) for unit in units(network) for p in unit.parameters()}
+        units = blocks(network, parts.family.sharding_units)
+        inside = {id(p) for unit in units for p in unit.parameters()}
         outside += sum(size for key, size in sizes.items() if key not in inside)
-        largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units(network))])
+        largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units)])
     return outside + 4 * largest
-
-
-def units(network: nn.Module) -> list[nn.Module]:
-    """The blocks that fsdp gathers one at a time."""
-    return [m for m in network.modules() if any(kind.__name__ in UNITS for kind in type(m).__mro__)]
 
 
 def pictures_at_once(config: Config, micro: int) -> int:

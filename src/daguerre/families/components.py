@@ -48,7 +48,7 @@ class Components:
             if value == BASE or value is None or _is_file(value):
                 found[name] = places.network(name, self.options) if weights else places.CONFIG
         if not places.without_weights():
-            named = {name: getattr(self.settings, name) for name in self.settings.networks("tokenizer")}
+            named = {name: getattr(self.settings, name) for name in self.settings.tokenizers()}
             found |= {name: places.TOKENIZER for name, value in named.items() if value == BASE}
         return found
 
@@ -126,7 +126,7 @@ class Components:
             if isinstance(value, str) and value != BASE:
                 needed = {} if _is_file(value) else {"": _at_either(name, self._needed(name))}
                 found.append(Wanted(value, needed, self.elsewhere))
-        for name in self.settings.networks("tokenizer"):
+        for name in self.settings.tokenizers():
             if (value := getattr(self.settings, name)) != BASE:
                 found.append(Wanted(value, {"": _at_either(name, places.TOKENIZER)}, self.elsewhere))
         return found

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.families import remarks
+from daguerre.families import logical_axes, remarks
 from daguerre.families.settings import ComponentSpec
 from daguerre.types import Batch, Cond
 
@@ -124,6 +124,8 @@ class Family:
     unread: Collection[nn.Parameter] = ()
     """Parameters that no output depends on, such as a text encoder's layers behind the one that is read. Never trained,
     as they would have no gradient."""
+    sharding_units: Collection[str] = logical_axes.UNITS
+    """Class names of the blocks of its networks: what FSDP gathers and frees one at a time."""
     trained: frozenset[str] = frozenset()
     """The components that are trained: those in `net`."""
 

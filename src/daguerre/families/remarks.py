@@ -29,7 +29,7 @@ def remarks(components: Components, trained: Collection[str], objective: Objecti
         for name, place in places.items()
         if isinstance(place, dict) and components.base_has(name)
     ]
-    if _starts_anew(components) or not isinstance(objective, Diffusion):
+    if components.settings.denoises_anew or not isinstance(objective, Diffusion):
         return said
     config = components.scheduler()
     return said + ([] if config is None else _differences(config, objective))
@@ -37,13 +37,8 @@ def remarks(components: Components, trained: Collection[str], objective: Objecti
 
 def prediction(components: Components, objective: Objective) -> str | None:
     """That the pretrained UNet predicts something else than is trained; None where it does not, or nobody compares."""
-    config = None if _starts_anew(components) else components.scheduler()
+    config = None if components.settings.denoises_anew else components.scheduler()
     return None if config is None or not isinstance(objective, Diffusion) else _predicts(config, objective)
-
-
-def _starts_anew(components: Components) -> bool:
-    """Whether what denoises starts from random weights."""
-    return all(components.is_random(name) for name in components.settings.networks("denoiser"))
 
 
 def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:

@@ -7,7 +7,7 @@ from is in components.py, how captions are read in texts.py, which scheduler goe
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -27,6 +27,8 @@ class Settings(PretrainedSettings):
     family: Literal["sd"] = "sd"
     """Name of the family."""
 
+    pipeline_class: ClassVar[str] = "StableDiffusionPipeline"
+
 
 def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
@@ -42,7 +44,7 @@ def load(settings: Settings, seed: int) -> Family:
         "safety_checker": [None, None],
     }
     replaced = {"text_encoder": lambda: _as_read(reader), "vae": lambda: _as_scaled(autoencoder)}
-    exporter = PipelineExporter("StableDiffusionPipeline", index, replaced, tuple(_differences(reader)))
+    exporter = PipelineExporter(settings.pipeline_class, index, replaced, tuple(_differences(reader)))
     return unets.family(components, unet, autoencoder, texts, exporter)
 
 

@@ -49,6 +49,7 @@ class Settings(PretrainedSettings):
     zero_null_text: bool = True
     """The empty caption is zeros instead of what the encoders make of it, as SDXL's base model samples."""
 
+    pipeline_class: ClassVar[str] = "StableDiffusionXLPipeline"
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         **PretrainedSettings.components,
         "text_encoder_2": ComponentSpec("text_encoder", "train_text_encoder_2"),
@@ -76,7 +77,7 @@ def load(settings: Settings, seed: int) -> Family:
         "force_zeros_for_empty_prompt": settings.zero_null_text,
     }
     replaced = {"text_encoder": lambda: _as_read(first)}
-    exporter = PipelineExporter("StableDiffusionXLPipeline", index, replaced, tuple(_differences(first, second)))
+    exporter = PipelineExporter(settings.pipeline_class, index, replaced, tuple(_differences(first, second)))
     family = unets.family(components, unet, autoencoder, texts, exporter)
     return replace(family, batch_condition=_sizes_of_batch, prompt_condition=_sizes_of_prompts)
 

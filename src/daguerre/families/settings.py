@@ -40,6 +40,11 @@ class FamilySettings(Settings):
         wanted = roles or {spec.role for spec in cls.components.values()} - {"tokenizer"}
         return tuple(name for name, spec in cls.components.items() if spec.role in wanted)
 
+    @classmethod
+    def tokenizers(cls) -> tuple[str, ...]:
+        """Names of the tokenizers."""
+        return tuple(name for name, spec in cls.components.items() if spec.role == "tokenizer")
+
     @property
     def trained(self) -> tuple[str, ...]:
         """The components that these settings train."""
@@ -51,6 +56,12 @@ class FamilySettings(Settings):
         """Where each network comes from, by component: `base`, another place, numbers or None. {} for families whose
         networks always start from random weights."""
         return {}
+
+    @property
+    def denoises_anew(self) -> bool:
+        """Whether what denoises comes from no place: it starts from random weights."""
+        own = [self.places[name] for name in self.networks("denoiser") if name in self.places]
+        return bool(own) and not any(isinstance(place, str) for place in own)
 
 
 class LatentSettings(FamilySettings):
@@ -128,6 +139,8 @@ class PretrainedSettings(LatentSettings):
         "tokenizer": ComponentSpec("tokenizer"),
     }
     """Each is a field, too: where it comes from."""
+    pipeline_class: ClassVar[str]
+    """The class of diffusers' pipelines that an export is opened with."""
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(
             ("variant",),
