@@ -91,9 +91,10 @@ def given(config: Config, folder: Path) -> Given:
     ring = bench_inputs.latents(config, parts, sizes, random_weights=bool(notice)).ring
     with parts.device if notice and parts.device.type != "cpu" else nullcontext():
         family: Any = plugins.find("families", config.model.family).load(config.model, config.seed)
-    weights = {name: p.detach().cpu() for name, p in family.unet.state_dict().items()}
+    unet = family.components["unet"]
+    weights = {name: p.detach().cpu() for name, p in unet.state_dict().items()}
     return Given(
-        config, bool(notice), dict(family.unet.config), weights, ring, sizes.accumulation, parts.numerics.compute,
+        config, bool(notice), dict(unet.config), weights, ring, sizes.accumulation, parts.numerics.compute,
         parts.device, bench_step.step_flops(config, parts),
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ Raising a number here is a visible diff; do it with a reason in the commit.
 """
 
 import ast
+import re
 import statistics
 from pathlib import Path
 
@@ -219,3 +220,38 @@ def test_no_cycles_between_modules():
 
     for module in graph:
         visit(module, ())
+
+
+COMPONENTS = {"unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "image_encoder"}
+NAMES_COMPONENTS = {
+    # file: why it names components of a family
+    "commands/convert_export.py": "format=unet is a form of files, as the layouts of Stable Diffusion are",
+    "commands/doctor.py": "looks for the files that ship",
+}
+SPEAKS_FOR_OTHERS = ("alias", "commands/convert_config")
+"""Tables of other trainers' names: what they call a setting of a family."""
+
+
+def test_only_families_name_their_components():
+    """Shared code asks for roles (families/settings.py, ComponentSpec). Docstrings and help texts may name them."""
+    for path in FILES:
+        shared = not name(path).startswith(("families/", *SPEAKS_FOR_OTHERS))
+        found = {f"{line}: {word}" for line, word in words(TREES[path]) if word.removeprefix("train_") in COMPONENTS}
+        if shared and name(path) not in NAMES_COMPONENTS:
+            assert not found, f"{name(path)} names components: ask for a role"
+        elif name(path) in NAMES_COMPONENTS:
+            assert found, f"{name(path)} names none any more: take it out of the list"
+
+
+def words(tree: ast.Module) -> list[tuple[int, str]]:
+    """Names and the words of texts, with their lines, without docstrings and help texts."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    prose |= {id(node.value) for node in assigned if ast.unparse(node.targets[0]) == "HELP"}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            found += [(node.lineno, word) for word in re.findall(r"\w+", node.value)]
+        named = [getattr(node, key, None) for key in ("id", "attr", "arg", "name")]
+        found += [(getattr(node, "lineno", 0), word) for word in named if isinstance(word, str)]
+    return found

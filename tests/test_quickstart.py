@@ -30,7 +30,7 @@ def test_the_checker_reads_reconstructions_as_well_as_the_pictures():
     asked = [pictures.Prompt(r.texts["text"], pictures.Combination(**r.metadata)) for r in records]
     originals = np.stack([record.image for record in records])
     pixels_BCHW = torch.from_numpy(originals).permute(0, 3, 1, 2).float() / 127.5 - 1
-    vae = parts.family.parts()["vae"]
+    vae = parts.family.components["vae"]
     again_BCHW = vae.decode(vae.encode(pixels_BCHW).latent_dist.mean).sample.clamp(-1, 1)
     rebuilt = ((again_BCHW + 1) * 127.5).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
     before, after = checker.shares(asked, list(originals)), checker.shares(asked, list(rebuilt))

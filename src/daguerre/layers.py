@@ -59,7 +59,7 @@ def _dreambooth_by(tree: Tree, given: Sequence[str]) -> str | None:
     """The override that asks for DreamBooth on a recipe that is none; None where nothing does."""
     has_sets = recipe.get(tree, _INSTANCE.rstrip(".")) is not recipe.ABSENT
     trains = str(recipe.get(tree, "training.duration")).split()[:1] != ["0"]
-    pretrained = not isinstance(recipe.get(tree, "model.unet"), dict | None)
+    pretrained = not _denoises_anew(tree)
     if has_sets or not trains or not pretrained:
         return None
     asked = None
@@ -71,6 +71,15 @@ def _dreambooth_by(tree: Tree, given: Sequence[str]) -> str | None:
                 return None
             asked = asked or next((key for path in paths if path.startswith(_INSTANCE)), None)
     return asked
+
+
+def _denoises_anew(tree: Tree) -> bool:
+    """Whether the recipe's denoiser starts from random weights."""
+    family = recipe.get(tree, "model.family")
+    if family not in plugins.names("families"):
+        return False
+    names = plugins.find("families", family).Settings.networks("denoiser")
+    return any(isinstance(recipe.get(tree, f"model.{name}"), dict | None) for name in names)
 
 
 def _as_base(tree: Tree, name: str) -> Tree:

@@ -67,8 +67,8 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
     gradients = storages(p.grad for p in state.parameters)
     state.optimizer.zero_grad()
     moments = [t for part in state.optimizer.parts for e in part.optimizer.state.values() for t in e.values()]
-    buffers = {id(b): b for m in [*parts.family.parts().values(), parts.net] for b in m.buffers()}
-    frozen = [p for network in frozen_of(parts.net, parts.family.parts()).values() for p in network.parameters()]
+    buffers = {id(b): b for m in [*parts.family.components.values(), parts.net] for b in m.buffers()}
+    frozen = [p for network in frozen_of(parts.net, parts.family.components).values() for p in network.parameters()]
     found = {
         "weights": storages(p for p in parts.net.parameters()),
         "gradients": gradients,

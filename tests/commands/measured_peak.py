@@ -46,7 +46,7 @@ def measured(config: Config, samples: int, micro_batches: int = 1) -> int:
 
     for _ in range(2):
         update()
-    networks = [parts.net, *parts.family.parts().values()]
+    networks = [parts.net, *parts.family.components.values()]
     held = [*(t for m in networks for t in [*m.parameters(), *m.buffers()])]
     held += [*state.optimizer.tensors().values(), *(t for some in state.ema.tensors().values() for t in some.values())]
     held += [given[0].pixels_BCHW, *given[0].draws.values()]

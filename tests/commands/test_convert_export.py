@@ -109,8 +109,8 @@ def test_a_recipe_starts_from_what_was_exported(run, tmp_path):
     given = [*Twins(run.parent / "twins").overrides("sd15"), f"model.pretrained_model_name_or_path={file}"]
     given += ["run_name=next", f"output_dir={tmp_path}"]
     parts = build(config.load("sd15", given).config)
-    assert_equal(parts.family.unet.state_dict(), saved(run, "model", "unet"))
-    assert_equal(parts.family.parts()["text_encoder"].state_dict(), saved(run, "model", "text_encoder"))
+    assert_equal(parts.family.components["unet"].state_dict(), saved(run, "model", "unet"))
+    assert_equal(parts.family.components["text_encoder"].state_dict(), saved(run, "model", "text_encoder"))
 
 
 def test_a_pipeline_in_every_form(tmp_path, capsys):

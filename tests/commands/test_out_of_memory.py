@@ -10,7 +10,7 @@ from tiny_runs import train
 from daguerre import errors
 from daguerre.commands import out_of_memory, pictures
 from daguerre.commands.parts import Parts
-from daguerre.families.sd import StableDiffusion
+from daguerre.families.family import Family
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.training.optimizers.optimizer import Part
 
@@ -100,7 +100,7 @@ def test_other_errors_keep_their_traceback(tmp_path):
     ("owner", "name", "said"),
     [
         (pictures, "draw", "while drawing pictures: CUDA .*\nDraw fewer at once: sampling.batch_size is 16"),
-        (StableDiffusion, "export", "while exporting: .*\nSwitch it off .*export later"),
+        (Family, "export", "while exporting: .*\nSwitch it off .*export later"),
     ],
 )
 def test_after_a_save_it_says_what_there_may_be_less_of(tmp_path, capsys, owner, name, said):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from daguerre.errors import UserError
 from daguerre.families import autoencoder
+from daguerre.families.family import Family
 from daguerre.objectives import autoencoder as objective
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch
@@ -28,17 +29,17 @@ KEYS = np.array([[3, 0, 0], [4, 0, 0]], dtype=np.int64)
 
 
 @pytest.fixture
-def family() -> autoencoder.AutoencoderFamily:
+def family() -> Family:
     return autoencoder.load(autoencoder.Settings(vae=NUMBERS, export_half=True), seed=5)
 
 
-def batch(family: autoencoder.AutoencoderFamily) -> Batch:
+def batch(family: Family) -> Batch:
     pixels = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    draws = family.draws(0, KEYS, (3, 16, 16))
+    draws = family.random_inputs(0, KEYS, (3, 16, 16))
     return Batch(KEYS, pixels, ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)), draws)
 
 
-def test_weights_follow_from_the_seed(family: autoencoder.AutoencoderFamily) -> None:
+def test_weights_follow_from_the_seed(family: Family) -> None:
     again = autoencoder.load(autoencoder.Settings(vae=NUMBERS), seed=5)
     other = autoencoder.load(autoencoder.Settings(vae=NUMBERS), seed=6)
     name = "vae.encoder.conv_in.weight"
@@ -46,7 +47,7 @@ def test_weights_follow_from_the_seed(family: autoencoder.AutoencoderFamily) -> 
     assert not torch.equal(family.net.state_dict()[name], other.net.state_dict()[name])
 
 
-def test_the_loss_is_error_and_kl_of_one_draw(family: autoencoder.AutoencoderFamily) -> None:
+def test_the_loss_is_error_and_kl_of_one_draw(family: Family) -> None:
     x, cond = family.encode(batch(family))
     settings = objective.Settings(kl_weight=0.5, square_weight=2.0)
     terms = objective.build(settings).loss(family.net, x, cond, {})
@@ -58,7 +59,7 @@ def test_the_loss_is_error_and_kl_of_one_draw(family: autoencoder.AutoencoderFam
     torch.testing.assert_close(terms.metrics["kl"], kl.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_export_gives_latents_of_unit_variance(family: autoencoder.AutoencoderFamily, tmp_path: Path) -> None:
+def test_the_export_gives_latents_of_unit_variance(family: Family, tmp_path: Path) -> None:
     x, cond = family.encode(batch(family))
     family.net.train()
     for _ in range(800):
@@ -74,14 +75,14 @@ def test_the_export_gives_latents_of_unit_variance(family: autoencoder.Autoencod
     assert latents.square().mean().sqrt().item() == pytest.approx(1.0, abs=0.02)
 
 
-def test_evaluation_leaves_the_measured_spread(family: autoencoder.AutoencoderFamily) -> None:
+def test_evaluation_leaves_the_measured_spread(family: Family) -> None:
     x, cond = family.encode(batch(family))
     family.net.eval()
     family.net(x, x, cond)
     assert family.net.mean_square.item() == 1.0
 
 
-def test_bad_numbers_and_sizes_are_refused(family: autoencoder.AutoencoderFamily) -> None:
+def test_bad_numbers_and_sizes_are_refused(family: Family) -> None:
     with pytest.raises(UserError, match=r"model\.vae: diffusers cannot build"):
         autoencoder.load(autoencoder.Settings(vae={"latent_chanels": 4}), seed=0)
     with pytest.raises(UserError, match="multiple of 2"):

@@ -15,6 +15,7 @@ from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from daguerre.errors import Absent, UserError
 from daguerre.families import places, sd, sdxl
+from daguerre.families.family import Family
 from daguerre.families.places import Options
 
 
@@ -28,7 +29,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sd(tmp_path_factory.mktemp("other"), seed=9)
 
 
-def load(base: Path, **settings: Any) -> sd.StableDiffusion:
+def load(base: Path, **settings: Any) -> Family:
     return sd.load(sd.Settings(pretrained_model_name_or_path=str(base), **settings), seed=1)
 
 
@@ -45,7 +46,7 @@ def holds(network: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_component_of_another_place(base: Path, other: Path, name: str, whole: bool):
     """The place is a whole pipeline, or the component's own folder."""
-    parts = load(base, **{name: str(other if whole else other / name)}).parts()
+    parts = load(base, **{name: str(other if whole else other / name)}).components
     assert holds(parts[name], weights(other, name))
     assert all(holds(parts[rest], weights(base, rest)) for rest in {"unet", "vae", "text_encoder"} - {name})
 
@@ -53,11 +54,11 @@ def test_a_component_of_another_place(base: Path, other: Path, name: str, whole:
 def test_null_is_random_weights_of_the_bases_numbers(base: Path):
     """One line: everything else pretrained, and the UNet from scratch. The UNet's weights need not be there."""
     made = load(base, unet=None)
-    assert made.unet.config.block_out_channels == load(base).unet.config.block_out_channels
-    assert not holds(made.unet, weights(base, "unet"))
+    assert made.components["unet"].config.block_out_channels == load(base).components["unet"].config.block_out_channels
+    assert not holds(made.components["unet"], weights(base, "unet"))
     again = load(base, unet=None)
-    assert holds(again.unet, made.unet.state_dict())
-    assert made.components.is_random("unet")
+    assert holds(again.components["unet"], made.components["unet"].state_dict())
+    assert made.pretrained.is_random("unet")
 
 
 def test_null_needs_no_weights_of_the_base(base: Path, tmp_path: Path):
@@ -72,8 +73,10 @@ def test_a_network_from_one_file_of_its_own_names(base: Path, other: Path, tmp_p
     file = tmp_path / "unet_of_4_steps.safetensors"
     save_file({name: value.half() for name, value in weights(other, "unet").items()}, file)
     made = load(base, unet=str(file))
-    assert next(made.unet.parameters()).dtype == torch.float32
-    assert holds(made.unet, {name: value.half().float() for name, value in weights(other, "unet").items()})
+    assert next(made.components["unet"].parameters()).dtype == torch.float32
+    assert holds(
+        made.components["unet"], {name: value.half().float() for name, value in weights(other, "unet").items()}
+    )
     save_file({"conv_in.weight": torch.zeros(1)}, file)
     with pytest.raises(UserError, match="does not hold the weights of this UNet2DConditionModel"):
         load(base, unet=str(file))
@@ -84,10 +87,10 @@ def test_a_network_from_one_file_of_its_own_names(base: Path, other: Path, tmp_p
 def test_a_text_encoder_of_numbers_is_built_for_its_tokenizer(base: Path):
     numbers = {"hidden_size": TEXT_WIDTH, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     made = load(base, text_encoder=numbers, unet=TINY_UNET, train_text_encoder=True)
-    config = made.texts.readers[0].encoder.config
+    config = made.text.readers[0].encoder.config
     assert (config.vocab_size, config.max_position_embeddings) == (
         514,
-        made.texts.readers[0].tokenizer.model_max_length,
+        made.text.readers[0].tokenizer.model_max_length,
     )
     assert {name.partition(".")[0] for name in made.net.state_dict()} == {"unet", "text_encoder"}
 
@@ -102,7 +105,7 @@ def test_weights_of_a_variant(base: Path, tmp_path: Path):
     folder = shutil.copytree(base, tmp_path / "copy")
     for file in list(folder.glob("*/*.safetensors")):
         file.rename(file.with_name(file.name.replace(".safetensors", ".fp16.safetensors")))
-    assert holds(load(folder, variant="fp16").unet, weights(base, "unet"))
+    assert holds(load(folder, variant="fp16").components["unet"], weights(base, "unet"))
     with pytest.raises(UserError, match=r"lacks unet/diffusion_pytorch_model\.safetensors"):
         load(folder)
 
@@ -120,7 +123,7 @@ def test_shards_that_did_not_arrive_are_missed(base: Path, tmp_path: Path):
     placed = {name: shards[i >= half] for i, name in enumerate(tensors)}
     index.write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": placed}))
     whole.unlink()
-    assert holds(load(folder).unet, tensors)
+    assert holds(load(folder).components["unet"], tensors)
     whole.with_name(shards[1]).unlink()
     with pytest.raises(UserError, match=f"lacks unet/{shards[1]}"):
         load(folder)
@@ -174,7 +177,7 @@ def test_a_config_does_not_say_which_code_computes_attention(base: Path, tmp_pat
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: "stranger/kernels"}))
     for text_encoder in ("base", None):
         made = load(folder, text_encoder=text_encoder)
-        assert made.texts.readers[0].encoder.config._attn_implementation == "sdpa"
+        assert made.text.readers[0].encoder.config._attn_implementation == "sdpa"
 
 
 def test_something_must_be_trained(base: Path):
@@ -185,8 +188,8 @@ def test_something_must_be_trained(base: Path):
 def test_what_is_not_trained_is_no_part_of_the_state(base: Path):
     made = load(base, train_unet=False, train_text_encoder=True)
     assert {name.partition(".")[0] for name in made.net.state_dict()} == {"text_encoder"}
-    assert not any(p.requires_grad for p in made.unet.parameters())
-    assert not any(p.requires_grad for p in load(base).texts.readers[0].encoder.parameters())
+    assert not any(p.requires_grad for p in made.components["unet"].parameters())
+    assert not any(p.requires_grad for p in load(base).text.readers[0].encoder.parameters())
 
 
 @pytest.mark.parametrize("write", [write_sd, write_sdxl])
@@ -196,10 +199,10 @@ def test_without_memory_the_networks_have_the_same_shapes(write: Any, tmp_path: 
     with torch.device("meta"):
         bare = family.load(settings, 0)
     whole = family.load(settings, 0)
-    assert {p.device.type for part in bare.parts().values() for p in part.parameters()} == {"meta"}
-    for name, part in whole.parts().items():
+    assert {p.device.type for part in bare.components.values() for p in part.parameters()} == {"meta"}
+    for name, part in whole.components.items():
         shapes = {key: value.shape for key, value in part.state_dict().items()}
-        assert {key: value.shape for key, value in bare.parts()[name].state_dict().items()} == shapes
+        assert {key: value.shape for key, value in bare.components[name].state_dict().items()} == shapes
     assert bare.latent_shape((3, 16, 16)) == whole.latent_shape((3, 16, 16))
 
 
@@ -211,7 +214,7 @@ def test_what_a_model_is_made_of(monkeypatch, tmp_path: Path):
     settings = sd.Settings(pretrained_model_name_or_path=name, unet=None, vae="stabilityai/sd-vae-ft-mse")
     with torch.device("meta"):
         family = sd.load(settings, 0)
-    wanted = {w.place: places.missing_files(tmp_path, w.needed) for w in family.components.wanted()}
+    wanted = {w.place: places.missing_files(tmp_path, w.needed) for w in family.pretrained.wanted()}
     assert wanted[name] == [
         "unet/config.json",
         "text_encoder/config.json",

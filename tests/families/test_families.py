@@ -1,33 +1,170 @@
-"""The contract of every family, found by its file: settings, `load`, and a whole set of methods."""
+"""The contract of every family, found by its file: settings, `load`, pure encoders, and what is trained."""
 
 from __future__ import annotations
 
+import ast
 import inspect
-from typing import get_type_hints
+from pathlib import Path
+from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
+import torch
+from tiny_models import TINY_UNET, write_sd, write_sdxl
 
-from daguerre import plugins
-from daguerre.families.family import Family, TextToImage
+from daguerre import plugins, recipe
+from daguerre.errors import UserError
+from daguerre.families.family import Family
 from daguerre.families.settings import FamilySettings
+from daguerre.types import Batch
+
+SHAPE = (3, 16, 16)
+TEXTS = ["a large red circle on a blue background", "", "a small green star"]
+KEYS = np.array([[1, 0, 0], [2, 0, 0], [3, 1, 0]], dtype=np.int64)
+NAMES = plugins.names("families")
 
 
-@pytest.mark.parametrize("name", plugins.names("families"))
-class TestFamily:
+@pytest.fixture(scope="module", params=NAMES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """Each family with tiny networks."""
+    module = plugins.find("families", request.param)
+    if request.param in ("sd", "sdxl"):
+        write = write_sd if request.param == "sd" else write_sdxl
+        place = str(write(tmp_path_factory.mktemp(request.param)))
+        return module.load(module.Settings(pretrained_model_name_or_path=place), 1)
+    shipped = {"autoencoder": "quickstart_vae", "text_image": "quickstart_text"}
+    said: Any = recipe.layers(shipped[request.param])[-1].tree["model"]
+    return module.load(module.Settings.model_validate(said), 1)
+
+
+def images() -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *SHAPE), dtype=np.uint8))
+
+
+def batch(family: Family) -> Batch:
+    sizes = np.array([[40, 30, 2, 1, 16, 16]] * 3, dtype=np.int32)
+    draws = family.random_inputs(5, KEYS, SHAPE)
+    return Batch(KEYS, images(), TEXTS, torch.ones(3), TEXTS, sizes, draws)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestPlugin:
     def test_settings_are_named_after_the_file_and_documented(self, name):
         settings = plugins.find("families", name).Settings
         assert issubclass(settings, FamilySettings)
         assert settings.model_fields["family"].default == name
         assert [field for field, info in settings.model_fields.items() if not info.description] == []
 
-    def test_load_takes_settings_and_seed_and_gives_a_whole_family(self, name):
+    def test_load_takes_settings_and_seed_and_gives_a_family(self, name):
         module = plugins.find("families", name)
         assert list(inspect.signature(module.load).parameters) == ["settings", "seed"]
-        made = get_type_hints(module.load)["return"]
-        assert issubclass(made, Family)
-        assert made not in (Family, TextToImage)
-        assert not inspect.isabstract(made)
+        assert get_type_hints(module.load)["return"] is Family
 
-    def test_a_family_inherits_from_no_other(self, name):
-        made = get_type_hints(plugins.find("families", name).load)["return"]
-        assert made.__bases__ in ((Family,), (TextToImage,))
+    def test_nothing_inherits_from_a_family(self, name):
+        module = plugins.find("families", name)
+        assert [c for c in vars(module).values() if isinstance(c, type) and Family in c.__mro__[1:]] == []
+
+    def test_what_trains_a_component_is_a_setting(self, name):
+        settings = plugins.find("families", name).Settings
+        named = [spec.trained_by for spec in settings.components.values() if spec.trained_by]
+        assert set(named) <= settings.model_fields.keys()
+
+
+def test_the_net_holds_what_is_trained_and_nothing_else(family: Family):
+    inside = {id(p) for p in family.net.parameters()}
+    assert inside
+    for name, network in family.components.items():
+        assert all((id(p) in inside) == (name in family.trained) for p in network.parameters())
+        assert name in family.specs
+        if name not in family.trained:
+            assert not any(p.requires_grad for p in network.parameters())
+            assert not network.training
+    assert {id(p) for p in family.unread}.isdisjoint(id(p) for p in family.net.parameters() if p.requires_grad)
+
+
+@torch.no_grad()
+def test_moments_are_a_function_of_the_image(family: Family):
+    """Equal for equal images, at any place in a batch, with any random state: what a cache may keep."""
+    torch.manual_seed(3)
+    first = family.images.encode(images())
+    torch.manual_seed(4)
+    again = family.images.encode(images())
+    assert first
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    twice = family.images.encode(images()[[1, 1, 1]])
+    for name, rows in twice.items():
+        assert torch.equal(rows[0], rows[1])
+        torch.testing.assert_close(rows[2], first[name][1], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_features_are_a_function_of_the_text(family: Family):
+    if family.text is None:
+        pytest.skip("reads no captions")
+    first, again = (family.text.features(family.text.tokens(TEXTS)) for _ in range(2))
+    alone = family.text.features(family.text.tokens(TEXTS[2:]))
+    assert first
+    for name in first:
+        assert torch.equal(first[name], again[name])
+        torch.testing.assert_close(alone[name][0], first[name][2], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_batch_is_encoded_by_the_two_pure_functions(family: Family):
+    """encode = latents(moments, random inputs), and tokens or features beside what else the net is told."""
+    given = batch(family)
+    x0, cond = family.encode(given)
+    assert torch.equal(x0, family.images.latents(family.images.encode(images()), given.draws))
+    assert x0.shape == (3, *family.latent_shape(SHAPE))
+    if family.text is not None:
+        tokens = family.text.tokens(TEXTS)
+        in_net = any(family.specs[name].role == "text_encoder" for name in family.trained)
+        read = tokens if in_net else family.text.features(tokens)
+        assert all(torch.equal(cond[name], rows) for name, rows in read.items())
+        assert family.encode_prompts(TEXTS, SHAPE).keys() >= family.text.features(tokens).keys()
+
+
+def test_components_are_trained_after_they_were_loaded(family: Family):
+    able = [name for name in family.components if family.specs[name].trained_by]
+    if not able:
+        with pytest.raises(UserError, match="together, and nothing else"):
+            family.training([])
+        assert family.training(family.trained) is family
+        return
+    changed = family.training(able[-1:])
+    assert {name.partition(".")[0] for name in changed.net.state_dict()} == {able[-1]}
+    assert all(p.requires_grad == (name == able[-1]) for name in able for p in family.components[name].parameters()
+               if not any(p is each for each in family.unread))  # fmt: skip
+    given = batch(family)
+    y = changed.net(changed.encode(given)[0], torch.tensor([1.0, 5.0, 9.0]), changed.encode(given)[1])
+    y.square().mean().backward()
+    assert all(p.grad is not None for p in changed.net.parameters() if p.requires_grad)
+    fixed = next(name for name, spec in family.specs.items() if spec.role == "autoencoder")
+    with pytest.raises(UserError, match=f"{fixed} cannot be trained in this family; there are: {able[0]}"):
+        family.training([fixed])
+    family.training(family.trained)
+
+
+def test_no_two_families_have_a_function_in_common():
+    """What families share is a part of its own."""
+    seen: dict[str, str] = {}
+    for name in NAMES:
+        tree = ast.parse(Path(str(plugins.find("families", name).__file__)).read_text(encoding="utf-8"))
+        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+            body = function.body[1:] if ast.get_docstring(function) else function.body
+            source = "\n".join(ast.unparse(line) for line in body)
+            assert source not in seen, f"{name}.{function.name} is {seen[source]} again"
+            seen[source] = f"{name}.{function.name}"
+
+
+def test_numbers_without_a_place_train_the_same(tmp_path: Path):
+    """A UNet of given numbers beside a pretrained text encoder that is trained later."""
+    sd = plugins.find("families", "sd")
+    made = sd.load(sd.Settings(pretrained_model_name_or_path=str(write_sd(tmp_path)), unet=TINY_UNET), 1)
+    both = made.training(["unet", "text_encoder"])
+    asked = sd.Settings(pretrained_model_name_or_path=str(tmp_path), unet=TINY_UNET, train_text_encoder=True)
+    directly = sd.load(asked, 1)
+    assert list(both.net.state_dict()) == list(directly.net.state_dict())
+    assert {n for n, p in both.net.named_parameters() if p.requires_grad} == {
+        n for n, p in directly.net.named_parameters() if p.requires_grad
+    }

@@ -37,7 +37,7 @@ def twin(tmp_path_factory):
 
 
 def networks(twin, *given):
-    return build(config.load("sd15", [*twin, *given]).config).family.parts()
+    return build(config.load("sd15", [*twin, *given]).config).family.components
 
 
 def is_from(network, path):

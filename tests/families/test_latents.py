@@ -38,7 +38,7 @@ def pixels() -> torch.Tensor:
 
 def encoded(made: VAE) -> torch.Tensor:
     with torch.no_grad():
-        return made.encode(pixels(), made.draws(5, KEYS, (3, 16, 16)))
+        return made.latents(made.encode(pixels()), made.random_inputs(5, KEYS, (3, 16, 16)))
 
 
 def decoded(made: VAE, x0: torch.Tensor) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_an_export_draws_the_same_in_the_stock_pipeline(tiny_sd: Path, tmp_path:
     theirs = VaeImageProcessor().postprocess(theirs, output_type="np") * 255
     assert np.abs(theirs.round() - family.decode(latents()).astype(int)).max() <= 1
     again = sd.load(sd.Settings(pretrained_model_name_or_path=str(folder)), seed=1)
-    torch.testing.assert_close(encoded(again.vae), encoded(family.vae), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(encoded(again.images), encoded(family.images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

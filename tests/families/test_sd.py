@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from diffusers.image_processor import VaeImageProcessor
 from safetensors.torch import load_file
 from tiny_models import MAX_TOKENS, TEXT_WIDTH, TINY_UNET
@@ -17,25 +17,26 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from daguerre import keys as keyed
 from daguerre.families import places, sd
+from daguerre.families.family import Family
 from daguerre.types import Batch
 
 CAPTIONS = ["a red circle", "", "blue"]
 
 
-def load(folder: Path, seed: int = 1, **settings: object) -> sd.StableDiffusion:
+def load(folder: Path, seed: int = 1, **settings: object) -> Family:
     return sd.load(sd.Settings(pretrained_model_name_or_path=str(folder), **settings), seed)
 
 
 @pytest.fixture(scope="module")
-def family(tiny_sd: Path) -> sd.StableDiffusion:
+def family(tiny_sd: Path) -> Family:
     return load(tiny_sd)
 
 
-def batch(family: sd.StableDiffusion, ids: list[int], captions: list[str], seed: int = 5) -> Batch:
+def batch(family: Family, ids: list[int], captions: list[str], seed: int = 5) -> Batch:
     keys = np.array([[i, 0, 0] for i in ids])
     random = np.random.default_rng(0).integers(0, 256, (64, 3, 16, 16), dtype=np.uint8)
     pixels = torch.from_numpy(random[[i % 64 for i in ids]])
-    draws = family.draws(seed, keys, (3, 16, 16))
+    draws = family.random_inputs(seed, keys, (3, 16, 16))
     return Batch(keys, pixels, captions, torch.ones(len(ids)), [str(i) for i in ids], np.zeros((len(ids), 6)), draws)
 
 
@@ -61,8 +62,8 @@ def test_without_the_posterior_latents_are_the_mean(tiny_sd):
     given = batch(family, [3], ["x"])
     assert given.draws == {}
     with torch.no_grad():
-        mean = family.vae.net.encode(given.pixels_BCHW.float() / 127.5 - 1).latent_dist.mean
-    assert same(family.encode(given)[0], family.vae.net.config.scaling_factor * mean)
+        mean = family.images.net.encode(given.pixels_BCHW.float() / 127.5 - 1).latent_dist.mean
+    assert same(family.encode(given)[0], family.images.net.config.scaling_factor * mean)
 
 
 def test_text_is_the_last_hidden_state_of_all_tokens(family, tiny_sd):
@@ -85,12 +86,12 @@ def test_a_sample_depends_on_its_own_row_alone(family):
 
 
 def test_posterior_noise_follows_the_key(family):
-    draw = family.draws(5, np.array([[7, 0, 0], [8, 0, 0], [7, 1, 0]]), (3, 16, 16))["posterior"]
-    again = family.draws(5, np.array([[7, 0, 0]]), (3, 16, 16))["posterior"]
+    draw = family.random_inputs(5, np.array([[7, 0, 0], [8, 0, 0], [7, 1, 0]]), (3, 16, 16))["posterior"]
+    again = family.random_inputs(5, np.array([[7, 0, 0]]), (3, 16, 16))["posterior"]
     assert torch.equal(draw[0], again[0])
     assert not torch.equal(draw[0], draw[1])
     assert not torch.equal(draw[0], draw[2])
-    assert not torch.equal(draw[0], family.draws(6, np.array([[7, 0, 0]]), (3, 16, 16))["posterior"][0])
+    assert not torch.equal(draw[0], family.random_inputs(6, np.array([[7, 0, 0]]), (3, 16, 16))["posterior"][0])
 
 
 def test_encode_stays_in_float32_under_autocast_and_without_gradient(family):
@@ -101,14 +102,14 @@ def test_encode_stays_in_float32_under_autocast_and_without_gradient(family):
     assert torch.equal(x0, plain)
     assert torch.equal(cond["text"], plain_cond["text"])
     assert not x0.requires_grad
-    assert not any(p.requires_grad for part in ("vae", "text_encoder") for p in family.parts()[part].parameters())
-    assert not family.vae.net.training
+    assert not any(p.requires_grad for part in ("vae", "text_encoder") for p in family.components[part].parameters())
+    assert not family.images.net.training
 
 
 def test_pictures_are_those_of_diffusers(family):
     x0 = torch.from_numpy(keyed.batch_normals(0, "test", np.array([[0, 0, 0], [1, 0, 0]]), (4, 8, 8)))
     with torch.no_grad():
-        decoded = family.vae.net.decode(x0 / family.vae.net.config.scaling_factor).sample
+        decoded = family.images.net.decode(x0 / family.images.net.config.scaling_factor).sample
     expected = (VaeImageProcessor().postprocess(decoded, output_type="np") * 255).round().astype(np.uint8)
     pictures = family.decode(x0)
     assert pictures.shape == (2, 16, 16, 3)
@@ -122,6 +123,24 @@ def test_net_is_the_unet(family, tiny_sd):
     x, c_noise, text = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 900.5]), torch.randn(2, MAX_TOKENS, TEXT_WIDTH)
     with torch.no_grad():
         assert same(family.net.eval()(x, c_noise, {"text": text}), unet(x, c_noise, text).sample)
+
+
+def test_residuals_of_a_side_network_enter_as_in_diffusers(family):
+    """A ControlNet's: one of each down block's outputs, and last that of the middle block."""
+    control = ControlNetModel.from_unet(family.components["unet"], conditioning_embedding_out_channels=(8, 16))
+    with torch.no_grad():
+        for zeroed in (*control.controlnet_down_blocks, control.controlnet_mid_block):
+            zeroed.weight.normal_(generator=torch.Generator().manual_seed(1))
+        x, c_noise, text = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 900.5]), torch.randn(2, MAX_TOKENS, TEXT_WIDTH)
+        picture = torch.rand(2, 3, 16, 16)
+        down, middle = control.eval()(x, c_noise, text, picture, return_dict=False)
+        theirs = family.components["unet"](
+            x, c_noise, text, down_block_additional_residuals=down, mid_block_additional_residual=middle
+        ).sample
+        net, cond = family.net.eval(), {"text": text}
+        assert same(net.denoise(x, c_noise, net.features(cond), (*down, middle)), theirs)
+        assert not same(net(x, c_noise, cond), theirs, 1e-3)
+        assert torch.equal(net.denoise(x, c_noise, cond), net(x, c_noise, cond))
 
 
 def test_weights_keep_diffusers_names(family, tiny_sd):
@@ -170,8 +189,8 @@ def test_numbers_that_do_not_fit_are_refused(tiny_sd, numbers, said):
 def test_long_captions_are_cut_and_told(tiny_sd):
     family = load(tiny_sd)
     long, cut = "x" * 60, "x" * 22
-    assert family.cut([cut, "short", long, "x" * 23]) == {2: "cut to 24 tokens", 3: "cut to 24 tokens"}
-    assert family.cut(["", cut]) == {}
+    assert family.truncated([cut, "short", long, "x" * 23]) == {2: "cut to 24 tokens", 3: "cut to 24 tokens"}
+    assert family.truncated(["", cut]) == {}
     assert torch.equal(
         family.encode_prompts([long], (3, 16, 16))["text"][:, :22],
         family.encode_prompts([cut], (3, 16, 16))["text"][:, :22],
@@ -188,7 +207,7 @@ def test_files_are_a_whole_tokenizer(family, tmp_path):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(content)
     tokenizer = CLIPTokenizer.from_pretrained(tmp_path / "tokenizer")
-    assert tokenizer(CAPTIONS).input_ids == family.texts.readers[0].tokenizer(CAPTIONS).input_ids
+    assert tokenizer(CAPTIONS).input_ids == family.text.readers[0].tokenizer(CAPTIONS).input_ids
     assert tokenizer.model_max_length == MAX_TOKENS
 
 

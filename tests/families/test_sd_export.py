@@ -18,6 +18,7 @@ from diffusers_noise import inject
 from tiny_models import tiny_sd_folder
 
 from daguerre.families import sd
+from daguerre.families.family import Family
 from daguerre.families.scheduler import choose
 from daguerre.objectives.algebra import Diffusion
 from daguerre.plugins import find, names
@@ -69,7 +70,7 @@ def build(objective: str, schedule: str) -> Diffusion:
 
 
 @pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> sd.StableDiffusion:
+def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     """A family whose pictures depend strongly on noise level, text and noise, though nothing is trained."""
     folder = tiny_sd_folder(tmp_path_factory.mktemp("sd"))
     family = sd.load(sd.Settings(pretrained_model_name_or_path=str(folder)), seed=1)
@@ -82,7 +83,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> sd.StableDiffusion:
 
 
 @pytest.fixture(scope="module")
-def pipe(family: sd.StableDiffusion, tmp_path_factory: pytest.TempPathFactory) -> StableDiffusionPipeline:
+def pipe(family: Family, tmp_path_factory: pytest.TempPathFactory) -> StableDiffusionPipeline:
     """The export, opened once; the tests change its scheduler."""
     folder = tmp_path_factory.mktemp("export") / "pipeline"
     family.export(folder, build("v", "{}"), SamplingSettings())
@@ -95,7 +96,7 @@ def opened(folder: Path) -> StableDiffusionPipeline:
     return pipe
 
 
-def our_pictures(family: sd.StableDiffusion, objective: Diffusion, sampling: SamplingSettings) -> np.ndarray:
+def our_pictures(family: Family, objective: Diffusion, sampling: SamplingSettings) -> np.ndarray:
     cond = family.encode_prompts(PROMPTS, (3, 16, 16))
     null = family.encode_prompts([sampling.negative_prompt] * len(PROMPTS), (3, 16, 16))
     return family.decode(draw(objective, family.net, cond, null, SHAPE, SEEDS, sampling)).astype(int)
@@ -224,7 +225,7 @@ def test_the_export_holds_the_present_weights_and_the_tokenizer(family, tmp_path
     folder = tmp_path / "pipeline"
     family.export(folder, build("v", "{}"), SamplingSettings())
     again = sd.load(sd.Settings(pretrained_model_name_or_path=str(folder)), seed=9)
-    for mine, other in zip(family.parts().values(), again.parts().values(), strict=True):
+    for mine, other in zip(family.components.values(), again.components.values(), strict=True):
         assert mine.state_dict().keys() == other.state_dict().keys()
         assert all(
             torch.equal(a, b) for a, b in zip(mine.state_dict().values(), other.state_dict().values(), strict=True)

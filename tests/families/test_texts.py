@@ -16,6 +16,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.families import sd, sdxl
+from daguerre.families.family import Family
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch
 
@@ -33,11 +34,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sdxl(tmp_path_factory.mktemp("large"))
 
 
-def load_sd(folder: Path, **settings: Any) -> sd.StableDiffusion:
+def load_sd(folder: Path, **settings: Any) -> Family:
     return sd.load(sd.Settings(pretrained_model_name_or_path=str(folder), **settings), seed=1)
 
 
-def load_xl(folder: Path, **settings: Any) -> sdxl.StableDiffusionXL:
+def load_xl(folder: Path, **settings: Any) -> Family:
     return sdxl.load(sdxl.Settings(pretrained_model_name_or_path=str(folder), **settings), seed=1)
 
 
@@ -45,7 +46,7 @@ def batch(family: Any, captions: list[str]) -> Batch:
     keys = np.array([[i, 0, 0] for i in range(len(captions))])
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (len(captions), *SHAPE), dtype=np.uint8))
     sizes = np.array([[40, 30, 2, 1, 16, 16]] * len(captions), dtype=np.int32)
-    draws = family.draws(3, keys, SHAPE)
+    draws = family.random_inputs(3, keys, SHAPE)
     return Batch(keys, pixels, captions, torch.ones(len(captions)), captions, sizes, draws)
 
 
@@ -106,8 +107,8 @@ def test_windows_change_nothing_for_prompts_of_one(load: Any, small: Path, large
     before, after = plain.encode_prompts(texts, SHAPE), windows.encode_prompts(texts, SHAPE)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert plain.cut([LONG]) == {0: "cut to 24 tokens"}
-    assert windows.cut([LONG]) == {}
+    assert plain.truncated([LONG]) == {0: "cut to 24 tokens"}
+    assert windows.truncated([LONG]) == {}
 
 
 def test_each_window_has_its_own_start_and_end(small: Path):
@@ -115,7 +116,7 @@ def test_each_window_has_its_own_start_and_end(small: Path):
     family = load_sd(small, long_prompts=True)
     whole = family.encode_prompts(["x" * 44 + "y" * 6], SHAPE)
     # A window inside a word is no word of its own: its last byte does not end one.
-    reader = family.texts.readers[0]
+    reader = family.text.readers[0]
     ids = reader.tokens(["x" * 44 + "y" * 6]).ids_BKT
     assert ids.shape == (1, 3, 24)
     assert (ids[0, :, 0] == reader.tokenizer.bos_token_id).all()
@@ -147,7 +148,7 @@ def test_pooled_features_of_several_windows(large: Path, policy: str):
     family = load_xl(large, long_prompts=True, long_prompts_pooled=policy)
     texts = [SHORT, LONG, EMPTY]
     cond = family.encode_prompts(texts, SHAPE)
-    reader = family.texts.readers[1]
+    reader = family.text.readers[1]
     tokens = reader.tokens(texts)
     with torch.no_grad():
         pooled = reader.features(tokens.ids_BKT)[1]
@@ -174,7 +175,7 @@ def test_trained_encoders_run_inside_the_net(large: Path, trained: tuple[str, ..
     assert "text" in drawn
     y.square().mean().backward()
     assert {name.partition(".")[0] for name in family.net.state_dict()} == {"unet", *trained}
-    for reader in family.texts.readers:
+    for reader in family.text.readers:
         moved = [p.grad is not None and bool(p.grad.any()) for p in reader.encoder.parameters()]
         assert any(moved) == (reader.name in trained)
 
@@ -185,35 +186,35 @@ def test_frozen_encoders_inside_the_net_take_whatever_kernel_suits(large: Path):
     given = batch(family, [SHORT])
     _, cond = family.encode(given)
     able: dict[str, bool] = {}
-    for reader in family.texts.readers:
+    for reader in family.text.readers:
         reader.encoder.register_forward_pre_hook(
             lambda *_, name=reader.name: able.update({name: torch.backends.cuda.mem_efficient_sdp_enabled()})
         )
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.no_grad():
-        family.texts.features(cond)
+        family.text.features(cond, family.trained)
     assert able == {"text_encoder": False, "text_encoder_2": True}
 
 
 def test_a_trained_encoder_is_exported_as_every_transformers_reads_it(small: Path, tmp_path: Path):
     family = load_sd(small, train_text_encoder=True)
     with torch.no_grad():
-        for parameter in family.texts.readers[0].encoder.parameters():
+        for parameter in family.text.readers[0].encoder.parameters():
             parameter.add_(0.01)
     objective = plugins.find("objectives", "eps")
     family.export(tmp_path / "pipeline", objective.build(objective.Settings()), SamplingSettings())
     names = load_file(tmp_path / "pipeline" / "text_encoder" / "model.safetensors")
     assert all(name.startswith("text_model.") for name in names)
     again = load_sd(tmp_path / "pipeline")
-    for name, value in again.texts.readers[0].encoder.state_dict().items():
+    for name, value in again.text.readers[0].encoder.state_dict().items():
         assert torch.equal(value, family.net.state_dict()[f"text_encoder.{name}"])
 
 
 def test_features_of_frozen_and_trained_encoders_need_no_memory(large: Path):
     """Their arithmetic is counted on the meta device, which has no autocast."""
-    tokens = load_xl(large).texts.tokens([SHORT, EMPTY])
+    tokens = load_xl(large).text.tokens([SHORT, EMPTY])
     with torch.device("meta"):
-        texts = load_xl(large, train_text_encoder=True).texts
-    found = texts.features({name: value.to("meta") for name, value in tokens.items()})
+        texts = load_xl(large, train_text_encoder=True).text
+    found = texts.features({name: value.to("meta") for name, value in tokens.items()}, {"text_encoder"})
     assert found["text"].is_meta
     assert found["text"].requires_grad
     assert found["text"].shape == (2, tokens["text_encoder_ids"].shape[-1], texts.width)
@@ -243,4 +244,4 @@ def test_an_export_needs_no_clip_skip(load: Any, small: Path, large: Path, tmp_p
     again = load(tmp_path / "pipeline")
     ours, theirs = (made.encode_prompts([SHORT], SHAPE)["text"] for made in (family, again))
     assert torch.equal(ours, theirs)
-    assert family.texts.readers[0].layers == again.texts.readers[0].layers + 1
+    assert family.text.readers[0].layers == again.text.readers[0].layers + 1

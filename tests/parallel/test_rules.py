@@ -42,7 +42,7 @@ def placed(network: torch.nn.Module, on: Mesh, by: rules.Rules = rules.DEFAULT) 
 def test_every_parameter_of_the_published_networks_has_its_axes(hub_id: str):
     family = HUB[hub_id]
     with torch.device("meta"):
-        parts = family.load(family.Settings(pretrained_model_name_or_path=hub_id), 0).parts()
+        parts = family.load(family.Settings(pretrained_model_name_or_path=hub_id), 0).components
     for network in parts.values():
         dims = rules.logical(logical_axes.patterns(network), shapes(network))
         assert dims.keys() == shapes(network).keys()
@@ -92,7 +92,7 @@ def test_the_default_rules_on_sdxl():
     with torch.device("meta"):
         unet = sdxl.load(
             sdxl.Settings(pretrained_model_name_or_path="stabilityai/stable-diffusion-xl-base-1.0"), 0
-        ).unet
+        ).components["unet"]
     found, said = placed(unet, mesh(fsdp=4, tensor=2))
     block = "down_blocks.1.attentions.0.transformer_blocks.0"
     expected = {
@@ -115,7 +115,7 @@ def test_heads_are_split_whole():
     """SD 1.5 has 8 heads of every width: 16 devices cannot have half a head each."""
     with torch.device("meta"):
         name = "stable-diffusion-v1-5/stable-diffusion-v1-5"
-        unet = sd.load(sd.Settings(pretrained_model_name_or_path=name), 0).unet
+        unet = sd.load(sd.Settings(pretrained_model_name_or_path=name), 0).components["unet"]
     found, said = placed(unet, mesh(tensor=16))
     assert found["mid_block.attentions.0.transformer_blocks.0.attn1.to_q.weight"].tensor is None
     assert any("attn1.to_q.weight: heads -> tensor cannot be: 8 heads over 16 devices" in line for line in said)

@@ -121,7 +121,7 @@ def loaded(config: Config, parts: Parts, sizes: BatchSizes, stack: ExitStack) ->
     """The recipe's data from its beginning; the stack ends the loader's workers."""
     dataset = open_dataset(config.data, "train")
     loading = loader.Loading(
-        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut,
+        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated,
         Skips(config.data.max_skipped), pinned=parts.device.type == "cuda",
     )  # fmt: skip
     loading.skips.begin()

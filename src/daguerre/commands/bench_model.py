@@ -31,10 +31,10 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
             f"{place} is not on this machine, and the package does not know its numbers; it knows "
             f"{', '.join(architectures.names())}. Fetch it: daguerre fetch {place} -o DIR"
         )
-    base = _write(architecture.name, model.components, folder / architecture.name)
+    base = _write(architecture.name, model.networks(), folder / architecture.name)
     changes = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}
-    changes |= {name: None for name in model.components if not isinstance(getattr(model, name), dict)}
-    changes |= dict.fromkeys(model.tokenizers, BASE)
+    changes |= {name: None for name, own in model.places.items() if not isinstance(own, dict)}
+    changes |= dict.fromkeys(model.tokenizers(), BASE)
     # `variant` means weights, of which none are read.
     changed = type(model).model_validate(model.model_dump(exclude={"variant"}) | changes)
     return (

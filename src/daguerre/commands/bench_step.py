@@ -186,7 +186,7 @@ def start(config: Config, parts: Parts) -> TrainState:
 
 def forget_frozen(parts: Parts) -> None:
     """Gives back the memory of networks whose work is done."""
-    for network in frozen(parts.net, parts.family.parts()).values():
+    for network in frozen(parts.net, parts.family.components).values():
         network.to("meta")
     memory.free()
 

@@ -26,7 +26,6 @@ from daguerre.families.settings import BASE
 from daguerre.training.progress import duration_text
 
 _FIRST = "drawn-00000.json"
-_NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
 
 
 class Stopped(UserError):
@@ -94,11 +93,11 @@ def draw(config: Config, parts: Parts, stop: Callable[[], int]) -> list[str]:
 
 def refuse_other_predictions(config: Config, parts: Parts) -> None:
     """UserError where DreamBooth starts from a UNet that predicts something else: its few updates teach one thing."""
-    components = getattr(parts.family, "components", None)
+    pretrained = parts.family.pretrained
     wish = next(wishes(config), None)
-    if wish is None or config.init_from is not None or components is None:
+    if wish is None or config.init_from is not None or pretrained is None:
         return
-    if why := remarks.prediction(components, parts.objective):
+    if why := remarks.prediction(pretrained, parts.objective):
         raise UserError(
             f"{wish.setting}: DreamBooth takes too few updates for this: {why}. Take the objective of the base, or "
             "train another one all the same with model.scheduler=null, which compares nothing"
@@ -137,11 +136,10 @@ def _drawn(wish: Wish, config: Config, parts: Parts, made_with: Mapping[str, Any
 def _made_with(config: Config) -> dict[str, Any]:
     """Which model draws; a folder by its whole path, wherever the command is given."""
     model = config.model
-    others = {name: getattr(model, name) for name in getattr(model, "components", ())}
     found: dict[str, Any] = {
         "base": getattr(model, "pretrained_model_name_or_path", None),
         "revision": getattr(model, "revision", None),
-        **{name: value for name, value in others.items() if value != BASE},
+        **{name: value for name, value in model.places.items() if value != BASE},
         "init_from": config.init_from,
     }
     return {name: _whole(value) for name, value in found.items() if value is not None}
@@ -161,7 +159,11 @@ def _refuse_others(wish: Wish, config: Config, made_with: Mapping[str, Any]) -> 
     before: dict[str, Any] = json.loads(path.read_bytes())
     names = [
         *wanted,
-        *(name for name in ("revision", *_NETWORKS, "init_from") if name in before.keys() - wanted.keys()),
+        *(
+            name
+            for name in ("revision", *config.model.networks(), "init_from")
+            if name in before.keys() - wanted.keys()
+        ),
     ]
     differs = [name for name in names if before.get(name) != wanted.get(name)]
     if differs:
@@ -181,8 +183,7 @@ def _refuse_strangers(wish: Wish, config: Config, parts: Parts) -> None:
         raise UserError(f"{wish.setting}: {error}. {way_out}") from None
     if config.init_from is not None:
         return
-    components = getattr(config.model, "components", ())
-    random = [f"model.{name}" for name in components if not isinstance(getattr(config.model, name), str)]
+    random = [f"model.{name}" for name, place in config.model.places.items() if not isinstance(place, str)]
     if random:
         why = f"{', '.join(random)} starts from random weights, which draw noise"
     elif said := parts.family.remarks(parts.objective):

@@ -32,7 +32,7 @@ def count_text(count: float) -> str:
 
 def parameter_counts(parts: Parts) -> dict[str, int]:
     """Parameters of all networks: `trained` and `frozen`."""
-    every = {id(p): p for part in [*parts.family.parts().values(), parts.net] for p in part.parameters()}
+    every = {id(p): p for part in [*parts.family.components.values(), parts.net] for p in part.parameters()}
     trained = sum(p.numel() for p in parts.net.parameters() if p.requires_grad)
     return {"trained": trained, "frozen": sum(p.numel() for p in every.values()) - trained}
 
@@ -145,7 +145,7 @@ def about_networks(parts: Parts) -> list[str]:
     """Each network with its class and size, and how much of it is trained."""
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
     lines = []
-    for name, part in parts.family.parts().items():
+    for name, part in parts.family.components.items():
         count = sum(p.numel() for p in part.parameters())
         own = sum(p.numel() for p in part.parameters() if id(p) in trained)
         lines.append(f"{name:14} {type(part).__name__:28} {count:>14,} parameters, {own:>14,} trained")

@@ -22,7 +22,7 @@ from daguerre.commands import convert_arguments as given
 from daguerre.commands import fetch_files
 from daguerre.commands.fetch_files import Choice
 from daguerre.errors import UserError
-from daguerre.families import architectures
+from daguerre.families import architectures, catalogue
 
 SUMMARY = "bring a base model from the hub, for use without a connection"
 HELP = """\
@@ -111,8 +111,8 @@ def read(arguments: Sequence[str]) -> Request:
         )
     listed = values.get("components")
     components = [part.strip() for part in listed.strip("[]").split(",")] if listed else None
-    if unknown := [part for part in components or () if part not in fetch_files.COMPONENTS]:
-        raise UserError(f"components={','.join(unknown)}: there are {', '.join(fetch_files.COMPONENTS)}")
+    if unknown := [part for part in components or () if part not in fetch_files.fetchable()]:
+        raise UserError(f"components={','.join(unknown)}: there are {', '.join(fetch_files.fetchable())}")
     if match["file"] and (idle := [key for key in ("variant", "components") if key in values]):
         raise UserError(f"{', '.join(idle)}: without effect on one file; leave it out")
     out = Path(values["out"]).expanduser() if "out" in values else None
@@ -232,7 +232,9 @@ def how_to_use(request: Request, folder: Path, choice: Choice) -> list[str]:
     else:
         place = str(request.out / request.file) if request.file else str(request.out)
     parts = {name.partition("/")[0] for name in choice.files if "/" in name}
-    whole = request.file is not None or {"unet", "vae", "text_encoder", "tokenizer"} <= parts
+    whole = request.file is not None or any(
+        parts >= settings.components.keys() for settings in catalogue.pretrained().values()
+    )
     said = f"model.pretrained_model_name_or_path={place}" if whole else f"model.COMPONENT={place}"
     if request.variant:
         said += f" model.variant={request.variant}"

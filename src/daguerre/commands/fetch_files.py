@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from daguerre.errors import UserError
+from daguerre.families import catalogue
 
-NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
-TEXTS = ("tokenizer", "tokenizer_2", "scheduler")
-COMPONENTS = (*NETWORKS, *TEXTS)
 _SMALL = (".json", ".txt", ".model")
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
+
+
+def fetchable() -> tuple[str, ...]:
+    """What can be fetched of a pipeline: the components of all families, and the scheduler's config."""
+    return (*catalogue.networks(), *catalogue.tokenizers(), "scheduler")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ def choose(files: Mapping[str, int], variant: str | None, components: Sequence[s
 
     UserError for a repository that is neither, and for weights that are not there.
     """
-    there = [name for name in COMPONENTS if any(path.startswith(f"{name}/") for path in files)]
+    known = fetchable()
+    there = [name for name in known if any(path.startswith(f"{name}/") for path in files)]
     if not there:
         return _of_one_network(files, variant, components)
     if missing := [name for name in components or () if name not in there]:
@@ -52,7 +56,7 @@ def choose(files: Mapping[str, int], variant: str | None, components: Sequence[s
     for name in wanted:
         inside = {path.removeprefix(f"{name}/"): size for path, size in files.items() if path.startswith(f"{name}/")}
         found |= {f"{name}/{path}": size for path, size in inside.items() if _is_small(path)}
-        if name in NETWORKS:
+        if name in catalogue.networks():
             weights, is_pickle = _weights(inside, name, variant)
             found |= {f"{name}/{path}": inside[path] for path in weights}
             is_pickled |= is_pickle

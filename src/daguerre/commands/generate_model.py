@@ -21,13 +21,12 @@ from daguerre.commands import theirs
 from daguerre.commands.parts import Parts, build
 from daguerre.config import Config
 from daguerre.errors import UserError
-from daguerre.families import single_file
-from daguerre.families.settings import SINGLE_FILES
+from daguerre.families import catalogue, single_file
+from daguerre.families.settings import BASE, SINGLE_FILES
 from daguerre.problems import ConfigError
 from daguerre.remote import address, copies
 from daguerre.training.state import load_weights
 
-_FAMILIES = {"StableDiffusionPipeline": "sd", "StableDiffusionXLPipeline": "sdxl"}
 _OBJECTIVES = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
 
 
@@ -144,7 +143,7 @@ def _of_file(target: str, file: Path, place: Sequence[str]) -> Model:
         held = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise UserError(
             f"{target} holds {held} alone: give a recipe for the rest, such as `daguerre generate sd15 base=true "
-            f"model.unet={target}`"
+            f"model.{held.partition(',')[0]}={target}`"
         )
     return _of_pipeline(target, folder, file.stem)
 
@@ -158,15 +157,19 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
             "draw"
         )
     class_name = _json(folder / "model_index.json").get("_class_name")
-    if class_name not in _FAMILIES:
-        raise UserError(f"{target} is a {class_name}; what is drawn with: {', '.join(_FAMILIES)}")
-    unet, vae = (_json(folder / part / "config.json") for part in ("unet", "vae"))
-    factor = 2 ** (len(vae.get("block_out_channels", [0] * 4)) - 1)
+    families = catalogue.pipelines()
+    if class_name not in families:
+        raise UserError(f"{target} is a {class_name}; what is drawn with: {', '.join(families)}")
+    family = catalogue.pretrained()[families[class_name]]
+    (denoiser,), (autoencoder,) = (
+        [_json(folder / name / "config.json") for name in family.networks(role)] for role in ("denoiser", "autoencoder")
+    )
+    factor = 2 ** (len(autoencoder.get("block_out_channels", [0] * 4)) - 1)
     tree = {
         "run_name": name,
-        "model": {"family": _FAMILIES[class_name], "pretrained_model_name_or_path": str(folder.resolve())},
+        "model": {"family": families[class_name], "pretrained_model_name_or_path": str(folder.resolve())},
         "objective": _objective(target, _json(folder / "scheduler" / "scheduler_config.json")),
-        "data": {"source": "folder", "path": str(folder), "resolution": unet.get("sample_size", 64) * factor},
+        "data": {"source": "folder", "path": str(folder), "resolution": denoiser.get("sample_size", 64) * factor},
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
     }
@@ -231,17 +234,16 @@ def _said(model: Model, config: Config) -> str:
         return f"the pipeline {model.name}"
     other = [
         f"{name} from {value}"
-        for name in getattr(config.model, "components", ())
-        if isinstance(value := getattr(config.model, name), str) and value != "base"
+        for name, value in config.model.places.items()
+        if isinstance(value, str) and value != BASE
     ]
     return f"the pretrained networks of {', '.join([place, *other])} as they are: nothing was trained"
 
 
 def _refuse_random(model: Model, config: Config) -> None:
     """UserError where a network would start from random weights: its pictures are noise."""
-    components = getattr(config.model, "components", ())
-    random = [name for name in components if not isinstance(getattr(config.model, name), str)]
-    if random or not components:
+    random = [name for name, place in config.model.places.items() if not isinstance(place, str)]
+    if random or not config.model.places:
         what = ", ".join(f"model.{name}" for name in random) or f"the family {config.model.family}"
         raise UserError(
             f"{model.name}: {what} starts from random weights, so there is no base model to draw with: train it first "

@@ -1,7 +1,7 @@
 """Words of prompts that a model never saw: told before it draws, where all words of its training captions are known.
 
-That is where a UNet was trained from random weights on captions which the settings of its source say. A pretrained
-UNet knows more than the captions of a run, and captions in files are not read for this.
+That is where a denoiser was trained from random weights on captions which the settings of its source say. A pretrained
+one knows more than the captions of a run, and captions in files are not read for this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from daguerre.config import Config
 from daguerre.data.words import words
-from daguerre.families.settings import BASE
 
 _FEW = 60
 """As many known words are listed."""
@@ -19,8 +18,7 @@ _SHOWN = 10
 
 def known(config: Config) -> frozenset[str] | None:
     """Every word that training captions held; None where nobody can say."""
-    from_random_weights = not isinstance(getattr(config.model, "unet", BASE), str)
-    return config.data.words() if from_random_weights and config.init_from is None else None
+    return config.data.words() if config.model.denoises_anew and config.init_from is None else None
 
 
 def told(config: Config, prompts: Iterable[str]) -> list[str]:

@@ -59,7 +59,7 @@ class Parts:
         pixel_shape = tuple(batch.pixels_BCHW.shape[1:])
         shape = self.family.latent_shape(pixel_shape)
         of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)
-        return {**self.family.draws(self.seed, batch.keys, pixel_shape), **of_objective}
+        return {**self.family.random_inputs(self.seed, batch.keys, pixel_shape), **of_objective}
 
 
 def build(config: Config, device: torch.device | None = None, drawn_on: torch.device | None = None) -> Parts:
@@ -96,9 +96,9 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
         family.latent_shape((3, bucket.height_px, bucket.width_px))
     if isinstance(objective, Diffusion):
         objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
-    speed.apply(config.training, net, family.parts().values(), device)
+    speed.apply(config.training, net, family.components.values(), device)
     if config.training.gradient_checkpointing:
-        recompute.enable(net, family.parts().values(), numerics.attention)
+        recompute.enable(net, family.components.values(), numerics.attention)
     return Parts(family, objective, net, device, numerics, config.seed)
 
 

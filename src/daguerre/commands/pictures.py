@@ -19,7 +19,7 @@ from daguerre import __version__
 from daguerre.commands import out_of_memory
 from daguerre.commands.parts import Parts
 from daguerre.errors import UserError
-from daguerre.families.family import TextToImage
+from daguerre.families.family import Family
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.settings import CHURN, SamplingSettings
@@ -140,7 +140,7 @@ def draw_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[Wanted]
     null = {name: rows[len(batch) :] for name, rows in both.items()} if settings.guided else None
     with parts.autocast():
         x0 = draw(objective, parts.net, cond, null, shape, [one.seed for one in batch], settings, parts.device)
-    cut = family.cut(prompts)
+    cut = family.truncated(prompts)
     at_once = max(1, _DECODED_PX // (height * width))
     for first in range(0, len(batch), at_once):
         for i, pixels in enumerate(family.decode(x0[first : first + at_once]), first):
@@ -195,9 +195,9 @@ def digest(seed: int, shape: tuple[int, ...]) -> str:
     return sha256(initial_noise([seed], shape).numpy().tobytes()).hexdigest()
 
 
-def drawing(parts: Parts) -> tuple[TextToImage, Diffusion]:
+def drawing(parts: Parts) -> tuple[Family, Diffusion]:
     """Family and objective, if they can draw from prompts; else UserError."""
-    if not isinstance(parts.family, TextToImage) or not isinstance(parts.objective, Diffusion):
+    if not parts.family.generates or not isinstance(parts.objective, Diffusion):
         raise UserError(
             "this model does not draw pictures from prompts: that takes a text-to-image family and a diffusion"
         )

@@ -18,7 +18,6 @@ from daguerre.commands.parts import Parts
 from daguerre.commands.pictures import Drawn, Wanted
 from daguerre.config import Config
 from daguerre.errors import UserError
-from daguerre.families.family import TextToImage
 
 LISTING = "samples.json"
 
@@ -52,7 +51,7 @@ def _in_turn(row: Row, turn: int) -> Row:
 
 def check(config: Config, parts: Parts) -> None:
     """UserError for pictures that could not be drawn: now, and not after hours of training."""
-    if not config.sampling.num_images or not isinstance(parts.family, TextToImage):
+    if not config.sampling.num_images or not parts.family.generates:
         return
     for height, width in {one.size_px for one in wanted(config, lambda count: [""] * count)}:
         parts.family.latent_shape((3, height, width))

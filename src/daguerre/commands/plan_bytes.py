@@ -82,13 +82,13 @@ def count(config: Config, parts: Parts, mesh: Mesh) -> Count:
     """The count of a model, which may be without memory. UserError for what cannot be trained on this mesh."""
     axis_rules = config.mesh.logical_axis_rules
     said = rules.check(axis_rules, mesh)
-    net = of_net(parts.net, parts.family.parts(), axis_rules, mesh)
+    net = of_net(parts.net, parts.family.components, axis_rules, mesh)
     held = [
         _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, _in_net(config, parts, p))
         for placed, p in zip(net.placed, parts.net.parameters(), strict=True)
     ]
     problems = list(net.problems)
-    for component, network in frozen(parts.net, parts.family.parts()).items():
+    for component, network in frozen(parts.net, parts.family.components).items():
         found = placement(network, axis_rules, mesh)
         problems += [(f"{component}.{name}", why) for name, why in found.problems if config.mesh.shard_frozen]
         for placed, p in zip(found.placed, network.parameters(), strict=True):
@@ -131,7 +131,7 @@ def _in_net(config: Config, parts: Parts, p: nn.Parameter) -> _Kinds:
 
 
 def _buffers(parts: Parts) -> int:
-    modules = [*parts.family.parts().values(), parts.net]
+    modules = [*parts.family.components.values(), parts.net]
     unique = {id(b): b for module in modules for b in module.buffers()}
     return sum(b.numel() * b.element_size() for b in unique.values())
 

@@ -23,7 +23,7 @@ from daguerre.commands.placement import frozen
 from daguerre.commands.plan_bytes import Count, Held
 from daguerre.config import Config
 from daguerre.data.buckets import buckets
-from daguerre.parallel.apply import UNITS
+from daguerre.parallel.apply import blocks
 from daguerre.parallel.parts import own_region
 from daguerre.training import cuda_types, step
 from daguerre.training.live import Live
@@ -77,11 +77,11 @@ class Rehearsal:
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
         self._given = _shapes(config, parts)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
-        inside = {id(p) for unit in units(parts.net) for p in unit.parameters()}
+        inside = {id(p) for unit in blocks(parts.net, parts.family.sharding_units) for p in unit.parameters()}
         apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
         self._together = frozenset(apart if count.mesh.degree("fsdp") > 1 else ())
         if on_gpu:
-            for network in (parts.net, *frozen(parts.net, parts.family.parts()).values()):
+            for network in (parts.net, *frozen(parts.net, parts.family.components).values()):
                 cuda_types.enable(network)
         with self._inside():
             _fill(parts)
@@ -191,7 +191,7 @@ def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
     if mesh.degree("fsdp") == 1:
         return 0
     split = {each.placed.name for each in count.held if each.placed.tensor is not None}
-    networks = {"": parts.net} | (frozen(parts.net, parts.family.parts()) if shard_frozen else {})
+    networks = {"": parts.net} | (frozen(parts.net, parts.family.components) if shard_frozen else {})
     outside, largest = 0, 0
     for component, network in networks.items():
         prefix = f"{component}." if component else ""
@@ -199,15 +199,11 @@ def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
             id(p): p.numel() * p.element_size() // (mesh.degree("tensor") if f"{prefix}{name}" in split else 1)
             for name, p in network.named_parameters()
         }
-        inside = {id(p) for unit in units(network) for p in unit.parameters()}
+        units = blocks(network, parts.family.sharding_units)
+        inside = {id(p) for unit in units for p in unit.parameters()}
         outside += sum(size for key, size in sizes.items() if key not in inside)
-        largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units(network))])
+        largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units)])
     return outside + 4 * largest
-
-
-def units(network: nn.Module) -> list[nn.Module]:
-    """The blocks that fsdp gathers one at a time."""
-    return [m for m in network.modules() if any(kind.__name__ in UNITS for kind in type(m).__mro__)]
 
 
 def pictures_at_once(config: Config, micro: int) -> int:
@@ -227,7 +223,7 @@ def _shapes(config: Config, parts: Parts) -> dict[str, tuple[tuple[int, ...], to
 
 def _fill(parts: Parts) -> None:
     """Gives every parameter and buffer memory that is none, on the CPU."""
-    networks = [*parts.family.parts().values(), parts.net]
+    networks = [*parts.family.components.values(), parts.net]
     modules = {id(module): module for network in networks for module in network.modules()}
     made: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -50,7 +50,7 @@ class Target:
             training = self.given.training
             fused = training.kernels in ("auto", "triton")
             last = fused if training.channels_last == "auto" else training.channels_last
-            speed.layout((parts.net, *frozen(parts.net, parts.family.parts()).values()), fused, last)
+            speed.layout((parts.net, *frozen(parts.net, parts.family.components).values()), fused, last)
         return parts
 
     def left(self, peak: Peak) -> float:

@@ -35,7 +35,6 @@ from daguerre.data import loader
 from daguerre.data.dataset import Dataset, open_datasets
 from daguerre.data.skips import Skips
 from daguerre.errors import UserError
-from daguerre.families.family import TextToImage
 from daguerre.parallel.mesh import Mesh
 from daguerre.parallel.start import Processes
 from daguerre.parallel.watchdog import may_come_from_others
@@ -170,14 +169,12 @@ def start(loaded: Loaded, home: Home, stack: ExitStack, stop: StopSignals, proce
     own, keep = config.checkpoint, Keep(config.checkpoint.keep, every.backup)
     saver = Saver(store, keep, FailedSaves(own.max_failed_saves), own.background)
     said += [*told, *changed, *_about_rate(config, sizes), *description.about_warmup(every)]
-    said += description.about_data(
-        dataset, held_out, sizes.whole, every.validation is not None, isinstance(parts.family, TextToImage)
-    )
+    said += description.about_data(dataset, held_out, sizes.whole, every.validation is not None, parts.family.generates)
     terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
     home.say = terminal.message
     skips = Skips(config.data.max_skipped, folder.skipped if processes.leads else None, terminal.message)
     loading = loader.Loading(
-        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut, skips,
+        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated, skips,
         state.sharding.rank, state.sharding.ranks, pinned=parts.device.type == "cuda",
     )  # fmt: skip
     resuming.restore_loading(loading, beginning, config)

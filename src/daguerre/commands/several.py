@@ -81,20 +81,20 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
     before. UserError where these differ, or where rules and networks do not fit."""
     if mesh.devices == 1:
         return UNSHARDED, []
-    still = frozen(parts.net, parts.family.parts())
+    still = frozen(parts.net, parts.family.components)
     refuse_other_weights({"what is trained": parts.net, **still}, processes.agreement)
     parts.numerics.store(parts.net)
     axis_rules = config.mesh.logical_axis_rules
     said = rules.check(axis_rules, mesh)
     grid = apply.device_mesh(mesh, parts.device.type)
-    found = of_net(parts.net, parts.family.parts(), axis_rules, mesh)
+    found = of_net(parts.net, parts.family.components, axis_rules, mesh)
     problems = [*found.problems]
-    split = apply.apply(parts.net, mesh, found.placed, grid)
+    split = apply.apply(parts.net, mesh, found.placed, grid, parts.family.sharding_units)
     for name, network in still.items():
         if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
-            apply.apply(network, mesh, own.placed, grid)
+            apply.apply(network, mesh, own.placed, grid, parts.family.sharding_units)
             for entry in (each for each in _ENTRIES if hasattr(network, each)):
                 register_fsdp_forward_method(network, entry)
     sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)

@@ -26,7 +26,7 @@ from daguerre.commands.several import led, together
 from daguerre.config import Loaded
 from daguerre.data import loader
 from daguerre.errors import SaidElsewhere, UserError
-from daguerre.families.family import Family, TextToImage
+from daguerre.families.family import Family
 from daguerre.parallel import world
 from daguerre.parallel.world import World
 from daguerre.remote import copies
@@ -203,7 +203,7 @@ def publish(run: Run, again: bool = False) -> None:
 
 def draws(run: Run) -> bool:
     """Whether this process takes part in drawing: all do where they hold the networks together."""
-    return isinstance(run.parts.family, TextToImage) and (run.processes.leads or run.state.sharding.splits)
+    return run.parts.family.generates and (run.processes.leads or run.state.sharding.splits)
 
 
 def whole_family(run: Run) -> Family:

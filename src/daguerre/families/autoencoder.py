@@ -7,10 +7,11 @@ Shape letters: B samples, C channels, H and W height and width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.families import pretrained
 from daguerre.families.family import Family
-from daguerre.families.settings import FamilySettings
+from daguerre.families.pixel_codec import PixelCodec
+from daguerre.families.settings import ComponentSpec, FamilySettings
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch, Cond
@@ -40,6 +42,8 @@ class Settings(FamilySettings):
     defaults. Its scaling_factor is measured in training."""
     export_half: bool = False
     """Export float16 weights: half the size."""
+
+    components: ClassVar[Mapping[str, ComponentSpec]] = {"vae": ComponentSpec("autoencoder")}
 
 
 class Autoencoder(nn.Module):
@@ -67,68 +71,57 @@ class Autoencoder(nn.Module):
         return self.vae.decode(z_BCHW, return_dict=False)[0], kl_BCHW.flatten(1).mean(1)
 
 
-@dataclass(frozen=True, eq=False)
-class AutoencoderFamily(Family):
-    """The one network of this family, which is trained."""
+@dataclass(frozen=True)
+class Images(PixelCodec):
+    """Images of sizes that the autoencoder can divide, and the noise of a draw from their posterior."""
 
-    net: Autoencoder
-    export_half: bool
-
-    def to(self, device: torch.device | str) -> Self:
-        self.net.to(device)
-        return self
-
-    def parts(self) -> dict[str, nn.Module]:
-        return {"vae": self.net.vae}
+    latent_channels: int
+    factor: int
+    """By how much each side is divided."""
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        self._posterior_shape(pixel_shape)
+        """The shape of the image itself. UserError if its sides do not divide."""
+        _, height, width = pixel_shape
+        if height % self.factor or width % self.factor:
+            raise UserError(
+                f"pictures of {height}x{width} px do not fit this autoencoder, which divides sides by {self.factor}; "
+                f"set data.resolution to a multiple of {self.factor}"
+            )
         return pixel_shape
 
-    def draws(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
-        noise = keyed.batch_normals(seed, "vae", keys, self._posterior_shape(pixel_shape))
-        return {"posterior": torch.from_numpy(noise)}
-
-    @torch.no_grad()
-    def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
-        x_BCHW = batch.pixels_BCHW.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
-        return x_BCHW, {"posterior": batch.draws["posterior"]}
-
-    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
-        """`vae/` as stock diffusers reads it, with the scaling factor that gives latents unit variance."""
-        vae = copy.deepcopy(self.net.vae)
-        vae.register_to_config(scaling_factor=round(float(self.net.mean_square) ** -0.5, 4))
-        if self.export_half:
-            vae.half()
-        with replaced(folder) as fresh:
-            vae.save_pretrained(fresh / "vae", safe_serialization=True)
-        return []
-
-    def remarks(self, objective: Objective) -> list[str]:
-        return []
-
-    def files(self) -> dict[str, bytes]:
-        return {}
-
-    def cut(self, texts: Sequence[str]) -> dict[int, str]:
-        return {}
-
-    def _posterior_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        config = self.net.vae.config
-        factor = 2 ** (len(config.block_out_channels) - 1)
-        _, height, width = pixel_shape
-        if height % factor or width % factor:
-            raise UserError(
-                f"pictures of {height}x{width} px do not fit this autoencoder, which divides sides by {factor}; "
-                f"set data.resolution to a multiple of {factor}"
-            )
-        return (config.latent_channels, height // factor, width // factor)
+    def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """`posterior` [B, C, h, w]."""
+        _, height, width = self.latent_shape(pixel_shape)
+        shape = (self.latent_channels, height // self.factor, width // self.factor)
+        return {"posterior": torch.from_numpy(keyed.batch_normals(seed, "vae", keys, shape))}
 
 
-def load(settings: Settings, seed: int) -> AutoencoderFamily:
+def _posterior(batch: Batch) -> Cond:
+    return {"posterior": batch.draws["posterior"]}
+
+
+def _export(
+    family: Family, folder: Path, objective: Objective, sampling: SamplingSettings, export_half: bool
+) -> list[str]:
+    """`vae/` as stock diffusers reads it, with the scaling factor that gives latents unit variance."""
+    net: Any = family.net
+    vae = copy.deepcopy(net.vae)
+    vae.register_to_config(scaling_factor=round(float(net.mean_square) ** -0.5, 4))
+    if export_half:
+        vae.half()
+    with replaced(folder) as fresh:
+        vae.save_pretrained(fresh / "vae", safe_serialization=True)
+    return []
+
+
+def load(settings: Settings, seed: int) -> Family:
     """An autoencoder of these numbers with weights from `seed`. UserError if diffusers cannot build it."""
     try:
         vae: Any = pretrained.seeded(lambda: AutoencoderKL(**settings.vae), seed)
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"model.vae: diffusers cannot build an AutoencoderKL of these numbers: {error}") from error
-    return AutoencoderFamily(Autoencoder(vae.to(memory_format=torch.channels_last)), settings.export_half)
+    net = Autoencoder(vae.to(memory_format=torch.channels_last))
+    images = Images(vae.config.latent_channels, 2 ** (len(vae.config.block_out_channels) - 1))
+    exporter = partial(_export, export_half=settings.export_half)
+    trained = frozenset(settings.components)
+    return Family({"vae": vae}, settings.components, net, images, exporter, batch_condition=_posterior, trained=trained)

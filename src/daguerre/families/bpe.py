@@ -5,13 +5,14 @@ Only the vocabulary is made here; splitting text and adding the start and end to
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from transformers import CLIPTokenizer
 
 WORD_END = "</w>"
@@ -41,9 +42,24 @@ def files(tokenizer: Any) -> dict[str, bytes]:
 
 
 def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs in the order in which they are joined, until each word is one token."""
-    trained = Tokenizer(models.BPE(end_of_word_suffix=WORD_END))
-    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(vocab_size=1 << 16, min_frequency=1, end_of_word_suffix=WORD_END, show_progress=False)
-    trained.train_from_iterator([word.lower() for word in words], trainer)
-    return [(left, right) for left, right in json.loads(trained.to_str())["model"]["merges"]]
+    """Pairs in the order in which they are joined, until each word is one token: the most frequent first, of equals the
+    first in the alphabet. The order is the tokens' ids, and a library that breaks ties by its hashes gives others to
+    each process: a run that goes on would read with the wrong rows of its embeddings."""
+    spelled = [[*word[:-1], word[-1] + WORD_END] for text in words for word in text.lower().split()]
+    merges = []
+    while counts := Counter(pair for word in spelled for pair in pairwise(word)):
+        joined = min(counts, key=lambda pair: (-counts[pair], pair))
+        merges.append(joined)
+        spelled = [_joined(word, joined) for word in spelled]
+    return merges
+
+
+def _joined(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    """The symbols of a word with each occurrence of the pair as one, from the left."""
+    found: list[str] = []
+    for symbol in symbols:
+        if found and (found[-1], symbol) == pair:
+            found[-1] += symbol
+        else:
+            found.append(symbol)
+    return found

@@ -43,13 +43,12 @@ class Components:
     def of_base(self) -> places.Needed:
         """What is needed of the base."""
         found: dict[str, places.Files] = {}
-        for name in self.settings.components:
-            value = getattr(self.settings, name)
+        for name, value in self.settings.places.items():
             weights = value == BASE and not places.without_weights()
             if value == BASE or value is None or _is_file(value):
                 found[name] = places.network(name, self.options) if weights else places.CONFIG
         if not places.without_weights():
-            named = {name: getattr(self.settings, name) for name in self.settings.tokenizers}
+            named = {name: getattr(self.settings, name) for name in self.settings.tokenizers()}
             found |= {name: places.TOKENIZER for name, value in named.items() if value == BASE}
         return found
 
@@ -123,12 +122,11 @@ class Components:
     def wanted(self) -> list[Wanted]:
         """All files that the model is made of, by place: what `train` would read."""
         found = [Wanted(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)]
-        for name in self.settings.components:
-            value = getattr(self.settings, name)
+        for name, value in self.settings.places.items():
             if isinstance(value, str) and value != BASE:
                 needed = {} if _is_file(value) else {"": _at_either(name, self._needed(name))}
                 found.append(Wanted(value, needed, self.elsewhere))
-        for name in self.settings.tokenizers:
+        for name in self.settings.tokenizers():
             if (value := getattr(self.settings, name)) != BASE:
                 found.append(Wanted(value, {"": _at_either(name, places.TOKENIZER)}, self.elsewhere))
         return found

@@ -7,7 +7,8 @@ checkpoint/export.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.families import scheduler
+from daguerre.families.family import Family
 from daguerre.families.scheduler import Scheduler
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
@@ -26,38 +28,42 @@ from daguerre.samplers.settings import SamplingSettings
 _TEXT_PREFIX = "text_model."
 
 
-def export(
-    folder: Path,
-    class_name: str,
-    networks: Mapping[str, nn.Module],
-    files: Mapping[str, bytes],
-    more: Mapping[str, Any],
-    objective: Objective,
-    sampling: SamplingSettings,
-    notices: Sequence[str] = (),
-) -> list[str]:
-    """A folder that stock diffusers opens offline as a pipeline of this class, in place of `folder`.
+@dataclass(frozen=True, eq=False)
+class PipelineExporter:
+    """Writes a family as a folder that stock diffusers opens offline, tokenizers included."""
 
-    `files` are the tokenizers', by relative path, `more` further entries of model_index.json. Returns what a person
-    must be told: `notices`, and where the scheduler cannot draw what the run draws.
-    """
-    if not isinstance(objective, Diffusion):
-        raise UserError(f"the objective {objective!r} is no diffusion: there is nothing to export")
-    plan = scheduler.choose(objective, sampling)
-    said = [*notices, *plan.notices]
-    with replaced(folder) as fresh:
-        for name, network in networks.items():
-            save(network, fresh / name)
-        for path, content in files.items():
-            (fresh / path).parent.mkdir(exist_ok=True)
-            (fresh / path).write_bytes(content)
-        index = {
-            name: [type(network).__module__.split(".")[0], type(network).__name__] for name, network in networks.items()
-        }
-        index |= {path.split("/")[0]: ["transformers", _tokenizer_class(networks, path)] for path in files}
-        _write_index(fresh, class_name, index | dict(more), plan)
-        _write_card(fresh, class_name, objective, sampling, plan.class_name, said)
-    return said
+    class_name: str
+    """Of the pipeline."""
+    index: Mapping[str, Any]
+    """Further entries of model_index.json."""
+    replaced: Mapping[str, Callable[[], nn.Module]]
+    """Networks as the pipeline needs them, where it computes otherwise than the family, by component."""
+    notices: tuple[str, ...] = ()
+    """Where the pipeline does not do what the run does."""
+
+    def __call__(self, family: Family, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
+        """Puts the pipeline in place of `folder`. Returns what a person must be told: `notices`, and where the
+        scheduler cannot draw what the run draws."""
+        if not isinstance(objective, Diffusion):
+            raise UserError(f"the objective {objective!r} is no diffusion: there is nothing to export")
+        plan = scheduler.choose(objective, sampling)
+        said = [*self.notices, *plan.notices]
+        networks = {**family.components, **{name: make() for name, make in self.replaced.items()}}
+        files = family.files()
+        with replaced(folder) as fresh:
+            for name, network in networks.items():
+                save(network, fresh / name)
+            for path, content in files.items():
+                (fresh / path).parent.mkdir(exist_ok=True)
+                (fresh / path).write_bytes(content)
+            index = {
+                name: [type(network).__module__.split(".")[0], type(network).__name__]
+                for name, network in networks.items()
+            }
+            index |= {path.split("/")[0]: ["transformers", _tokenizer_class(networks, path)] for path in files}
+            _write_index(fresh, self.class_name, index | dict(self.index), plan)
+            _write_card(fresh, self.class_name, objective, sampling, plan.class_name, said)
+        return said
 
 
 def save(network: Any, folder: Path) -> None:

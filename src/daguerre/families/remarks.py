@@ -5,6 +5,7 @@ The pretrained side is the scheduler's config that the weights came with. Nothin
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from daguerre.families.components import Components
@@ -13,20 +14,22 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 
 
-def remarks(components: Components, objective: Objective) -> list[str]:
-    """One line for each thing that the weights were trained otherwise, or that starts from random weights frozen."""
+def remarks(components: Components, trained: Collection[str], objective: Objective) -> list[str]:
+    """One line for each thing that the weights were trained otherwise, or that starts from random weights and is not
+    among the components `trained`."""
+    places = components.settings.places
     said = [
         f"model.{name} has random weights and is not trained: this only makes sense in a test"
-        for name in components.settings.components
-        if components.is_random(name) and not getattr(components.settings, f"train_{name}", False)
+        for name in places
+        if components.is_random(name) and name not in trained
     ]
     said += [
         f"model.{name} starts from random weights: numbers that are not given are the library's defaults, not the "
         f"base's, whose own model.{name}=null takes"
-        for name in components.settings.components
-        if isinstance(getattr(components.settings, name), dict) and components.base_has(name)
+        for name, place in places.items()
+        if isinstance(place, dict) and components.base_has(name)
     ]
-    if components.is_random("unet") or not isinstance(objective, Diffusion):
+    if components.settings.denoises_anew or not isinstance(objective, Diffusion):
         return said
     config = components.scheduler()
     return said + ([] if config is None else _differences(config, objective))
@@ -34,7 +37,7 @@ def remarks(components: Components, objective: Objective) -> list[str]:
 
 def prediction(components: Components, objective: Objective) -> str | None:
     """That the pretrained UNet predicts something else than is trained; None where it does not, or nobody compares."""
-    config = None if components.is_random("unet") else components.scheduler()
+    config = None if components.settings.denoises_anew else components.scheduler()
     return None if config is None or not isinstance(objective, Diffusion) else _predicts(config, objective)
 
 

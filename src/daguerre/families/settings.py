@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -16,11 +17,51 @@ Component = Annotated[str | dict[str, Any] | None, ADDRESS]
 """Where a network comes from: `base`, another place, the numbers of its config, or null: the base's numbers."""
 
 
+class ComponentSpec(NamedTuple):
+    """What a component of a family is. Shared code asks for the role: only a family knows its components' names."""
+
+    role: Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer"]
+    trained_by: str = ""
+    """The setting that trains it; "" for what the settings cannot train."""
+
+
 class FamilySettings(Settings):
     """What every family's `Settings` starts from. A family's file adds its own fields and narrows `family`."""
 
     family: str
     """Name of the family: a file in families."""
+
+    components: ClassVar[Mapping[str, ComponentSpec]] = {}
+    """The family's networks and tokenizers by name."""
+
+    @classmethod
+    def networks(cls, *roles: str) -> tuple[str, ...]:
+        """Names of the networks of these roles; of all where none is named."""
+        wanted = roles or {spec.role for spec in cls.components.values()} - {"tokenizer"}
+        return tuple(name for name, spec in cls.components.items() if spec.role in wanted)
+
+    @classmethod
+    def tokenizers(cls) -> tuple[str, ...]:
+        """Names of the tokenizers."""
+        return tuple(name for name, spec in cls.components.items() if spec.role == "tokenizer")
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The components that these settings train."""
+        named = {name: spec.trained_by for name, spec in self.components.items() if spec.trained_by}
+        return tuple(name for name, setting in named.items() if getattr(self, setting))
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        """Where each network comes from, by component: `base`, another place, numbers or None. {} for families whose
+        networks always start from random weights."""
+        return {}
+
+    @property
+    def denoises_anew(self) -> bool:
+        """Whether what denoises comes from no place: it starts from random weights."""
+        own = [self.places[name] for name in self.networks("denoiser") if name in self.places]
+        return bool(own) and not any(isinstance(place, str) for place in own)
 
 
 class LatentSettings(FamilySettings):
@@ -91,11 +132,15 @@ class PretrainedSettings(LatentSettings):
     long_prompts: bool = False
     """Read prompts of any length in windows of 75 tokens, each with its own start and end; off: cut them, counted."""
 
-    trainable: ClassVar[tuple[str, ...]] = ("train_unet", "train_text_encoder")
-    components: ClassVar[tuple[str, ...]] = ("unet", "vae", "text_encoder")
-    """Fields that are networks."""
-    tokenizers: ClassVar[tuple[str, ...]] = ("tokenizer",)
-    """Fields that are tokenizers."""
+    components: ClassVar[Mapping[str, ComponentSpec]] = {
+        "unet": ComponentSpec("denoiser", "train_unet"),
+        "vae": ComponentSpec("autoencoder"),
+        "text_encoder": ComponentSpec("text_encoder", "train_text_encoder"),
+        "tokenizer": ComponentSpec("tokenizer"),
+    }
+    """Each is a field, too: where it comes from."""
+    pipeline_class: ClassVar[str]
+    """The class of diffusers' pipelines that an export is opened with."""
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(
             ("variant",),
@@ -106,6 +151,11 @@ class PretrainedSettings(LatentSettings):
 
     @model_validator(mode="after")
     def _something_is_trained(self) -> Self:
-        if not any(getattr(self, name) for name in self.trainable):
-            raise ValueError(f"nothing is trained: set one of {', '.join(self.trainable)} to true")
+        if not self.trained:
+            able = [spec.trained_by for spec in self.components.values() if spec.trained_by]
+            raise ValueError(f"nothing is trained: set one of {', '.join(able)} to true")
         return self
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        return {name: getattr(self, name) for name in self.networks()}

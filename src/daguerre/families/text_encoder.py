@@ -1,8 +1,8 @@
 """A text encoder with its tokenizer: captions to features, CLIP's or T5's, frozen or trained.
 
-A text longer than the encoder reads is cut, and `cut` says which; or (`long`) it is read in windows, each with its own
-start and end, so that a text of one window is read as ever. Shape letters: B texts, K windows, T tokens of a window,
-D features, P pooled features.
+A text longer than the encoder reads is cut, and `truncated` says which; or (`long`) it is read in windows, each with
+its own start and end, so that a text of one window is read as ever. Shape letters: B texts, K windows, T tokens of a
+window, D features, P pooled features.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ class TextReader:
     """Whether the last norm is applied to it."""
     long: bool = False
     """Whether long texts are read in windows."""
-    trained: bool = False
-    """Whether its weights are trained: it then runs inside the net."""
 
     @property
     def width(self) -> int:
@@ -85,9 +83,9 @@ class TextReader:
         pooled = out.text_embeds.reshape(n_texts, n_windows, -1) if "text_embeds" in out else None
         return hidden.reshape(n_texts, n_windows * n_tokens, -1), pooled
 
-    def cut(self, texts: Sequence[str]) -> dict[int, str]:
-        """Which texts are longer than the encoder reads, and what is done to them."""
-        return {} if self.long else cut(self.tokenizer, texts)
+    def truncated(self, texts: Sequence[str]) -> dict[int, str]:
+        """Texts that are longer than the encoder reads: by index, what is done."""
+        return {} if self.long else truncated(self.tokenizer, texts)
 
     def _cut(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         limit = self.tokenizer.model_max_length
@@ -112,8 +110,8 @@ class TextReader:
         return ids, counts
 
 
-def cut(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
-    """Which texts a tokenizer cuts: {index: "cut to 77 tokens"}."""
+def truncated(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
+    """The texts that a tokenizer truncates: {index: "cut to 77 tokens"}."""
     limit = tokenizer.model_max_length
     # A token holds a byte at least, and start and end take two: only texts of more bytes need a look.
     suspects = [i for i, text in enumerate(texts) if len(text.encode()) + 2 > limit]
@@ -138,21 +136,10 @@ def load(components: Components, encoder: str, tokenizer: str, layer: int, final
     words, files = _tokenizer(components, tokenizer)
     decided = {} if words is None else _decided(words)
     net = components.network(encoder, kind, decided)
-    trained = getattr(settings, f"train_{encoder}")
-    reader = TextReader(
-        encoder,
-        net if trained else net.eval().requires_grad_(False),
-        words or AbsentTokenizer.of(net),
-        files,
-        layer,
-        final_norm,
-        settings.long_prompts,
-        trained,
-    )
+    words_or_stand_in = words or AbsentTokenizer.of(net)
+    reader = TextReader(encoder, net, words_or_stand_in, files, layer, final_norm, settings.long_prompts)
     if -layer > reader.layers:
         raise UserError(f"model.{encoder}_layer is {layer}, but the encoder has {reader.layers} layers")
-    for parameter in unread(reader):
-        parameter.requires_grad_(False)
     if words is not None:
         _check_pair(reader)
     return reader

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import Field
@@ -28,11 +28,12 @@ from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.families import bpe, pretrained
 from daguerre.families.family import Family
-from daguerre.families.settings import FamilySettings
-from daguerre.families.text_encoder import cut
+from daguerre.families.pixel_codec import PixelCodec
+from daguerre.families.settings import ComponentSpec, FamilySettings
+from daguerre.families.text_encoder import truncated
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.types import Batch, Cond
+from daguerre.types import Cond
 
 _LARGEST_SCALE = math.log(100.0)  # CLIP, section 2.5: larger ones made training unstable
 _POOLED_PX = 4
@@ -54,6 +55,12 @@ class Settings(FamilySettings):
     export_half: bool = False
     """Export float16 weights: half the size."""
 
+    components: ClassVar[Mapping[str, ComponentSpec]] = {
+        "text_encoder": ComponentSpec("text_encoder"),
+        "image_encoder": ComponentSpec("image_encoder"),
+        "tokenizer": ComponentSpec("tokenizer"),
+    }
+
 
 class TextImage(nn.Module):
     """Text encoder, image encoder and the temperature of their similarities."""
@@ -68,10 +75,13 @@ class TextImage(nn.Module):
 
     def forward(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
         """Similarities [B, B] of captions (`cond["ids"]` [B, T]) and pictures; `c_noise_B` has no meaning."""
-        pooled_BD = self.text_encoder(cond["ids"]).pooler_output
-        text_BD = normalize(self.text_projection(pooled_BD).float(), dim=-1)
+        text_BD = normalize(self.text_projection(self.pooled(cond["ids"])).float(), dim=-1)
         image_BD = normalize(self.image_encoder(x_BCHW).float(), dim=-1)
         return self.log_scale.clamp(max=_LARGEST_SCALE).exp() * text_BD @ image_BD.T
+
+    def pooled(self, ids_BT: Tensor) -> Tensor:
+        """Features [B, D] of texts."""
+        return self.text_encoder(ids_BT).pooler_output
 
 
 def _image_encoder(channels: Sequence[int], width: int) -> nn.Module:
@@ -84,58 +94,50 @@ def _image_encoder(channels: Sequence[int], width: int) -> nn.Module:
 
 
 @dataclass(frozen=True, eq=False)
-class TextImageFamily(Family):
-    """The pair of encoders, both trained, and the tokenizer."""
+class Captions:
+    """Captions as tokens: the text encoder is trained, and runs inside the net."""
 
-    net: TextImage
     tokenizer: Any
     """CLIPTokenizer."""
-    tokenizer_files: dict[str, bytes]
-    export_half: bool
+    tokenizer_files: Mapping[str, bytes]
+    """As they were before the tokenizer was used, which leaves its padding behind."""
+    net: TextImage
 
-    def to(self, device: torch.device | str) -> Self:
-        self.net.to(device)
-        return self
+    def tokens(self, texts: Sequence[str]) -> Cond:
+        """`ids` [B, T]. The encoder is causal and pools at the first end token: padding beyond the longest text changes
+        nothing."""
+        rows = self.tokenizer(list(texts), padding="longest", truncation=True, return_tensors="pt")
+        return {"ids": rows.input_ids.to(self.net.log_scale.device)}
 
-    def parts(self) -> dict[str, nn.Module]:
-        return {"text_encoder": self.net.text_encoder, "image_encoder": self.net.image_encoder}
+    def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
+        """`pooled` [B, D]: what similarities are taken of."""
+        return {"pooled": self.net.pooled(tokens["ids"])}
 
-    def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return pixel_shape
-
-    def draws(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
-        return {}
-
-    @torch.no_grad()
-    def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
-        x_BCHW = batch.pixels_BCHW.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
-        # The encoder is causal and pools at the first end token: padding beyond the longest text changes nothing.
-        rows = self.tokenizer(batch.texts, padding="longest", truncation=True, return_tensors="pt")
-        return x_BCHW, {"ids": rows.input_ids.to(x_BCHW.device)}
-
-    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
-        """`text_encoder/` and `tokenizer/` as stock transformers reads them."""
-        encoder = copy.deepcopy(self.net.text_encoder)
-        if self.export_half:
-            encoder.half()
-        with replaced(folder) as fresh:
-            encoder.save_pretrained(fresh / "text_encoder", safe_serialization=True)
-            (fresh / "tokenizer").mkdir()
-            for path, content in self.files().items():
-                (fresh / path).write_bytes(content)
-        return []
-
-    def remarks(self, objective: Objective) -> list[str]:
-        return []
+    def truncated(self, texts: Sequence[str]) -> dict[int, str]:
+        """Texts that are longer than the encoder reads: by index, what is done."""
+        return truncated(self.tokenizer, texts)
 
     def files(self) -> dict[str, bytes]:
+        """The tokenizer's, as `tokenizer/FILE`."""
         return {f"tokenizer/{name}": content for name, content in self.tokenizer_files.items()}
 
-    def cut(self, texts: Sequence[str]) -> dict[int, str]:
-        return cut(self.tokenizer, texts)
+
+def _export(
+    family: Family, folder: Path, objective: Objective, sampling: SamplingSettings, export_half: bool
+) -> list[str]:
+    """`text_encoder/` and `tokenizer/` as stock transformers reads them."""
+    encoder: Any = copy.deepcopy(family.components["text_encoder"])
+    if export_half:
+        encoder.half()
+    with replaced(folder) as fresh:
+        encoder.save_pretrained(fresh / "text_encoder", safe_serialization=True)
+        (fresh / "tokenizer").mkdir()
+        for path, content in family.files().items():
+            (fresh / path).write_bytes(content)
+    return []
 
 
-def load(settings: Settings, seed: int) -> TextImageFamily:
+def load(settings: Settings, seed: int) -> Family:
     """Encoders of these numbers with weights from `seed`. UserError if transformers cannot build them."""
     tokenizer = bpe.learn(settings.words, settings.max_tokens)
     decided = {
@@ -154,4 +156,12 @@ def load(settings: Settings, seed: int) -> TextImageFamily:
         net: Any = pretrained.seeded(build, seed)
     except (StrictDataclassError, ValueError, TypeError) as error:
         raise UserError(f"model.text_encoder: transformers cannot build these encoders: {error}") from error
-    return TextImageFamily(net, tokenizer, bpe.files(tokenizer), settings.export_half)
+    return Family(
+        {"text_encoder": net.text_encoder, "image_encoder": net.image_encoder},
+        settings.components,
+        net,
+        PixelCodec(),
+        partial(_export, export_half=settings.export_half),
+        text=Captions(tokenizer, bpe.files(tokenizer), net),
+        trained=frozenset(settings.networks()),
+    )

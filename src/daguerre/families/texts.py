@@ -7,7 +7,7 @@ features, P pooled features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
-from daguerre.families.text_encoder import TextReader, Tokens
+from daguerre.families.text_encoder import TextReader, Tokens, unread
 from daguerre.types import Cond
 
 _KERNELS = [
@@ -44,14 +44,14 @@ class Texts:
         return sum(reader.width for reader in self.readers)
 
     @property
-    def trained(self) -> dict[str, torch.nn.Module]:
-        """The encoders that are trained, by component."""
-        return {reader.name: reader.encoder for reader in self.readers if reader.trained}
+    def networks(self) -> dict[str, torch.nn.Module]:
+        """The encoders by component."""
+        return {reader.name: reader.encoder for reader in self.readers}
 
-    def read(self, texts: Sequence[str]) -> Cond:
-        """Conditioning of texts: `text` [B, K T, D] and what belongs to it; tokens where an encoder is trained."""
-        tokens = self.tokens(texts)
-        return tokens if self.trained else self.features(tokens)
+    @property
+    def unread(self) -> list[torch.nn.Parameter]:
+        """Parameters that no feature depends on."""
+        return [parameter for reader in self.readers for parameter in unread(reader)]
 
     def tokens(self, texts: Sequence[str]) -> Cond:
         """`empty` [B] bool, and of each encoder NAME_ids [B, K, T] and NAME_counts [B, K]."""
@@ -65,14 +65,15 @@ class Texts:
             cond[f"{name}_counts"] = pad(tokens.counts_BK, (0, more), value=-1)
         return cond
 
-    def features(self, tokens: Cond) -> Cond:
+    def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
         """`text` [B, K T, D], `pooled` [B, P] of an encoder that has it, and `text_mask` [B, K T] (1: a token to
-        attend to) where windows only pad the batch."""
+        attend to) where windows only pad the batch. Gradients flow through the encoders of the components `trained`;
+        the others compute in float32."""
         hidden, cond = [], {}
         for reader in self.readers:
             own = Tokens(tokens[f"{reader.name}_ids"], tokens[f"{reader.name}_counts"])
             with ExitStack() as stack:
-                if not reader.trained:
+                if reader.name not in trained:
                     stack.enter_context(torch.no_grad())
                     if torch.amp.is_autocast_available(where := own.ids_BKT.device.type):  # not of the meta device
                         stack.enter_context(torch.autocast(where, enabled=False))
@@ -106,9 +107,9 @@ class Texts:
             if name in cond
         }
 
-    def cut(self, texts: Sequence[str]) -> dict[int, str]:
-        """Which texts are cut, and to what."""
-        return {index: how for reader in self.readers for index, how in reader.cut(texts).items()}
+    def truncated(self, texts: Sequence[str]) -> dict[int, str]:
+        """Texts that are longer than an encoder reads: by index, what is done."""
+        return {index: how for reader in self.readers for index, how in reader.truncated(texts).items()}
 
     def files(self) -> dict[str, bytes]:
         """The tokenizers' files, as `tokenizer/FILE` and `tokenizer_2/FILE`."""

@@ -6,7 +6,8 @@ and W height and width, T tokens, D features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from diffusers import UNet2DConditionModel
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.families.components import Components
+from daguerre.families.family import Exporter, Family
 from daguerre.families.texts import Texts
 from daguerre.families.vae import VAE
 from daguerre.types import Cond
@@ -25,19 +27,27 @@ class UNet(nn.Module):
     """diffusers' UNet2DConditionModel. Its weights are named `unet.`, those of trained encoders `text_encoder.`, and
     then as their libraries name them; what is not trained is no part of its state."""
 
-    def __init__(self, unet: Any, texts: Texts, train_unet: bool) -> None:
+    def __init__(self, unet: Any, texts: Texts, trained: Mapping[str, nn.Module]) -> None:
+        """`trained` are the components, of these, that are trained."""
         super().__init__()
-        trained = ({"unet": unet} if train_unet else {}) | texts.trained
         for name, network in trained.items():
             self.add_module(name, network)
+        self._trained = frozenset(trained)
         self._all = (unet, texts)  # in a tuple: what is frozen is not registered
 
     def forward(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
-        """The prediction y [B, C, H, W] for latents, c_noise [B] and cond["text"] [B, T, D] (or tokens, where an
-        encoder is trained), with cond["pooled"] [B, P] and cond["sizes"] [B, 6] where the UNet knows them."""
-        unet, texts = self._all
-        if "text" not in cond:
-            cond = {**cond, **texts.features(cond)}
+        """The prediction y [B, C, H, W] for latents, c_noise [B] and conditioning as `features` takes it."""
+        return self.denoise(x_BCHW, c_noise_B, self.features(cond))
+
+    def features(self, cond: Cond) -> Cond:
+        """Conditioning with cond["text"] [B, T, D]: where it holds tokens, text encoders make it, with gradients for
+        those that are trained."""
+        return cond if "text" in cond else {**cond, **self._all[1].features(cond, self._trained)}
+
+    def denoise(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond, residuals: Sequence[Tensor] = ()) -> Tensor:
+        """The prediction from cond["text"], with cond["pooled"] [B, P] and cond["sizes"] [B, 6] where the UNet knows
+        them. `residuals` are a ControlNet's: those of the down blocks, and last that of the middle block."""
+        unet = self._all[0]
         added = {"text_embeds": cond["pooled"], "time_ids": cond["sizes"]} if "sizes" in cond else None
         return unet(
             x_BCHW,
@@ -45,6 +55,8 @@ class UNet(nn.Module):
             encoder_hidden_states=cond["text"],
             encoder_attention_mask=cond.get("text_mask"),
             added_cond_kwargs=added,
+            down_block_additional_residuals=tuple(residuals[:-1]) or None,
+            mid_block_additional_residual=residuals[-1] if residuals else None,
             return_dict=False,
         )[0]
 
@@ -77,7 +89,18 @@ def load(components: Components, vae: VAE, texts: Texts, more: Mapping[str, Any]
             f"the UNet does not fit the other networks: {'; '.join(wrong)}. Change model.unet (what is left out is "
             "taken from the other networks) or model.pretrained_model_name_or_path" + _other_family(unet, bool(more))
         )
-    return unet.requires_grad_(components.settings.train_unet)
+    return unet
+
+
+def family(components: Components, unet: Any, vae: VAE, texts: Texts, exporter: Exporter) -> Family:
+    """The family of these networks, with those trained that the settings name."""
+    settings, make_net = components.settings, partial(UNet, unet, texts)
+    networks = {"unet": unet, "vae": vae.net, **texts.networks}
+    whole = Family(
+        networks, settings.components, make_net({}), vae, exporter,
+        text=texts, pretrained=components, make_net=make_net, unread=texts.unread,
+    )  # fmt: skip
+    return whole.training(settings.trained)
 
 
 def _other_family(unet: Any, sized: bool) -> str:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from daguerre import keys as keyed
 from daguerre.errors import UserError
 from daguerre.families.components import Components
+from daguerre.families.family import Moments
+from daguerre.families.pixel_codec import levels, scaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,32 +62,33 @@ class VAE:
             )
         return (self.channels, height // self.factor, width // self.factor)
 
-    def draws(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
+    def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         """`posterior` [B, C, h, w]: the noise of each key's draw from its posterior; {} where the mean is taken."""
         if not self.sample_posterior:
             return {}
         noise = keyed.batch_normals(seed, "vae", keys, self.latent_shape(pixel_shape))
         return {"posterior": torch.from_numpy(noise)}
 
-    def encode(self, pixels_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """Latents [B, C, h, w] float32 of uint8 pixels: scaling_factor (mean + std noise), after the statistics."""
-        x_BCHW = pixels_BCHW.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
-        posterior = self.net.encode(x_BCHW).latent_dist
-        z_BCHW = posterior.mean
+    def encode(self, pixels_BCHW: Tensor) -> Moments:
+        """`mean` and `std` [B, C, h, w] of the posterior of uint8 pixels, before statistics and scaling."""
+        posterior = self.net.encode(scaled(pixels_BCHW)).latent_dist
+        return {"mean": posterior.mean, "std": posterior.std}
+
+    def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
+        """Latents [B, C, h, w] float32: scaling_factor (mean + std noise), after the statistics."""
+        z_BCHW = moments["mean"]
         if self.sample_posterior:
-            z_BCHW = z_BCHW + posterior.std * draws["posterior"]
+            z_BCHW = z_BCHW + moments["std"] * random_inputs["posterior"]
         if self.has_statistics:
             z_BCHW = (z_BCHW - self.net.channel_mean) / self.net.channel_std
         return (self.net.config.scaling_factor * z_BCHW).contiguous()
 
     def decode(self, x0_BCHW: Tensor) -> np.ndarray:
-        """Pictures [B, H, W, 3] uint8 of latents, rounded as diffusers' VaeImageProcessor does."""
+        """Images [B, H, W, 3] uint8 of latents."""
         z_BCHW = x0_BCHW.float() / self.net.config.scaling_factor
         if self.has_statistics:
             z_BCHW = z_BCHW * self.net.channel_std + self.net.channel_mean
-        pixels_BCHW = self.net.decode(z_BCHW.to(memory_format=torch.channels_last), return_dict=False)[0]
-        levels_BCHW = ((pixels_BCHW / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
-        return levels_BCHW.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+        return levels(self.net.decode(z_BCHW.to(memory_format=torch.channels_last), return_dict=False)[0])
 
 
 def load(components: Components) -> VAE:

@@ -24,8 +24,6 @@ from daguerre.parallel.mesh import AXES, Mesh
 from daguerre.parallel.rules import Placed
 
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
-UNITS = ("BasicTransformerBlock", "ResnetBlock2D", "CLIPEncoderLayer", "T5Block")
-"""Modules that FSDP2 gathers and frees one at a time, by class name."""
 _GATED = ("GEGLU", "SwiGLU")
 """Linear layers whose output is two halves, one of which gates the other, by their owner's class name."""
 
@@ -56,12 +54,14 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     return DeviceMesh(device_type, mesh.ranks(), mesh_dim_names=AXES)
 
 
-def apply(net: nn.Module, mesh: Mesh, placed: Sequence[Placed], devices: DeviceMesh) -> Split:
-    """Splits `net` in place. Every rank must hold the same weights."""
+def apply(net: nn.Module, mesh: Mesh, placed: Sequence[Placed], devices: DeviceMesh, units: Collection[str]) -> Split:
+    """Splits `net` in place. Every rank must hold the same weights. FSDP2 gathers and frees one at a time the modules
+    whose class has a name in `units`."""
     where = {each.name: each for each in placed}
     rows = _tensor_parallel(net, where, devices["tensor"], mesh.degree("tensor")) if mesh.degree("tensor") > 1 else {}
     if mesh.degree("fsdp") > 1:
-        _fully_shard(net, where, devices["data", "fsdp"] if mesh.degree("data") > 1 else devices["fsdp"])
+        over = devices["data", "fsdp"] if mesh.degree("data") > 1 else devices["fsdp"]
+        _fully_shard(net, where, over, blocks(net, units))
     return Split(devices, rows)
 
 
@@ -88,6 +88,11 @@ def _is_gated(net: nn.Module, name: str) -> bool:
     return _is_one(net.get_submodule(name.rpartition(".")[0]), _GATED)
 
 
+def blocks(net: nn.Module, units: Collection[str]) -> list[nn.Module]:
+    """The modules of `net` whose class has one of these names."""
+    return [module for module in net.modules() if _is_one(module, units)]
+
+
 def _is_one(module: nn.Module, names: Collection[str]) -> bool:
     """Whether its class has one of these names, or is made of one that has: kernels stand in for a network's own."""
     return any(kind.__name__ in names for kind in type(module).__mro__)
@@ -105,7 +110,7 @@ def _interleave(name: str, layer: nn.Linear, degree: int) -> dict[str, Tensor]:
     return found
 
 
-def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh) -> None:
+def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh, units: Sequence[nn.Module]) -> None:
     """FSDP2 around each unit and around the rest; over two axes it is HSDP: sharded along the last, copied along the
     first."""
     dims = {id(parameter): where[name].fsdp for name, parameter in net.named_parameters()}
@@ -117,7 +122,6 @@ def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMes
         for parameter in net.parameters():
             parameter.data = parameter.data.contiguous()  # FSDP2 cuts no other
     # The components, too, as they are called by themselves as well: a text encoder that is trained reads prompts.
-    units = [m for m in net.modules() if _is_one(m, UNITS)]
     components = [m for m in net.children() if m not in units and any(True for _ in m.parameters())]
     for module in [*units, *components, net]:
         before = type(module)

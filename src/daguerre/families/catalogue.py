@@ -1,0 +1,33 @@
+"""The families whose networks come from pretrained places, and the components that these have between them.
+
+For commands that are about no family in particular: what is fetched, and which family a pipeline is of.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from daguerre import plugins
+from daguerre.families.settings import PretrainedSettings
+
+
+@lru_cache(maxsize=1)
+def pretrained() -> dict[str, type[PretrainedSettings]]:
+    """Their settings by name."""
+    found = {name: plugins.find("families", name).Settings for name in plugins.names("families")}
+    return {name: settings for name, settings in found.items() if issubclass(settings, PretrainedSettings)}
+
+
+def networks() -> tuple[str, ...]:
+    """Names of all of their networks."""
+    return tuple(dict.fromkeys(name for settings in pretrained().values() for name in settings.networks()))
+
+
+def tokenizers() -> tuple[str, ...]:
+    """Names of all of their tokenizers."""
+    return tuple(dict.fromkeys(name for settings in pretrained().values() for name in settings.tokenizers()))
+
+
+def pipelines() -> dict[str, str]:
+    """The family of each class of pipelines."""
+    return {settings.pipeline_class: name for name, settings in pretrained().items()}
