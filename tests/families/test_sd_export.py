@@ -199,6 +199,25 @@ def test_what_differs_is_said(objective, schedule, sampling, said):
     assert any(said in notice for notice in choose(build(objective, schedule), SamplingSettings(**sampling)).notices)
 
 
+@pytest.mark.parametrize(
+    ("objective", "schedule", "told", "said"),
+    [
+        ("v", "{}", "timestep", None),
+        ("edm", "{}", "log_sigma", None),
+        ("flow", "{}", "flow_time", None),
+        ("v", '{"name": "cosine"}', "cosine_time", "tells the network 1000.0, and this run 993.6"),
+        ("v", '{"shift": 2.0}', "timestep", "this run tells the network timestep"),
+        ("edm", "{}", "timestep", "this run tells the network timestep"),
+        ("eps", "{}", "log_sigma", "pictures of the pipeline are wrong"),
+    ],
+)
+def test_a_network_that_is_told_another_number_is_said(objective, schedule, told, said):
+    usual, sampling = build(objective, schedule), SamplingSettings(num_inference_steps=20)
+    notices = choose(usual.telling(told, 1000.0), sampling).notices
+    more = [notice for notice in notices if notice not in choose(usual, sampling).notices]
+    assert said in more[0] if said else more == []
+
+
 @pytest.mark.filterwarnings("ignore:`torch_dtype` is deprecated:FutureWarning")  # the snippet's own name for it
 def test_the_folder_opens_offline_without_a_word(family, tmp_path, caplog):
     """The snippet of open-diffusion's page, on the CPU; nothing is missing, ignored, deprecated or warned of."""

@@ -6,12 +6,13 @@ with measured differences is docs/export.md, the reasons are in docs/samplers.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from daguerre.objectives import algebra
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.settings import SamplingSettings
 
@@ -38,6 +39,28 @@ class Scheduler:
 
 def choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     """The scheduler that comes nearest to sampling this objective with these settings."""
+    chosen = _choose(objective, sampling)
+    return replace(chosen, notices=[*chosen.notices, *_told_otherwise(objective)])
+
+
+def _told_otherwise(objective: Diffusion) -> list[str]:
+    """That a pipeline tells the network another number: its scheduler's own time, which is what `auto` tells."""
+    own = algebra.build(objective.settings, objective.target)
+    t_N = own.times(torch.linspace(0.01, 0.99, 99, dtype=torch.float64))
+    if (own.told(t_N) - objective.told(t_N)).abs().max() > 1e-3:
+        name = objective.noise_conditioning.name
+        return [
+            f"this run tells the network {name} (model.noise_conditioning), diffusers tells it the time of the "
+            "schedule, another number: pictures of the pipeline are wrong; `daguerre generate` draws the right ones"
+        ]
+    first = own.schedule.time(torch.ones((), dtype=torch.float64))
+    theirs, ours = own.told(first), objective.told(first)
+    if abs(theirs - ours) < 1e-3:
+        return []
+    return [f"at the first step diffusers tells the network {theirs:.1f}, and this run {ours:.1f}"]
+
+
+def _choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     schedule = objective.settings.schedule.name
     if schedule == "edm":
         return _edm(objective, sampling)

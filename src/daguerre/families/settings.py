@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,7 +23,18 @@ class FamilySettings(Settings):
     """Name of the family: a file in families."""
 
 
-class LatentSettings(FamilySettings):
+class DenoiserSettings(FamilySettings):
+    """What families share whose network is trained by diffusion."""
+
+    noise_conditioning: Literal["auto", "timestep", "log_sigma", "cosine_time", "flow_time"] = "auto"
+    """The number by which the network is told the noise level. auto: the time of the objective's own schedule;
+    timestep: the index of the level in the table without a shift, which Stable Diffusion's networks know; log_sigma:
+    ln(sigma)/4 (EDM); cosine_time: Stable Cascade's time; flow_time: s / (a + s)."""
+    time_scale: ClassVar[float] = 1000.0
+    """What times in [0, 1] are multiplied by: diffusers' UNets embed numbers from 0 to 1000."""
+
+
+class LatentSettings(DenoiserSettings):
     """What families that train on the latents of a frozen autoencoder share: z = (x - mean) scaling_factor / std."""
 
     sample_posterior: bool = True
