@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from daguerre import cli
 from daguerre import config as configs
 from daguerre.commands import parts
 from daguerre.commands.parts import Parts
@@ -34,6 +35,26 @@ def test_edm_tells_the_network_what_the_recipe_says():
 def test_an_objective_without_noise_levels_refuses_to_tell_any():
     with pytest.raises(ValueError, match=r"noise_conditioning has no effect.*contrastive is no diffusion.*remove it"):
         outlined("objective.name=contrastive", TIMESTEP)
+
+
+def test_each_bucket_has_the_shift_of_its_size():
+    given = ("objective.schedule.resolution_shift.name=area", "objective.schedule.resolution_shift.base_px=32")
+    made = outlined(*given)
+    shape = made.family.latent_shape((3, 64, 64))
+    assert made.objective.cell_px == 64 * 64 / (shape[1] * shape[2])
+    draws, expected = (each.objective.draws(0, KEYS, shape) for each in (made, outlined("objective.schedule.shift=2")))
+    assert torch.equal(draws["s"], expected["s"])
+    assert made.objective.sampled().schedule.settings.shift == 2
+    small = made.objective.draws(0, KEYS, made.family.latent_shape((3, 32, 32)))
+    assert torch.equal(small["s"], outlined().objective.draws(0, KEYS, shape)["s"])
+
+
+def test_the_shifts_are_said_before_a_run(capsys):
+    given = ["objective.schedule.resolution_shift.name=area", "objective.schedule.resolution_shift.base_px=32"]
+    assert cli.run(["train", "quickstart", *given, "--dry-run"]) == 0
+    assert "shift of the noise levels: 64x64 2" in capsys.readouterr().out
+    assert cli.run(["train", "quickstart", "--dry-run"]) == 0
+    assert "shift of the noise levels" not in capsys.readouterr().out
 
 
 TIMESTEP = "model.noise_conditioning=timestep"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +94,10 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
     net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
     for bucket in buckets(config.data):
-        family.latent_shape((3, bucket.height_px, bucket.width_px))
+        shape = family.latent_shape((3, bucket.height_px, bucket.width_px))
+        if isinstance(objective, Diffusion):
+            sampled_px = math.prod(config.sampling.size_px(config.data.resolution))
+            objective = replace(objective, cell_px=bucket.area_px / math.prod(shape[1:]), sampled_px=sampled_px)
     if isinstance(objective, Diffusion):
         objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
     speed.apply(config.training, net, family.parts().values(), device)

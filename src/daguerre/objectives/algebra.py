@@ -10,7 +10,9 @@ coefficients and d = a q - s p are [B], or 0-dim for one level for all samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +26,7 @@ from daguerre.objectives.adaptive import AdaptiveWeight
 from daguerre.objectives.noise import noise, perturbation
 from daguerre.objectives.noise_conditioning import NoiseConditioning
 from daguerre.objectives.objective import Net, NothingLearnt, Objective
-from daguerre.objectives.settings import DiffusionSettings
+from daguerre.objectives.settings import DiffusionSettings, ScheduleSettings
 from daguerre.types import Cond, Grid, LossTerms, Stateful
 
 Target = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -48,6 +50,10 @@ class Diffusion(Objective):
     noise_conditioning: NoiseConditioning
     """What the network is told of the noise level."""
     input_scale: InputScale = unscaled
+    cell_px: float = 1.0
+    """Pixels of a picture for each cell [h, w] of its clean sample."""
+    sampled_px: int = 1
+    """Area in pixels of the pictures that a run samples, for which its export is made."""
     learnt: Stateful = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +61,25 @@ class Diffusion(Objective):
         adaptive = weighting.name == "adaptive"
         learnt = AdaptiveWeight(weighting.adaptive_buckets, weighting.adaptive_decay) if adaptive else NothingLearnt()
         object.__setattr__(self, "learnt", learnt)
+
+    def at(self, shape: tuple[int, ...]) -> Diffusion:
+        """The objective on the noise levels of clean samples of `shape` (C, h, w): itself, if one size is as another.
+
+        The levels alone are others, not what the network is told of one.
+        """
+        return self.on(self.settings.schedule.at(math.prod(shape[1:]) * self.cell_px))
+
+    def sampled(self) -> Diffusion:
+        """The objective on the noise levels of pictures of `sampled_px`."""
+        return self.on(self.settings.schedule.at(self.sampled_px))
+
+    def on(self, settings: ScheduleSettings) -> Diffusion:
+        """The objective on the noise levels of another schedule of its kind; what is learnt is shared."""
+        if settings is self.settings.schedule:
+            return self
+        moved = copy(self)
+        object.__setattr__(moved, "schedule", schedules.build(settings))
+        return moved
 
     def times(self, quantile_B: Tensor) -> Tensor:
         """Training times [B] float64 at quantiles [B] float64 of the time law: 0 is the clean end."""
@@ -76,10 +101,8 @@ class Diffusion(Objective):
         return self.noise_conditioning.at(self.schedule, t)
 
     def telling(self, name: str, scale: float) -> Diffusion:
-        """The same objective for a network that is told the level as `name` says; see noise_conditioning.choose.
-
-        UserError where pure noise has no such number.
-        """
+        """The same objective, nothing learnt yet, for a network that is told the level as `name` says; see
+        noise_conditioning.choose. UserError where pure noise has no such number."""
         told = noise_conditioning.choose(name, self.schedule, self.settings.schedule, scale)
         last = self.schedule.time(torch.ones((), dtype=torch.float64, device="cpu"))
         if not told.at(self.schedule, last).isfinite():
@@ -110,12 +133,13 @@ class Diffusion(Objective):
         else:
             assert 0 <= quantile < 1, quantile
             quantile_B = torch.full((len(keys),), quantile, dtype=torch.float64, device="cpu")
-        t_B = self.times(quantile_B)
-        a_B, s_B = self.path(t_B)
+        levels = self.at(shape)
+        t_B = levels.times(quantile_B)
+        a_B, s_B = levels.path(t_B)
         p_B, q_B = self.target(a_B, s_B)
         level = {
             "quantile": (quantile_B * 2.0**24).floor() * 2.0**-24,  # rounding to nearest could give 1
-            "c_noise": self.told(t_B),
+            "c_noise": levels.told(t_B),
             "c_in": self.input_scale(a_B, s_B),
             "a": a_B,
             "s": s_B,

@@ -51,8 +51,8 @@ def choose(name: str, schedule: Schedule, settings: ScheduleSettings, scale: flo
     if name == "auto":
         return NoiseConditioning(name, schedule, _unit(NAMES[settings.name], scale))
     kind = next(kind for kind, told in NAMES.items() if told == name)
-    plain = {"shift": 1.0} if kind == settings.name == "scaled_linear" else None
-    own = settings.model_copy(update=plain) if plain else ScheduleSettings.model_validate({"name": kind})
+    is_own = kind == settings.name == "scaled_linear"
+    own = settings.shifted(1.0) if is_own else ScheduleSettings.model_validate({"name": kind})
     return NoiseConditioning(name, schedules.build(own), _unit(name, scale))
 
 

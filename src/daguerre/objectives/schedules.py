@@ -26,6 +26,7 @@ class Schedule(ABC):
 
     variance_preserving: ClassVar[bool]
     """Whether a^2 + s^2 = 1 at all times."""
+    settings: ScheduleSettings
 
     @abstractmethod
     def time(self, drawn: Tensor) -> Tensor:
