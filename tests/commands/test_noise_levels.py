@@ -57,5 +57,11 @@ def test_the_shifts_are_said_before_a_run(capsys):
     assert "shift of the noise levels" not in capsys.readouterr().out
 
 
+def test_a_sampling_shift_is_refused_before_training_where_there_is_none():
+    with pytest.raises(ValueError, match=r"sampling.shift is 2, and schedule edm has no shift"):
+        outlined(*EDM, "sampling.shift=2")
+    assert outlined("sampling.shift=2", "shift=1.5").objective.settings.schedule.shift == 1.5
+
+
 TIMESTEP = "model.noise_conditioning=timestep"
 EDM = ("objective.name=edm",)

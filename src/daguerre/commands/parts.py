@@ -99,7 +99,9 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
             sampled_px = math.prod(config.sampling.size_px(config.data.resolution))
             objective = replace(objective, cell_px=bucket.area_px / math.prod(shape[1:]), sampled_px=sampled_px)
     if isinstance(objective, Diffusion):
-        objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
+        objective.sampled(config.sampling.shift).grid(
+            config.sampling.num_inference_steps, config.sampling.timestep_spacing
+        )
     speed.apply(config.training, net, family.parts().values(), device)
     if config.training.gradient_checkpointing:
         recompute.enable(net, family.parts().values(), numerics.attention)

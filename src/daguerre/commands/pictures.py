@@ -184,16 +184,18 @@ def about(parts: Parts, sampling: SamplingSettings, one: Wanted) -> dict[str, An
         "guidance_rescale": sampling.guidance_rescale if one.guidance_scale > 1 else 0.0,
         **{name: getattr(sampling, name) for name in _SETTINGS},
         **sampling.churn,
-        **_shift(parts, height * width),
+        **_shift(parts, sampling, height * width),
         "precision": parts.precision,
         "initial_noise_sha256": digest(one.seed, drawing(parts)[0].latent_shape((3, height, width))),
         "code_version": __version__,
     }
 
 
-def _shift(parts: Parts, area_px: int) -> dict[str, float]:
+def _shift(parts: Parts, sampling: SamplingSettings, area_px: int) -> dict[str, float]:
     """The shift of the noise levels, where the recipe's schedule does not say it by itself."""
     schedule = drawing(parts)[1].settings.schedule
+    if sampling.shift is not None:
+        return {"shift": sampling.shift}
     return {} if schedule.resolution_shift.name == "none" else {"shift": schedule.at(area_px).shift}
 
 

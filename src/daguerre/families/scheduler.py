@@ -48,7 +48,7 @@ def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusio
 
     A scheduler tells the network the time of its own table, so that table must be the one that the network knows.
     """
-    wanted, clock = objective.sampled(), objective.noise_conditioning.clock
+    wanted, clock = objective.sampled(sampling.shift), objective.noise_conditioning.clock
     if type(clock) is not type(wanted.schedule):
         return wanted, [
             f"this run tells the network {objective.noise_conditioning.name} (model.noise_conditioning), diffusers "
@@ -56,7 +56,7 @@ def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusio
             "generate` draws the right ones"
         ]
     if not wanted.schedule.variance_preserving:  # there the time is the level
-        return wanted, _of_one_size(wanted)
+        return wanted, [] if sampling.shift else _of_one_size(wanted)
     theirs = objective.on(clock.settings)
     first = theirs.schedule.time(torch.ones((), dtype=torch.float64))
     apart = f"{float(first) * 1000:.1f}, and this run {float(theirs.told(first)):.1f}"

@@ -62,16 +62,27 @@ class Diffusion(Objective):
         learnt = AdaptiveWeight(weighting.adaptive_buckets, weighting.adaptive_decay) if adaptive else NothingLearnt()
         object.__setattr__(self, "learnt", learnt)
 
-    def at(self, shape: tuple[int, ...]) -> Diffusion:
-        """The objective on the noise levels of clean samples of `shape` (C, h, w): itself, if one size is as another.
+    def at(self, shape: tuple[int, ...], shift: float | None = None) -> Diffusion:
+        """The objective on the noise levels of clean samples of `shape` (C, h, w), or of a `shift` given in its place.
 
-        The levels alone are others, not what the network is told of one.
+        The levels alone are others, not what the network is told of one. UserError for a shift where there is none.
         """
-        return self.on(self.settings.schedule.at(math.prod(shape[1:]) * self.cell_px))
+        return self.on(self._levels(math.prod(shape[1:]) * self.cell_px, shift))
 
-    def sampled(self) -> Diffusion:
-        """The objective on the noise levels of pictures of `sampled_px`."""
-        return self.on(self.settings.schedule.at(self.sampled_px))
+    def sampled(self, shift: float | None = None) -> Diffusion:
+        """The same of pictures of `sampled_px`."""
+        return self.on(self._levels(self.sampled_px, shift))
+
+    def _levels(self, area_px: float, shift: float | None) -> ScheduleSettings:
+        own = self.settings.schedule
+        if shift is None:
+            return own.at(area_px)
+        if not own.acts("shift"):
+            raise UserError(
+                f"sampling.shift is {shift:g}, and schedule {own.name} has no shift: remove it; sigma_max, sigma_min "
+                "and rho of objective.schedule say where its samplers stop"
+            )
+        return own.shifted(shift)
 
     def on(self, settings: ScheduleSettings) -> Diffusion:
         """The objective on the noise levels of another schedule of its kind; what is learnt is shared."""
