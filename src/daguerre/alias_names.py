@@ -124,6 +124,7 @@ SAME = {
     "experiment_id": "run_name",
     "output_path": "output_dir",
     "lr": "optimizer.learning_rate",
+    "shift": "objective.schedule.shift",
     "grad_accum_steps": "training.gradient_accumulation_steps",
     "image_size": "data.resolution",
     "multi_aspect_ratio": "data.buckets.aspects",

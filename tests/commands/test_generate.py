@@ -101,6 +101,15 @@ def test_the_newest_averaged_weights_are_used(run, recipe, tmp_path):
     assert not np.array_equal(older, np.stack(expected))
 
 
+def test_a_shift_of_the_levels_that_are_visited(run, tmp_path, capsys):
+    plain, same, other = (draw(run, tmp_path / f"{i}", *own) for i, own in enumerate(([], ["shift=1"], ["shift=2"])))
+    assert np.array_equal(plain, same)
+    assert not np.array_equal(plain, other)
+    assert [document.get("shift") for i in range(3) for document in documents(tmp_path / f"{i}")] == [None, 1, 2]
+    assert cli.run(["generate", str(run), f"prompt={PROMPT}", f"out={tmp_path / '2'}"]) != 0
+    assert "shift" in capsys.readouterr().err
+
+
 def test_a_recipe_stands_for_its_run(run, recipe, tmp_path):
     by_folder = draw(run, tmp_path / "a")
     assert np.array_equal(by_folder, draw(recipe, tmp_path / "b"))

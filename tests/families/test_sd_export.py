@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,41 @@ def test_any_number_of_steps_and_guidance_rescale(family, pipe, steps, rescale):
 )
 def test_what_differs_is_said(objective, schedule, sampling, said):
     assert any(said in notice for notice in choose(build(objective, schedule), SamplingSettings(**sampling)).notices)
+
+
+@pytest.mark.parametrize(
+    ("objective", "schedule", "told", "said"),
+    [
+        ("v", "{}", "timestep", None),
+        ("edm", "{}", "log_sigma", None),
+        ("flow", "{}", "flow_time", None),
+        ("v", '{"name": "cosine"}', "cosine_time", "tells the network 1000.0, and this run 993.6"),
+        ("v", '{"shift": 2.0}', "timestep", "those of shift 1; this run samples with shift 2, so pictures differ"),
+        ("edm", "{}", "timestep", "this run tells the network timestep"),
+        ("eps", "{}", "log_sigma", "pictures of the pipeline are wrong"),
+    ],
+)
+def test_a_network_that_is_told_another_number_is_said(objective, schedule, told, said):
+    usual, sampling = build(objective, schedule), SamplingSettings(num_inference_steps=20)
+    notices = choose(usual.telling(told, 1000.0), sampling).notices
+    more = [notice for notice in notices if notice not in choose(usual, sampling).notices]
+    assert said in more[0] if said else more == []
+
+
+def test_a_shift_that_follows_the_size_is_that_of_the_pictures_of_the_run():
+    flow = replace(build("flow", '{"resolution_shift": {"name": "linear_mu"}}'), sampled_px=1024**2)
+    plan = choose(flow, SamplingSettings())
+    assert plan.config["flow_shift"] == pytest.approx(3.1582, abs=1e-4)
+    assert any("flow_shift=3.1582 is that of pictures of 1,048,576 pixels" in notice for notice in plan.notices)
+    table = build("v", '{"resolution_shift": {"name": "area", "base_px": 512}}')
+    assert choose(replace(table, sampled_px=512**2), SamplingSettings()).notices == []
+    plan = choose(replace(table, sampled_px=1024**2), SamplingSettings())
+    assert plan.config == choose(build("v", "{}"), SamplingSettings()).config
+    assert plan.notices[0].endswith("this run samples with shift 2, so pictures differ")
+    notice = choose(replace(table, sampled_px=256**2), SamplingSettings(num_inference_steps=4)).notices[0]
+    assert (
+        "EulerDiscreteScheduler made from this config draws ours where the call is given sigmas=[7.30732, 2.0" in notice
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`torch_dtype` is deprecated:FutureWarning")  # the snippet's own name for it

@@ -219,7 +219,7 @@ def test_levels_do_not_depend_on_the_place_in_the_batch_to_the_last_bit(plugin, 
     def levels(part: torch.Tensor) -> torch.Tensor:
         t = objective.times(part)
         a, s = objective.path(t)
-        told = objective.schedule.c_noise(t)
+        told = objective.told(t)
         return torch.stack(
             [t, told, a, s, *objective.target(a, s), objective.weight(a, s), objective.input_scale(a, s)]
         )

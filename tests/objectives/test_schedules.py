@@ -79,6 +79,13 @@ def test_cosine_is_clamped_as_in_cascade():
     assert a.item() == pytest.approx(math.cos((0.008 + t) / 1.008 * math.pi / 2) / first, rel=1e-14)
 
 
+def test_a_shifted_cosine_is_clamped_again_as_in_cascade():
+    made = schedule("cosine", shift=2.0)
+    np.testing.assert_allclose(log_snr(made, [0.0, 0.999, 1.0])[1:], -9.2102, atol=5e-5)
+    plain, t = schedule("cosine"), [0.0, 0.3, 0.9]
+    np.testing.assert_allclose(log_snr(made, t), log_snr(plain, t) - 2 * math.log(2), rtol=1e-12)
+
+
 def test_edm_grid_of_ten_steps():
     expected = [80, 42.4152, 21.1087, 9.72320, 4.06612, 1.50174, 0.469979, 0.116639, 0.0204353, 0.002]
     np.testing.assert_allclose(schedule("edm").stops(10, "trailing").numpy(), expected, rtol=5e-6)
@@ -89,15 +96,26 @@ def test_edm_grid_follows_its_settings():
     np.testing.assert_allclose(stops.numpy(), [10, 5.05, 0.1], rtol=1e-14)
 
 
-@pytest.mark.parametrize(("name", "told"), [("cosine", 250.0), ("linear_flow", 250.0), ("edm", math.log(0.25) / 4)])
-def test_what_the_network_is_told(name: str, told: float):
-    assert schedule(name).c_noise(torch.tensor(0.25, dtype=torch.float64)).item() == pytest.approx(told)
+@pytest.mark.parametrize("name", ["scaled_linear", "cosine", "linear_flow", "edm"])
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_the_time_of_a_level_is_the_time_that_has_it(name: str, shift: float):
+    made = schedule(name, **({} if name == "edm" else {"shift": shift}))
+    t = made.time(torch.linspace(0.01, 0.98, 777, dtype=torch.float64))
+    np.testing.assert_allclose(made.time_of(*made.path(t)).numpy(), t.numpy(), rtol=1e-12, atol=1e-12)
 
 
-def test_the_network_is_told_the_index_of_a_discrete_time():
-    made = schedule()
-    t = made.time(torch.tensor([0, 0.4999, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64))
-    assert made.c_noise(t).tolist() == [0, 499, 500, 999, 999]
+@pytest.mark.parametrize("zero_terminal_snr", [False, True])
+def test_each_timestep_is_found_again_to_the_bit(zero_terminal_snr: bool):
+    made, t = schedule(zero_terminal_snr=zero_terminal_snr), torch.arange(1000, dtype=torch.float64)
+    assert torch.equal(made.time_of(*made.path(t)), t)
+
+
+def test_levels_beyond_a_table_have_the_time_of_its_end():
+    made, ones = schedule(), torch.ones(3, dtype=torch.float64)
+    assert made.time_of(ones, torch.tensor([1e-4, 50.0, torch.inf], dtype=torch.float64)).tolist() == [0, 999, 999]
+    zero = schedule(zero_terminal_snr=True)
+    a, s = zero.path(torch.tensor([998.0, 999.0], dtype=torch.float64))
+    assert zero.time_of(torch.cat([a / 10, a]), torch.cat([s, s])).tolist() == [998, 999, 998, 999]
 
 
 def test_continuous_stops_are_even_from_pure_noise():

@@ -167,3 +167,24 @@ def test_ddim_without_fresh_noise_is_euler_to_the_bit() -> None:
     with_eta = run_ours(objective, "ddim", net, LATENTS, grid, eta=0.0, fresh_noise=None)
     assert all(map(torch.equal, with_eta, run_ours(objective, "euler", net, LATENTS, grid)))
     assert ddim.sample.__kwdefaults__ == {"fresh_noise": None, "eta": 0.0}
+
+
+@pytest.mark.parametrize("name", ["eps", "v"])
+@pytest.mark.parametrize("shift", [0.5, 1.1])
+def test_other_levels_of_the_networks_own_timesteps_are_eulers_with_their_sigmas(name: str, shift: float) -> None:
+    """diffusers finds the timestep of a sigma along its logarithm, ours along sigma: up to .01 of a step apart."""
+    objective = objective_of(name)
+    moved = objective.on(objective.settings.schedule.shifted(shift))
+    grid, told = moved.grid(20), []
+    scheduler = diffusers.EulerDiscreteScheduler(
+        **LINEAR, prediction_type=PREDICTION[name], timestep_spacing="trailing", steps_offset=1
+    )
+
+    def watched(x_BCHW: Tensor, c_noise_B: Tensor, cond: Any) -> Tensor:
+        told.append(float(c_noise_B[0]))
+        return net(x_BCHW, c_noise_B, cond)
+
+    latents = LATENTS / float(grid.s[0])
+    theirs = run_scheduler(scheduler, watched, latents, 20, sigmas=(grid.s / grid.a).tolist())
+    assert_same_way(run_ours(moved, "euler", net, LATENTS, grid), theirs, 1e-4)
+    torch.testing.assert_close(torch.tensor(told), moved.told(grid.t_N).float(), rtol=0, atol=0.1)

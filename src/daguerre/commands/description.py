@@ -15,10 +15,13 @@ from daguerre.commands.intervals import Intervals
 from daguerre.commands.parts import BatchSizes, Parts
 from daguerre.config import Config
 from daguerre.data import skips
+from daguerre.data.buckets import buckets
 from daguerre.data.dataset import Dataset
 from daguerre.families import places
 from daguerre.families.components import Components
 from daguerre.families.settings import PretrainedSettings
+from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.objective import Objective
 from daguerre.recipe import Tree, paths
 
 
@@ -55,7 +58,16 @@ def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None,
         f"{config.run_name}: {samples}{length and ', '}{length}",
         f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "
         f"{config.data.source} at {config.data.resolution} px; {device_text(parts.device)}, {parts.precision}",
+        *about_levels(config, parts.objective),
     ]
+
+
+def about_levels(config: Config, objective: Objective) -> list[str]:
+    """The shift of the noise levels for each size that is trained on, where it follows the size."""
+    if not isinstance(objective, Diffusion) or objective.settings.schedule.resolution_shift.name == "none":
+        return []
+    shifts = {str(bucket): objective.settings.schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
+    return _wrapped(f"shift of the noise levels: {', '.join(f'{size} {shift:.4g}' for size, shift in shifts.items())}")
 
 
 def about_warmup(every: Intervals) -> list[str]:

@@ -60,7 +60,7 @@ where it was stopped: what is there and whole is kept.
   seed=N                 picture i of all starts from the noise of seed + i alone, whatever draws it
   height=PX width=PX     size (data.resolution)
   sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, s_churn, s_tmin, s_tmax, s_noise,
-  timestep_spacing, batch_size
+  timestep_spacing, shift, batch_size
                          as the run's recipe has them in `sampling`
 
   out=FOLDER, -o FOLDER  default: RUN/generated/PROMPT
@@ -157,6 +157,7 @@ def record(arguments: Arguments, listed: PictureList, survey: Survey, loading: L
         "pictures": survey.pictures,
         **{name: getattr(sampling, name) for name in (*names, "guidance_rescale", "timestep_spacing")},
         **sampling.churn,
+        **({} if sampling.shift is None else {"shift": sampling.shift}),
         "height": height,
         "width": width,
         "precision": str(precision.choose(training, device.choose_device(training.device))),

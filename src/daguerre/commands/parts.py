@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from daguerre.data.buckets import buckets
 from daguerre.data.sources import mix
 from daguerre.errors import UserError
 from daguerre.families.family import Family
+from daguerre.families.settings import DenoiserSettings
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.parallel.mesh import Mesh
@@ -88,18 +89,38 @@ def load_family(config: Config) -> Family:
 def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
     """Family, objective and adapter, with what no section of the recipe can see alone refused."""
     numerics = precision.choose(config.training, device)
-    objective = plugins.find("objectives", config.objective.name).build(config.objective)
+    objective = _objective(config)
     _refuse_weights(config, objective)
     net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
     for bucket in buckets(config.data):
-        family.latent_shape((3, bucket.height_px, bucket.width_px))
+        shape = family.latent_shape((3, bucket.height_px, bucket.width_px))
+        if isinstance(objective, Diffusion):
+            sampled_px = math.prod(config.sampling.size_px(config.data.resolution))
+            objective = replace(objective, cell_px=bucket.area_px / math.prod(shape[1:]), sampled_px=sampled_px)
     if isinstance(objective, Diffusion):
-        objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing)
+        objective.sampled(config.sampling.shift).grid(
+            config.sampling.num_inference_steps, config.sampling.timestep_spacing
+        )
     speed.apply(config.training, net, family.components.values(), device)
     if config.training.gradient_checkpointing:
         recompute.enable(net, family.components.values(), numerics.attention)
     return Parts(family, objective, net, device, numerics, config.seed)
+
+
+def _objective(config: Config) -> Objective:
+    """The objective as the network is told its noise levels. UserError where it has none to tell."""
+    objective: Objective = plugins.find("objectives", config.objective.name).build(config.objective)
+    if not isinstance(config.model, DenoiserSettings):
+        return objective
+    if isinstance(objective, Diffusion):
+        return objective.telling(config.model.noise_conditioning, config.model.time_scale)
+    if "noise_conditioning" in config.model.model_fields_set:
+        raise UserError(
+            f"model.noise_conditioning has no effect: the objective {config.objective.name} is no diffusion, so that "
+            "there is no noise level to tell: remove it"
+        )
+    return objective
 
 
 def _refuse_weights(config: Config, objective: Objective) -> None:

@@ -30,7 +30,7 @@ _OF_PICTURE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance
 _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
 _OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective")
 _OF_CODE = ("precision", "code_version")
-KEYS = frozenset({*_SETTINGS, *CHURN, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
+KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
 """What the JSON of a picture says itself: a list of prompts may have no column of these names, beside its own."""
 _BATCHES_AHEAD = 16
 """How many batches further a list is read to fill one with pictures of one size."""
@@ -184,10 +184,19 @@ def about(parts: Parts, sampling: SamplingSettings, one: Wanted) -> dict[str, An
         "guidance_rescale": sampling.guidance_rescale if one.guidance_scale > 1 else 0.0,
         **{name: getattr(sampling, name) for name in _SETTINGS},
         **sampling.churn,
+        **_shift(parts, sampling, height * width),
         "precision": parts.precision,
         "initial_noise_sha256": digest(one.seed, drawing(parts)[0].latent_shape((3, height, width))),
         "code_version": __version__,
     }
+
+
+def _shift(parts: Parts, sampling: SamplingSettings, area_px: int) -> dict[str, float]:
+    """The shift of the noise levels, where the recipe's schedule does not say it by itself."""
+    schedule = drawing(parts)[1].settings.schedule
+    if sampling.shift is not None:
+        return {"shift": sampling.shift}
+    return {} if schedule.resolution_shift.name == "none" else {"shift": schedule.at(area_px).shift}
 
 
 def digest(seed: int, shape: tuple[int, ...]) -> str:

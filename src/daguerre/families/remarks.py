@@ -43,8 +43,9 @@ def prediction(components: Components, objective: Objective) -> str | None:
 
 def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
     was, now = config.get("prediction_type", "epsilon"), PREDICTIONS.get(objective.settings.name)
-    if objective.settings.schedule.name == "edm":
-        return None if "EDM" in config.get("_class_name", "") else _TOLD_OTHERWISE
+    is_edm = "EDM" in config.get("_class_name", "")
+    if objective.settings.schedule.name == "edm" and (is_edm or objective.noise_conditioning.name != "timestep"):
+        return None if is_edm else _TOLD_OTHERWISE
     if was == now:
         return None
     ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
@@ -57,7 +58,8 @@ def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
 def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
     settings = objective.settings
     said = [text for text in [_predicts(config, objective)] if text is not None]
-    if settings.schedule.name == "edm":
+    told = objective.noise_conditioning.name
+    if settings.schedule.name == "edm" or (settings.schedule.name != "scaled_linear" and told == "timestep"):
         return said
     if settings.schedule.name != "scaled_linear":
         return [*said, f"the pretrained UNet knows the noise levels of a beta schedule, not {settings.schedule.name}"]
@@ -65,6 +67,8 @@ def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
         if theirs in config and config[theirs] != getattr(settings.schedule, name):
             ours = getattr(settings.schedule, name)
             said.append(f"the pretrained UNet was trained with {theirs} {config[theirs]}, this recipe has {ours}")
+    if settings.schedule.shift != 1 and told == "auto":
+        said.append(_SHIFTED)
     if bool(config.get("rescale_betas_zero_snr")) and not settings.schedule.zero_terminal_snr:
         said.append("the pretrained UNet was trained with zero terminal SNR: set objective.schedule.zero_terminal_snr")
     return said
@@ -72,5 +76,9 @@ def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
 
 _TOLD_OTHERWISE = (
     "the pretrained UNet is told timesteps from 0 to 999, EDM tells it ln(sigma)/4: it has to learn anew what noise "
-    "level it is shown"
+    "level it is shown; model.noise_conditioning=timestep tells it the timestep of each level"
+)
+_SHIFTED = (
+    "objective.schedule.shift gives each timestep another noise level than the pretrained UNet knows: "
+    "model.noise_conditioning=timestep tells it the timestep of the level"
 )

@@ -6,7 +6,7 @@ with measured differences is docs/export.md, the reasons are in docs/samplers.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,67 @@ class Scheduler:
 
 def choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     """The scheduler that comes nearest to sampling this objective with these settings."""
-    schedule = objective.settings.schedule.name
+    levels, said = _visited(objective, sampling)
+    chosen = _choose(levels, sampling)
+    return replace(chosen, notices=[*chosen.notices, *said])
+
+
+def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusion, list[str]]:
+    """The objective on levels that a pipeline can visit, and how they, or what the network is told, are not ours.
+
+    A scheduler tells the network the time of its own table, so that table must be the one that the network knows.
+    """
+    wanted, clock = objective.sampled(sampling.shift), objective.noise_conditioning.clock
+    if type(clock) is not type(wanted.schedule):
+        return wanted, [
+            f"this run tells the network {objective.noise_conditioning.name} (model.noise_conditioning), diffusers "
+            "tells it the time of the schedule, another number: pictures of the pipeline are wrong; `daguerre "
+            "generate` draws the right ones"
+        ]
+    if not wanted.schedule.variance_preserving:  # there the time is the level
+        return wanted, [] if sampling.shift else _of_one_size(wanted)
+    theirs = objective.on(clock.settings)
+    first = theirs.schedule.time(torch.ones((), dtype=torch.float64))
+    apart = f"{float(first) * 1000:.1f}, and this run {float(theirs.told(first)):.1f}"
+    said = [f"at the first step diffusers tells the network {apart}"] * (
+        objective.noise_conditioning.name == "cosine_time"
+    )
+    return theirs, said + _other_levels(wanted, clock.settings.shift, sampling)
+
+
+def _of_one_size(wanted: Diffusion) -> list[str]:
+    shift, px = wanted.schedule.settings.shift, wanted.sampled_px
+    one_size = wanted.settings.schedule.resolution_shift.name == "none"
+    return [] if one_size else [f"flow_shift={shift:.4f} is that of pictures of {px:,} pixels: set it for other sizes"]
+
+
+def _other_levels(wanted: Diffusion, shift: float, sampling: SamplingSettings) -> list[str]:
+    """That a pipeline visits the levels of `shift`, and this run others; of Euler's steps, how to visit them there."""
+    settings = wanted.schedule.settings
+    if settings.shift == shift:
+        return []
+    said = (
+        f"diffusers visits the noise levels of the network's own timesteps, those of shift {shift:g}; this run samples "
+        f"with shift {settings.shift:.4g}, so pictures differ"
+    )
+    grid = wanted.grid(sampling.num_inference_steps, sampling.timestep_spacing)
+    told_N = wanted.told(grid.t_N)
+    by_euler = sampling.sampler in ("ddim", "euler") and sampling.eta == 0 and bool(grid.a[0] > 0)
+    if settings.name != "scaled_linear" or not by_euler or not (told_N.diff() < 0).all():
+        return [said]  # diffusers finds its place by the timestep, which levels beyond the table have in common
+    sigmas = ", ".join(f"{sigma:.6g}" for sigma in (grid.s / grid.a).tolist())
+    return [
+        f"{said}: EulerDiscreteScheduler made from this config draws ours where the call is given sigmas=[{sigmas}]"
+    ]
+
+
+def _choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
+    schedule = objective.schedule.settings.name
     if schedule == "edm":
         return _edm(objective, sampling)
     if sampling.eta > 0 and schedule == "scaled_linear":
         return _ddim(objective, sampling)
-    if sampling.sampler == "heun" and schedule == "scaled_linear" and not objective.settings.schedule.zero_terminal_snr:
+    if sampling.sampler == "heun" and schedule == "scaled_linear" and not objective.schedule.settings.zero_terminal_snr:
         return _heun(objective, sampling)
     if sampling.sampler == "lcm" and schedule != "linear_flow":
         return _lcm(objective, sampling)
@@ -51,7 +106,7 @@ def choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
 
 
 def _edm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
-    schedule = objective.settings.schedule
+    schedule = objective.schedule.settings
     config = {
         "sigma_min": schedule.sigma_min,
         "sigma_max": schedule.sigma_max,
@@ -85,7 +140,7 @@ def _lcm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     """LCM's scheduler takes trailing times of those that it was distilled at, here of all there are."""
     config = _betas(objective) | _common(objective, sampling) | {"clip_sample": False, "set_alpha_to_one": True}
     num_times = config["original_inference_steps"] = config["num_train_timesteps"]
-    num_times -= objective.settings.schedule.name == "cosine"
+    num_times -= objective.schedule.settings.name == "cosine"
     notices = [_EQUAL_IN_LAW]
     if sampling.timestep_spacing != "trailing" or num_times % sampling.num_inference_steps:
         notices.append(f"LCMScheduler has trailing spacing only, rounded where the steps do not divide {num_times}")
@@ -94,7 +149,7 @@ def _lcm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
 
 def _multistep(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     """UniPC, or DPM-Solver++; of order 1 the latter is DDIM, which is Euler's step on every path."""
-    name = objective.settings.schedule.name
+    name = objective.schedule.settings.name
     unipc = sampling.sampler == "unipc"
     class_name = "UniPCMultistepScheduler" if unipc else "DPMSolverMultistepScheduler"
     solver = {"solver_order": 2, "solver_type": "bh2", "predict_x0": True} if unipc else _solver(sampling)
@@ -102,7 +157,7 @@ def _multistep(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     if name == "linear_flow":
         config |= {
             "use_flow_sigmas": True,
-            "flow_shift": objective.settings.schedule.shift,
+            "flow_shift": objective.schedule.settings.shift,
             "num_train_timesteps": 1000,
         }
     else:
@@ -110,7 +165,7 @@ def _multistep(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     if name == "cosine":
         config["timestep_spacing"] = "linspace"  # on 1001 points these are the times 1, 1 - 1/n, ..., 1/n
     notices = [*_level_notices(objective, sampling, class_name), *_no_fresh_noise(sampling, class_name)]
-    if sampling.sampler == "dpmpp_2m_sde" and objective.settings.schedule.zero_terminal_snr:
+    if sampling.sampler == "dpmpp_2m_sde" and objective.schedule.settings.zero_terminal_snr:
         notices.append("diffusers' second step extrapolates from pure noise, whose level it takes for 2^-24")
     if sampling.sampler not in (*FIRST_ORDER, *SECOND_ORDER, "unipc"):
         what = "zero terminal SNR" if name == "scaled_linear" else name
@@ -137,7 +192,7 @@ def _common(objective: Diffusion, sampling: SamplingSettings) -> dict[str, Any]:
 
 def _betas(objective: Diffusion) -> dict[str, Any]:
     """The noise levels: diffusers' own scaled linear betas where they are these, else a table."""
-    schedule = objective.settings.schedule
+    schedule = objective.schedule.settings
     if schedule.name == "cosine":
         table = _table(objective, torch.linspace(0, 1, _COSINE_STEPS + 1, dtype=torch.float64))
         return {"num_train_timesteps": _COSINE_STEPS + 1, "trained_betas": table}
@@ -161,17 +216,17 @@ def _table(objective: Diffusion, t_N: torch.Tensor) -> list[float]:
 
 def _level_notices(objective: Diffusion, sampling: SamplingSettings, class_name: str) -> list[str]:
     """Where a multistep scheduler visits other noise levels."""
-    if objective.settings.schedule.name == "linear_flow":
+    if objective.schedule.settings.name == "linear_flow":
         return [
             "diffusers starts flow at time 0.999 and tells the network whole timesteps: pictures are close (about "
             "1/255 to 4/255 a pixel)"
         ]
-    if objective.settings.schedule.name == "cosine":
+    if objective.schedule.settings.name == "cosine":
         if _COSINE_STEPS % sampling.num_inference_steps == 0:
             return []
         return [f"times are rounded to 1/{_COSINE_STEPS}; nothing is where the number of steps divides {_COSINE_STEPS}"]
     if sampling.timestep_spacing == "trailing":
-        return _miscounted(sampling, objective.settings.schedule.num_train_timesteps)
+        return _miscounted(sampling, objective.schedule.settings.num_train_timesteps)
     return [
         f"{class_name} lays {sampling.timestep_spacing} spacing on one point more than there are steps, "
         "so its noise levels differ; trailing spacing is the same everywhere"

@@ -64,7 +64,18 @@ class FamilySettings(Settings):
         return bool(own) and not any(isinstance(place, str) for place in own)
 
 
-class LatentSettings(FamilySettings):
+class DenoiserSettings(FamilySettings):
+    """What families share whose network is trained by diffusion."""
+
+    noise_conditioning: Literal["auto", "timestep", "log_sigma", "cosine_time", "flow_time"] = "auto"
+    """The number by which the network is told the noise level. auto: the time of the objective's own schedule;
+    timestep: the index of the level in the table without a shift, which Stable Diffusion's networks know; log_sigma:
+    ln(sigma)/4 (EDM); cosine_time: Stable Cascade's time; flow_time: s / (a + s)."""
+    time_scale: ClassVar[float] = 1000.0
+    """What times in [0, 1] are multiplied by: diffusers' UNets embed numbers from 0 to 1000."""
+
+
+class LatentSettings(DenoiserSettings):
     """What families that train on the latents of a frozen autoencoder share: z = (x - mean) scaling_factor / std."""
 
     sample_posterior: bool = True

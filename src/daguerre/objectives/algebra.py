@@ -1,8 +1,8 @@
 """One algebra for every diffusion objective: path, target, solve, loss, and the denoiser that samplers see.
 
 A path x_t = a x0 + s eps and a linear target y = p x0 + q eps. Given x_t and y, one 2x2 solve gives both x0 and
-eps. What (a, s) are at a time is in schedules.py, what (p, q) are is in the objectives' own files; guidance and
-samplers are not here.
+eps. What (a, s) are at a time is in schedules.py, what a network is told of them in noise_conditioning.py, what (p, q)
+are in the objectives' own files; guidance and samplers are not here.
 
 Shape letters: B samples, C channels, H and W height and width (pixels or latents), N steps of a sampler. The four
 coefficients and d = a q - s p are [B], or 0-dim for one level for all samples.
@@ -10,19 +10,23 @@ coefficients and d = a q - s p are [B], or 0-dim for one level for all samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from daguerre import keys as keyed
-from daguerre.objectives import schedules, times, weights
+from daguerre.errors import UserError
+from daguerre.objectives import noise_conditioning, schedules, times, weights
 from daguerre.objectives.adaptive import AdaptiveWeight
 from daguerre.objectives.noise import noise, perturbation
+from daguerre.objectives.noise_conditioning import NoiseConditioning
 from daguerre.objectives.objective import Net, NothingLearnt, Objective
-from daguerre.objectives.settings import DiffusionSettings
+from daguerre.objectives.settings import DiffusionSettings, ScheduleSettings
 from daguerre.types import Cond, Grid, LossTerms, Stateful
 
 Target = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -43,7 +47,13 @@ class Diffusion(Objective):
     settings: DiffusionSettings
     schedule: schedules.Schedule
     target: Target
+    noise_conditioning: NoiseConditioning
+    """What the network is told of the noise level."""
     input_scale: InputScale = unscaled
+    cell_px: float = 1.0
+    """Pixels of a picture for each cell [h, w] of its clean sample."""
+    sampled_px: int = 1
+    """Area in pixels of the pictures that a run samples, for which its export is made."""
     learnt: Stateful = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +61,36 @@ class Diffusion(Objective):
         adaptive = weighting.name == "adaptive"
         learnt = AdaptiveWeight(weighting.adaptive_buckets, weighting.adaptive_decay) if adaptive else NothingLearnt()
         object.__setattr__(self, "learnt", learnt)
+
+    def at(self, shape: tuple[int, ...], shift: float | None = None) -> Diffusion:
+        """The objective on the noise levels of clean samples of `shape` (C, h, w), or of a `shift` given in its place.
+
+        The levels alone are others, not what the network is told of one. UserError for a shift where there is none.
+        """
+        return self.on(self._levels(math.prod(shape[1:]) * self.cell_px, shift))
+
+    def sampled(self, shift: float | None = None) -> Diffusion:
+        """The same of pictures of `sampled_px`."""
+        return self.on(self._levels(self.sampled_px, shift))
+
+    def _levels(self, area_px: float, shift: float | None) -> ScheduleSettings:
+        own = self.settings.schedule
+        if shift is None:
+            return own.at(area_px)
+        if not own.acts("shift"):
+            raise UserError(
+                f"sampling.shift is {shift:g}, and schedule {own.name} has no shift: remove it; sigma_max, sigma_min "
+                "and rho of objective.schedule say where its samplers stop"
+            )
+        return own.shifted(shift)
+
+    def on(self, settings: ScheduleSettings) -> Diffusion:
+        """The objective on the noise levels of another schedule of its kind; what is learnt is shared."""
+        if settings is self.settings.schedule:
+            return self
+        moved = copy(self)
+        object.__setattr__(moved, "schedule", schedules.build(settings))
+        return moved
 
     def times(self, quantile_B: Tensor) -> Tensor:
         """Training times [B] float64 at quantiles [B] float64 of the time law: 0 is the clean end."""
@@ -62,9 +102,26 @@ class Diffusion(Objective):
 
     def level(self, sigma: float) -> tuple[float, float, float]:
         """(t, a, s) where s/a is `sigma`, or at the noisiest level with some signal if the path has none so noisy."""
-        t = self.schedule.time_at(sigma)
-        a, s = self.path(torch.tensor(t, dtype=torch.float64, device="cpu"))
-        return t, float(a), float(s)
+        ratio = torch.tensor(sigma, dtype=torch.float64, device="cpu")
+        t = self.schedule.time_of(torch.ones_like(ratio), ratio)
+        a, s = self.path(t)
+        return float(t), float(a), float(s)
+
+    def told(self, t: Tensor) -> Tensor:
+        """By which number, float64, the network is told the level at times t float64."""
+        return self.noise_conditioning.at(self.schedule, t)
+
+    def telling(self, name: str, scale: float) -> Diffusion:
+        """The same objective, nothing learnt yet, for a network that is told the level as `name` says; see
+        noise_conditioning.choose. UserError where pure noise has no such number."""
+        told = noise_conditioning.choose(name, self.schedule, self.settings.schedule, scale)
+        last = self.schedule.time(torch.ones((), dtype=torch.float64, device="cpu"))
+        if not told.at(self.schedule, last).isfinite():
+            raise UserError(
+                f"model.noise_conditioning is {name}, and this objective's schedule begins at pure noise, whose sigma "
+                "is infinite: choose timestep, cosine_time or flow_time"
+            )
+        return replace(self, noise_conditioning=told)
 
     def weight(self, a: Tensor, s: Tensor) -> Tensor:
         """Weight of closed form of the squared error of y at (a, s), float64; 1 where weights are learnt."""
@@ -87,12 +144,13 @@ class Diffusion(Objective):
         else:
             assert 0 <= quantile < 1, quantile
             quantile_B = torch.full((len(keys),), quantile, dtype=torch.float64, device="cpu")
-        t_B = self.times(quantile_B)
-        a_B, s_B = self.path(t_B)
+        levels = self.at(shape)
+        t_B = levels.times(quantile_B)
+        a_B, s_B = levels.path(t_B)
         p_B, q_B = self.target(a_B, s_B)
         level = {
             "quantile": (quantile_B * 2.0**24).floor() * 2.0**-24,  # rounding to nearest could give 1
-            "c_noise": self.schedule.c_noise(t_B),
+            "c_noise": levels.told(t_B),
             "c_in": self.input_scale(a_B, s_B),
             "a": a_B,
             "s": s_B,
@@ -125,7 +183,7 @@ class Diffusion(Objective):
         """The prediction y [B, C, h, w] at time t (a number, 0-dim or [B]), in the dtype of x_t."""
         t = torch.as_tensor(t, dtype=torch.float64, device="cpu")
         c_in = per_sample(self.input_scale(*self.path(t)), x_BCHW)
-        c_noise = self.schedule.c_noise(t).to(torch.float32).expand(len(x_BCHW))
+        c_noise = self.told(t).to(torch.float32).expand(len(x_BCHW))
         return net(c_in * x_BCHW, c_noise.to(x_BCHW.device), cond).to(x_BCHW.dtype)
 
     def solve(self, x_BCHW: Tensor, y_BCHW: Tensor, a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,8 +215,10 @@ class Diffusion(Objective):
 
 
 def build(settings: DiffusionSettings, target: Target, input_scale: InputScale = unscaled) -> Diffusion:
-    """The objective that predicts `target` on the schedule of `settings`."""
-    return Diffusion(settings, schedules.build(settings.schedule), target, input_scale)
+    """The objective that predicts `target` on the schedule of `settings`, whose time the network is told."""
+    schedule = schedules.build(settings.schedule)
+    told = noise_conditioning.choose("auto", schedule, settings.schedule)
+    return Diffusion(settings, schedule, target, told, input_scale)
 
 
 def per_sample(value: Tensor, x_BCHW: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Schedules: time to (a, s), the amounts of signal and noise; what the network is told; where samplers stop.
+"""Schedules: time to (a, s), the amounts of signal and noise, and back; where samplers stop.
 
 All of it in float64 on the CPU, whatever torch's default device is. What is predicted and how it is weighted is in
-algebra.py and weights.py; the law from which training times are drawn is in times.py. SNR = (a/s)^2.
+algebra.py and weights.py; the law from which training times are drawn is in times.py; by which number a network is told
+a noise level is in noise_conditioning.py. SNR = (a/s)^2.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Schedule(ABC):
 
     variance_preserving: ClassVar[bool]
     """Whether a^2 + s^2 = 1 at all times."""
+    settings: ScheduleSettings
 
     @abstractmethod
     def time(self, drawn: Tensor) -> Tensor:
@@ -35,12 +37,11 @@ class Schedule(ABC):
         """(a, s) at times t float64 of any shape."""
 
     @abstractmethod
-    def c_noise(self, t: Tensor) -> Tensor:
-        """The number by which the network is told the time."""
+    def time_of(self, a: Tensor, s: Tensor) -> Tensor:
+        """Times float64 at which s/a is that of (a, s), of any path; the nearest time for ratios that no time has.
 
-    @abstractmethod
-    def time_at(self, sigma: float) -> float:
-        """The time at which s/a is `sigma`; for one above all that the path has, the noisiest with some signal."""
+        Pure noise (a = 0) is the last time. A ratio above all finite ones is the noisiest time with some signal.
+        """
 
     @abstractmethod
     def stops(self, num_steps: int, spacing: str) -> Tensor:
@@ -69,7 +70,7 @@ def scaled_linear_sigmas(settings: ScheduleSettings) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ScaledLinear(Schedule):
-    """Discrete: t = 0..N-1 indexes a table of sigma. The network is told t.
+    """Discrete: t = 0..N-1 indexes a table of sigma.
 
     Between two timesteps sigma is a straight line, as in diffusers' EulerDiscreteScheduler; where its upper end is
     infinite (zero terminal SNR), any time above the lower one is pure noise. Training draws whole timesteps only.
@@ -93,12 +94,13 @@ class ScaledLinear(Schedule):
         between = low_sigma + (t - low) * (high_sigma - low_sigma)
         return from_sigma(torch.where(t == low, low_sigma, between))
 
-    def c_noise(self, t: Tensor) -> Tensor:
-        return t
-
-    def time_at(self, sigma: float) -> float:
+    def time_of(self, a: Tensor, s: Tensor) -> Tensor:
+        """A time within 1e-9 of a whole timestep is that timestep, so that rounding in s/a changes none."""
+        sigma, last = s / a, len(self.sigma_N) - 1
         known_N = self.sigma_N[self.sigma_N.isfinite()].numpy()
-        return float(np.interp(sigma, known_N, np.arange(len(known_N))))
+        t = torch.from_numpy(np.asarray(np.interp(sigma.numpy(), known_N, np.arange(len(known_N)))))
+        t = torch.where((t - t.round()).abs() < 1e-9, t.round(), t)
+        return torch.where(sigma.isinf(), float(last), t)
 
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         """As diffusers' DDIMScheduler (trailing, leading with steps_offset 1) and EulerDiscreteScheduler (all three).
@@ -130,11 +132,15 @@ class ScaledLinear(Schedule):
             raise UserError(f"leading spacing takes at most {n - 1} steps on {n} timesteps: use trailing")
 
 
+_VARIANCES = 1e-4, 0.9999
+"""Bounds of a^2 of the cosine schedule."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cosine(Schedule):
-    """Continuous: t in [0, 1]; a^2 is a squared cosine, clamped as in Stable Cascade. The network is told 1000 t.
+    """Continuous: t in [0, 1]; a^2 is a squared cosine, clamped as in Stable Cascade.
 
-    Nichol and Dhariwal 2021 (arXiv 2102.09672, eq. 17). log-SNR lies in [-9.2102, 9.2102] before the shift.
+    Nichol and Dhariwal 2021 (arXiv 2102.09672, eq. 17). log-SNR lies in [-9.2102, 9.2102], before the shift and after.
     """
 
     variance_preserving: ClassVar[bool] = True
@@ -146,16 +152,17 @@ class Cosine(Schedule):
 
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         angle = (self.offset + t) / (1 + self.offset) * (pi / 2)
-        variance = ((elementwise.cos(angle) / self._first()) ** 2).clamp(1e-4, 0.9999)
-        return from_sigma(self.settings.shift * ((1 - variance) / variance).sqrt())
+        variance = ((elementwise.cos(angle) / self._first()) ** 2).clamp(*_VARIANCES)
+        noisiest, cleanest = (((1 - end) / end) ** 0.5 for end in _VARIANCES)
+        return from_sigma((self.settings.shift * ((1 - variance) / variance).sqrt()).clamp(cleanest, noisiest))
 
     def _first(self) -> float:
         return cos(self.offset / (1 + self.offset) * (pi / 2))
 
-    def c_noise(self, t: Tensor) -> Tensor:
-        return 1000.0 * t
+    def time_of(self, a: Tensor, s: Tensor) -> Tensor:
+        return elementwise.each(self._time_at, s / a)
 
-    def time_at(self, sigma: float) -> float:
+    def _time_at(self, sigma: float) -> float:
         root_variance = 1 / hypot(1.0, sigma / self.settings.shift)
         angle = acos(root_variance * self._first())
         return min(1.0, max(0.0, angle / (pi / 2) * (1 + self.offset) - self.offset))
@@ -166,7 +173,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class LinearFlow(Schedule):
-    """Continuous: t in [0, 1] is the amount of noise, (a, s) = (1 - t, t). The network is told 1000 t.
+    """Continuous: t in [0, 1] is the amount of noise, (a, s) = (1 - t, t).
 
     The shift moves the times that are drawn and visited, t' = shift t / (1 + (shift - 1) t) (Esser et al. 2024,
     arXiv 2403.03206, eq. 23), so that t always names the noise level, as in diffusers.
@@ -181,11 +188,8 @@ class LinearFlow(Schedule):
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return 1.0 - t, t
 
-    def c_noise(self, t: Tensor) -> Tensor:
-        return 1000.0 * t
-
-    def time_at(self, sigma: float) -> float:
-        return sigma / (1 + sigma)
+    def time_of(self, a: Tensor, s: Tensor) -> Tensor:
+        return s / (a + s)
 
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         return self.time(even_stops(num_steps, spacing))
@@ -193,7 +197,7 @@ class LinearFlow(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class EDM(Schedule):
-    """Variance exploding: t is sigma itself, (a, s) = (1, sigma). The network is told ln(sigma)/4.
+    """Variance exploding: t is sigma itself, (a, s) = (1, sigma).
 
     Karras et al. 2022 (arXiv 2206.00364), eq. 5 and table 1.
     """
@@ -207,11 +211,8 @@ class EDM(Schedule):
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ones_like(t), t
 
-    def c_noise(self, t: Tensor) -> Tensor:
-        return elementwise.log(t) / 4.0
-
-    def time_at(self, sigma: float) -> float:
-        return sigma
+    def time_of(self, a: Tensor, s: Tensor) -> Tensor:
+        return s / a
 
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         check_trailing(num_steps, spacing)

@@ -5,6 +5,7 @@ No torch here. What holds for one objective alone (its defaults, its own refusal
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,6 +24,47 @@ class ObjectiveSettings(Settings):
     """Name of the objective: a file in objectives."""
 
 
+class ResolutionShiftSettings(Choice):
+    """The shift of a schedule by the size of the pictures: more of them in a picture hide less of it at equal noise.
+
+    Sizes are pixels of the picture; of one that is not square its area counts.
+    """
+
+    acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        "base_px": ("area",),
+        **dict.fromkeys(("low_px", "high_px", "low_mu", "high_mu"), ("linear_mu",)),
+    }
+
+    name: Literal["none", "area", "linear_mu"] = "none"
+    """none: one shift for all sizes; area: times sqrt(area) / base_px (SD3, arXiv 2403.03206, eq. 23; simple
+    diffusion, arXiv 2301.11093); linear_mu: e^mu, mu a straight line in the area (Flux)."""
+    base_px: float = Field(512.0, gt=0, allow_inf_nan=False)
+    """area: side of the square for which `shift` holds as it is."""
+    low_px: float = Field(256.0, gt=0, allow_inf_nan=False)
+    """linear_mu: side of the square that has low_mu."""
+    high_px: float = Field(1024.0, gt=0, allow_inf_nan=False)
+    """linear_mu: side of the square that has high_mu (Qwen-Image: 1448.1547)."""
+    low_mu: float = Field(0.5, ge=-10, le=10)
+    """linear_mu: ln shift at low_px."""
+    high_mu: float = Field(1.15, ge=-10, le=10)
+    """linear_mu: ln shift at high_px (Qwen-Image: 0.9)."""
+
+    @model_validator(mode="after")
+    def _sizes_rise(self) -> Self:
+        if not self.low_px < self.high_px:
+            raise ValueError(f"got low_px {self.low_px:g} and high_px {self.high_px:g}: low_px must be the smaller one")
+        return self
+
+    def factor(self, area_px: float) -> float:
+        """What `shift` is multiplied by for pictures of this area in pixels; at most e^100, at least e^-100."""
+        if self.name == "area":
+            return math.sqrt(area_px) / self.base_px
+        if self.name == "none":
+            return 1.0
+        share = (area_px - self.low_px**2) / (self.high_px**2 - self.low_px**2)
+        return math.exp(max(-100.0, min(100.0, self.low_mu + (self.high_mu - self.low_mu) * share)))
+
+
 class ScheduleSettings(Choice):
     """How much signal and noise there is at each time."""
 
@@ -32,6 +74,7 @@ class ScheduleSettings(Choice):
         "beta_end": ("scaled_linear",),
         "zero_terminal_snr": ("scaled_linear",),
         "shift": ("scaled_linear", "cosine", "linear_flow"),
+        "resolution_shift": ("scaled_linear", "cosine", "linear_flow"),
         "sigma_min": ("edm",),
         "sigma_max": ("edm",),
         "rho": ("edm",),
@@ -39,6 +82,9 @@ class ScheduleSettings(Choice):
     instead: ClassVar[dict[str, str]] = {
         "shift": "remove it; add ln shift to times.mean, and multiply sigma_max by shift for sampling"
     }
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("shift",), lambda own: own.resolution_shift.name == "linear_mu", "linear_mu says the whole shift"),
+    )
 
     name: Literal["scaled_linear", "cosine", "linear_flow", "edm"] = "scaled_linear"
     """scaled_linear: Stable Diffusion's; cosine: Stable Cascade's; linear_flow: (1 - t, t); edm: (1, sigma)."""
@@ -50,6 +96,8 @@ class ScheduleSettings(Choice):
     """Last beta of scaled_linear."""
     shift: float = Field(1.0, gt=0)
     """Noise-to-signal ratio is multiplied by this (log-SNR minus 2 ln shift): above 1 for larger pictures."""
+    resolution_shift: ResolutionShiftSettings = ResolutionShiftSettings()
+    """A shift that follows the size of the pictures: each bucket has its own."""
     zero_terminal_snr: bool = False
     """Shift and scale sqrt(alphas_cumprod) so that the last timestep is pure noise (arXiv 2305.08891, algorithm 1)."""
     sigma_min: float = Field(0.002, gt=0)
@@ -66,6 +114,18 @@ class ScheduleSettings(Choice):
                 got = f"{low} {getattr(self, low)} and {high} {getattr(self, high)}"
                 raise ValueError(f"got {got}: {low} must be the smaller one")
         return self
+
+    def at(self, area_px: float) -> ScheduleSettings:
+        """The settings for pictures of this area in pixels, their shift multiplied out."""
+        if self.resolution_shift.name == "none":
+            return self
+        return self.shifted(self.shift * self.resolution_shift.factor(area_px))
+
+    def shifted(self, shift: float) -> ScheduleSettings:
+        """The settings with this shift, whatever the size."""
+        if self.resolution_shift.name == "none" and shift == self.shift:
+            return self
+        return self.model_copy(update={"shift": shift, "resolution_shift": ResolutionShiftSettings()})
 
     @property
     def num_steps(self) -> int:

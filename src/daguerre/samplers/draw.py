@@ -28,6 +28,9 @@ Net = Callable[[Tensor, Tensor, Cond], Tensor]
 class Denoising(Protocol):
     """What sampling asks of an objective: where to call the network, and what its answer means."""
 
+    def at(self, shape: tuple[int, ...], shift: float | None) -> Denoising:
+        """The same on the noise levels of samples of this shape (C, h, w), or of a shift that is given instead."""
+
     def grid(self, num_steps: int, spacing: str) -> Grid:
         """Noise levels of `num_steps` steps."""
 
@@ -64,6 +67,7 @@ def draw(
     assert all(len(rows) == len(seeds) for rows in [*cond.values(), *(null_cond or {}).values()])
     if not seeds:
         return torch.empty((0, *shape), device=device)
+    objective = objective.at(shape, settings.shift)
     grid = objective.grid(settings.num_inference_steps, settings.timestep_spacing)
     scale = settings.guidance_scale if settings.guided else 1.0
     y = guide(partial(objective.predict, net), cond, null_cond, scale, settings.guidance_rescale)

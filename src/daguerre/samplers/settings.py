@@ -75,6 +75,9 @@ class SamplingSettings(Settings):
     """Share by which the guided prediction's spread is brought back to the conditional one's (2305.08891, eq. 16)."""
     timestep_spacing: Literal["trailing", "leading", "linspace"] = Field("trailing", json_schema_extra=FREE)
     """How steps are laid on a discrete schedule (arXiv 2305.08891, table 2)."""
+    shift: float | None = Field(None, gt=0, allow_inf_nan=False, json_schema_extra=FREE)
+    """Shift of the noise levels that are visited, in place of objective.schedule.shift and what follows the size: above
+    1 more steps at much noise. null: as in training."""
     height: int | None = Field(None, ge=1, json_schema_extra=FREE)
     """Height of a picture in pixels; which there are is the family's affair. null: data.resolution."""
     width: int | None = Field(None, ge=1, json_schema_extra=FREE)
