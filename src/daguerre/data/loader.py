@@ -130,7 +130,7 @@ class Loading:
     def _ready(self, made: Made) -> Made:
         batch, failures = made
         batch = replace(batch, draws=self.draw(batch))
-        return _pinned(batch) if self.pinned else batch, failures
+        return batch.map(Tensor.pin_memory) if self.pinned else batch, failures
 
     def _grouped(
         self, ready: Iterator[Made], places: deque[Place], reached: Callable[[int], None]
@@ -233,11 +233,6 @@ def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
 def _without_chance(dataset: Dataset) -> tuple[Member, ...]:
     plain = {"caption_dropout": 0.0, "random_flip": False, "crop": "center"}
     return tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
-
-
-def _pinned(batch: Batch) -> Batch:
-    draws = {name: tensor.pin_memory() for name, tensor in batch.draws.items()}
-    return replace(batch, pixels_BCHW=batch.pixels_BCHW.pin_memory(), draws=draws)
 
 
 @contextmanager

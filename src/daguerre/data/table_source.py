@@ -32,7 +32,7 @@ from daguerre.data.table_files import CHANGED, File, Row, Tables, Unreadable, fa
 from daguerre.data.table_index import Builder, base_of, digest_of, read_schema, texts_of
 from daguerre.data.table_metadata import metadata_of
 from daguerre.errors import UserError
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 BLOCKS = 1 << 16
 """Most shards that samples in files of their own are told to be in."""
@@ -104,7 +104,7 @@ class TableSource:
         captions = {column for name, column in self.columns.captions if name == table_columns.CAPTION}
         taken = {self.columns.image, table_columns.ID, *captions}
         metadata = {k: metadata_of(v, self.tables.typed) for k, v in row.items() if k not in taken}
-        return Record(self.name(number), image, texts, metadata)
+        return Record(self.name(number), {IMAGE: image}, texts, metadata)
 
     def _file(self, table: int, found: bool) -> File:
         """The table here; or far away, where its pictures are `found` by their places and few of them are wanted."""

@@ -25,7 +25,7 @@ from daguerre.data.source import Split
 from daguerre.data.table_source import cache_of, in_blocks
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Idle
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 from daguerre.unicode import printable
 
 
@@ -111,7 +111,7 @@ class FolderSource:
         """The file's bytes, its captions and metadata. OSError if it cannot be read."""
         path = self._path(number)
         texts, metadata = (json.loads(self._rows.column(name)[number].as_py()) for name in ("texts", "metadata"))
-        return Record(printable(path), (self.folder / path).read_bytes(), texts, metadata)
+        return Record(printable(path), {IMAGE: (self.folder / path).read_bytes()}, texts, metadata)
 
     def report(self) -> SkipReport:
         """What the scan left out and what it notes."""

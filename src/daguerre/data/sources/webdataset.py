@@ -30,7 +30,7 @@ from daguerre.data.skips import SkipReport
 from daguerre.data.source import Files, Split
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 KIND = tar_index.kind(headers.USUAL)
 """Kind of an index of the usual image formats."""
@@ -114,7 +114,7 @@ class WebdatasetSource:
             words = tar_samples.words({piece.name: data for piece, data in zip(pieces[1:], texts, strict=True)})
         except tar_samples.Unusable as error:  # of an index that an older version made
             raise Undecodable(str(error)) from error
-        return Record(self.name(number), image, self._captions(words.texts), words.metadata)
+        return Record(self.name(number), {IMAGE: image}, self._captions(words.texts), words.metadata)
 
     def report(self) -> SkipReport:
         """What could not be used when the shards were indexed, and shards that changed since."""
