@@ -20,6 +20,7 @@ from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.buckets import Bucket, buckets
 from daguerre.data.dataset import open_dataset
+from daguerre.data.rows import absent
 from daguerre.data.skips import Skips
 from daguerre.training import device
 from daguerre.types import IMAGE, Batch, Cond, LossTerms
@@ -122,7 +123,7 @@ def loaded(config: Config, parts: Parts, sizes: BatchSizes, stack: ExitStack) ->
     dataset = open_dataset(config.data, "train")
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.cut,
-        Skips(config.data.max_skipped), pinned=parts.device.type == "cuda",
+        Skips(config.data.max_skipped), pinned=parts.device.type == "cuda", images=parts.images,
     )  # fmt: skip
     loading.skips.begin()
     return Loaded(parts, stack.enter_context(loading.updates(0)))
@@ -147,7 +148,7 @@ def random_batch(parts: Parts, size: int, shape: Bucket, first: int = 0) -> Batc
     pixels_BHWC = chance.integers(0, 256, (size, shape.height_px, shape.width_px, 3), dtype=np.uint8)
     batch = Batch(
         keys=np.array([[first + i, 0, 0] for i in range(size)], np.int64),
-        images={IMAGE: torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)},
+        images={IMAGE: torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)} | absent(parts.images, size, shape),
         texts=[" ".join(chance.choice(_WORDS, 12)) for _ in range(size)],
         valid_B=torch.ones(size),
         names=[f"random {first + i}" for i in range(size)],

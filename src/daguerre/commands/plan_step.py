@@ -23,6 +23,7 @@ from daguerre.commands.placement import frozen
 from daguerre.commands.plan_bytes import Count, Held
 from daguerre.config import Config
 from daguerre.data.buckets import buckets
+from daguerre.data.rows import absent
 from daguerre.parallel.apply import UNITS
 from daguerre.parallel.parts import own_region
 from daguerre.training import cuda_types, step
@@ -222,7 +223,7 @@ def _sample(config: Config, parts: Parts) -> Batch:
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
     texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
     keys, sizes = np.zeros((1, 3), dtype=np.int64), np.zeros((1, 6), dtype=np.int32)
-    one = Batch(keys, {IMAGE: pixels}, texts, torch.ones(1), texts, sizes)
+    one = Batch(keys, {IMAGE: pixels} | absent(parts.images, 1, bucket), texts, torch.ones(1), texts, sizes)
     return replace(one, draws=parts.draws(one))
 
 

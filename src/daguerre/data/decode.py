@@ -109,7 +109,7 @@ def cut(
             pixels_HWC = beside(name, images[name], size, settings, bucket)
             found[name] = chosen.apply(pixels_HWC, kind.interpolation)
         elif kind.absent is None:
-            raise Undecodable(f"no {name} beside the picture")
+            raise Undecodable(image_kinds.lacking(name))
     return chosen, found
 
 

@@ -46,6 +46,11 @@ def owner(stem: str) -> tuple[str, str] | None:
     return None
 
 
+def lacking(name: str) -> str:
+    """The reason under which a sample without this image is counted."""
+    return f"no {name} beside the picture" if KINDS[name].absent is None else f"kept without a {name}: all of it counts"
+
+
 def check(name: str, encoded: bytes, size: tuple[int, int], formats: Sequence[str]) -> None:
     """`Undecodable` where an image's header is broken, or it is not of the shape of its picture, whose height and width
     are `size`."""

@@ -6,7 +6,7 @@ Nothing is planned, ahead, parallel or counted here: that is `loader.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -19,7 +19,7 @@ from daguerre.data import captions, decode
 from daguerre.data.buckets import Bucket
 from daguerre.data.dataset import Member, Reads
 from daguerre.data.headers import Undecodable
-from daguerre.data.image_kinds import KINDS, Kind
+from daguerre.data.image_kinds import KINDS
 from daguerre.data.skips import Failure
 from daguerre.data.source import FeatureSource
 from daguerre.errors import UserError
@@ -40,9 +40,15 @@ class Task(NamedTuple):
 Made = tuple[Batch, list[Failure]]
 
 
-def _absent(kind: Kind, size: int, bucket: Bucket) -> np.ndarray:
-    """[B, H, W, C] uint8: images of a kind of which there is none."""
-    return np.full((size, bucket.height_px, bucket.width_px, kind.channels), kind.absent or 0, dtype=np.uint8)
+def absent(names: Sequence[str], size: int, bucket: Bucket) -> dict[str, Tensor]:
+    """Images by name as samples have them that have none, [B, C, H, W] uint8 each."""
+    return {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in names}
+
+
+def _empty(size: int, bucket: Bucket, channels: int, value: int = 0) -> Tensor:
+    shape = (size, bucket.height_px, bucket.width_px, channels)
+    pixels_BHWC = np.full(shape, value, dtype=np.uint8) if value else np.zeros(shape, dtype=np.uint8)
+    return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,8 @@ class Rows:
         # trainer's, and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on
         # two cores).
         # Channels stand last in memory, as decoders give them and networks are fastest with.
-        images = {IMAGE: np.zeros((size, bucket.height_px, bucket.width_px, 3), dtype=np.uint8)}
-        images |= {name: _absent(KINDS[name], size, bucket) for name in self.images}
+        tensors = {IMAGE: _empty(size, bucket, 3)} | absent(self.images, size, bucket)
+        images = {name: tensor.permute(0, 2, 3, 1).numpy() for name, tensor in tensors.items()}
         features = {name: np.zeros((size, *one.shape), one.dtype) for name, one in self._features.items()}
         sizes = np.zeros((size, 6), dtype=np.int32)
         texts, names, failures = [""] * size, [], []
@@ -85,7 +91,6 @@ class Rows:
             for name, array in features.items():
                 array[row] = record.features[name]
             sizes[row] = frame.sizes
-        tensors = {name: torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2) for name, pixels_BHWC in images.items()}
         cached = {name: torch.from_numpy(array) for name, array in features.items()}
         valid, weights_B = valid_B(size, failures), self.weights_B(reads)
         return Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached), failures

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from daguerre import keys as keyed
-from daguerre.objectives import schedules, times, weights
+from daguerre.objectives import masks, schedules, times, weights
 from daguerre.objectives.adaptive import AdaptiveWeight
+from daguerre.objectives.masks import ElementMean
 from daguerre.objectives.noise import noise, perturbation
 from daguerre.objectives.objective import Net, NothingLearnt, Objective
 from daguerre.objectives.settings import DiffusionSettings
@@ -45,8 +46,10 @@ class Diffusion(Objective):
     target: Target
     input_scale: InputScale = unscaled
     learnt: Stateful = field(init=False)
+    elements: ElementMean = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "elements", masks.build(self.settings.mask))
         weighting = self.settings.weighting
         adaptive = weighting.name == "adaptive"
         learnt = AdaptiveWeight(weighting.adaptive_buckets, weighting.adaptive_decay) if adaptive else NothingLearnt()
@@ -110,7 +113,7 @@ class Diffusion(Objective):
         x_BCHW = a * x0_BCHW + s * seen_BCHW
         y_BCHW = net(c_in * x_BCHW, draws["c_noise"], cond)
         error_BCHW = y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
-        loss_B = draws["weight"] * error_BCHW.square().flatten(1).mean(1)
+        loss_B = draws["weight"] * self.elements.mean(error_BCHW.square(), draws)
         if not isinstance(self.learnt, AdaptiveWeight):
             return LossTerms(loss_B=loss_B, quantile_B=draws["quantile"])
         log_snr_B = 2.0 * (draws["a"].log() - draws["s"].log())
