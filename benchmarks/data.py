@@ -175,7 +175,7 @@ def check_parity(pictures: list[bytes], paths: list[str]) -> float:
     settings, bucket, key = dataset.settings, dataset.buckets[0], np.zeros(3, np.int64)
     gaps = []
     for data in pictures:
-        ours = decode.picture(data, settings, bucket, 0, key).pixels_CHW.permute(1, 2, 0).numpy().astype(int)
+        ours = decode.cut({"image": data}, settings, bucket, 0, key)[1]["image"].permute(1, 2, 0).numpy().astype(int)
         gaps.append(float(np.abs(ours - framed_by_pillow(data)).mean()))
     if max(gaps) > CLOSE:
         raise SystemExit(f"no parity: crops differ by {max(gaps):.2f} levels of 255 on average")
@@ -268,12 +268,12 @@ def stages(pictures: list[bytes], paths: list[str]) -> dict[str, float]:
     def copy(i: int) -> None:
         out[:] = framed[i % len(framed)].numpy()
 
-    framed = [decode.picture(pixels, settings, bucket, 0, key).pixels_CHW for pixels in whole]
+    framed = [decode.cut({"image": pixels}, settings, bucket, 0, key)[1]["image"] for pixels in whole]
     work: dict[str, Callable[[int], Any]] = {
         "read and check": lambda i: source.record(i % len(pictures)),
         "decode": lambda i: decode.pixels(pictures[i % len(pictures)], settings, bucket),
         "of which grey alone": lambda i: simplejpeg.decode_jpeg(pictures[i % len(pictures)], colorspace="GRAY"),
-        "resize and crop": lambda i: decode.picture(whole[i % len(whole)], settings, bucket, 0, key),
+        "resize and crop": lambda i: decode.cut({"image": whole[i % len(whole)]}, settings, bucket, 0, key),
         "copy to the batch": copy,
     }
     found = {}

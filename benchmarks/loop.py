@@ -45,7 +45,7 @@ def precomputed(parts: building.Parts, config: configs.Config, count: int) -> li
         keys = np.array([[source.sample_id(number * size + i), 0, 0] for i in range(size)])
         pixels = torch.from_numpy(np.stack([record.image for record in records])).permute(0, 3, 1, 2).contiguous()
         texts, names = [r.texts["text"] for r in records], [r.key for r in records]
-        batch = Batch(keys, pixels, texts, torch.ones(size), names, np.zeros((size, 6), np.int32))
+        batch = Batch(keys, {"image": pixels}, texts, torch.ones(size), names, np.zeros((size, 6), np.int32))
         batch = Batch(**{**vars(batch), "draws": parts.draws(batch)})
         x0, cond = parts.family.encode(batch)
         items.append((batch, x0, dict(cond), dict(batch.draws)))

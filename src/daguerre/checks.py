@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from daguerre.data.settings import SourceSettings
+from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.problems import Problem
 from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
 
@@ -89,6 +90,21 @@ def _of_a_mix(data: SourceSettings) -> list[Problem]:
     return [Problem("data.loss_weight", text, data.loss_weight)]
 
 
+def _masks(data: SourceSettings, objective: ObjectiveSettings) -> list[Problem]:
+    """Where masks are is said for a loss that reads them."""
+    if objective.mask is not None:
+        return []
+    sources: Mapping[str, SourceSettings] = getattr(data, "sources", None) or {"": data}
+    given = [
+        (".".join(filter(None, ("data", name and f"sources.{name}", field))), getattr(own, field))
+        for name, own in sources.items()
+        for field in ("mask_dir", "mask_column")
+        if getattr(own, field, None) is not None
+    ]
+    text = "has no effect without objective.mask: remove it, or set objective.mask={} (docs/objectives.md)"
+    return [Problem(path, text, value) for path, value in given]
+
+
 def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSchedulerSettings) -> list[Problem]:
     """An optimizer that averages by itself needs no other averages, and weighs updates by their learning rates."""
     if not optimizer.averages_weights:
@@ -113,6 +129,7 @@ CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
     ("data",): _of_a_mix,
+    ("data", "objective"): _masks,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,
 }
 """The sections that a check needs, and the check."""

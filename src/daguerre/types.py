@@ -1,6 +1,6 @@
 """What travels between the parts: a record, a batch, conditioning, the terms of a loss.
 
-Holds no behaviour. Shape letters used across the project:
+Holds no behaviour but the way of a batch as a whole. Shape letters used across the project:
 
     B  samples in a micro-batch      C  channels          H, W  height, width (pixels or latents)
     T  tokens                        D  features          N     timesteps of a schedule
@@ -9,12 +9,15 @@ Holds no behaviour. Shape letters used across the project:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+IMAGE, MASK = "image", "mask"
+"""Names of images of a sample: the one that is trained on, and how much each of its pixels counts."""
 
 Cond = Mapping[str, "Tensor"]
 """Conditioning by name; the leading dim of every tensor is B. `text` is [B, T, D] for text-to-image families."""
@@ -26,22 +29,35 @@ class Record:
 
     key: str
     """What a person would call it: a file name, or shard and index. For messages only, never an identity."""
-    image: bytes | np.ndarray
-    """Encoded image file, or pixels [H, W, 3] uint8 where a source draws them itself."""
+    images: Mapping[str, bytes | np.ndarray]
+    """Encoded image files by name, or pixels [H, W, 3] uint8 where a source draws them itself. `image` is always there;
+    which others are read, and what a sample without them gets, is `data/image_kinds.py`."""
     texts: Mapping[str, str]
     """Caption fields by name; the usual caption is `text`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the source knows."""
+    features: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Tensors by name that were computed before; the same names, shapes and types for every sample of a run."""
+
+    @property
+    def image(self) -> bytes | np.ndarray:
+        """The image that is trained on."""
+        return self.images[IMAGE]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch, on the CPU as the loader makes it, or with pixels and draws moved to the device."""
+    """One micro-batch, on the CPU as the loader makes it, or with its tensors by name moved to the device.
+
+    A field that maps names to tensors is for the device; every other field stays on the host. `map` knows no more, so a
+    new field is written here alone.
+    """
 
     keys: np.ndarray
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
-    pixels_BCHW: Tensor
-    """uint8, RGB; as the loader makes it, the channels stand last in memory."""
+    images: Mapping[str, Tensor]
+    """[B, C, H, W] uint8 by name, all cut alike; as the loader makes them, the channels stand last in memory. `image`
+    is RGB and always there; `mask` (255: counts in full, 0: outside) has one channel."""
     texts: list[str]
     """One caption a sample, after choice and dropout."""
     valid_B: Tensor
@@ -56,6 +72,32 @@ class Batch:
     weights_B: Tensor | None = None
     """float32, on the CPU: what the loss of each sample is multiplied by (`loss_weight` of its source in a mix). None:
     every sample weighs 1."""
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors [B, ...] by name, of any type, that were computed before; 0 for a slot whose sample could not be
+    decoded."""
+
+    @property
+    def pixels_BCHW(self) -> Tensor:
+        """The images that are trained on: uint8, RGB."""
+        return self.images[IMAGE]
+
+    def map(self, change: Callable[[Any], Any], host: Callable[[Any], Any] = lambda value: value) -> Batch:
+        """The batch with `change` of every tensor that is for the device, and `host` of every other field but None."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: change(tensor) for name, tensor in value.items()}
+            return None if value is None else host(value)
+
+        return replace(self, **{each.name: changed(getattr(self, each.name)) for each in fields(self)})
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Samples `start` to `stop`."""
+
+        def cut(value: Any) -> Any:
+            return value[start:stop]
+
+        return self.map(cut, host=cut)
 
 
 @dataclass(frozen=True)

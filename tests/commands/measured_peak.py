@@ -27,8 +27,8 @@ def batch(config: Config, parts: Parts, samples: int) -> Batch:
     pixels = torch.zeros(samples, 3, bucket.height_px, bucket.width_px, dtype=torch.uint8)
     names = ["a picture of something " * 25] * samples
     sizes = np.full((samples, 6), bucket.height_px, dtype=np.int32)
-    made = Batch(keys, pixels, names, torch.ones(samples), names, sizes)
-    return Batch(keys, pixels, names, torch.ones(samples), names, sizes, parts.draws(made))
+    made = Batch(keys, {"image": pixels}, names, torch.ones(samples), names, sizes)
+    return Batch(keys, {"image": pixels}, names, torch.ones(samples), names, sizes, parts.draws(made))
 
 
 def measured(config: Config, samples: int, micro_batches: int = 1) -> int:

@@ -17,7 +17,7 @@ from daguerre.errors import UserError
 from daguerre.training.precision import Precision
 from daguerre.types import Batch, LossTerms
 
-BATCH = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)))
+BATCH = Batch(None, {"image": torch.zeros(2, 3, 1, 1)}, ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)))
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 

@@ -274,7 +274,7 @@ def test_steps_that_the_schedule_does_not_have_are_refused_before_training(tmp_p
 def test_held_out_samples_that_cannot_be_decoded_are_said():
     said = []
     valid_B = torch.tensor([1.0, 0.0])
-    batch = Batch(None, torch.zeros(2, 3, 1, 1), ["", ""], valid_B, ["good", "broken"], np.zeros((2, 6)))
+    batch = Batch(None, {"image": torch.zeros(2, 3, 1, 1)}, ["", ""], valid_B, ["good", "broken"], np.zeros((2, 6)))
     assert list(training_run.named(SimpleNamespace(say=said.extend), iter([batch]))) == [batch]
     assert len(said) == 1
     assert said[0].endswith(": broken")

@@ -19,8 +19,10 @@ from daguerre.data.settings import CaptionSettings, LoaderSettings, SourceSettin
 from daguerre.data.sources import folder
 from daguerre.types import Record
 
-RECORD = Record("a", b"", {"text": "a cat"})
-MANY = Record("b", b"", {"text": "a cat", "long": "a cat on a mat", "tags": "cat, mat , red,,wool", "blank": " \n"})
+RECORD = Record("a", {"image": b""}, {"text": "a cat"})
+MANY = Record(
+    "b", {"image": b""}, {"text": "a cat", "long": "a cat on a mat", "tags": "cat, mat , red,,wool", "blank": " \n"}
+)
 
 
 def chosen(dropout, epoch=0, seed=0):
@@ -97,7 +99,7 @@ def test_a_template_is_drawn_and_holds_the_caption():
 
 
 def test_a_caption_is_no_template():
-    record = Record("a", b"", {"text": "{} {0} {x.__class__} %s"})
+    record = Record("a", {"image": b""}, {"text": "{} {0} {x.__class__} %s"})
     assert set(drawn({"templates": ["<{}>"]}, record)) == {"<{} {0} {x.__class__} %s>"}
 
 
@@ -113,10 +115,10 @@ def test_tags_are_shuffled_and_kept_ones_lead():
 
 
 def test_tags_are_separated_as_the_recipe_says():
-    record = Record("a", b"", {"text": "b|c |d"})
+    record = Record("a", {"image": b""}, {"text": "b|c |d"})
     found = drawn({"shuffle_tags": True, "tag_separator": " | "}, record)
     assert set(found) >= {"b | c | d", "d | c | b"}
-    spaces = drawn({"shuffle_tags": True, "tag_separator": " "}, Record("a", b"", {"text": "b  c d"}))
+    spaces = drawn({"shuffle_tags": True, "tag_separator": " "}, Record("a", {"image": b""}, {"text": "b  c d"}))
     assert set(spaces) == {"b c d", "b d c", "c b d", "c d b", "d b c", "d c b"}
 
 
@@ -184,9 +186,9 @@ def test_whatever_the_texts_are_one_of_them_is_chosen_or_the_slot_is_empty(texts
     }
     if not usable:
         with pytest.raises(Undecodable):
-            captions.choose(Record("a", b"", texts), found, 0, np.array(key))
+            captions.choose(Record("a", {"image": b""}, texts), found, 0, np.array(key))
     else:
-        assert captions.choose(Record("a", b"", texts), found, 0, np.array(key)) in usable
+        assert captions.choose(Record("a", {"image": b""}, texts), found, 0, np.array(key)) in usable
 
 
 @pytest.mark.parametrize(

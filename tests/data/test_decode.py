@@ -4,6 +4,7 @@ import io
 import struct
 import warnings
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,8 +46,10 @@ def decoded(data, **given):
 
 
 def framed(image, chosen, seed=0, key=KEY, bucket=None):
-    """The picture in `bucket`, or in the square of the settings' resolution."""
-    return decode.picture(image, chosen, bucket or Bucket(chosen.resolution, chosen.resolution), seed, key)
+    """Frame and pixels of the picture in `bucket`, or in the square of the settings' resolution."""
+    bucket = bucket or Bucket(chosen.resolution, chosen.resolution)
+    frame, images = decode.cut({"image": image}, chosen, bucket, seed, key)
+    return SimpleNamespace(sizes=frame.sizes, pixels_CHW=images["image"])
 
 
 def cut(image, chosen, seed=0, key=KEY, bucket=None):

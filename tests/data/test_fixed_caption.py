@@ -15,7 +15,7 @@ from daguerre.data.sources import folder, parquet, webdataset
 from daguerre.types import Record
 
 TEXT = {"text": "a photo of sks dog"}
-PLAIN = Record("a", b"", {})
+PLAIN = Record("a", {"image": b""}, {})
 
 
 def usual(tmp_path):
@@ -27,7 +27,7 @@ def test_it_stands_for_what_the_fields_say_and_the_other_rules_hold():
         settings = SourceSettings(source="test", caption_dropout=dropout, captions={**TEXT, **rules})
         return [captions.choose(record, settings, 0, np.array([i, 0, 0])) for i in range(200)]
 
-    assert set(drawn()) == set(drawn(Record("b", b"", {"text": "a cat"}))) == {"a photo of sks dog"}
+    assert set(drawn()) == set(drawn(Record("b", {"image": b""}, {"text": "a cat"}))) == {"a photo of sks dog"}
     assert set(drawn(prefix="my ", templates=["{}, sharp"])) == {"my a photo of sks dog, sharp"}
     dropped = drawn(dropout=0.5)
     assert set(dropped) == {"", "a photo of sks dog"}

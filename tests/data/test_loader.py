@@ -198,7 +198,7 @@ def test_fixed_batches_leave_nothing_to_chance(pictures):
     assert texts(batches) == [source.record(i).texts["text"] for i in numbers]
     plain = data.model_copy(update={"crop": "center", "random_flip": False})
     key = np.zeros(3, np.int64)
-    want = [decode.picture(source.record(i).image, plain, Bucket(16, 16), 0, key).pixels_CHW for i in numbers]
+    want = [decode.cut(source.record(i).images, plain, Bucket(16, 16), 0, key)[1]["image"] for i in numbers]
     assert torch.equal(torch.cat([b.pixels_BCHW for b in batches]), torch.stack(want))
     assert sum(len(b.names) for b in loader.fixed_batches(dataset, 10_000, lambda bucket: 64)) == dataset.count
 
@@ -254,7 +254,7 @@ class Flaky:
         self.calls[number] = self.calls.get(number, 0) + 1
         if self.calls[number] <= self.faults:
             raise self.error
-        return Record(self.name(number), np.full((16, 16, 3), 50, np.uint8), {"text": "x"})
+        return Record(self.name(number), {"image": np.full((16, 16, 3), 50, np.uint8)}, {"text": "x"})
 
     def report(self):
         return {}

@@ -27,7 +27,8 @@ def encoded(form: str, seed: int = 0) -> bytes:
 
 def record(**changes) -> Record:
     values = {"key": "x", "image": encoded("JPEG"), "texts": {"text": "a cat"}, "metadata": {"width": 7}}
-    return Record(**{**values, **changes})
+    values |= changes
+    return Record(images={"image": values.pop("image")}, **values)
 
 
 def files(one: Record, formats=USUAL) -> dict[str, bytes]:

@@ -100,7 +100,8 @@ def numbers(source) -> range:
 
 def content(record: Record) -> list[object]:
     values = [getattr(record, field.name) for field in fields(record)]
-    return [value.tobytes() if isinstance(value, np.ndarray) else value for value in values]
+    images = {n: one.tobytes() if isinstance(one, np.ndarray) else one for n, one in record.images.items()}
+    return [images if value is record.images else value for value in values]
 
 
 def test_settings_start_from_the_shared_ones_and_name_their_file(name):

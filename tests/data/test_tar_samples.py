@@ -17,7 +17,12 @@ def joined(*names: str, formats=USUAL):
     data = tars.packed((name, name.encode("utf-8", "surrogateescape")) for name in names)
     counts = {}
     samples = tar_samples.joined(tar.contents(data).members, formats, counts)
-    shown = {sample.key: {"": sample.image.name, **{n: m.name for n, m in sample.parts}} for sample in samples}
+    shown = {
+        sample.key: {"": sample.image.name}
+        | {f"{name} image": member.name for name, member in sample.images}
+        | {name: member.name for name, member in sample.parts}
+        for sample in samples
+    }
     assert len(shown) == len(samples)
     return shown, {reason: entry["count"] for reason, entry in counts.items()}
 
@@ -56,9 +61,23 @@ def test_several_pictures_of_one_key_have_the_members_of_their_own_names():
 
 
 def test_a_mask_beside_a_picture_takes_none_of_its_texts():
-    samples, _ = joined("a.jpg", "a.mask.png", "a.txt", "a.json")
-    assert samples["a"] == {"": "a.jpg", "txt": "a.txt", "json": "a.json"}
-    assert samples["a.mask"] == {"": "a.mask.png"}
+    samples, counts = joined("a.jpg", "a.mask.png", "a.txt", "a.json")
+    assert samples == {"a": {"": "a.jpg", "mask image": "a.mask.png", "txt": "a.txt", "json": "a.json"}}
+    assert not counts
+
+
+def test_masks_stand_anywhere_and_belong_to_the_picture_of_their_name_up_to_the_dot():
+    samples, counts = joined("b.mask.PNG", "b.mask.webp", "a.1.mask.png", "a.1.jpg", "a.2.jpg", "b.jpg", "a.2.txt")
+    assert samples == {
+        "a.1": {"": "a.1.jpg", "mask image": "a.1.mask.png"},
+        "a.2": {"": "a.2.jpg", "txt": "a.2.txt"},
+        "b": {"": "b.jpg", "mask image": "b.mask.PNG"},
+    }
+    assert counts == {"duplicate: second picture of one name": 1}
+
+
+def test_a_mask_without_a_picture_is_one_itself():
+    assert joined("a.mask.png", "a.mask.txt") == ({"a.mask": {"": "a.mask.png", "txt": "a.mask.txt"}}, {})
 
 
 def test_one_picture_with_dots_has_all_members_of_its_key():

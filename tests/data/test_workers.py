@@ -4,19 +4,29 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from multiprocessing import Pipe
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loader import Loading
+from daguerre.data.processes import Worker
 from daguerre.data.rows import Rows, Task
 from daguerre.data.settings import LoaderSettings
+from daguerre.data.skips import Failure
 from daguerre.data.sources import folder
-from daguerre.data.workers import made_by, workers
+from daguerre.data.workers import _received, _send, made_by, workers
 from daguerre.errors import ProcessLost, UserError
+from daguerre.types import Batch
 
 TRAINER = """
 import sys, time
@@ -76,6 +86,85 @@ def work(pictures: Path) -> tuple[Rows, Iterator[Task]]:
     settings = folder.Settings(path=str(pictures), resolution=16, held_out_fraction=0, shuffle=False)
     loading = Loading(open_dataset(settings, "train"), LoaderSettings(), 0, 4, 4, None, None)
     return Rows(loading.dataset.members, 0), (task for task, _ in loading.tasks(0))
+
+
+def test_a_batch_arrives_as_it_was_sent():
+    """Every field, of whatever type, with its layout in memory; empty ones and those that are not dense too."""
+    pixels_BHWC = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
+    sent = Batch(
+        np.arange(6).reshape(2, 3),
+        {"image": pixels_BHWC.permute(0, 3, 1, 2), "mask": torch.full((2, 4, 5, 1), 7).byte().permute(0, 3, 1, 2)},
+        ["a", ""],
+        torch.tensor([1.0, 0.0]),
+        ["x", "y"],
+        np.ones((2, 6), np.int32),
+        {"noise": torch.randn(2, 3)},
+        torch.tensor([0.5, 2.0]),
+        {
+            "half": torch.randn(2, 3, 5).bfloat16(),
+            "on": torch.tensor([[True], [False]]),
+            "none": torch.zeros(2, 0, 4, dtype=torch.int64),
+            "part": torch.arange(20.0).reshape(2, 10)[:, ::3],
+        },
+    )
+    ours, theirs = Pipe()
+    sender = threading.Thread(target=_send, args=(theirs, (sent, [Failure(1, "y", "why")])))
+    sender.start()
+    got, failures = _received(Worker(None, ours))
+    sender.join()
+    assert failures == [Failure(1, "y", "why")]
+    assert (got.texts, got.names) == (sent.texts, sent.names)
+    for name in ("keys", "sizes", "valid_B", "weights_B"):
+        assert np.array_equal(getattr(got, name), getattr(sent, name))
+    for name in ("images", "draws", "features"):
+        there, here = getattr(sent, name), getattr(got, name)
+        assert list(here) == list(there)
+        assert all(torch.equal(here[key], there[key]) and here[key].dtype == there[key].dtype for key in there)
+    assert got.pixels_BCHW.stride() == sent.pixels_BCHW.stride()  # channels last
+
+
+def test_rows_of_a_batch_are_of_every_field():
+    every = {"keys": np.arange(9).reshape(3, 3), "images": {"image": torch.arange(3)}, "texts": ["a", "b", "c"]}
+    every |= {"valid_B": torch.ones(3), "names": ["x", "y", "z"], "sizes": np.zeros((3, 6)), "weights_B": None}
+    every |= {"draws": {"noise": torch.arange(3)}, "features": {"text": torch.arange(6).reshape(3, 2)}}
+    assert every.keys() == {field.name for field in fields(Batch)}
+    part = Batch(**every).rows(1, 3)
+    assert part.keys.tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert (part.texts, part.names, part.weights_B) == (["b", "c"], ["y", "z"], None)
+    assert (len(part.valid_B), len(part.sizes)) == (2, 2)
+    assert part.images["image"].tolist() == part.draws["noise"].tolist() == [1, 2]
+    assert part.features["text"].tolist() == [[2, 3], [4, 5]]
+
+
+@dataclass(frozen=True)
+class Cached:
+    """The records of a source, each with features that were computed before."""
+
+    source: Any
+    features = MappingProxyType({"latent": np.zeros((2, 3), np.float16)})
+
+    def __getattr__(self, name):
+        return getattr(object.__getattribute__(self, "source"), name)
+
+    def record(self, number):
+        return replace(self.source.record(number), features={"latent": np.full((2, 3), number, np.float16)})
+
+
+def test_cached_features_come_with_their_samples_and_are_zero_in_empty_slots(pictures):
+    rows, tasks = work(pictures)
+    (pictures / rows.members[0].source.name(2)).write_bytes(b"broken")
+    members = tuple(member._replace(source=Cached(member.source)) for member in rows.members)
+    batch, failures = Rows(members, 0).made(next(tasks))
+    assert [failure.row for failure in failures] == [2]
+    assert batch.features["latent"].dtype == torch.float16
+    assert batch.features["latent"][:, 1, 2].tolist() == [0, 1, 0, 3]
+
+
+def test_sources_of_other_features_do_not_mix(pictures):
+    rows, tasks = work(pictures)
+    (member,) = rows.members
+    with pytest.raises(UserError, match="cached features"):
+        Rows((member._replace(source=Cached(member.source)), member), 0).made(next(tasks))
 
 
 def test_workers_die_with_a_killed_trainer(trainer):

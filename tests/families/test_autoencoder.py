@@ -36,7 +36,7 @@ def family() -> Family:
 def batch(family: Family) -> Batch:
     pixels = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     draws = family.random_inputs(0, KEYS, (3, 16, 16))
-    return Batch(KEYS, pixels, ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)), draws)
+    return Batch(KEYS, {"image": pixels}, ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)), draws)
 
 
 def test_weights_follow_from_the_seed(family: Family) -> None:

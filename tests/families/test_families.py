@@ -44,7 +44,7 @@ def images() -> torch.Tensor:
 def batch(family: Family) -> Batch:
     sizes = np.array([[40, 30, 2, 1, 16, 16]] * 3, dtype=np.int32)
     draws = family.random_inputs(5, KEYS, SHAPE)
-    return Batch(KEYS, images(), TEXTS, torch.ones(3), TEXTS, sizes, draws)
+    return Batch(KEYS, {"image": images()}, TEXTS, torch.ones(3), TEXTS, sizes, draws)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -37,7 +37,8 @@ def batch(family: Family, ids: list[int], captions: list[str], seed: int = 5) ->
     random = np.random.default_rng(0).integers(0, 256, (64, 3, 16, 16), dtype=np.uint8)
     pixels = torch.from_numpy(random[[i % 64 for i in ids]])
     draws = family.random_inputs(seed, keys, (3, 16, 16))
-    return Batch(keys, pixels, captions, torch.ones(len(ids)), [str(i) for i in ids], np.zeros((len(ids), 6)), draws)
+    names, sizes = [str(i) for i in ids], np.zeros((len(ids), 6))
+    return Batch(keys, {"image": pixels}, captions, torch.ones(len(ids)), names, sizes, draws)
 
 
 def same(x: torch.Tensor, y: torch.Tensor, tolerance: float = 2e-6) -> bool:

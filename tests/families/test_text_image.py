@@ -29,7 +29,7 @@ def family() -> Family:
 
 def batch() -> Batch:
     pixels = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return Batch(np.zeros((3, 3), np.int64), pixels, TEXTS, torch.ones(3), ["a", "b", "c"], np.zeros((3, 6)))
+    return Batch(np.zeros((3, 3), np.int64), {"image": pixels}, TEXTS, torch.ones(3), ["a", "b", "c"], np.zeros((3, 6)))
 
 
 def test_each_word_is_one_token_and_other_text_is_spelled() -> None:

@@ -47,7 +47,7 @@ def batch(family: Any, captions: list[str]) -> Batch:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (len(captions), *SHAPE), dtype=np.uint8))
     sizes = np.array([[40, 30, 2, 1, 16, 16]] * len(captions), dtype=np.int32)
     draws = family.random_inputs(3, keys, SHAPE)
-    return Batch(keys, pixels, captions, torch.ones(len(captions)), captions, sizes, draws)
+    return Batch(keys, {"image": pixels}, captions, torch.ones(len(captions)), captions, sizes, draws)
 
 
 def their_ids(folder: Path, name: str, texts: list[str]) -> torch.Tensor:

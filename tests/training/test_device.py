@@ -11,8 +11,8 @@ from daguerre.training import device
 from daguerre.types import Batch
 
 BATCH = Batch(
-    np.zeros((2, 3)), torch.ones(2, 3, 4, 4, dtype=torch.uint8), ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)),
-    {"noise": torch.randn(2, 4, 2, 2)},
+    np.zeros((2, 3)), {"image": torch.ones(2, 3, 4, 4, dtype=torch.uint8)}, ["", ""], torch.ones(2), ["a", "b"],
+    np.zeros((2, 6)), {"noise": torch.randn(2, 4, 2, 2)},
 )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_an_attempt_moves_no_weight_and_takes_what_an_optimizer_will_take(toy):
     before = [p.detach().clone() for p in state.net.parameters()]
     batch = toy.batch(0, 8)
     assert not memory.update_fits(state, batch, limited(toy, 4), nullcontext)
-    assert memory.update_fits(state, memory.first_of(batch, 4), limited(toy, 4), nullcontext)
+    assert memory.update_fits(state, batch.rows(0, 4), limited(toy, 4), nullcontext)
     assert all(torch.equal(a, b) for a, b in zip(before, state.net.parameters(), strict=True))
     assert all(p.grad is None for p in state.net.parameters())
     assert state.step == 0
@@ -118,7 +118,7 @@ def test_other_errors_of_an_attempt_are_not_hidden(toy):
 
 def test_a_part_of_a_batch_is_one_with_all_of_each_sample(toy):
     whole = toy.batch(0, 6)
-    part = memory.first_of(whole, 2)
+    part = whole.rows(0, 2)
     assert part.names == whole.names[:2]
     assert np.array_equal(part.keys, whole.keys[:2])
     assert torch.equal(part.pixels_BCHW, whole.pixels_BCHW[:2])

@@ -18,7 +18,7 @@ def cut(batch, weights_B, parts):
         replace(
             batch,
             keys=batch.keys[r],
-            pixels_BCHW=batch.pixels_BCHW[r],
+            images={name: tensor[r] for name, tensor in batch.images.items()},
             valid_B=batch.valid_B[r],
             names=[batch.names[i] for i in r],
             draws={name: tensor[r] for name, tensor in batch.draws.items()},

@@ -29,7 +29,7 @@ def batch(index: int, size: int = 4, *, valid: list[float] | None = None, poison
     pixels = torch.from_numpy(np.stack([np.random.default_rng(i).integers(0, 255, 3) for i in ids])).to(torch.uint8)
     return Batch(
         keys=np.stack([ids, ids * 0, ids * 0], axis=1),
-        pixels_BCHW=pixels.view(size, 3, 1, 1),
+        images={"image": pixels.view(size, 3, 1, 1)},
         texts=[""] * size,
         valid_B=torch.tensor(valid or [1.0] * size),
         names=[f"sample {i}" for i in ids],

@@ -6,7 +6,7 @@ through its loader, so that waiting for it is real.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -20,9 +20,10 @@ from daguerre.config import Config
 from daguerre.data import loader
 from daguerre.data.buckets import Bucket, buckets
 from daguerre.data.dataset import open_dataset
+from daguerre.data.rows import absent
 from daguerre.data.skips import Skips
 from daguerre.training import device
-from daguerre.types import Batch, Cond, LossTerms
+from daguerre.types import IMAGE, Batch, Cond, LossTerms
 
 RING = 4
 """Micro-batches that are used in turn."""
@@ -122,7 +123,7 @@ def loaded(config: Config, parts: Parts, sizes: BatchSizes, stack: ExitStack) ->
     dataset = open_dataset(config.data, "train")
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated,
-        Skips(config.data.max_skipped), pinned=parts.device.type == "cuda",
+        Skips(config.data.max_skipped), pinned=parts.device.type == "cuda", images=parts.images,
     )  # fmt: skip
     loading.skips.begin()
     return Loaded(parts, stack.enter_context(loading.updates(0)))
@@ -147,7 +148,7 @@ def random_batch(parts: Parts, size: int, shape: Bucket, first: int = 0) -> Batc
     pixels_BHWC = chance.integers(0, 256, (size, shape.height_px, shape.width_px, 3), dtype=np.uint8)
     batch = Batch(
         keys=np.array([[first + i, 0, 0] for i in range(size)], np.int64),
-        pixels_BCHW=torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2),
+        images={IMAGE: torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)} | absent(parts.images, size, shape),
         texts=[" ".join(chance.choice(_WORDS, 12)) for _ in range(size)],
         valid_B=torch.ones(size),
         names=[f"random {first + i}" for i in range(size)],
@@ -160,24 +161,11 @@ def _encoded(parts: Parts, batch: Batch, random_weights: bool) -> Encoded:
     """Encoded a few samples at a time: pictures take more memory than what is trained on."""
     whole = device.on(parts.device, batch)
     made = [
-        parts.family.encode(rows(whole, start, start + _ENCODED_AT_ONCE))
+        parts.family.encode(whole.rows(start, start + _ENCODED_AT_ONCE))
         for start in range(0, len(batch.names), _ENCODED_AT_ONCE)
     ]
     x0_BCHW = torch.cat([x0 for x0, _ in made])
     if random_weights and x0_BCHW.shape != batch.pixels_BCHW.shape:
         x0_BCHW = torch.randn(x0_BCHW.shape, generator=torch.Generator().manual_seed(0)).to(x0_BCHW)
     cond = {name: torch.cat([part[name] for _, part in made]) for name in made[0][1]}
-    return Encoded(replace(whole, pixels_BCHW=batch.pixels_BCHW[:, :, :1, :1]), x0_BCHW, cond)
-
-
-def rows(batch: Batch, start: int, stop: int) -> Batch:
-    """Some samples of a batch."""
-
-    def part(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value[start:stop] for name, value in values.items()}
-
-    weights_B = None if batch.weights_B is None else batch.weights_B[start:stop]
-    return Batch(
-        batch.keys[start:stop], batch.pixels_BCHW[start:stop], batch.texts[start:stop], batch.valid_B[start:stop],
-        batch.names[start:stop], batch.sizes[start:stop], part(batch.draws), weights_B,
-    )  # fmt: skip
+    return Encoded(replace(whole, images={}), x0_BCHW, cond)

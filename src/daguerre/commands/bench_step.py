@@ -143,7 +143,7 @@ class Encode:
         self.compute = torch.bfloat16 if config.training.frozen_precision == "bf16" else torch.float32
         shape = bench_inputs.picture_shape(config)
         self._batch = device.on(self.parts.device, bench_inputs.random_batch(self.parts, self.samples, shape))
-        first = bench_inputs.rows(self._batch, 0, 1)
+        first = self._batch.rows(0, 1)
         self.flops_per_sample = float(flops.count(lambda: self._encode(first)))
 
     def _encode(self, batch: Batch) -> tuple[Tensor, object]:

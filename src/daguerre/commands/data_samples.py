@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 from daguerre.commands.data_opened import Opened, is_far
 from daguerre.data import buckets as bucketing
 from daguerre.data import captions, decode, headers
+from daguerre.data.decode import Frame
 from daguerre.data.headers import Undecodable
 from daguerre.data.settings import SourceSettings
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 _READERS = 8
 """Samples that are read at once where they are far away."""
@@ -67,20 +69,20 @@ def seen(data: Opened, numbers: np.ndarray, seed: int) -> Iterator[Seen | Lost]:
         yield from readers.map(one, numbers.tolist())
 
 
-def framed(sample: Seen, settings: SourceSettings, seed: int) -> decode.Framed:
-    """The pixels that the network sees of it, in its bucket. `Undecodable` where there are none."""
-    image = sample.record.image
-    height, width = upright_px(image, settings)
+def framed(sample: Seen, settings: SourceSettings, seed: int) -> tuple[Frame, dict[str, Tensor]]:
+    """Its images as training has them, in its bucket, [C, H, W] uint8 each. `Undecodable` where there are none."""
+    images = sample.record.images
+    height, width = upright_px(images[IMAGE], settings)
     number = int(bucketing.assign(settings, np.array([height]), np.array([width])).numbers[0])
     if number < 0:
         raise Undecodable(bucketing.TOO_SMALL)
-    return decode.picture(image, settings, bucketing.buckets(settings)[number], seed, sample.key)
+    names = [name for name in images if name != IMAGE]
+    return decode.cut(images, settings, bucketing.buckets(settings)[number], seed, sample.key, names)
 
 
 def whole(sample: Seen, settings: SourceSettings) -> np.ndarray:
     """The whole picture, upright: [H, W, 3] uint8."""
-    image = sample.record.image
-    return image if isinstance(image, np.ndarray) else decode.pixels(image, settings)
+    return decode.sized(sample.record.image, settings, None)[0]
 
 
 def upright_px(image: bytes | np.ndarray, settings: SourceSettings) -> tuple[int, int]:

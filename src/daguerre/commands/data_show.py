@@ -20,6 +20,7 @@ from daguerre.data import skips
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
+from daguerre.types import IMAGE
 
 SUMMARY = "a picture of what the network will see, with its captions"
 HELP = """\
@@ -107,12 +108,12 @@ def _cells(request: Request[Options], lost: skips.Counts) -> list[Cell]:
             try:
                 if found.caption is None:
                     raise Undecodable("no caption in the caption fields")
-                framed = data_samples.framed(found, settings, request.seed)
+                frame, cut = data_samples.framed(found, settings, request.seed)
             except Undecodable as error:
                 skips.add(lost, str(error), found.record.key)
                 continue
-            pixels = np.ascontiguousarray(framed.pixels_CHW.permute(1, 2, 0).numpy())
-            cells.append(Cell(Image.fromarray(pixels), found.caption, _note(framed.sizes)))
+            pixels = np.ascontiguousarray(cut[IMAGE].permute(1, 2, 0).numpy())
+            cells.append(Cell(Image.fromarray(pixels), found.caption, _note(frame.sizes)))
     return cells
 
 

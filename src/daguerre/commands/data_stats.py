@@ -178,7 +178,7 @@ def _look(sample: Seen, data: Opened, looked: Looked, shown: bool, seed: int) ->
 def _example(sample: Seen, settings: SourceSettings, seed: int) -> Example:
     """A small whole picture and the part of it that is trained on. `Undecodable` where there is none."""
     upright = settings.model_copy(update={"random_flip": False})
-    height, width, top, left, tall, wide = data_samples.framed(sample, upright, seed).sizes.tolist()
+    height, width, top, left, tall, wide = data_samples.framed(sample, upright, seed)[0].sizes.tolist()
     scale = max(tall / height, wide / width)
     box = (left / (width * scale), top / (height * scale), wide / (width * scale), tall / (height * scale))
     picture = Image.fromarray(data_samples.whole(sample, settings))

@@ -80,12 +80,14 @@ def about_warmup(every: Intervals) -> list[str]:
     ]
 
 
-def about_data(dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, draws: bool) -> list[str]:
+def about_data(
+    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, draws: bool, images: Sequence[str] = ()
+) -> list[str]:
     """What is read of a data set that has an end, what was left out, and which measurements it does not allow."""
     lines = []
     if dataset.size is not None:
         lines.append(f"data: {extent(dataset)}, {held_out.size or 0:,} held out")
-    found = skips.merged(dataset.report(), dataset.notes(batch_size))
+    found = skips.merged(dataset.report(), dataset.notes(batch_size, images))
     if found:
         lines.append(f"found in the data:\n{skips.table(found)}")
     if held_out.size == 0 and validates:
@@ -105,9 +107,9 @@ def extent(dataset: Dataset) -> str:
     return f"{dataset.size:,} samples an epoch{repeated}"
 
 
-def about_source(dataset: Dataset, config: Config, batch_size: int) -> list[str]:
+def about_source(dataset: Dataset, config: Config, batch_size: int, images: Sequence[str] = ()) -> list[str]:
     """What there is to train on, in which shapes, and what is left out."""
-    left_out = skips.merged(dataset.report(), dataset.notes(batch_size)).items()
+    left_out = skips.merged(dataset.report(), dataset.notes(batch_size, images)).items()
     shapes = [f"buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []
     return [
         f"{config.data.source}: {extent(dataset)}",

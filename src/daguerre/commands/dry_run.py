@@ -43,8 +43,9 @@ def describe(config: Config, home: Home, notices: Sequence[str], full: bool) -> 
         in_steps = config.training.duration.unit != "epochs"
         total = config.training.duration.steps(sizes.whole, None) if in_steps else None
     else:
+        dataset.refuse_without(parts.images)
         dataset.plan(config.seed, sizes.whole)
-        data = description.about_source(dataset, config, sizes.whole)
+        data = description.about_source(dataset, config, sizes.whole, parts.images)
         every = intervals(config, sizes, dataset.count)
         total = every.total
         said += description.about_warmup(every)

@@ -35,7 +35,7 @@ def of_training(
         tried = tried[-1:]
     with torch.compiler.set_stance("force_eager"):  # compiling each size would take minutes
         fitting = memory.largest_that_fits(
-            tried, lambda size: memory.update_fits(state, memory.first_of(batch, size), parts.loss, parts.autocast)
+            tried, lambda size: memory.update_fits(state, batch.rows(0, size), parts.loss, parts.autocast)
         )
     if parts.objective.couples_samples:
         said = (

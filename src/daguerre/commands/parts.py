@@ -56,11 +56,19 @@ class Parts:
         return self.objective.loss(net, x0, cond, batch.draws)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
-        """All random numbers of a batch, on the CPU, by its keys; `quantile` fixes the noise level."""
+        """All that the loss needs of a batch beside its samples: random numbers by its keys, on the CPU (`quantile`
+        fixes the noise level), and weights of elements, where the images are."""
         pixel_shape = tuple(batch.pixels_BCHW.shape[1:])
         shape = self.family.latent_shape(pixel_shape)
         of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)
-        return {**self.family.random_inputs(self.seed, batch.keys, pixel_shape), **of_objective}
+        weights = self.objective.elements.draws(batch.images, shape)
+        inputs = self.family.random_inputs(self.seed, batch.keys, pixel_shape)
+        return {**inputs, **of_objective, **weights}
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The images that a batch holds beside those that are trained on."""
+        return self.objective.elements.images
 
 
 def build(config: Config, device: torch.device | None = None, drawn_on: torch.device | None = None) -> Parts:

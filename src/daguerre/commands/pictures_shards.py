@@ -25,7 +25,7 @@ from daguerre.data import headers, packing, shard_index
 from daguerre.data.packing import Packed, Packer, Shard
 from daguerre.data.shard_index import SUFFIX, BadIndex
 from daguerre.data.skips import SkipReport
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Shards:
         about = described(self.about(one), drawn)
         about |= {"file_name": one.name} if one.name else {}
         prompt = one.prompt if one.prompt.strip() else ""
-        return one.number, Record(str(one.number), self.encoding(drawn.pixels_HWC), {"text": prompt}, about)
+        return one.number, Record(str(one.number), {IMAGE: self.encoding(drawn.pixels_HWC)}, {"text": prompt}, about)
 
 
 @dataclass

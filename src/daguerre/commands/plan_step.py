@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,13 @@ from daguerre.commands.placement import frozen
 from daguerre.commands.plan_bytes import Count, Held
 from daguerre.config import Config
 from daguerre.data.buckets import buckets
+from daguerre.data.rows import absent
 from daguerre.parallel.apply import blocks
 from daguerre.parallel.parts import own_region
 from daguerre.training import cuda_types, step
 from daguerre.training.live import Live
 from daguerre.training.state import TrainState
-from daguerre.types import Batch
+from daguerre.types import IMAGE, Batch
 
 _STAND_IN = "adamw"
 """For an optimizer whose updates cannot be computed without memory."""
@@ -75,7 +76,7 @@ class Rehearsal:
         self._config, self._parts, self._count = config, parts, count
         self._accumulates, self._say = accumulates, say
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
-        self._given = _shapes(config, parts)
+        self._given = _sample(config, parts)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
         inside = {id(p) for unit in blocks(parts.net, parts.family.sharding_units) for p in unit.parameters()}
         apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
@@ -134,11 +135,11 @@ class Rehearsal:
 
     def _batch(self, micro: int) -> Batch:
         """Samples of the largest bucket, of which shapes are all that is known."""
-        made = {name: torch.empty((micro, *shape), dtype=dtype) for name, (shape, dtype) in self._given.items()}
-        pixels = made.pop("pixels")
-        texts = ["" if getattr(self._config.model, "long_prompts", False) else _CAPTION] * micro
-        sizes = np.zeros((micro, 6), dtype=np.int32)
-        return Batch(np.zeros((micro, 3), dtype=np.int64), pixels, texts, torch.ones(micro), texts, sizes, made)
+        first = [0] * micro
+        return self._given.map(
+            lambda tensor: torch.empty((micro, *tensor.shape[1:]), dtype=tensor.dtype),
+            host=lambda value: value * micro if isinstance(value, list) else value[first],
+        )
 
 
 @dataclass(frozen=True)
@@ -212,13 +213,14 @@ def pictures_at_once(config: Config, micro: int) -> int:
     return micro if config.loader.max_pixels is None else max(1, min(micro, config.loader.max_pixels // area_px))
 
 
-def _shapes(config: Config, parts: Parts) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape of a sample and type of what a batch holds, at the largest size of pictures."""
+def _sample(config: Config, parts: Parts) -> Batch:
+    """One sample of the largest size of pictures, of which shapes are all that matters."""
     bucket = max(buckets(config.data), key=lambda each: each.area_px)
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
-    one = Batch(np.zeros((1, 3), dtype=np.int64), pixels, [""], torch.ones(1), [""], np.zeros((1, 6), dtype=np.int32))
-    given = {"pixels": pixels, **parts.draws(one)}
-    return {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in given.items()}
+    texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
+    keys, sizes = np.zeros((1, 3), dtype=np.int64), np.zeros((1, 6), dtype=np.int32)
+    one = Batch(keys, {IMAGE: pixels} | absent(parts.images, 1, bucket), texts, torch.ones(1), texts, sizes)
+    return replace(one, draws=parts.draws(one))
 
 
 def _fill(parts: Parts) -> None:

@@ -169,13 +169,14 @@ def start(loaded: Loaded, home: Home, stack: ExitStack, stop: StopSignals, proce
     own, keep = config.checkpoint, Keep(config.checkpoint.keep, every.backup)
     saver = Saver(store, keep, FailedSaves(own.max_failed_saves), own.background)
     said += [*told, *changed, *_about_rate(config, sizes), *description.about_warmup(every)]
-    said += description.about_data(dataset, held_out, sizes.whole, every.validation is not None, parts.family.generates)
+    validates, draws = every.validation is not None, parts.family.generates
+    said += description.about_data(dataset, held_out, sizes.whole, validates, draws, parts.images)
     terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
     home.say = terminal.message
     skips = Skips(config.data.max_skipped, folder.skipped if processes.leads else None, terminal.message)
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated, skips,
-        state.sharding.rank, state.sharding.ranks, pinned=parts.device.type == "cuda",
+        state.sharding.rank, state.sharding.ranks, pinned=parts.device.type == "cuda", images=parts.images,
     )  # fmt: skip
     resuming.restore_loading(loading, beginning, config)
     # Data that cannot be planned or read is refused here, before anything is written.

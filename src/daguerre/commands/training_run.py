@@ -132,7 +132,7 @@ def validate(run: Run) -> None:
     told = memory.explained("validating", lambda: out_of_memory.of_validation(run.saver))
     with run.terminal.busy("validating"), run.processes.watch.doing("validating"), evaluating(run.state), told:
         made = loader.fixed_batches(
-            run.held_out, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks
+            run.held_out, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks, run.parts.images
         )
         values = validation.validation_losses(
             device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels, sharding

@@ -14,8 +14,9 @@ import numpy as np
 
 from daguerre import keys, plugins
 from daguerre.data import buckets as bucketing
-from daguerre.data import room, selection, skips
+from daguerre.data import image_kinds, room, selection, skips
 from daguerre.data.buckets import Bucket
+from daguerre.data.image_kinds import KINDS
 from daguerre.data.index import Index
 from daguerre.data.order import Endless, Order, Passes
 from daguerre.data.plan import Plan, Slots
@@ -161,14 +162,49 @@ class Dataset:
         parts = [member.source.report() for member in self.members]
         return skips.merged(*parts, *(chosen.left_out for chosen in self.selections if chosen is not None))
 
-    def notes(self, batch_size: int) -> SkipReport:
-        """What is worth a note about the plan: buckets that wait for the next epoch."""
+    def notes(self, batch_size: int, images: Sequence[str] = ()) -> SkipReport:
+        """What is worth a note about the plan: buckets that wait for the next epoch, and samples that have none of the
+        `images` which are wanted beside their pictures."""
         counts = np.zeros(len(self.buckets), dtype=np.int64)
         for member, chosen in zip(self.members, self.selections, strict=True):
             if chosen is not None:
                 counts += member.settings.repeats * np.bincount(chosen.buckets, minlength=len(self.buckets))
         listed = isinstance(self.settings.buckets.aspects, tuple)
-        return selection.unfilled(counts, self.buckets, batch_size, listed)
+        return skips.merged(selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(images))
+
+    def refuse_without(self, images: Sequence[str]) -> None:
+        """UserError where no sample has one of these images beside its picture."""
+        for name in images:
+            if not any(self._share_with(name)):
+                raise UserError(
+                    f"no sample has a {name}, so what asks for it has no effect (objective.{name}): remove it, or give "
+                    f"the samples their {name}s (docs/data.md)"
+                )
+
+    def _lacking(self, images: Sequence[str]) -> SkipReport:
+        found: skips.Counts = {}
+        for name in images:
+            shares = zip(self.selections, self._share_with(name), strict=True)
+            count = sum(round((1 - share) * len(chosen.numbers)) for chosen, share in shares if chosen is not None)
+            if count:
+                kept = KINDS[name].absent is not None
+                found[image_kinds.lacking(name)] = {"count": count, "examples": [], "kept": kept}
+        return found
+
+    def _share_with(self, name: str) -> list[float]:
+        """Which share of the chosen samples of each member has this image beside its picture. Where no index says so,
+        the first sample stands for all."""
+        shares = []
+        for member, chosen in zip(self.members, self.selections, strict=True):
+            index = member.source.index
+            if index is None or index.images is None or chosen is None:
+                first = 0 if chosen is None else int(chosen.numbers[0])
+                shares.append(float(name in member.source.record(first).images))
+            elif name in index.images:
+                shares.append(float(index.images[name].to_numpy(zero_copy_only=False)[chosen.numbers].mean()))
+            else:
+                shares.append(0.0)
+        return shares
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""From an encoded picture to the pixels that are trained on: decode, orient, colours, resize, flip, crop.
+"""From encoded images to the pixels that are trained on: decode, orient, colours; then the frame: resize, flip, crop.
 
 What a picture means is settled here once: 8-bit sRGB, upright, transparency over a set colour, the first frame of an
 animation. Which pictures there are is the sources' business, which shape they get `buckets.py`'s; scaling to [-1, 1]
@@ -8,7 +8,7 @@ is the family's.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -21,9 +21,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from daguerre import keys
+from daguerre.data import image_kinds
 from daguerre.data.buckets import Bucket
 from daguerre.data.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation
+from daguerre.data.image_kinds import KINDS
 from daguerre.data.settings import SourceSettings
+from daguerre.types import IMAGE
 
 _TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 6-9 times as fast
 _PILLOW_FILTERS: Mapping[str, Image.Resampling] = MappingProxyType(
@@ -34,37 +37,99 @@ _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 
 
 @dataclass(frozen=True)
-class Framed:
-    """A picture cut to its bucket."""
+class Frame:
+    """Which part of a picture is trained on, and how it is brought to size: chosen by its size alone, so that a second
+    image of the same scene can follow it exactly."""
 
-    pixels_CHW: Tensor
-    """uint8, RGB. A view whose memory is laid out [H, W, C], and may be that of the array it was made from."""
-    sizes: np.ndarray
-    """[6] int32, what SDXL is conditioned on: height and width of the upright picture before any resize; top and left
-    of the crop, in the resized and flipped picture; height and width of the crop."""
+    size: tuple[int, int]
+    """Height and width of the upright picture before any resize."""
+    resized: tuple[int, int]
+    """Height and width to which it is resized."""
+    top: int
+    left: int
+    """Corner of the crop, in the resized and flipped picture."""
+    height_px: int
+    width_px: int
+    """Of the crop."""
+    mirror: bool
+    """Whether it is flipped left to right."""
+    interpolation: str
+    """Filter of the resize."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[6] int32, what SDXL is conditioned on: `size`, `top` and `left`, height and width of the crop."""
+        return np.array([*self.size, self.top, self.left, self.height_px, self.width_px], dtype=np.int32)
+
+    def apply(self, pixels_HWC: np.ndarray, interpolation: str | None = None) -> Tensor:
+        """That part of an image, [C, height_px, width_px] uint8.
+
+        `pixels_HWC` [H, W, C] uint8, of any scale, shows all that the picture shows. What comes is a view whose memory
+        is laid out [H, W, C], and may be that of `pixels_HWC`.
+        """
+        assert pixels_HWC.dtype == np.uint8, pixels_HWC.dtype
+        assert pixels_HWC.ndim == 3, pixels_HWC.shape
+        resized_CHW = _resize(pixels_HWC, self.resized, interpolation or self.interpolation)
+        # Flipped first, so `left` counts from what was the right side; only what is kept is turned.
+        start = self.resized[1] - self.left - self.width_px if self.mirror else self.left
+        crop_CHW = resized_CHW[:, self.top : self.top + self.height_px, start : start + self.width_px]
+        return crop_CHW.flip(2) if self.mirror else crop_CHW
 
 
-def picture(image: bytes | np.ndarray, settings: SourceSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Framed:
-    """The training picture of a record, in the shape of `bucket`.
+def frame(size: tuple[int, int], settings: SourceSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Frame:
+    """The frame of a picture whose upright height and width are `size`: it is resized until it just covers the bucket.
 
-    `image` is an encoded file, or pixels [H, W, 3] uint8. It is resized until it just covers the bucket; flip and
-    random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. Raises `Undecodable`.
+    Flip and random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. `Undecodable`
+    where the resized picture would be too large.
     """
-    if isinstance(image, np.ndarray):
-        pixels_HWC, original = image, image.shape[:2]
-    else:
-        pixels_HWC, original = _decoded(image, settings, bucket)
-    assert pixels_HWC.dtype == np.uint8, pixels_HWC.dtype
-    assert pixels_HWC.ndim == 3, pixels_HWC.shape
-    assert pixels_HWC.shape[2] == 3, pixels_HWC.shape
-    resized_CHW = _resize(pixels_HWC, bucket, settings.interpolation)
-    top, left = _corner(resized_CHW, bucket, settings, seed, key)
-    mirror = settings.random_flip and _uniforms(seed, "flip", key, 1)[0] < 0.5
-    # Flipped first, so `left` counts from what was the right side; only what is kept is turned.
-    start = resized_CHW.shape[2] - left - bucket.width_px if mirror else left
-    crop_CHW = resized_CHW[:, top : top + bucket.height_px, start : start + bucket.width_px]
-    sizes = np.array([*original, top, left, bucket.height_px, bucket.width_px], dtype=np.int32)
-    return Framed(crop_CHW.flip(2) if mirror else crop_CHW, sizes)
+    height, width = resized = bucket.covering(*size)
+    if height * width > PIXEL_LIMIT:
+        raise Undecodable(f"too narrow: more than {PIXEL_LIMIT} pixels once it is resized to cover its bucket")
+    top, left = _corner((height - bucket.height_px, width - bucket.width_px), settings, seed, key)
+    mirror = settings.random_flip and bool(_uniforms(seed, "flip", key, 1)[0] < 0.5)
+    return Frame(size, resized, top, left, bucket.height_px, bucket.width_px, mirror, settings.interpolation)
+
+
+def cut(
+    images: Mapping[str, bytes | np.ndarray],
+    settings: SourceSettings,
+    bucket: Bucket,
+    seed: int,
+    key: np.ndarray,
+    names: Collection[str] = (),
+) -> tuple[Frame, dict[str, Tensor]]:
+    """The images of a record in the shape of `bucket`: its picture, and those of `names` (of `image_kinds.KINDS`) that
+    it has, each [C, H, W] uint8. Raises `Undecodable`."""
+    pixels_HWC, size = sized(images[IMAGE], settings, bucket)
+    chosen = frame(size, settings, bucket, seed, key)
+    found = {IMAGE: chosen.apply(pixels_HWC)}
+    for name in names:
+        kind = KINDS[name]
+        if name in images:
+            pixels_HWC = beside(name, images[name], size, settings, bucket)
+            found[name] = chosen.apply(pixels_HWC, kind.interpolation)
+        elif kind.absent is None:
+            raise Undecodable(image_kinds.lacking(name))
+    return chosen, found
+
+
+def beside(
+    name: str,
+    image: bytes | np.ndarray,
+    size: tuple[int, int],
+    settings: SourceSettings,
+    bucket: Bucket | None = None,
+) -> np.ndarray:
+    """[H, W, C] uint8 of an image beside a picture of this height and width; it may be of another scale. `Undecodable`
+    where it is not its shape, or damaged."""
+    kind = KINDS[name]
+    own = settings if kind.under is None else settings.model_copy(update={"alpha_colour": kind.under})
+    with image_kinds.named(name):
+        pixels_HWC, of_own = sized(image, own, bucket)
+        image_kinds.refuse_other_shape(of_own, size)
+    if kind.channels == 3:
+        return pixels_HWC
+    return np.asarray(Image.fromarray(pixels_HWC).convert("L"))[:, :, None]
 
 
 def pixels(encoded: bytes, settings: SourceSettings, bucket: Bucket | None = None) -> np.ndarray:
@@ -72,11 +137,19 @@ def pixels(encoded: bytes, settings: SourceSettings, bucket: Bucket | None = Non
 
     Where it will be resized to cover `bucket`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size.
     """
-    return _decoded(encoded, settings, bucket)[0]
+    return sized(encoded, settings, bucket)[0]
+
+
+def sized(
+    image: bytes | np.ndarray, settings: SourceSettings, bucket: Bucket | None
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """`pixels` of a file, or pixels as they are; and the height and width of the whole upright picture."""
+    if isinstance(image, np.ndarray):
+        return image, image.shape[:2]
+    return _decoded(image, settings, bucket)
 
 
 def _decoded(encoded: bytes, settings: SourceSettings, bucket: Bucket | None) -> tuple[np.ndarray, tuple[int, int]]:
-    """`pixels`, and the height and width of the whole upright picture."""
     try:
         image = opened(io.BytesIO(encoded), settings.formats)
         stored_HWC = _fast_jpeg(encoded, image, settings, bucket)
@@ -211,30 +284,25 @@ def _upright(pixels_HWC: np.ndarray, turn: int) -> np.ndarray:
     return np.ascontiguousarray(pixels_HWC)
 
 
-def _resize(pixels_HWC: np.ndarray, bucket: Bucket, interpolation: str) -> Tensor:
-    """[3, h, w] uint8 that just covers the bucket, antialiased."""
-    size = bucket.covering(*pixels_HWC.shape[:2])
-    if size[0] * size[1] > PIXEL_LIMIT:
-        raise Undecodable(f"too narrow: more than {PIXEL_LIMIT} pixels once it is resized to cover its bucket")
+def _resize(pixels_HWC: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
+    """[C, h, w] uint8 of this height and width, antialiased."""
     if size == pixels_HWC.shape[:2]:
         return _channels_first(pixels_HWC)[0]
     if interpolation in _TORCH_FILTERS:
         return functional.interpolate(_channels_first(pixels_HWC), size, mode=interpolation, antialias=True)[0]
-    resized = Image.fromarray(pixels_HWC).resize(size[::-1], _PILLOW_FILTERS[interpolation])
-    return _channels_first(np.array(resized))[0]
+    image = Image.fromarray(pixels_HWC.squeeze(2) if pixels_HWC.shape[2] == 1 else pixels_HWC)
+    resized = np.array(image.resize(size[::-1], _PILLOW_FILTERS[interpolation]))
+    return _channels_first(resized.reshape(*size, -1))[0]
 
 
 def _channels_first(pixels_HWC: np.ndarray) -> Tensor:
-    """[1, 3, H, W] over the same memory. With the 1 in front before the dims are exchanged torch sees that the channels
+    """[1, C, H, W] over the same memory. With the 1 in front before the dims are exchanged torch sees that the channels
     are last in memory, and its resize takes them as they are."""
     return torch.from_numpy(np.require(pixels_HWC, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
 
 
-def _corner(
-    pixels_CHW: Tensor, bucket: Bucket, settings: SourceSettings, seed: int, key: np.ndarray
-) -> tuple[int, int]:
-    """Top and left of the crop; one of the two has no choice."""
-    spare = pixels_CHW.shape[1] - bucket.height_px, pixels_CHW.shape[2] - bucket.width_px
+def _corner(spare: tuple[int, int], settings: SourceSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
+    """Top and left of the crop, where so many pixels are to spare; one of the two has no choice."""
     if settings.crop == "center":
         return spare[0] // 2, spare[1] // 2
     down, right = _uniforms(seed, "crop", key, 2)

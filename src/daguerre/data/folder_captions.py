@@ -40,6 +40,8 @@ class Rules:
     """Caption fields that are in use: a sample needs text in one of them; () where it needs none."""
     classes: Classes | None = None
     """What folder names mean."""
+    mask_dir: str | None = None
+    """Folder with masks, absolute."""
 
 
 class NoCaption(Exception):
@@ -72,14 +74,17 @@ class Words:
         names = {parent(path) for path in images} - {""} if rules.classes else set()
         return cls(folder, rules, others, listed, _of_folders(sorted(names), rules.classes) if rules.classes else {})
 
-    def stamp(self, path: str) -> int:
-        """Stands for the picture's file and all that is said of it, by sizes and times of change."""
+    def stamp(self, path: str, beside: Mapping[str, str]) -> int:
+        """Stands for the picture's file, the images `beside` it and all that is said of it, by sizes and times of
+        change."""
         digest = xxhash.xxh3_64(_stamp(self.folder / path))
+        for name, image in beside.items():
+            digest.update(f"{name} {image}".encode("utf-8", "surrogateescape") + _stamp(self.folder / image))
         if path in self.listed:
             digest.update(json.dumps(self.listed[path], sort_keys=True).encode())
         for suffix in (*TEXT_FILES, ".json"):
-            if (beside := os.path.splitext(path)[0] + suffix) in self.others:
-                digest.update(suffix.encode() + _stamp(self.folder / beside))
+            if (text := os.path.splitext(path)[0] + suffix) in self.others:
+                digest.update(suffix.encode() + _stamp(self.folder / text))
         digest.update(self.classes.get(parent(path), "").encode("utf-8", "surrogateescape"))
         return digest.intdigest()
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from daguerre.data import folder_scan, shard_index
+from daguerre.data import folder_scan, index_file, shard_index
 from daguerre.data.folder_captions import Rules
 from daguerre.data.folder_scan import Sample
 from daguerre.data.place import Place
@@ -31,7 +31,7 @@ KEPT_STATES = 4
 
 def indexed(folder: Path, rules: Rules, cache_dir: Path) -> tuple[Path, SkipReport]:
     """The index file of a folder as it is now, and what is left out of it. UserError where nothing can be used."""
-    made_by = repr((rules.formats, rules.captions_from, rules.fields, rules.classes)).encode()
+    made_by = repr((rules.formats, rules.captions_from, rules.fields, rules.classes, rules.mask_dir)).encode()
     kind = f"folder {blake2b(made_by, digest_size=8).hexdigest()}"
     home = shard_index.home(Place(os.path.abspath(folder)), kind, cache_dir)
     before = _newest(home)
@@ -83,7 +83,9 @@ def _index(folder: Path, kind: str, samples: tuple[Sample | int, ...], before: p
             "stamp": np.array([row["stamp"] for row in rows], dtype=np.uint64),
             "texts": pa.array([row["texts"] for row in rows], pa.string()),
             "metadata": pa.array([row["metadata"] for row in rows], pa.string()),
+            "images": pa.array([row["images"] for row in rows], pa.string()),
             **kept,
+            **index_file.image_columns([json.loads(row["images"]).keys() for row in rows]),
         }
     )
     about = About(kind, folder.name, 0, "0" * 32, fields=fields, not_kept=not_kept)
@@ -98,12 +100,13 @@ def _row(sample: Sample) -> Mapping[str, Any]:
         "stamp": sample.stamp,
         "texts": json.dumps(sample.texts),
         "metadata": json.dumps(sample.metadata),
+        "images": json.dumps(sample.images),
     }
 
 
 def _old_row(before: pa.Table | None, row: int) -> Mapping[str, Any]:
     assert before is not None
-    names = ("path", "height", "width", "stamp", "texts", "metadata")
+    names = ("path", "height", "width", "stamp", "texts", "metadata", "images")
     return {name: before[name][row].as_py() for name in names}
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from daguerre.data import headers, skips
+from daguerre.data import folder_images, headers, image_kinds, skips
 from daguerre.data.folder_captions import TEXT_FILES, NoCaption, Rules, Words
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
@@ -59,6 +59,8 @@ class Sample:
     """Stands for everything that was read: an equal one means that nothing has changed."""
     texts: Mapping[str, str]
     metadata: Mapping[str, object]
+    images: Mapping[str, str]
+    """Paths of the images beside it by name, inside the folder or absolute."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,14 @@ def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Fo
         raise UserError(f"data.path: {str(folder)!r} {what} (seen from {os.getcwd()!r}).\n{LAYOUT}")
     counts: skips.Counts = {}
     suffixes = tuple(suffix for name in rules.formats for suffix in SUFFIXES[name])
-    paths = list(_files(folder, suffixes, counts))
-    images = [path for path in paths if path.lower().endswith(suffixes)]
-    others = set(paths) - set(images)
+    paths = list(_files(folder, suffixes, counts, rules.mask_dir))
+    found = [path for path in paths if path.lower().endswith(suffixes)]
+    beside = folder_images.beside(found, rules.mask_dir, suffixes, counts)
+    images = [path for path in found if path not in beside.files]
+    others = set(paths) - set(found)
     words = Words.of(folder, rules, images, others, counts)
-    samples = tuple(s for path in _told(images) if (s := _sample(folder, path, words, known, counts)) is not None)
+    looked = ((path, beside.of(path)) for path in _told(images))
+    samples = tuple(s for path, own in looked if (s := _sample(folder, path, own, words, known, counts)) is not None)
     _count_unused(others, images, suffixes, rules, counts)
     if not samples:
         raise UserError(_nothing(folder, images, rules, counts))
@@ -96,13 +101,16 @@ def sample_id(path: str) -> int:
     return int.from_bytes(blake2b(os.fsencode(path), digest_size=8).digest(), "little") >> 1
 
 
-def _files(folder: Path, suffixes: tuple[str, ...], counts: skips.Counts) -> Iterator[str]:
-    """Paths inside `folder`, sorted within each folder, without hidden ones."""
+def _files(folder: Path, suffixes: tuple[str, ...], counts: skips.Counts, aside: str | None = None) -> Iterator[str]:
+    """Paths inside `folder`, sorted within each folder, without hidden ones and those in the folder `aside`."""
     seen: set[str] = set()
+    aside = aside and os.path.realpath(aside)
     pending = [""]
     while pending:
         inside = pending.pop()
         real = os.path.realpath(folder / inside)
+        if real == aside:
+            continue
         if real in seen:
             skips.add(counts, TWICE, printable(inside), damage=False)
             continue
@@ -150,15 +158,22 @@ def _told(images: Sequence[str]) -> Iterator[str]:
 
 
 def _sample(
-    folder: Path, path: str, words: Words, known: Mapping[str, tuple[int, int]], counts: skips.Counts
+    folder: Path,
+    path: str,
+    beside: Mapping[str, str],
+    words: Words,
+    known: Mapping[str, tuple[int, int]],
+    counts: skips.Counts,
 ) -> Sample | int | None:
     """The sample of one image file, or None after counting why there is none."""
     try:
-        stamp = words.stamp(path)
+        stamp = words.stamp(path, beside)
         if path in known and known[path][0] == stamp:
             return known[path][1]
         with (folder / path).open("rb") as file:
             height, width = headers.upright_size(file, words.rules.formats)
+        for name, image in beside.items():
+            image_kinds.check(name, (folder / image).read_bytes(), (height, width), words.rules.formats)
         texts, metadata = words.said(path)
     except Undecodable as error:
         skips.add(counts, str(error), printable(path))
@@ -167,7 +182,7 @@ def _sample(
     except PermissionError as error:
         skips.add(counts, "file that may not be read", printable(os.path.relpath(error.filename, folder)))
     else:
-        return Sample(path, height, width, stamp, texts, metadata)
+        return Sample(path, height, width, stamp, texts, metadata, beside)
     return None
 
 

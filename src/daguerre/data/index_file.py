@@ -29,7 +29,7 @@ from daguerre.data.skips import SkipReport
 from daguerre.errors import UserError
 from daguerre.unicode import mended
 
-FORMAT = 1
+FORMAT = 2
 TEXT_LIMIT = 63
 """Longest text that is kept for filters, in characters: one less than a SHA-256 in hex, which img2dataset gives every
 sample, nobody filters by, and would double an index."""
@@ -75,8 +75,9 @@ class ShardIndex:
 
     table: pa.Table
     """A row a sample: `id` int64, `height` and `width` int32 (upright; 0: not known), `digest` uint64 (xxh3_64 of the
-    stored bytes: image, then texts), the columns of the kind, those of the metadata, and `c:FIELD` bool (optional):
-    whether there is a caption in that field. Take columns by `column`, which looks whether they are whole."""
+    stored bytes: images, then texts), the columns of the kind, those of the metadata; `c:FIELD` bool (optional):
+    whether there is a caption in that field; `i:NAME` bool (optional): whether there is an image of that name beside
+    the picture. Take columns by `column`, which looks whether they are whole."""
     about: About
     file: Path | None = None
     """Where it was loaded from."""
@@ -194,6 +195,12 @@ def caption_columns(fields: Sequence[Collection[str]]) -> dict[str, pa.Array]:
     """`c:NAME` bool for each name in `fields`, the caption fields in which each sample has text."""
     names = sorted({name for there in fields for name in there})[:FIELD_LIMIT]
     return {f"c:{name}": pa.array([name in there for there in fields], pa.bool_()) for name in names}
+
+
+def image_columns(there: Sequence[Collection[str]]) -> dict[str, pa.Array]:
+    """`i:NAME` bool for each name in `there`, the images that each sample has beside its picture."""
+    names = sorted({name for names in there for name in names})
+    return {f"i:{name}": pa.array([name in names for names in there], pa.bool_()) for name in names}
 
 
 def save(index: ShardIndex, to: Path | str) -> None:

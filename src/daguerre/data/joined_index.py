@@ -18,6 +18,8 @@ from daguerre.data.index_file import ShardIndex, load
 from daguerre.data.index_heads import Head, head
 from daguerre.errors import UserError
 
+_FACTS = ("c:", "i:")
+"""Columns that say what a sample has; where there is none, none has it."""
 GROUP_SHARDS = 1000
 """Most shards whose part of a column is mapped at a time."""
 
@@ -35,6 +37,7 @@ def combined(paths: Sequence[Path]) -> Index:
         widths_px=columns["width"],
         numbers=_Columns(paths, heads, "n:", pa.float64()),
         texts=_Columns(paths, heads, "s:", pa.large_string()),
+        images=_Columns(paths, heads, "i:", pa.bool_()),
         captioned=_Columns(paths, heads, "c:", pa.bool_()) if all(map(_knows_captions, heads)) else {},
     )
 
@@ -99,7 +102,7 @@ class _Columns(Mapping[str, pa.Array]):
     @cached_property
     def _names(self) -> dict[str, None]:
         not_kept = {name for names in {shard.about.not_kept for shard in self.heads} for name in names}
-        dropped = not_kept if self.prefix != "c:" else set()
+        dropped = set() if self.prefix in _FACTS else not_kept
         alike = dict.fromkeys(shard.columns for shard in self.heads)  # few, of however many shards
         columns = [name for columns in alike for name in columns if name.startswith(self.prefix)]
         names = [name.removeprefix(self.prefix) for name in columns]
@@ -118,7 +121,7 @@ class _Columns(Mapping[str, pa.Array]):
     def _part(self, path: Path, shard: Head, column: str) -> pa.Array:
         if column in shard.columns:
             return _loaded(path, shard.count).column(column).cast(self.kind)
-        return pa.array(np.zeros(shard.count, bool)) if self.prefix == "c:" else pa.nulls(shard.count, self.kind)
+        return pa.array(np.zeros(shard.count, bool)) if self.prefix in _FACTS else pa.nulls(shard.count, self.kind)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

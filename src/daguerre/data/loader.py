@@ -65,6 +65,8 @@ class Loading:
     ranks: int = 1
     pinned: bool = False
     """Batches come in memory that a GPU reads by itself, so that nobody waits for their way there."""
+    images: tuple[str, ...] = ()
+    """Images that batches hold beside those that are trained on."""
     _unshared: list[Look] = field(default_factory=list, init=False, repr=False)
     """What this rank found and the others do not know yet."""
 
@@ -92,6 +94,7 @@ class Loading:
                 f"training.global_batch_size: {self.batch_size} samples cannot be shared by {self.ranks} ranks alike: "
                 "choose a multiple"
             )
+        self.dataset.refuse_without(self.images)
         return self.dataset.plan(self.seed, self.batch_size)
 
     def tasks(self, position: int) -> Iterator[tuple[Task, Place]]:
@@ -104,6 +107,10 @@ class Loading:
             first = number * self.batch_size + self.rank * self.batch_size // self.ranks
             for start in range(0, count, size):
                 yield Task(reads.part(start, start + size), bucket), Place(first + start, start + size >= count)
+
+    @property
+    def _rows(self) -> Rows:
+        return Rows(self.dataset.members, self.seed, self.images)
 
     def micro_size(self, bucket: Bucket) -> int:
         """Most samples of a micro-batch of a bucket. UserError where not one has room in `loader.max_pixels`."""
@@ -122,7 +129,7 @@ class Loading:
             yield task
 
     def _made(self, stack: ExitStack, tasks: Iterator[Task]) -> Iterator[Made]:
-        rows = Rows(self.dataset.members, self.seed)
+        rows = self._rows
         if not self.loader.num_workers:
             return map(rows.made, tasks)
         return made_by(stack.enter_context(workers(rows, self.loader.num_workers)), tasks, self.loader.prefetch_batches)
@@ -130,7 +137,7 @@ class Loading:
     def _ready(self, made: Made) -> Made:
         batch, failures = made
         batch = replace(batch, draws=self.draw(batch))
-        return _pinned(batch) if self.pinned else batch, failures
+        return batch.map(Tensor.pin_memory) if self.pinned else batch, failures
 
     def _grouped(
         self, ready: Iterator[Made], places: deque[Place], reached: Callable[[int], None]
@@ -178,11 +185,13 @@ class Loading:
     def first(self, position: int) -> Batch:
         """The micro-batch at a position, with its draws, made here and now; nothing is counted."""
         task, _ = next(self.tasks(position))
-        return self._ready(Rows(self.dataset.members, self.seed).made(task))[0]
+        return self._ready(self._rows.made(task))[0]
 
     def report(self) -> dict[str, Any]:
         """What the source is and what was left out, for data.json."""
-        found = skips.merged(self.dataset.report(), self.dataset.notes(self.batch_size), self.skips.reasons)
+        found = skips.merged(
+            self.dataset.report(), self.dataset.notes(self.batch_size, self.images), self.skips.reasons
+        )
         return {"source": self.dataset.settings.source, "count": self.dataset.size, "skipped": found}
 
     def document(self) -> dict[str, Any]:
@@ -202,14 +211,19 @@ class Loading:
 
 
 def fixed_batches(
-    dataset: Dataset, num_samples: int, size_of: Callable[[Bucket], int], rank: int = 0, ranks: int = 1
+    dataset: Dataset,
+    num_samples: int,
+    size_of: Callable[[Bucket], int],
+    rank: int = 0,
+    ranks: int = 1,
+    images: tuple[str, ...] = (),
 ) -> Iterator[Batch]:
     """The first samples of a data set in its own order, captions kept, centre crops, no flips: for validation.
 
     `size_of` gives the most samples of a batch of a bucket. Each rank gets its batches, all as many: where there are
     not enough, the last one once more without a valid sample.
     """
-    rows, tasks = Rows(_without_chance(dataset), 0), []
+    rows, tasks = Rows(_without_chance(dataset), 0, images), []
     for number, reads in dataset.first(num_samples):
         bucket, count = dataset.buckets[number], len(reads.numbers)
         size = min(size_of(bucket), -(-count // ranks))
@@ -233,11 +247,6 @@ def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
 def _without_chance(dataset: Dataset) -> tuple[Member, ...]:
     plain = {"caption_dropout": 0.0, "random_flip": False, "crop": "center"}
     return tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
-
-
-def _pinned(batch: Batch) -> Batch:
-    draws = {name: tensor.pin_memory() for name, tensor in batch.draws.items()}
-    return replace(batch, pixels_BCHW=batch.pixels_BCHW.pin_memory(), draws=draws)
 
 
 @contextmanager

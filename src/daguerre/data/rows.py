@@ -6,7 +6,7 @@ Nothing is planned, ahead, parallel or counted here: that is `loader.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -19,9 +19,11 @@ from daguerre.data import captions, decode
 from daguerre.data.buckets import Bucket
 from daguerre.data.dataset import Member, Reads
 from daguerre.data.headers import Undecodable
+from daguerre.data.image_kinds import KINDS
 from daguerre.data.skips import Failure
+from daguerre.data.source import FeatureSource
 from daguerre.errors import UserError
-from daguerre.types import Batch
+from daguerre.types import IMAGE, Batch
 
 Read = TypeVar("Read")
 ATTEMPTS = 4
@@ -38,12 +40,25 @@ class Task(NamedTuple):
 Made = tuple[Batch, list[Failure]]
 
 
+def absent(names: Sequence[str], size: int, bucket: Bucket) -> dict[str, Tensor]:
+    """Images by name as samples have them that have none, [B, C, H, W] uint8 each."""
+    return {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in names}
+
+
+def _empty(size: int, bucket: Bucket, channels: int, value: int = 0) -> Tensor:
+    shape = (size, bucket.height_px, bucket.width_px, channels)
+    pixels_BHWC = np.full(shape, value, dtype=np.uint8) if value else np.zeros(shape, dtype=np.uint8)
+    return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)
+
+
 @dataclass(frozen=True)
 class Rows:
     """What makes micro-batches: the sources with their settings, and the run's seed."""
 
     members: tuple[Member, ...]
     seed: int
+    images: tuple[str, ...] = ()
+    """Images that are wanted beside the pictures, by name."""
 
     def made(self, task: Task) -> Made:
         """The micro-batch, and what of it could not be used. UserError where a sample cannot be read."""
@@ -53,7 +68,9 @@ class Rows:
         # trainer's, and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on
         # two cores).
         # Channels stand last in memory, as decoders give them and networks are fastest with.
-        pixels_BHWC = np.zeros((size, bucket.height_px, bucket.width_px, 3), dtype=np.uint8)
+        tensors = {IMAGE: _empty(size, bucket, 3)} | absent(self.images, size, bucket)
+        images = {name: tensor.permute(0, 2, 3, 1).numpy() for name, tensor in tensors.items()}
+        features = {name: np.zeros((size, *one.shape), one.dtype) for name, one in self._features.items()}
         sizes = np.zeros((size, 6), dtype=np.int32)
         texts, names, failures = [""] * size, [], []
         for row in range(size):
@@ -65,14 +82,28 @@ class Rows:
                 with _Named(names[row]):
                     record = retrying(source.record, number)
                     texts[row] = captions.choose(record, settings, self.seed, key)
-                    framed = decode.picture(record.image, settings, bucket, self.seed, key)
+                    frame, cut = decode.cut(record.images, settings, bucket, self.seed, key, self.images)
             except Undecodable as error:
                 failures.append(Failure(row, names[row], str(error)))
                 continue
-            pixels_BHWC[row], sizes[row] = framed.pixels_CHW.numpy().transpose(1, 2, 0), framed.sizes
-        valid = valid_B(size, failures)
-        pixels_BCHW = torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)
-        return Batch(reads.keys, pixels_BCHW, texts, valid, names, sizes, weights_B=self.weights_B(reads)), failures
+            for name, pixels_CHW in cut.items():
+                images[name][row] = pixels_CHW.numpy().transpose(1, 2, 0)
+            for name, array in features.items():
+                array[row] = record.features[name]
+            sizes[row] = frame.sizes
+        cached = {name: torch.from_numpy(array) for name, array in features.items()}
+        valid, weights_B = valid_B(size, failures), self.weights_B(reads)
+        return Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached), failures
+
+    @property
+    def _features(self) -> Mapping[str, np.ndarray]:
+        """A feature of each name, for its shape and type. UserError where the sources do not give the same ones."""
+        sources = [member.source for member in self.members]
+        each = [source.features if isinstance(source, FeatureSource) else {} for source in sources]
+        shapes = [{name: (one.shape, one.dtype) for name, one in features.items()} for features in each]
+        if any(other != shapes[0] for other in shapes):
+            raise UserError("data.sources: all sources of a mix have the same cached features, or none of them has any")
+        return each[0]
 
     def weights_B(self, reads: Reads) -> Tensor | None:
         """The loss weight of each sample, by its source; None where all sources weigh 1."""

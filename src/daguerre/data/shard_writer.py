@@ -1,6 +1,6 @@
 """Tar shards as they are written: a record's members, the file, and the index beside it.
 
-The same records give the same bytes: ustar, no times and no owners, members in the order image, texts, JSON. Pictures
+The same records give the same bytes: ustar, no times and no owners, members in the order images, texts, JSON. Pictures
 are copied as they are; those that a source draws become PNG. Which records go into which shard is `packing.py`'s.
 """
 
@@ -23,8 +23,9 @@ from PIL import Image
 
 from daguerre.data import headers, tar_samples
 from daguerre.data.headers import Undecodable
+from daguerre.data.image_kinds import named
 from daguerre.errors import UserError
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 _EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
 _MEMBER = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
@@ -35,17 +36,20 @@ _TAR_RECORD = 20 * _BLOCK
 
 
 def members(record: Record, sample_id: int, formats: tuple[str, ...]) -> list[tuple[str, bytes]]:
-    """The files of a sample as (extension, bytes): image, texts, and a JSON with its metadata and id.
+    """The files of a sample as (extension, bytes): its picture, images beside it, texts, and a JSON with its metadata
+    and id.
 
     Reading them back gives the record's texts and metadata. Raises `Undecodable` for a picture whose header is broken
     or whose format is not among `formats`, and for one without any caption.
     """
     if not any(text.strip() for text in record.texts.values()):
         raise Undecodable("picture without a caption")
-    if isinstance(record.image, bytes):
-        extension, image = image_extension(record.image, formats), record.image
-    else:
-        extension, image = "png", png(record.image)
+    picture = _file(record.image, formats)
+    images = []
+    for name in sorted(record.images.keys() - {IMAGE}):
+        with named(name):
+            extension, encoded = _file(record.images[name], formats)
+        images.append((f"{name}.{extension}", encoded))
     texts = {name: text for name, text in record.texts.items() if name != "text"}
     document = {**record.metadata, tar_samples.ID: sample_id}
     parts: dict[str, bytes] = {}
@@ -58,7 +62,12 @@ def members(record: Record, sample_id: int, formats: tuple[str, ...]) -> list[tu
     caption = record.texts.get("text")
     if caption is not None and tar_samples.words(parts).texts.get("text") != caption:
         parts["txt"] = caption.encode()
-    return [(extension, image), *sorted(parts.items(), key=lambda part: (part[0] == "json", part[0]))]
+    return [picture, *images, *sorted(parts.items(), key=lambda part: (part[0] == "json", part[0]))]
+
+
+def _file(image: bytes | np.ndarray, formats: tuple[str, ...]) -> tuple[str, bytes]:
+    """(extension, bytes) of an image. Raises `Undecodable`."""
+    return (image_extension(image, formats), image) if isinstance(image, bytes) else ("png", png(image))
 
 
 def image_extension(encoded: bytes, formats: tuple[str, ...]) -> str:

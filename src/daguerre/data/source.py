@@ -9,6 +9,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -49,6 +50,15 @@ class Source(Protocol):
 
     def report(self) -> SkipReport:
         """What the source left out when it was opened, by reason."""
+
+
+@runtime_checkable
+class FeatureSource(Source, Protocol):
+    """A source whose records hold cached features; others need none of this."""
+
+    @property
+    def features(self) -> Mapping[str, np.ndarray]:
+        """A feature of each name that all its records have: for its shape and type, which are theirs as well."""
 
 
 class Files(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from pyarrow import types
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from daguerre import unicode
 from daguerre.data import classes
@@ -33,6 +33,7 @@ from daguerre.data.column_types import (
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
 from daguerre.settings import Idle
+from daguerre.types import MASK
 
 CAPTION = "text"
 """The caption field that `caption_column` is."""
@@ -80,6 +81,9 @@ class TableSettings(SourceSettings):
     caption_column: str | None = None
     """Column of the caption field `text`. Default: the only column called text, caption, txt, prompt or captions in any
     case, else the only column of class labels. Further fields of `captions.fields` are columns by their own names."""
+    mask_column: str | None = Field(None, exclude_if=lambda column: column is None)
+    """Column with the masks, of the same kinds as images; empty cells for pictures without one. For
+    `objective.mask`."""
     idx_to_prompt: Labels | None = None
     """Names of the classes, where the caption column holds class labels: a list, a map, a JSON file with either, or
     `imagenet`. Default: the names that a Hugging Face table carries."""
@@ -95,6 +99,8 @@ class TableSettings(SourceSettings):
             raise ValueError("width_column and height_column belong together: give both or none")
         if self.image_column is not None and self.image_column == self.caption_column:
             raise ValueError(f"image_column and caption_column are both {self.image_column!r}: they are two columns")
+        if self.mask_column is not None and self.mask_column in (self.image_column, self.caption_column):
+            raise ValueError(f"mask_column: {self.mask_column!r} holds pictures or captions: name another column")
         return self
 
 
@@ -109,6 +115,8 @@ class Columns:
     """The classes' names, for each caption column that holds labels."""
     size: tuple[str, str] | None = None
     """Columns of height and width."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """(name, column) of the images beside the pictures."""
     automatic: tuple[str, ...] = ()
     """What was chosen without a setting, in words."""
 
@@ -116,17 +124,27 @@ class Columns:
     def digest(self) -> str:
         """Stands for what is read: an index that was made for other columns is another one."""
         labels = {column: sorted(known.prompts.items()) for column, known in self.labels.items()}
-        read = [self.image, self.captions, labels, self.size]
+        read = [self.image, self.captions, labels, self.size, *self.beside]
         return blake2b(json.dumps(read).encode(), digest_size=8).hexdigest()
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The columns with images, that of the pictures first."""
+        return (self.image, *(column for _, column in self.beside))
+
+    @property
+    def looked_at(self) -> tuple[str, ...]:
+        """The columns by which a row can be used or not."""
+        return tuple(dict.fromkeys([*self.images, *(column for _, column in self.captions), *(self.size or ())]))
 
     def metadata(self, schema: pa.Schema) -> list[str]:
         """All other columns of numbers, truth values and text."""
-        taken = {self.image, ID, *(column for name, column in self.captions if name == CAPTION)}
+        taken = {*self.images, ID, *(column for name, column in self.captions if name == CAPTION)}
         return [f.name for f in schema if f.name not in taken and is_scalar(f.type)]
 
     def read(self, schema: pa.Schema) -> list[str]:
         """Every column that a record is made of, in the table's order."""
-        wanted = {self.image, *(column for _, column in self.captions), *self.metadata(schema), *(self.size or ())}
+        wanted = {*self.looked_at, *self.metadata(schema)}
         return [name for name in schema.names if name in wanted or name == ID]
 
 
@@ -138,18 +156,17 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
     image = settings.image_column
     if image is None:
         image = _only(
-            _image_candidates(schema),
+            [name for name in _image_candidates(schema) if name != settings.mask_column],
             "image_column",
             "a picture (bytes, {bytes, path}, a path or an address)",
             schema,
             where,
         )
         automatic.append(f"pictures from {image!r}")
-    _there(schema, image, "image_column", where)
-    if not (
-        is_bytes(schema.field(image).type) or is_struct(schema.field(image).type) or is_text(schema.field(image).type)
-    ):
-        raise _unfit(schema, image, "image_column", "bytes, {bytes, path}, a path or an address", where)
+    _refuse_no_images(schema, image, "image_column", where)
+    beside = () if settings.mask_column is None else ((MASK, settings.mask_column),)
+    for name, of in beside:
+        _refuse_no_images(schema, of, f"{name}_column", where)
     captions: list[tuple[str, str]] = []
     for name in settings.captions.used:
         column = settings.caption_column if name == CAPTION else name
@@ -159,13 +176,13 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
         _there(schema, column, "caption_column" if name == CAPTION else "captions.fields", where)
         captions.append((name, column))
     labels = _labels(schema, features, settings, captions, where)
-    return Columns(image, tuple(captions), labels, _size(schema, settings, image, where), tuple(automatic))
+    return Columns(image, tuple(captions), labels, _size(schema, settings, image, where), beside, tuple(automatic))
 
 
 def check(schema: pa.Schema, columns: Columns, first: pa.Schema, where: str) -> None:
     """UserError where a further table of the set lacks a chosen column, or has another type in it."""
     _refuse_twins(schema, where)
-    for name in dict.fromkeys([columns.image, *(column for _, column in columns.captions), *(columns.size or ())]):
+    for name in columns.looked_at:
         _there(schema, name, "data.path", where, "as the first table has")
         kinds = [said(s.field(name).type) for s in (first, schema)]
         if kinds[0] != kinds[1]:
@@ -173,6 +190,14 @@ def check(schema: pa.Schema, columns: Columns, first: pa.Schema, where: str) -> 
                 f"data.path: {where}: column {name!r} holds {kinds[1]}, but {kinds[0]} in the first table. Tables of "
                 "one source are alike: give those of another make to a source of their own"
             )
+
+
+def _refuse_no_images(schema: pa.Schema, column: str, setting: str, where: str) -> None:
+    """UserError where a column is missing, or cannot hold images."""
+    _there(schema, column, setting, where)
+    kind = schema.field(column).type
+    if not (is_bytes(kind) or is_struct(kind) or is_text(kind)):
+        raise _unfit(schema, column, setting, "bytes, {bytes, path}, a path or an address", where)
 
 
 def _image_candidates(schema: pa.Schema) -> list[str]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from daguerre.data import column_types, skips, table_pictures, verbatim
+from daguerre.data import column_types, image_kinds, skips, table_pictures, verbatim
 from daguerre.data.headers import Undecodable
 from daguerre.data.parquet_files import ParquetTables
 from daguerre.data.place import WEB, Place
@@ -48,7 +48,8 @@ class Builder:
         schema = read_schema(self.tables, file, place)
         check(schema, self.columns, self.first, place.name)
         counts: skips.Counts = {}
-        stat, kept = file.stat(), _Kept(Gathered(tuple(self.columns.metadata(schema)), self.tables.typed))
+        gathered = Gathered(tuple(self.columns.metadata(schema)), self.tables.typed)
+        stat, kept = file.stat(), _Kept(gathered, beside=tuple(name for name, _ in self.columns.beside))
         base = base_of(place)
         names = self.columns.read(schema)
         try:
@@ -75,18 +76,20 @@ class Builder:
 
     def _rows(
         self, part: Part, base: str, where: str, finder: Finder, counts: skips.Counts
-    ) -> Iterator[tuple[tuple[int, int, int, int], bytes]]:
-        """(row of the part, height, width, digest) of each row that can be trained on; the pieces of its picture."""
+    ) -> Iterator[tuple[tuple[int, ...], bytes]]:
+        """(row of the part, and what `_Kept.looked` has of it) of each that can be trained on; the pieces of its
+        picture."""
         looks = isinstance(self.tables, ParquetTables)
         if part.pictures_from is not None:
             finder.cursor = part.pictures_from
-        wanted = [name for name in part.batch.schema.names if self._is_looked_at(name)]
+        wanted = [name for name in part.batch.schema.names if name in self.columns.looked_at]
         lists = [listed(part.batch.column(name)) for name in wanted]
         for i, cells in enumerate(zip(*lists, strict=True)):
             row = dict(zip(wanted, cells, strict=True))
             try:
                 height, width = table_pictures.size(row[self.columns.image], base, self.formats)
                 texts = texts_of(row, self.columns)
+                beside = self._beside(row, base, (height, width))
             except Undecodable as error:
                 place = f"row {part.rows[i]}" if part.spans is None else f"line {part.spans[i, 2]}"
                 skips.add(counts, str(error), f"{where} {place}", damage=not isinstance(error, Lacking))
@@ -95,11 +98,18 @@ class Builder:
                 height, width = (_pixels(row[name]) for name in self.columns.size)
             held = row[self.columns.image]
             pieces = finder.places(table_pictures.stored(held)) if looks and table_pictures.is_held(held) else b""
-            yield (i, height, width, digest_of(held, texts)), pieces
+            there = sum(1 << place for place, (name, _) in enumerate(self.columns.beside) if name in beside)
+            yield (i, height, width, digest_of(held, texts, beside), there), pieces
 
-    def _is_looked_at(self, name: str) -> bool:
-        columns = self.columns
-        return name in {columns.image, *(c for _, c in columns.captions), *(columns.size or ())}
+    def _beside(self, row: Mapping[str, Any], base: str, size: tuple[int, int]) -> dict[str, Any]:
+        """The images that a row has beside its picture. `Undecodable` where one that is here cannot be used."""
+        found = images_of(row, self.columns)
+        for name, cell in found.items():
+            with image_kinds.named(name):
+                own = table_pictures.size(cell, base, self.formats)
+                if all(size) and all(own):
+                    image_kinds.refuse_other_shape(own, size)
+        return found
 
 
 _SLOW = "kept, but slow to read in a drawn order (write smaller row groups, or pack it: `daguerre data pack`)"
@@ -152,9 +162,16 @@ def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
     return texts
 
 
-def digest_of(picture: Any, texts: Mapping[str, str]) -> int:
-    """xxh3_64 of what the table holds of a sample: the picture (or where it is), then its captions."""
+def images_of(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+    """{name: cell} of the images that a row has beside its picture."""
+    return {name: row[column] for name, column in columns.beside if table_pictures.is_there(row.get(column))}
+
+
+def digest_of(picture: Any, texts: Mapping[str, str], beside: Mapping[str, Any]) -> int:
+    """xxh3_64 of what the table holds of a sample: its images (or where they are), then its captions."""
     digest = xxhash.xxh3_64(table_pictures.stored(picture))
+    for name, image in beside.items():
+        digest.update(b"\0" + name.encode() + b"\0" + table_pictures.stored(image))
     for text in texts.values():
         digest.update(b"\0" + text.encode("utf-8", "surrogateescape"))
     return digest.intdigest()
@@ -182,16 +199,18 @@ class _Kept:
     numbers: list[np.ndarray] = field(default_factory=list)
     spans: list[np.ndarray] = field(default_factory=list)
     looked: list[np.ndarray] = field(default_factory=list)
-    """[n, 3] uint64: height, width, digest."""
+    """[n, 4] uint64: height, width, digest, and which images are beside the picture: bit i for the i-th column."""
+    beside: tuple[str, ...] = ()
+    """Names of those columns."""
     ids: list[np.ndarray] = field(default_factory=list)
     """[n] int64: what the column of ids says; -1: nothing."""
     pieces: list[bytes] = field(default_factory=list)
 
-    def take(self, part: Part, rows: Iterator[tuple[tuple[int, int, int, int], bytes]]) -> None:
+    def take(self, part: Part, rows: Iterator[tuple[tuple[int, ...], bytes]]) -> None:
         """Keeps some rows of a part."""
         taken = list(rows)
         self.pieces.extend(pieces for _, pieces in taken)
-        looked = np.array([row for row, _ in taken], dtype=np.uint64).reshape(-1, 4)
+        looked = np.array([row for row, _ in taken], dtype=np.uint64).reshape(-1, 5)
         which = looked[:, 0].astype(np.int64)
         self.numbers.append(part.rows[which])
         self.looked.append(looked[:, 1:])
@@ -206,7 +225,7 @@ class _Kept:
     def table(self, digest: str) -> pa.Table:
         """The index's columns."""
         numbers = np.concatenate([*self.numbers, np.zeros(0, np.int64)]).astype(np.int64)
-        looked = np.concatenate([*self.looked, np.zeros((0, 3), np.uint64)])
+        looked = np.concatenate([*self.looked, np.zeros((0, 4), np.uint64)])
         columns: dict[str, Any] = {
             "id": self._ids(digest, numbers),
             "height": looked[:, 0].astype(np.int32),
@@ -217,6 +236,7 @@ class _Kept:
         if self.spans:
             spans = np.concatenate(self.spans)
             columns |= {"length": spans[:, 1].astype(np.int32), "line": spans[:, 2]}
+        columns |= {f"i:{name}": looked[:, 3] >> place & 1 == 1 for place, name in enumerate(self.beside)}
         if any(self.pieces):
             columns["pieces"] = pa.array(self.pieces, pa.binary())
         return pa.table({**columns, **self.metadata.columns()})

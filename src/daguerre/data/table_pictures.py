@@ -58,6 +58,14 @@ def read(value: Any, base: str) -> bytes:
     return addresses.fetched(place)
 
 
+def is_there(value: Any) -> bool:
+    """Whether a cell holds a picture, a path or an address."""
+    try:
+        return bool(_held(value))
+    except Lacking:
+        return False
+
+
 def stored(value: Any) -> bytes:
     """What the table itself holds of the picture: for digests."""
     held = _held(value)

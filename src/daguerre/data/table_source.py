@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from daguerre.data import shard_index, skips, table_columns, table_pictures, verbatim
+from daguerre.data import image_kinds, shard_index, skips, table_columns, table_pictures, verbatim
 from daguerre.data.headers import Undecodable
 from daguerre.data.index import Index
 from daguerre.data.place import Place
@@ -29,10 +29,10 @@ from daguerre.data.store_errors import Mismatch, StoreError
 from daguerre.data.store_requests import READINGS
 from daguerre.data.table_columns import Columns, TableSettings
 from daguerre.data.table_files import CHANGED, File, Row, Tables, Unreadable, far_file, file_now
-from daguerre.data.table_index import Builder, base_of, digest_of, read_schema, texts_of
+from daguerre.data.table_index import Builder, base_of, digest_of, images_of, read_schema, texts_of
 from daguerre.data.table_metadata import metadata_of
 from daguerre.errors import UserError
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 BLOCKS = 1 << 16
 """Most shards that samples in files of their own are told to be in."""
@@ -100,11 +100,14 @@ class TableSource:
         place = self.places[table]
         row, texts = self._row(self._file(table, bool(at.get("pieces"))), at)
         held = row[self.columns.image]
-        image = table_pictures.read(held, base_of(place))
+        images = {IMAGE: table_pictures.read(held, base_of(place))}
+        for name, cell in images_of(row, self.columns).items():
+            with image_kinds.named(name):
+                images[name] = table_pictures.read(cell, base_of(place))
         captions = {column for name, column in self.columns.captions if name == table_columns.CAPTION}
-        taken = {self.columns.image, table_columns.ID, *captions}
+        taken = {*self.columns.images, table_columns.ID, *captions}
         metadata = {k: metadata_of(v, self.tables.typed) for k, v in row.items() if k not in taken}
-        return Record(self.name(number), image, texts, metadata)
+        return Record(self.name(number), images, texts, metadata)
 
     def _file(self, table: int, found: bool) -> File:
         """The table here; or far away, where its pictures are `found` by their places and few of them are wanted."""
@@ -127,7 +130,7 @@ class TableSource:
                 if way:
                     row[self.columns.image] = verbatim.read(file.place, way)
                 texts = texts_of(row, self.columns)
-                if digest_of(row.get(self.columns.image), texts) == at["digest"]:
+                if digest_of(row.get(self.columns.image), texts, images_of(row, self.columns)) == at["digest"]:
                     return row, texts
         raise Undecodable(CHANGED)
 

@@ -16,13 +16,15 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from daguerre.data import headers, index_file, skips, tar, tar_samples
+from daguerre.data import headers, image_kinds, index_file, skips, tar, tar_samples
 from daguerre.data.headers import Undecodable
 from daguerre.data.index_file import About, ShardIndex
 from daguerre.data.tar_samples import Sample, Unusable
 from daguerre.errors import UserError
 
 _PARTS = pa.list_(pa.struct({"name": pa.int16(), "offset": pa.int64(), "size": pa.int64()}))
+IMAGE_MARK = "/"
+"""Stands before the name of an image among the parts of a sample: no extension has it."""
 NAMES_LIMIT = 32_000
 """Fields of a shard, its members' extensions, after which no sample is taken: their numbers have 16 bits."""
 _STARTS = {
@@ -42,7 +44,7 @@ def kind(formats: Iterable[str]) -> str:
 
 
 def digest(pieces: Iterable[bytes | memoryview]) -> int:
-    """xxh3_64 of a sample's bytes: the image, then its texts in the order of their fields."""
+    """xxh3_64 of a sample's bytes: its picture, the images beside it, then its texts in the order of their fields."""
     whole = xxhash.xxh3_64()
     for piece in pieces:
         whole.update(piece)
@@ -71,7 +73,14 @@ def _built(data: tar.Bytes, name: str, formats: Sequence[str], version: str) -> 
     for sample in tar_samples.joined(found.members, formats, counts):
         rows.take(sample, data, formats, counts)
     columns, fields, not_kept = index_file.metadata_columns(rows.metadata)
-    table = pa.table({**rows.columns(shard_digest), **columns, **index_file.caption_columns(rows.captions)})
+    table = pa.table(
+        {
+            **rows.columns(shard_digest),
+            **columns,
+            **index_file.caption_columns(rows.captions),
+            **index_file.image_columns(rows.images),
+        }
+    )
     about = About(
         kind=kind(formats),
         shard=name,
@@ -102,6 +111,8 @@ class _Rows:
     digests: list[int] = field(default_factory=list)
     metadata: list[dict[str, Any]] = field(default_factory=list)
     captions: list[frozenset[str]] = field(default_factory=list)
+    images: list[frozenset[str]] = field(default_factory=list)
+    """Beside the pictures."""
     names: dict[str, int] = field(default_factory=dict)
     """Fields of members by their number in the table."""
 
@@ -118,20 +129,25 @@ class _Rows:
                 raise Unusable("caption without text" if words.texts else "picture without a caption")
             sample_id = _id(words.metadata.get(tar_samples.ID))
             size_px = headers.upright_size(io.BytesIO(image), formats)
+            beside = {name: _bytes(data, member) for name, member in sample.images}
+            for name, encoded in beside.items():
+                image_kinds.check(name, encoded, size_px, formats)
         except (Unusable, Undecodable) as error:
             skips.add(counts, str(error), tar_samples.printable(sample.image.name))
             return
         for name in parts.keys() - words.used:
             skips.add(counts, "member that is neither picture nor text", f"{sample.key}.{name}", kept=True)
-        used = tuple((name, member) for name, member in sample.parts if name in words.used)
+        texts = tuple((name, member) for name, member in sample.parts if name in words.used)
+        used = tuple((IMAGE_MARK + name, member) for name, member in sample.images) + texts
         for name, _ in used:
             self.names.setdefault(name, len(self.names))
         self.samples.append(sample._replace(parts=used))
         self.ids.append(sample_id)
         self.sizes_px.append(size_px)
-        self.digests.append(digest([image, *(parts[name] for name in parts if name in words.used)]))
+        self.digests.append(digest([image, *beside.values(), *(parts[name] for name, _ in texts)]))
         self.metadata.append(_metadata(words))
         self.captions.append(captions)
+        self.images.append(frozenset(beside))
 
     def columns(self, shard_digest: str) -> dict[str, pa.Array]:
         """The columns that are not metadata."""

@@ -2,6 +2,7 @@
 
 A sample is a picture and everything that shares its name up to the first dot (webdataset's key), wherever in the
 archive it stands. Where one key holds several pictures (`a.1.jpg`, `a.2.jpg`), each has the members of its own name.
+`a.mask.png` beside `a.jpg` is no picture of its own, but an image of that one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from daguerre.data import skips
+from daguerre.data.image_kinds import KINDS
 from daguerre.data.tar import Member
 from daguerre.unicode import NO_TEXT, is_text, may_hold_halves, mended
 
@@ -48,6 +50,8 @@ class Sample(NamedTuple):
     image: Member
     parts: tuple[tuple[str, Member], ...]
     """The other members, by field (their extension in small letters), sorted."""
+    images: tuple[tuple[str, Member], ...] = ()
+    """The images beside the picture, by name (of `image_kinds.KINDS`), sorted."""
 
 
 class Unusable(Exception):
@@ -129,6 +133,11 @@ def _samples(key: str, group: Mapping[str, Member], suffixes: frozenset[str], co
             others[extension] = member
         elif images.setdefault(_stem(extension), member) is not member:
             skips.add(counts, "duplicate: second picture of one name", printable(member.name))
+    beside: dict[str, dict[str, Member]] = {}
+    for stem in list(images):
+        of, _, name = stem.rpartition(".")
+        if name in KINDS and of in images:
+            beside.setdefault(of, {})[name] = images.pop(stem)
     parts: dict[str, dict[str, Member]] = {stem: {} for stem in images}
     spare = []
     for extension, member in others.items():
@@ -142,7 +151,8 @@ def _samples(key: str, group: Mapping[str, Member], suffixes: frozenset[str], co
             _count_spare(extension, member, suffixes, counts)
     for stem, image in images.items():
         name = f"{key}.{stem}" if stem else key
-        yield Sample(printable(name), image, tuple(sorted(parts[stem].items())))
+        own = tuple(sorted(beside.get(stem, {}).items()))
+        yield Sample(printable(name), image, tuple(sorted(parts[stem].items())), own)
 
 
 def _count_spare(extension: str, member: Member, suffixes: frozenset[str], counts: skips.Counts) -> None:
@@ -187,7 +197,7 @@ class Words:
     metadata: Mapping[str, Any]
     """The object of the JSON."""
     used: tuple[str, ...]
-    """The fields that could be read: members that are no text (arrays, masks) are not used."""
+    """The fields that could be read: members that are no text (arrays) are not used."""
 
 
 def words(parts: Mapping[str, bytes]) -> Words:

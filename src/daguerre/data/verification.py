@@ -21,6 +21,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.shard_index import BadIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Source
+from daguerre.types import IMAGE
 
 OTHER_BYTES = "file that differs from its index"
 MISSING = "file that is not there"
@@ -130,8 +131,10 @@ class Verifier:
     def _look(self, number: int, whole: bool, faults: skips.Counts) -> None:
         try:
             record = self.source.record(number)
-            if whole and isinstance(record.image, bytes):
-                decode.pixels(record.image, self.settings)
+            if whole:
+                size = decode.sized(record.image, self.settings, None)[1]
+                for name in record.images.keys() - {IMAGE}:
+                    decode.beside(name, record.images[name], size, self.settings)
         except Undecodable as error:
             skips.add(faults, str(error), self.source.name(number))
 

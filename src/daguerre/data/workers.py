@@ -13,13 +13,15 @@ from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from daguerre.data.processes import Worker, started
-from daguerre.data.rows import Made, Rows, Task, valid_B
+from daguerre.data.rows import Made, Rows, Task
 from daguerre.errors import ProcessLost, UserError
-from daguerre.types import Batch
 
 
 def workers(rows: Rows, number: int) -> AbstractContextManager[list[Worker]]:
@@ -70,11 +72,33 @@ def _send(pipe: Connection, answer: Made | UserError) -> None:
         pipe.send(answer)
         return
     batch, failures = answer
-    # Pixels go as they are; everything else is small.
-    pixels_BHWC = batch.pixels_BCHW.permute(0, 2, 3, 1)
-    weights = None if batch.weights_B is None else batch.weights_B.numpy()
-    pipe.send((batch.keys, batch.texts, batch.names, batch.sizes, weights, failures, pixels_BHWC.shape))
-    pipe.send_bytes(pixels_BHWC.numpy().data.cast("B"))
+    follow: list[Tensor] = []
+
+    def taken_out(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        order = sorted(range(value.ndim), key=value.stride, reverse=True)
+        follow.append(value.permute(order).contiguous())
+        return _Follows(value.dtype, tuple(follow[-1].shape), tuple(np.argsort(order).tolist()))
+
+    pipe.send((batch.map(taken_out, host=taken_out), failures))
+    for tensor in follow:
+        pipe.send_bytes(_memory(tensor))
+
+
+class _Follows(NamedTuple):
+    """In the place of a tensor, whose memory follows as it is: tensors are pickled by files, which are few."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """As the dims lie in memory."""
+    order: tuple[int, ...]
+    """How they are permuted."""
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """Of a contiguous tensor."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _ask(worker: Worker, task: Task) -> None:
@@ -89,14 +113,18 @@ def _received(worker: Worker) -> Made:
         answer = worker.pipe.recv()
         if isinstance(answer, UserError):
             raise answer
-        keys, texts, names, sizes, weights, failures, shape = answer
-        pixels_BHWC = torch.empty(shape, dtype=torch.uint8)
-        worker.pipe.recv_bytes_into(pixels_BHWC.numpy().data.cast("B"))
+        batch, failures = answer
+
+        def put_back(value: Any) -> Any:
+            if not isinstance(value, _Follows):
+                return value
+            tensor = torch.empty(value.shape, dtype=value.dtype)
+            worker.pipe.recv_bytes_into(_memory(tensor))
+            return tensor.permute(value.order)
+
+        return batch.map(put_back, host=put_back), failures
     except (EOFError, ConnectionError) as error:
         raise ProcessLost(_ended(worker)) from error
-    pixels_BCHW, valid = pixels_BHWC.permute(0, 3, 1, 2), valid_B(len(names), failures)
-    weights_B = None if weights is None else torch.from_numpy(weights)
-    return Batch(keys, pixels_BCHW, texts, valid, names, sizes, weights_B=weights_B), failures
 
 
 def _ended(worker: Worker) -> str:

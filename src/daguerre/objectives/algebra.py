@@ -21,8 +21,9 @@ from torch import Tensor
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
-from daguerre.objectives import noise_conditioning, schedules, times, weights
+from daguerre.objectives import masks, noise_conditioning, schedules, times, weights
 from daguerre.objectives.adaptive import AdaptiveWeight
+from daguerre.objectives.masks import ElementMean
 from daguerre.objectives.noise import noise, perturbation
 from daguerre.objectives.noise_conditioning import NoiseConditioning
 from daguerre.objectives.objective import Net, NothingLearnt, Objective
@@ -55,8 +56,10 @@ class Diffusion(Objective):
     sampled_px: int = 1
     """Area in pixels of the pictures that a run samples, for which its export is made."""
     learnt: Stateful = field(init=False)
+    elements: ElementMean = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "elements", masks.build(self.settings.mask))
         weighting = self.settings.weighting
         adaptive = weighting.name == "adaptive"
         learnt = AdaptiveWeight(weighting.adaptive_buckets, weighting.adaptive_decay) if adaptive else NothingLearnt()
@@ -168,7 +171,7 @@ class Diffusion(Objective):
         x_BCHW = a * x0_BCHW + s * seen_BCHW
         y_BCHW = net(c_in * x_BCHW, draws["c_noise"], cond)
         error_BCHW = y_BCHW.float() - (p * x0_BCHW + q * eps_BCHW)
-        loss_B = draws["weight"] * error_BCHW.square().flatten(1).mean(1)
+        loss_B = draws["weight"] * self.elements.mean(error_BCHW.square(), draws)
         if not isinstance(self.learnt, AdaptiveWeight):
             return LossTerms(loss_B=loss_B, quantile_B=draws["quantile"])
         log_snr_B = 2.0 * (draws["a"].log() - draws["s"].log())

@@ -7,7 +7,7 @@ again and the KL of its latent; which networks do that is a family's affair.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from daguerre.objectives import masks
+from daguerre.objectives.masks import ElementMean
 from daguerre.objectives.objective import Net, Objective
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.types import Cond, LossTerms
@@ -36,6 +38,10 @@ class Reconstruction(Objective):
     """mean |x' - x| + square_weight mean (x' - x)^2 + kl_weight KL, for each sample."""
 
     settings: Settings
+    elements: ElementMean = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "elements", masks.build(self.settings.mask))
 
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
@@ -48,8 +54,8 @@ class Reconstruction(Objective):
         x_BCHW, nowhere_B = x0_BCHW.float(), x0_BCHW.new_zeros(len(x0_BCHW), dtype=torch.float32)
         given: Any = net(x_BCHW, nowhere_B, cond)
         again_BCHW, kl_B = given[0].float(), given[1].float()
-        absolute_B = (again_BCHW - x_BCHW).abs().flatten(1).mean(1)
-        square_B = (again_BCHW - x_BCHW).square().flatten(1).mean(1)
+        absolute_B = self.elements.mean((again_BCHW - x_BCHW).abs(), draws)
+        square_B = self.elements.mean((again_BCHW - x_BCHW).square(), draws)
         loss_B = absolute_B + self.settings.square_weight * square_B + self.settings.kl_weight * kl_B
         metrics = {"absolute_error": absolute_B.detach(), "square_error": square_B.detach(), "kl": kl_B.detach()}
         return LossTerms(loss_B=loss_B, quantile_B=nowhere_B, metrics=metrics)

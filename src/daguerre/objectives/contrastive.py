@@ -17,11 +17,18 @@ from torch.nn.functional import cross_entropy
 
 from daguerre.objectives.objective import Net, Objective
 from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.settings import Idle
 from daguerre.types import Cond, LossTerms
 
 
 class Settings(ObjectiveSettings):
     """Matching of captions and pictures within a micro-batch, so that its size matters: larger ones teach more."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("mask",), lambda own: own.mask is not None, "pictures are compared as wholes, so no part has its own error"
+        ),
+    )
 
     name: Literal["contrastive"] = "contrastive"
     """Captions and pictures are matched."""

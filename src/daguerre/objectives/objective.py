@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from daguerre.errors import UserError
+from daguerre.objectives.masks import Alike, ElementMean
 from daguerre.types import Cond, LossTerms, Stateful
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Objective(ABC):
 
     learnt: Stateful = NothingLearnt()
     """What the objective learns beside the weights, such as adaptive loss weights; most learn nothing."""
+    elements: ElementMean = Alike()
+    """How the errors of a sample's elements become its loss, where each has one."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
 

@@ -17,11 +17,26 @@ CONTINUOUS_STEPS = 1000
 """Steps in which the timestep bias of a schedule without timesteps counts."""
 
 
+class MaskSettings(Settings):
+    """The loss of a sample by its mask: each element of the error counts by w = max(mask, outside_weight), where the
+    mask is 1 for white, 0 for black, and averaged to the size of what is trained on. A sample without a mask has
+    w = 1."""
+
+    outside_weight: float = Field(0.1, ge=0, lt=1)
+    """Weight of what the mask leaves out. Above 0 the rest of the picture is still learnt a little, so that it does not
+    come out as noise."""
+    normalise: bool = False
+    """Divide by the sum of the weights, not by the number of elements: samples with small masks then count as much as
+    others."""
+
+
 class ObjectiveSettings(Settings):
     """What every objective's `Settings` starts from. An objective's file narrows `name` and adds its own fields."""
 
     name: str
     """Name of the objective: a file in objectives."""
+    mask: MaskSettings | None = Field(None, exclude_if=lambda mask: mask is None)
+    """Counts the parts of pictures by their masks; `{}` for the usual values. Default: all parts count alike."""
 
 
 class ResolutionShiftSettings(Choice):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -55,18 +54,16 @@ def _share(settings: TrainingSettings, device: torch.device) -> float:
 
 
 def moved(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The same batches with pixels and draws on `device`; `valid_B` stays on the CPU."""
+    """The same batches with their tensors by name on `device`; `valid_B` stays on the CPU."""
     for batch in batches:
         yield on(device, batch)
 
 
 def on(device: torch.device, batch: Batch) -> Batch:
-    """The batch with pixels and draws on `device`. A GPU gets them by a stream of its own, while it still computes what
-    it was given before; pinned ones (`Loading.pinned`) nobody waits for."""
+    """The batch with its tensors by name on `device`. A GPU gets them by a stream of its own, while it still computes
+    what it was given before; pinned ones (`Loading.pinned`) nobody waits for."""
     with _sending(device) as sent:
-        draws = {name: sent(tensor.to(device, non_blocking=True)) for name, tensor in batch.draws.items()}
-        pixels_BCHW = sent(batch.pixels_BCHW.to(device, non_blocking=True))
-    return replace(batch, pixels_BCHW=pixels_BCHW, draws=draws)
+        return batch.map(lambda tensor: sent(tensor.to(device, non_blocking=True)))
 
 
 @contextmanager

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from typing import Any
 
 import torch
 
@@ -105,14 +103,3 @@ def _rehearse(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast: A
     state.optimizer.step(0.0, skip, factor)
     if skip.device.type == "cuda":
         torch.cuda.synchronize(skip.device)
-
-
-def first_of(batch: Batch, count: int) -> Batch:
-    """The first samples of a batch."""
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: inner[:count] for name, inner in value.items()}
-        return None if value is None else value[:count]
-
-    return replace(batch, **{field.name: cut(getattr(batch, field.name)) for field in fields(batch)})

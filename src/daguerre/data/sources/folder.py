@@ -25,7 +25,7 @@ from daguerre.data.source import Split
 from daguerre.data.table_source import cache_of, in_blocks
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Idle
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 from daguerre.unicode import printable
 
 
@@ -59,6 +59,11 @@ class Settings(SourceSettings):
     captions_from: Literal["files", "file_names", "folder_names"] = "files"
     """Where captions are: `files` (metadata.jsonl, or .txt or .json beside each picture), `file_names` (underscores are
     spaces, a number at the end is dropped) or `folder_names` (of the folder that each picture is in: class names)."""
+    mask_dir: Annotated[str | None, ADDRESS] = Field(
+        None, min_length=1, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
+    )
+    """Folder with a mask for each picture, at the same path but for the extension. Default: masks are beside the
+    pictures, `cat.mask.png` or `cat-masklabel.png` beside `cat.jpg`. For `objective.mask`."""
     generate: GenerateSettings | None = Field(None, json_schema_extra=FREE, exclude_if=lambda made: made is None)
     """Draws what the folder lacks before training. Default: the folder is taken as it is."""
     idx_to_prompt: Labels | None = None
@@ -79,6 +84,8 @@ class FolderSource:
     folder: Path
     index_path: Path
     found: SkipReport
+    mask_dir: str | None = None
+    """Folder with masks, absolute."""
     metric: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,16 +109,25 @@ class FolderSource:
         return printable(self._path(number))
 
     def _path(self, number: int) -> str:
-        path = os.fsdecode(self._rows.column("path")[number].as_py())
-        if os.path.isabs(path) or ".." in Path(path).parts:
+        return self._inside(os.fsdecode(self._rows.column("path")[number].as_py()))
+
+    def _inside(self, path: str, other: str | None = None) -> str:
+        """A path of the index. UserError where it leads out of the folder, and of the `other` one."""
+        within = path.removeprefix(f"{other}{os.sep}") if other else path
+        if os.path.isabs(within) or ".." in Path(within).parts:
             raise UserError(f"{self.index_path} names {printable(path)!r}, which is not in {self.folder}: delete it")
         return path
 
     def record(self, number: int) -> Record:
-        """The file's bytes, its captions and metadata. OSError if it cannot be read."""
+        """The files' bytes, captions and metadata. OSError if one cannot be read."""
         path = self._path(number)
-        texts, metadata = (json.loads(self._rows.column(name)[number].as_py()) for name in ("texts", "metadata"))
-        return Record(printable(path), (self.folder / path).read_bytes(), texts, metadata)
+        texts, metadata, beside = (
+            json.loads(self._rows.column(name)[number].as_py()) for name in ("texts", "metadata", "images")
+        )
+        images = {IMAGE: (self.folder / path).read_bytes()}
+        for name, other in beside.items():
+            images[name] = (self.folder / self._inside(other, self.mask_dir)).read_bytes()
+        return Record(printable(path), images, texts, metadata)
 
     def report(self) -> SkipReport:
         """What the scan left out and what it notes."""
@@ -127,6 +143,9 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
             "pictures into it before it trains"
         )
     named = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
-    rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named)
+    mask_dir = settings.mask_dir and os.path.abspath(Path(settings.mask_dir).expanduser())
+    if mask_dir and not os.path.isdir(mask_dir):
+        raise UserError(f"data.mask_dir: {settings.mask_dir!r} is no folder (seen from {os.getcwd()!r})")
+    rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named, mask_dir)
     index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
-    return FolderSource(folder, index_path, found)
+    return FolderSource(folder, index_path, found, mask_dir)

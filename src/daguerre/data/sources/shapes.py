@@ -22,7 +22,7 @@ from daguerre.data.skips import SkipReport
 from daguerre.data.source import Split
 from daguerre.data.words import words
 from daguerre.settings import FREE, Idle
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 PICTURE_PX = 64
 COLOURS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
@@ -128,7 +128,7 @@ class ShapesSource:
         text = caption(chosen, int(phrasing * len(PHRASINGS)))
         return Record(
             key=self.name(number),
-            image=picture,
+            images={IMAGE: picture},
             texts={"text": text},
             metadata=dict(asdict(chosen)),
         )

@@ -28,9 +28,10 @@ from daguerre.data.shard_cache import ShardCache
 from daguerre.data.shard_index import ShardIndex
 from daguerre.data.skips import SkipReport
 from daguerre.data.source import Files, Split
+from daguerre.data.tar_index import IMAGE_MARK
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE
-from daguerre.types import Record
+from daguerre.types import IMAGE, Record
 
 KIND = tar_index.kind(headers.USUAL)
 """Kind of an index of the usual image formats."""
@@ -58,7 +59,7 @@ class Settings(SourceSettings):
 
 
 class Piece(NamedTuple):
-    """Stored bytes of a sample: the image (with an empty name) or one of its texts."""
+    """Stored bytes of a sample: an image (whose name has `IMAGE_MARK` before it) or one of its texts."""
 
     name: str
     offset: int
@@ -109,12 +110,15 @@ class WebdatasetSource:
         shard, row = self._where(number)
         index = self._shard(shard)
         pieces = _pieces(index, row)
-        image, *texts = self._read(shard, pieces, index.column("digest")[row].as_py())
+        read = self._read(shard, pieces, index.column("digest")[row].as_py())
+        parts = {piece.name: data for piece, data in zip(pieces, read, strict=True)}
+        images = {name: parts.pop(name) for name in list(parts) if name.startswith(IMAGE_MARK)}
         try:
-            words = tar_samples.words({piece.name: data for piece, data in zip(pieces[1:], texts, strict=True)})
+            words = tar_samples.words(parts)
         except tar_samples.Unusable as error:  # of an index that an older version made
             raise Undecodable(str(error)) from error
-        return Record(self.name(number), image, self._captions(words.texts), words.metadata)
+        images = {name.removeprefix(IMAGE_MARK): data for name, data in images.items()}
+        return Record(self.name(number), images, self._captions(words.texts), words.metadata)
 
     def report(self) -> SkipReport:
         """What could not be used when the shards were indexed, and shards that changed since."""
@@ -249,7 +253,7 @@ def build(place: Place, formats: Sequence[str] = headers.USUAL, cache: ShardCach
 
 def _pieces(shard: ShardIndex, row: int) -> list[Piece]:
     names = shard.about.own["names"]
-    image = Piece("", shard.column("offset")[row].as_py(), shard.column("size")[row].as_py())
+    image = Piece(IMAGE_MARK + IMAGE, shard.column("offset")[row].as_py(), shard.column("size")[row].as_py())
     parts = shard.column("parts")[row].as_py()
     return [image, *(Piece(names[part["name"]], part["offset"], part["size"]) for part in parts)]
 

@@ -1,0 +1,74 @@
+"""The mean of an error over a sample's elements: all alike, or each by the sample's mask.
+
+Shape letters: B samples, C channels, H and W height and width of images, h and w those of clean samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from daguerre.objectives.settings import MaskSettings
+from daguerre.types import MASK
+
+_WEIGHT = "element_weight"
+
+
+class ElementMean(Protocol):
+    """What an objective with an error for each element calls."""
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Images that a batch must hold for it, beside those that are trained on."""
+
+    def draws(self, images: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """What `mean` needs of images [B, C, H, W] uint8, for clean samples of this shape (C, h, w)."""
+
+    def mean(self, error_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        """[B]: the mean over the elements of each sample."""
+
+
+class Alike:
+    """Every element counts alike."""
+
+    images: tuple[str, ...] = ()
+
+    def draws(self, images: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def mean(self, error_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        """The plain mean."""
+        return error_BCHW.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Elements count by their sample's mask: w = max(mask, outside_weight), 1 where there is none."""
+
+    settings: MaskSettings
+    images: tuple[str, ...] = (MASK,)
+
+    def draws(self, images: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """`element_weight` [B, 1, h, w] float32: the mask, area-averaged to the size of a clean sample."""
+        mask_B1hw = adaptive_avg_pool2d(images[MASK].float() / 255.0, (shape[-2], shape[-1]))
+        return {_WEIGHT: mask_B1hw.clamp(min=self.settings.outside_weight).contiguous()}
+
+    def mean(self, error_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        """mean(w e); with `normalise` sum(w e) / sum(w), and 0 where all weights are 0."""
+        weight_B1HW = draws[_WEIGHT]
+        mean_B = (weight_B1HW * error_BCHW).flatten(1).mean(1)
+        if not self.settings.normalise:
+            return mean_B
+        whole_B = weight_B1HW.flatten(1).mean(1)
+        return mean_B / torch.where(whole_B > 0, whole_B, 1.0)
+
+
+def build(settings: MaskSettings | None) -> ElementMean:
+    """The mean that these settings ask for."""
+    return Alike() if settings is None else Masked(settings)
