@@ -84,6 +84,7 @@ CARRIED = [
     ("min_snr_gamma=5", {"objective.weighting.name": "min_snr", "objective.weighting.snr_gamma": 5.0}),
     ("min_snr_gamma=0", {"objective.weighting.name": "none"}),
     ("debiased_estimation_loss=true", {"objective.weighting.name": "debiased"}),
+    ("masked_loss=true", {"objective.mask": {"outside_weight": 0.0, "normalise": False}}),
     ("ip_noise_gamma=0.1", {"objective.noise.input_perturbation": 0.1}),
     ("caption_dropout_rate=0.05", {"data.caption_dropout": 0.05}),
     ("shuffle_caption=true", {"data.captions.shuffle_tags": True}),
@@ -171,7 +172,7 @@ REFUSED = {
     "caption_tag_dropout_rate=0.1": ("dropping of single tags is not there yet",),
     "lr_scheduler_num_cycles=3": ("restarts of the learning rate is not there yet",),
     "color_aug=true": ("not there yet",),
-    "masked_loss=true": ("not there yet",),
+    "alpha_mask=true": ("not there yet",),
     "weighted_captions=true": ("not there yet",),
     "fp8_base=true": ("not there yet",),
 }

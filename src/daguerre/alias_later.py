@@ -20,7 +20,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "tracking by Weights & Biases": ("setting/logging.*wandb*", "setting/logging.track*"),
     "publishing to the hub": ("verb/publish*", "verb/push*", "setting/*hub*"),
     "a loss other than the squared error": ("setting/objective.*huber*", "setting/objective.loss*"),
-    "a loss that leaves out parts of a picture (masks)": ("setting/*mask*",),
+    "masks in the alpha channel of pictures": ("setting/*alpha_mask*",),
     "weights in a caption, (word:1.2)": ("setting/*weighted*", "setting/*prompt_weight*"),
     "restarts of the learning rate": ("setting/lr_scheduler.*restarts*", "setting/lr_scheduler.*cycle*"),
     "dropping of single tags": ("setting/data.captions.*tag*drop*",),
@@ -59,7 +59,6 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "base_weights*": ("LoRA", ABSENT),
     # ControlNet
     "controlnet": ("ControlNet", OFF),
-    "conditioning_data_dir": ("ControlNet", ABSENT),
     "conditioning_image_column": ("ControlNet", ABSENT),
     # textual inversion: diffusers, kohya
     "placeholder_token": (_TOKENS, ABSENT),
@@ -85,8 +84,7 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "huggingface_path_in_repo": ("publishing to the hub", OFF),
     # losses and noise
     "huber_*": ("a loss other than the squared error", ABSENT),
-    "masked_loss": ("a loss that leaves out parts of a picture (masks)", OFF),
-    "alpha_mask": ("a loss that leaves out parts of a picture (masks)", OFF),
+    "alpha_mask": ("masks in the alpha channel of pictures", OFF),
     "scale_v_pred_loss_like_noise_pred": ("losses of v scaled like those of eps", OFF),
     "v_pred_like_loss": ("losses of v scaled like those of eps", NONE_OF_IT),
     "noise_offset_random_strength": ("noise whose strength is drawn", OFF),

@@ -238,6 +238,7 @@ CONVERTED: dict[str, Convert] = {
     # loss and noise
     "min_snr_gamma": min_snr("min_snr_gamma"),
     "debiased_estimation_loss": switch("debiased_estimation_loss", one("objective.weighting.name", "debiased")),
+    "masked_loss": switch("masked_loss", one("objective.mask.outside_weight", "0")),
     "loss_type": choose(
         "loss_type",
         {name: Meaning((), (f"loss_type={name} is what happens anyway",)) for name in ("l2", "mse")},

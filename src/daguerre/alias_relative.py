@@ -181,6 +181,15 @@ def foreign_degree(key: str, text: str, look: Look) -> Meaning:
     raise UserError(f"the axis {axis} (sequence parallelism) is not there: {key}=1 is accepted")
 
 
+def conditions(key: str, text: str, look: Look) -> Meaning:
+    """kohya's `conditioning_data_dir`: masks for its masked loss, else ControlNet's images."""
+    if text.lower() in ("none", "null", "false", ""):
+        return idle(key, "no folder is named")
+    if not is_true(look("masked_loss")) and look("objective.mask") is None:
+        raise UserError("ControlNet is not there yet; beside masked_loss=true it is data.mask_dir, a folder of masks")
+    return one("data.mask_dir", text)
+
+
 _BIAS: Sequence[str] = ("multiplier", "begin", "end", "portion")
 
 RELATIVE: dict[str, Relative] = {
@@ -189,6 +198,7 @@ RELATIVE: dict[str, Relative] = {
     **{f"timestep_bias{mark}{name}": bias for mark in "._" for name in _BIAS},
     "text_encoder_learning_rate": text_encoder_rate,
     "revision": revision,
+    "conditioning_data_dir": conditions,
     "train_split": of_hub("data.split"),
     "dataset_config_name": of_hub("data.config"),
     "jax_cache_dir": compile_cache,

@@ -146,6 +146,32 @@ def test_kohyas_folders_with_repeats_in_their_names(convert, tmp_path):
     assert not refused(lines)
 
 
+def test_kohyas_masks_are_those_of_its_conditioning_images(convert, tmp_path):
+    data = peer_configs.KOHYA_DATA.replace("image_dir", 'conditioning_data_dir = "masks"\n  image_dir', 1)
+    assert data != peer_configs.KOHYA_DATA
+    (tmp_path / "pictures.toml").write_text(data)
+    code, _, _, output = convert("kohya.toml")
+    assert code != 0
+    assert "ControlNet" in output  # what those images are without a masked loss
+    code, values, lines, output = convert("kohya.toml", peer_configs.KOHYA.replace("seed = 42", "masked_loss = true"))
+    assert code == 0, output
+    first = next(path for path in values if path.endswith(".mask_dir"))
+    assert first.startswith("data.sources.")
+    assert (values[first], values["objective.mask.outside_weight"]) == ("masks", 0)
+    assert refused(lines) == {"some_new_option"}
+
+
+def test_onetrainers_masks(convert):
+    text = peer_configs.texts()["onetrainer.json"]
+    given = {"masked_training": True, "unmasked_weight": 0.3, "normalize_masked_area_loss": True}
+    given |= {"unmasked_probability": 0.0, "masked_prior_preservation_weight": 0.2}
+    code, values, lines, output = convert("onetrainer.json", json.dumps(json.loads(text) | given))
+    assert code == 0, output
+    assert (values["objective.mask.outside_weight"], values["objective.mask.normalise"]) == (0.3, True)
+    assert "masked_prior_preservation_weight" in refused(lines)
+    assert not {"masked_training", "unmasked_weight", "unmasked_probability"} & refused(lines)
+
+
 def test_onetrainer(convert):
     _, values, lines, output = convert("onetrainer.json")
     expected = {

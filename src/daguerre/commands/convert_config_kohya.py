@@ -22,7 +22,6 @@ OTHERS = {
     "network_module": "LoRA",
     "network_dim": "LoRA",
     "token_string": "new tokens (textual inversion)",
-    "conditioning_data_dir": "ControlNet",
 }
 """Keys of what its other scripts train."""
 OF_A_SUBSET = {
@@ -43,6 +42,7 @@ def convert(reading: Reading) -> None:
     for key, what in OTHERS.items():
         if peers.asks(reading.get(key)):
             raise peers.not_there(what, TRAINER)
+    _masks(reading)
     for key in ("output_name", "output_dir"):
         reading.assume({{"output_name": "run_name"}.get(key, key): REQUIRED})
     _model(reading)
@@ -66,6 +66,17 @@ def convert(reading: Reading) -> None:
         reading.notice(key, "the data sets of that file are read with this one")
     peers.carry_known(reading, list(reading.rest))
     reading.assume(UNASKED)
+
+
+def _masks(reading: Reading) -> None:
+    """A folder of conditioning images holds the masks of a masked loss, else what ControlNet is trained on."""
+    for key in reading.keys("*conditioning_data_dir"):
+        if not peers.asks(reading.get(key)):
+            reading.notice(key, "no folder is named")
+        elif reading.get("masked_loss") is not True:
+            raise peers.not_there("ControlNet", TRAINER)
+    if "datasets" not in {key.partition(".")[0] for key in reading.whole}:
+        reading.carry("conditioning_data_dir", "data.mask_dir")
 
 
 def _model(reading: Reading) -> None:
@@ -134,6 +145,7 @@ def _sources(reading: Reading, folders: list[Folder]) -> None:
             value = _inherited(reading, folder.key, name)
             if value is not None:
                 reading.assume_over({f"{folder.place}.{path}": value})
+        reading.carry(f"{folder.key}.conditioning_data_dir", f"{folder.place}.mask_dir")
         prefix = _inherited(reading, folder.key, "caption_prefix")
         if prefix:
             reading.assume_over({f"{folder.place}.captions.prefix": f"{prefix} "})

@@ -63,7 +63,7 @@ NO_PART = (
         "frames",
         "text_encoder_2_sequence_length",
     ),
-    *("text_encoder_sequence_length", "vb_loss_strength", "unmasked_*", "normalize_masked*", "masked_prior*"),
+    *("text_encoder_sequence_length", "vb_loss_strength"),
 )
 """Settings of parts that such a model or method does not have, or of what is switched off elsewhere."""
 NO_MATTER = (
@@ -89,7 +89,6 @@ EXPECTED: dict[str, tuple[Any, str]] = {
     "max_noising_strength": (1.0, "times are drawn from the whole schedule"),
     "loss_scaler": ("NONE", "the loss is not scaled by the batch"),
     "learning_rate_scaler": ("NONE", "the rate is not scaled by the batch"),
-    "masked_training": (False, "masks are not there"),
 }
 
 
@@ -115,6 +114,7 @@ def convert(reading: Reading) -> None:
             reading.carry(key, path, values[reading.get(key)])
     _precision(reading)
     _learning(reading)
+    _masks(reading)
     _sizes(reading)
     sizes = (reading.get("batch_size"), reading.get("gradient_accumulation_steps"))
     if peers.asks(reading.get("epochs")):
@@ -289,6 +289,21 @@ def _learning(reading: Reading) -> None:
     if reading.values.get("ema.enabled"):
         reading.carry("ema_decay", "ema.decay")
         reading.expect("ema_update_step_interval", 1, "averages move with every update")
+
+
+def _masks(reading: Reading) -> None:
+    """Masks are read from the same files: `cat-masklabel.png` beside `cat.jpg`."""
+    weights = {"unmasked_weight": ("outside_weight", 0.1), "normalize_masked_area_loss": ("normalise", False)}
+    others = {"unmasked_probability": "masks count each time", "masked_prior_preservation_weight": "no prior is learnt"}
+    if reading.get("masked_training") is True:
+        mask = {f"objective.mask.{ours}": reading.get(key, usual) for key, (ours, usual) in weights.items()}
+        reading.carry_all("masked_training", mask)
+        for key in weights:
+            reading.notice(key, "in objective.mask")
+        for key, what in others.items():
+            reading.expect(key, 0.0, what)
+    for key in ("masked_training", *weights, *others):
+        reading.notice(key, "no masks")
 
 
 def _sizes(reading: Reading) -> None:

@@ -44,7 +44,8 @@ class AdaptiveWeight:
 
     def weight(self, log_snr_B: Tensor) -> Tensor:
         """Weight [B] float32 of the raw loss of samples at these levels."""
-        return (1.0 / self.table_K[self.bucket(log_snr_B)]).clamp(SMALLEST, LARGEST).float()
+        bucket_B = self.bucket(log_snr_B)  # moves the table to its device
+        return (1.0 / self.table_K[bucket_B]).clamp(SMALLEST, LARGEST).float()
 
     @torch.no_grad()
     def observe(self, terms: LossTerms, valid_B: Tensor) -> None:

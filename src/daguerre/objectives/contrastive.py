@@ -25,9 +25,7 @@ class Settings(ObjectiveSettings):
     """Matching of captions and pictures within a micro-batch, so that its size matters: larger ones teach more."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(
-            ("mask",), lambda own: own.mask is not None, "pictures are compared as wholes, so no part has its own error"
-        ),
+        Idle(("mask",), lambda own: True, "pictures are compared as wholes, so no part has its own error"),
     )
 
     name: Literal["contrastive"] = "contrastive"
