@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import data_sets
+import masked
 import numpy as np
 import pytest
 from PIL import Image, ImageFont
@@ -66,6 +67,19 @@ def test_buckets_give_pictures_of_several_shapes(place, monkeypatch, capsys):
     shapes = {one.picture.size for one in seen}
     assert len(shapes) > 1
     assert any(" -> " in one.note for one in seen)
+
+
+def test_a_mask_stands_beside_its_picture(place, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(data_show, "sheet", lambda cells: seen.extend(cells) or Image.new("RGB", (1, 1)))
+    masked.folder(place / "pictures", count=6)
+    settings = ("data.resolution=32", "data.interpolation=area", "data.random_flip=true", "data.crop=random")
+    assert show("pictures", "count=6", *settings) == 0
+    assert len(seen) == 6
+    for one in seen:
+        picture, mask = np.asarray(one.picture)[:, :32], np.asarray(one.picture)[:, 32:]
+        assert mask.shape == picture.shape
+        assert np.array_equal(mask[..., 1], picture[..., 0])  # red is the mask
 
 
 def test_what_cannot_be_shown_is_named(place, capsys):

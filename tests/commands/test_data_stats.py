@@ -6,6 +6,7 @@ import webbrowser
 from pathlib import Path
 
 import data_sets
+import masked
 import pytest
 
 from daguerre import cli
@@ -42,6 +43,13 @@ def test_a_folder(place, capsys):
     assert "Median caption 3 words" in text
     assert "32 x 32" in text
     assert Path("data-stats.html").read_text(encoding="utf-8").count("data:image/jpeg") == 4
+
+
+def test_masks_are_counted(place, capsys):
+    masked.folder(place / "pictures")
+    (place / "pictures" / "00.mask.png").unlink()
+    assert stats("pictures", "data.resolution=32") == 0
+    assert "With a mask 11 92 % of those that pass" in words("data-stats.html")
 
 
 def test_what_filters_and_buckets_do(place, capsys):

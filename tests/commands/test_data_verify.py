@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import data_sets
+import masked
 import numpy as np
 import pytest
 
@@ -57,6 +58,16 @@ def test_each_damaged_sample_is_found(packed, capsys):
     assert "000000017" in said
     assert "file that differs from its index" in said
     assert "the data is damaged" in said
+
+
+def test_damaged_masks_are_found(place, capsys):
+    masked.folder(place / "pictures")
+    cut = place / "pictures" / "03.mask.png"
+    cut.write_bytes(cut.read_bytes()[:-30])
+    assert verify("pictures", "share=1") == 1
+    said = capsys.readouterr().out
+    assert "mask: truncated image" in said
+    assert "03.png" in said
 
 
 def test_damage_between_samples_is_found_by_the_digest(packed, capsys):

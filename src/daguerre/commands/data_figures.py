@@ -123,6 +123,11 @@ def _facts(data: Opened, index: Index, plan: BucketPlan, captions: Sequence[str]
         share = percent(plan.enlarged, plan.samples)
         said = f"{share} are smaller than their bucket" if plan.enlarged else "none is smaller than its bucket"
         facts.append(Fact("Enlarged", f"{plan.enlarged:,}", said))
+    for image, there in (index.images or {}).items():
+        count = int(there.to_numpy(zero_copy_only=False)[data.passes].sum())
+        facts.append(
+            Fact(f"With a {image}", f"{count:,}", f"{percent(count, int(data.passes.sum()))} of those that pass")
+        )
     facts.append(Fact("Buckets", f"{len(plan.used):,}", f"of {len(plan.used) + len(plan.unused):,} have pictures"))
     if captions:
         words = int(np.median([len(caption.split()) for caption in captions]))

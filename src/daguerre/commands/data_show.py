@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
@@ -20,14 +21,14 @@ from daguerre.data import skips
 from daguerre.data.headers import Undecodable
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
-from daguerre.types import IMAGE
 
 SUMMARY = "a picture of what the network will see, with its captions"
 HELP = """\
 usage: daguerre data show DATA [-o sheet.png] [count=24] [key=value ...]
 
 Draws samples at random and shows each as training has it in its first epoch: decoded, resized to its bucket, flipped
-and cropped, with the caption that is drawn for it (none is dropped here). The same command shows the same samples.
+and cropped, with the caption that is drawn for it (none is dropped here); a mask stands on its right. The same command
+shows the same samples.
 
   daguerre data show my_pictures
   daguerre data show my_pictures data.resolution=256 data.crop=random data.buckets.aspects=auto
@@ -66,7 +67,7 @@ class Cell:
     """One sample on the sheet."""
 
     picture: Image.Image
-    """As the network sees it."""
+    """As the network sees it; images beside it, such as its mask, on its right."""
     caption: str
     note: str
 
@@ -112,7 +113,8 @@ def _cells(request: Request[Options], lost: skips.Counts) -> list[Cell]:
             except Undecodable as error:
                 skips.add(lost, str(error), found.record.key)
                 continue
-            pixels = np.ascontiguousarray(cut[IMAGE].permute(1, 2, 0).numpy())
+            side_by_side = torch.cat([pixels_CHW.expand(3, -1, -1) for pixels_CHW in cut.values()], dim=2)
+            pixels = np.ascontiguousarray(side_by_side.permute(1, 2, 0).numpy())
             cells.append(Cell(Image.fromarray(pixels), found.caption, _note(frame.sizes)))
     return cells
 
