@@ -8,6 +8,7 @@ pictures are noise, but they depend on every input, so that parity tests mean so
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from diffusers import (
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+from daguerre.types import Latents, Prompt
 
 TINY_UNET = {
     "block_out_channels": [32, 64],
@@ -238,3 +241,13 @@ SDXL_UNET = {
     "projection_class_embeddings_input_dim": SDXL_POOLED + 6 * SDXL_TIME_IDS,
 }
 """Numbers of a UNet2DConditionModel that fits `write_sdxl`."""
+
+
+def prompts(texts: Sequence[str]) -> list[Prompt]:
+    """A prompt of each text alone."""
+    return [Prompt(text) for text in texts]
+
+
+def latents(x0_BCHW: torch.Tensor) -> Latents:
+    """Clean samples as if they were sampled from empty prompts and seeds 0, 1, 2, ..."""
+    return Latents(x0_BCHW, prompts([""] * len(x0_BCHW)), range(len(x0_BCHW)))

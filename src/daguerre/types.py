@@ -1,4 +1,4 @@
-"""What travels between the parts: a record, a batch, conditioning, the terms of a loss.
+"""What travels between the parts: a record, a batch, conditioning, a prompt, latents, the terms of a loss.
 
 Holds no behaviour but the way of a batch as a whole. Shape letters used across the project:
 
@@ -8,7 +8,7 @@ Holds no behaviour but the way of a batch as a whole. Shape letters used across 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -98,6 +98,32 @@ class Batch:
             return value[start:stop]
 
         return self.map(cut, host=cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What an image is generated from, besides its seed and size."""
+
+    text: str
+    negative: str = ""
+    """What guidance leads away from; the empty one is what caption dropout trains."""
+    images: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Images [H, W, 3] uint8 by name, such as what a control network is shown; families name those that they read."""
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Clean samples that were sampled, with what they were sampled from: a decoder may itself be a diffusion model."""
+
+    x0_BCHW: Tensor
+    prompts: Sequence[Prompt]
+    """One a row."""
+    seeds: Sequence[int]
+    """One a row. A decoder draws its random numbers by `daguerre.keys` from these, under a purpose of its own."""
+
+    def __getitem__(self, rows: slice) -> Latents:
+        """Some of the rows."""
+        return Latents(self.x0_BCHW[rows], self.prompts[rows], self.seeds[rows])
 
 
 @dataclass(frozen=True)

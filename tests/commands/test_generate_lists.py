@@ -29,6 +29,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import webdataset
 from daguerre.errors import UserError
 from daguerre.samplers.settings import SamplingSettings
+from daguerre.types import Prompt
 
 SMALL = ("height=32", "width=32")
 
@@ -397,7 +398,7 @@ def test_a_long_list_is_never_held():
 
 
 def test_batches_are_of_one_kind_and_led_by_the_first_that_waits():
-    wanted = [Wanted(i, "", i, (8, 8 + i % 3), "", 1.0 + i % 2) for i in range(50)]
+    wanted = [Wanted(i, Prompt(""), i, (8, 8 + i % 3), 1.0 + i % 2) for i in range(50)]
     made = list(batches(iter(wanted), 4))
     assert sorted(one.number for batch in made for one in batch) == list(range(50))
     assert all(len({one.kind for one in batch}) == 1 for batch in made)

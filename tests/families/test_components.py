@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import TEXT_WIDTH, TINY_UNET, write_sd, write_sdxl
+from tiny_models import TEXT_WIDTH, TINY_UNET, prompts, write_sd, write_sdxl
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from daguerre.errors import Absent, UserError
@@ -152,7 +152,7 @@ def test_a_t5_reads_captions(base: Path, tmp_path: Path):
     ids = tokenizer(texts, padding="max_length", max_length=12, return_tensors="pt").input_ids
     encoder = T5EncoderModel.from_pretrained(tmp_path / "text_encoder")
     with torch.no_grad():
-        assert torch.equal(made.encode_prompts(texts, (3, 16, 16))["text"], encoder(ids).last_hidden_state)
+        assert torch.equal(made.encode_prompts(prompts(texts), (3, 16, 16))[0]["text"], encoder(ids).last_hidden_state)
     said = tmp_path / "tokenizer" / "tokenizer_config.json"
     said.write_text(json.dumps({k: v for k, v in json.loads(said.read_text()).items() if k != "model_max_length"}))
     with pytest.raises(UserError, match="does not say how many tokens a caption has: set model_max_length"):

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 import torch
-from tiny_models import TINY_UNET, write_sd, write_sdxl
+from tiny_models import TINY_UNET, prompts, write_sd, write_sdxl
 
 from daguerre import plugins, recipe
 from daguerre.errors import UserError
@@ -121,7 +121,7 @@ def test_a_batch_is_encoded_by_the_two_pure_functions(family: Family):
         in_net = any(family.specs[name].role == "text_encoder" for name in family.trained)
         read = tokens if in_net else family.text.features(tokens)
         assert all(torch.equal(cond[name], rows) for name, rows in read.items())
-        assert family.encode_prompts(TEXTS, SHAPE).keys() >= family.text.features(tokens).keys()
+        assert family.encode_prompts(prompts(TEXTS), SHAPE)[0].keys() >= family.text.features(tokens).keys()
 
 
 def test_components_are_trained_after_they_were_loaded(family: Family):

@@ -12,7 +12,7 @@ import torch
 from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from diffusers.image_processor import VaeImageProcessor
 from safetensors.torch import load_file
-from tiny_models import MAX_TOKENS, TEXT_WIDTH, TINY_UNET
+from tiny_models import MAX_TOKENS, TEXT_WIDTH, TINY_UNET, latents, prompts
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from daguerre import keys as keyed
@@ -76,7 +76,7 @@ def test_text_is_the_last_hidden_state_of_all_tokens(family, tiny_sd):
     _, cond = family.encode(batch(family, [0, 1, 2], CAPTIONS))
     assert cond["text"].shape == (3, MAX_TOKENS, TEXT_WIDTH)
     assert same(cond["text"], expected)
-    assert torch.equal(cond["text"], family.encode_prompts(CAPTIONS, (3, 16, 16))["text"])
+    assert torch.equal(cond["text"], family.encode_prompts(prompts(CAPTIONS), (3, 16, 16))[0]["text"])
 
 
 def test_a_sample_depends_on_its_own_row_alone(family):
@@ -112,7 +112,7 @@ def test_pictures_are_those_of_diffusers(family):
     with torch.no_grad():
         decoded = family.images.net.decode(x0 / family.images.net.config.scaling_factor).sample
     expected = (VaeImageProcessor().postprocess(decoded, output_type="np") * 255).round().astype(np.uint8)
-    pictures = family.decode(x0)
+    pictures = family.decode(latents(x0))
     assert pictures.shape == (2, 16, 16, 3)
     assert pictures.dtype == np.uint8
     assert np.abs(pictures.astype(int) - expected).max() <= 1
@@ -193,8 +193,8 @@ def test_long_captions_are_cut_and_told(tiny_sd):
     assert family.truncated([cut, "short", long, "x" * 23]) == {2: "cut to 24 tokens", 3: "cut to 24 tokens"}
     assert family.truncated(["", cut]) == {}
     assert torch.equal(
-        family.encode_prompts([long], (3, 16, 16))["text"][:, :22],
-        family.encode_prompts([cut], (3, 16, 16))["text"][:, :22],
+        family.encode_prompts(prompts([long]), (3, 16, 16))[0]["text"][:, :22],
+        family.encode_prompts(prompts([cut]), (3, 16, 16))[0]["text"][:, :22],
     )
 
 

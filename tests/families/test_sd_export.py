@@ -16,7 +16,7 @@ import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
 from diffusers_noise import inject
-from tiny_models import tiny_sd_folder
+from tiny_models import latents, prompts, tiny_sd_folder
 
 from daguerre.families import sd
 from daguerre.families.family import Family
@@ -98,9 +98,9 @@ def opened(folder: Path) -> StableDiffusionPipeline:
 
 
 def our_pictures(family: Family, objective: Diffusion, sampling: SamplingSettings) -> np.ndarray:
-    cond = family.encode_prompts(PROMPTS, (3, 16, 16))
-    null = family.encode_prompts([sampling.negative_prompt] * len(PROMPTS), (3, 16, 16))
-    return family.decode(draw(objective, family.net, cond, null, SHAPE, SEEDS, sampling)).astype(int)
+    cond = family.encode_prompts(prompts(PROMPTS), (3, 16, 16))[0]
+    null = family.encode_prompts(prompts([sampling.negative_prompt] * len(PROMPTS)), (3, 16, 16))[0]
+    return family.decode(latents(draw(objective, family.net, cond, null, SHAPE, SEEDS, sampling))).astype(int)
 
 
 def their_pictures(pipe: StableDiffusionPipeline, sampling: SamplingSettings) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import write_sd, write_sdxl
+from tiny_models import prompts, write_sd, write_sdxl
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
@@ -65,7 +65,7 @@ def test_the_hidden_state_that_is_read(small: Path, layer: int | None, norm: boo
         out = encoder(their_ids(small, "tokenizer", [SHORT]), output_hidden_states=True)
         expected = out.hidden_states[layer or -1]
         expected = expected if norm is False else encoder.final_layer_norm(expected)
-    assert torch.equal(family.encode_prompts([SHORT], SHAPE)["text"], expected)
+    assert torch.equal(family.encode_prompts(prompts([SHORT]), SHAPE)[0]["text"], expected)
 
 
 def test_a_layer_that_is_not_there_is_refused(small: Path):
@@ -84,17 +84,17 @@ def test_sdxl_reads_both_encoders_before_the_last_layer(large: Path):
     assert torch.equal(cond["text"], torch.cat([first.hidden_states[-2], second.hidden_states[-2]], -1))
     assert torch.equal(cond["pooled"], second.text_embeds)
     assert cond["sizes"].tolist() == [[40, 30, 2, 1, 16, 16]] * 2
-    drawn = family.encode_prompts([SHORT, LONG], (3, 32, 16))
+    drawn = family.encode_prompts(prompts([SHORT, LONG]), (3, 32, 16))[0]
     assert torch.equal(drawn["text"], cond["text"])
     assert drawn["sizes"].tolist() == [[32, 16, 0, 0, 32, 16]] * 2
 
 
 def test_the_empty_caption_is_zeros_in_sdxl(large: Path):
-    cond = load_xl(large).encode_prompts([SHORT, EMPTY], SHAPE)
+    cond = load_xl(large).encode_prompts(prompts([SHORT, EMPTY]), SHAPE)[0]
     assert not cond["text"][1].any()
     assert not cond["pooled"][1].any()
     assert cond["text"][0].any()
-    told = load_xl(large, zero_null_text=False).encode_prompts([SHORT, EMPTY], SHAPE)
+    told = load_xl(large, zero_null_text=False).encode_prompts(prompts([SHORT, EMPTY]), SHAPE)[0]
     assert told["text"][1].any()
     assert torch.equal(told["text"][0], cond["text"][0])
 
@@ -104,7 +104,7 @@ def test_windows_change_nothing_for_prompts_of_one(load: Any, small: Path, large
     folder = small if load is load_sd else large
     texts = [SHORT, EMPTY, "x" * 22]
     plain, windows = load(folder), load(folder, long_prompts=True)
-    before, after = plain.encode_prompts(texts, SHAPE), windows.encode_prompts(texts, SHAPE)
+    before, after = plain.encode_prompts(prompts(texts), SHAPE)[0], windows.encode_prompts(prompts(texts), SHAPE)[0]
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert plain.truncated([LONG]) == {0: "cut to 24 tokens"}
@@ -114,7 +114,7 @@ def test_windows_change_nothing_for_prompts_of_one(load: Any, small: Path, large
 def test_each_window_has_its_own_start_and_end(small: Path):
     """A prompt of 50 tokens is read as the texts of its 22, 22 and 6."""
     family = load_sd(small, long_prompts=True)
-    whole = family.encode_prompts(["x" * 44 + "y" * 6], SHAPE)
+    whole = family.encode_prompts(prompts(["x" * 44 + "y" * 6]), SHAPE)[0]
     # A window inside a word is no word of its own: its last byte does not end one.
     reader = family.text.readers[0]
     ids = reader.tokens(["x" * 44 + "y" * 6]).ids_BKT
@@ -131,7 +131,10 @@ def test_each_window_has_its_own_start_and_end(small: Path):
 def test_a_short_prompt_beside_a_long_one_is_predicted_as_alone(load: Any, small: Path, large: Path):
     family = load(small if load is load_sd else large, long_prompts=True)
     x = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
-    together, alone = family.encode_prompts([SHORT, LONG], SHAPE), family.encode_prompts([SHORT], SHAPE)
+    together, alone = (
+        family.encode_prompts(prompts([SHORT, LONG]), SHAPE)[0],
+        family.encode_prompts(prompts([SHORT]), SHAPE)[0],
+    )
     assert together["text_mask"].sum(1).tolist() == [24, 72]
     assert "text_mask" not in alone
     with torch.no_grad():
@@ -139,7 +142,7 @@ def test_a_short_prompt_beside_a_long_one_is_predicted_as_alone(load: Any, small
         theirs = family.net(x[:1], torch.tensor([5.0]), alone)
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
     with torch.no_grad():  # the second window is heard
-        cut = family.net(x[1:], torch.tensor([5.0]), family.encode_prompts([LONG[:22]], SHAPE))
+        cut = family.net(x[1:], torch.tensor([5.0]), family.encode_prompts(prompts([LONG[:22]]), SHAPE)[0])
         assert not torch.allclose(family.net(x, torch.tensor([5.0, 5.0]), together)[1:], cut, atol=1e-4)
 
 
@@ -147,7 +150,7 @@ def test_a_short_prompt_beside_a_long_one_is_predicted_as_alone(load: Any, small
 def test_pooled_features_of_several_windows(large: Path, policy: str):
     family = load_xl(large, long_prompts=True, long_prompts_pooled=policy)
     texts = [SHORT, LONG, EMPTY]
-    cond = family.encode_prompts(texts, SHAPE)
+    cond = family.encode_prompts(prompts(texts), SHAPE)[0]
     reader = family.text.readers[1]
     tokens = reader.tokens(texts)
     with torch.no_grad():
@@ -171,7 +174,7 @@ def test_trained_encoders_run_inside_the_net(large: Path, trained: tuple[str, ..
     y = family.net(x0, t, cond)
     with torch.no_grad():
         assert torch.allclose(y, frozen.net(x0, t, frozen.encode(given)[1]), atol=1e-5)
-        drawn = family.encode_prompts([SHORT], SHAPE)
+        drawn = family.encode_prompts(prompts([SHORT]), SHAPE)[0]
     assert "text" in drawn
     y.square().mean().backward()
     assert {name.partition(".")[0] for name in family.net.state_dict()} == {"unet", *trained}
@@ -242,6 +245,6 @@ def test_an_export_needs_no_clip_skip(load: Any, small: Path, large: Path, tmp_p
     said = family.export(tmp_path / "pipeline", objective.build(objective.Settings()), SamplingSettings())
     assert not [line for line in said if "layer" in line]
     again = load(tmp_path / "pipeline")
-    ours, theirs = (made.encode_prompts([SHORT], SHAPE)["text"] for made in (family, again))
+    ours, theirs = (made.encode_prompts(prompts([SHORT]), SHAPE)[0]["text"] for made in (family, again))
     assert torch.equal(ours, theirs)
     assert family.text.readers[0].layers == again.text.readers[0].layers + 1

@@ -14,6 +14,7 @@ from daguerre.commands.generate_prompts import Prompts, Row
 from daguerre.commands.pictures import Wanted
 from daguerre.errors import UserError
 from daguerre.samplers.settings import SamplingSettings
+from daguerre.types import Prompt
 
 RESERVED = frozenset({"request"})
 """File names that the folder of a list needs itself."""
@@ -86,10 +87,9 @@ class PictureList:
         usual = self.sampling.negative_prompt if scale > 1 else ""
         return Wanted(
             number,
-            row.prompt,
+            Prompt(row.prompt, usual if negative is None else negative),
             self.sampling.seed + number if row.seed is None else row.seed + copy,
             (row.height or height, row.width or width),
-            usual if negative is None else negative,
             scale,
             f"{name}-{copy}" if name and self._copies(row) > 1 else name,
             row.about,

@@ -121,7 +121,7 @@ class FileWork(Work):
             if one.number in self.shown:
                 path = files.image(one)
                 link = path.relative_to(self.folder).as_posix()
-                yield Example(path.read_bytes(), one.prompt, one.seed, one.size_px, link, link)
+                yield Example(path.read_bytes(), one.prompt.text, one.seed, one.size_px, link, link)
 
     def where(self) -> str:
         if self.total > 1:

@@ -101,15 +101,13 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
     _refuse_weights(config, objective)
     net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
-    for bucket in buckets(config.data):
-        shape = family.latent_shape((3, bucket.height_px, bucket.width_px))
-        if isinstance(objective, Diffusion):
-            sampled_px = math.prod(config.sampling.size_px(config.data.resolution))
-            objective = replace(objective, cell_px=bucket.area_px / math.prod(shape[1:]), sampled_px=sampled_px)
+    sizes = {bucket: family.latent_shape((3, bucket.height_px, bucket.width_px)) for bucket in buckets(config.data)}
     if isinstance(objective, Diffusion):
-        objective.sampled(config.sampling.shift).grid(
-            config.sampling.num_inference_steps, config.sampling.timestep_spacing
-        )
+        sampling, (bucket, shape) = config.sampling, next(iter(sizes.items()))
+        cell_px = bucket.area_px / math.prod(shape[1:])
+        sampled_px = math.prod(sampling.size_px(config.data.resolution))
+        objective = replace(objective, cell_px=cell_px, sampled_px=sampled_px)
+        objective.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
     speed.apply(config.training, net, family.components.values(), device)
     if config.training.gradient_checkpointing:
         recompute.enable(net, family.components.values(), numerics.attention)
@@ -123,7 +121,7 @@ def _objective(config: Config) -> Objective:
         return objective
     if isinstance(objective, Diffusion):
         return objective.telling(config.model.noise_conditioning, config.model.time_scale)
-    if "noise_conditioning" in config.model.model_fields_set:
+    if config.model.noise_conditioning != "auto":
         raise UserError(
             f"model.noise_conditioning has no effect: the objective {config.objective.name} is no diffusion, so that "
             "there is no noise level to tell: remove it"

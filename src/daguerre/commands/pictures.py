@@ -24,6 +24,7 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.settings import CHURN, SamplingSettings
 from daguerre.training import memory
+from daguerre.types import Latents, Prompt
 
 _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
 _OF_PICTURE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
@@ -44,11 +45,10 @@ class Wanted:
 
     number: int
     """Its place among all; unique."""
-    prompt: str
+    prompt: Prompt
     seed: int
     size_px: tuple[int, int]
     """Height and width."""
-    negative_prompt: str
     guidance_scale: float
     name: str | None = None
     """What its file is to be called, without suffix; None: by its number."""
@@ -132,18 +132,15 @@ def draw_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[Wanted]
     height, width = batch[0].size_px
     shape = family.latent_shape((3, height, width))
     settings = sampling.model_copy(update={"guidance_scale": batch[0].guidance_scale})
-    prompts = [one.prompt for one in batch]
-    # In one call, so that long prompts of both sides are padded to one length.
-    nulls = [one.negative_prompt for one in batch] if settings.guided else []
-    both = family.encode_prompts([*prompts, *nulls], (3, height, width))
-    cond = {name: rows[: len(batch)] for name, rows in both.items()}
-    null = {name: rows[len(batch) :] for name, rows in both.items()} if settings.guided else None
+    prompts, seeds = [one.prompt for one in batch], [one.seed for one in batch]
+    cond, null = family.encode_prompts(prompts, (3, height, width), settings.guided)
     with parts.autocast():
-        x0 = draw(objective, parts.net, cond, null, shape, [one.seed for one in batch], settings, parts.device)
-    cut = family.truncated(prompts)
+        x0 = draw(objective, parts.net, cond, null, shape, seeds, settings, parts.device)
+    latents = Latents(x0, prompts, seeds)
+    cut = family.truncated([prompt.text for prompt in prompts])
     at_once = max(1, _DECODED_PX // (height * width))
     for first in range(0, len(batch), at_once):
-        for i, pixels in enumerate(family.decode(x0[first : first + at_once]), first):
+        for i, pixels in enumerate(family.decode(latents[first : first + at_once]), first):
             yield Drawn(batch[i], pixels, cut.get(i))
 
 
@@ -161,7 +158,7 @@ def draw_pictures(
     """
     size_px, negative, scale = (resolution, resolution), sampling.negative_prompt, sampling.guidance_scale
     pairs = enumerate(zip(prompts, seeds, strict=True))
-    wanted = (Wanted(i, prompt, seed, size_px, negative, scale) for i, (prompt, seed) in pairs)
+    wanted = (Wanted(i, Prompt(prompt, negative), seed, size_px, scale) for i, (prompt, seed) in pairs)
     for drawn in draw_all(parts, sampling, wanted, stop):
         yield drawn.pixels_HWC
 
@@ -175,8 +172,8 @@ def about(parts: Parts, sampling: SamplingSettings, one: Wanted) -> dict[str, An
     """All that a picture depends on beside the weights, and what tells its noise."""
     height, width = one.size_px
     return {
-        "prompt": one.prompt,
-        "negative_prompt": one.negative_prompt,
+        "prompt": one.prompt.text,
+        "negative_prompt": one.prompt.negative,
         "seed": one.seed,
         "height": height,
         "width": width,

@@ -88,7 +88,7 @@ class Files:
         path = self.image(one)
         try:
             known = json.loads(path.with_name(f"{path.stem}.json").read_bytes())
-            if (known["prompt"], known["seed"]) != (one.prompt, one.seed):
+            if (known["prompt"], known["seed"]) != (one.prompt.text, one.seed):
                 return False
             return bool(known["bytes"] == path.stat().st_size and known["xxh3_128"] == _digest(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError):

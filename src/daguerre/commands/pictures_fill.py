@@ -20,6 +20,7 @@ from daguerre.commands.pictures import Drawn, Stopped, Wanted
 from daguerre.commands.pictures_files import Encoding, Files, in_threads
 from daguerre.data.folder_scan import EXTENSIONS
 from daguerre.samplers.settings import SamplingSettings
+from daguerre.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def fill(
 
 def _wanted(sampling: SamplingSettings, prompt: str, size_px: tuple[int, int], number: int) -> Wanted:
     negative, scale = sampling.negative_prompt, sampling.guidance_scale
-    return Wanted(number, prompt, sampling.seed + number, size_px, negative, scale, f"drawn-{number:05d}")
+    return Wanted(number, Prompt(prompt, negative), sampling.seed + number, size_px, scale, f"drawn-{number:05d}")
 
 
 def _about(parts: Parts, sampling: SamplingSettings, made_with: Mapping[str, Any], one: Wanted) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def _about(parts: Parts, sampling: SamplingSettings, made_with: Mapping[str, Any
 
 def _write(files: Files, drawn: Drawn) -> None:
     """The caption first: a picture that is there has one."""
-    write_bytes_atomically(files.image(drawn.wanted).with_suffix(".txt"), (drawn.wanted.prompt + "\n").encode())
+    write_bytes_atomically(files.image(drawn.wanted).with_suffix(".txt"), (drawn.wanted.prompt.text + "\n").encode())
     files.write(drawn)
 
 

@@ -59,7 +59,7 @@ def check(config: Config, parts: Parts) -> None:
 
 def strange_words(config: Config) -> list[str]:
     """What to say of words in the prompts of the recipe that training does not teach; its captions it does."""
-    prompts = [one.prompt for one in wanted(config, lambda count: [""] * count)]
+    prompts = [one.prompt.text for one in wanted(config, lambda count: [""] * count)]
     return known_words.told(config, [*prompts, *([config.sampling.negative_prompt] if prompts else [])])
 
 

@@ -106,7 +106,7 @@ class Shards:
         one = drawn.wanted
         about = described(self.about(one), drawn)
         about |= {"file_name": one.name} if one.name else {}
-        prompt = one.prompt if one.prompt.strip() else ""
+        prompt = one.prompt.text if one.prompt.text.strip() else ""
         return one.number, Record(str(one.number), {IMAGE: self.encoding(drawn.pixels_HWC)}, {"text": prompt}, about)
 
 

@@ -220,7 +220,7 @@ def draw_samples(run: Run, again: bool = False) -> None:
     def show(drawn: pictures.Drawn) -> None:
         name, one = f"samples/{drawn.wanted.number:03d}", drawn.wanted
         for sink in run.sinks:
-            sink.show(run.state.step, name, drawn.pixels_HWC, f"{one.prompt}\nseed {one.seed}")
+            sink.show(run.state.step, name, drawn.pixels_HWC, f"{one.prompt.text}\nseed {one.seed}")
 
     each = pictures_samples.wanted(run.config, lambda count: captions(run, count))
     folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from daguerre.errors import UserError
 from daguerre.families import logical_axes, remarks
 from daguerre.families.settings import ComponentSpec
-from daguerre.types import Batch, Cond
+from daguerre.types import Batch, Cond, Latents, Prompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,8 +62,8 @@ class ImageCodec(Protocol):
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
         """Clean samples [B, C, h, w] float32, as the objective noises them, of what `encode` gave."""
 
-    def decode(self, x0_BCHW: Tensor) -> np.ndarray:
-        """Images [B, H, W, 3] uint8 of clean samples."""
+    def decode(self, latents: Latents) -> np.ndarray:
+        """Images [B, H, W, 3] uint8 of clean samples. Image i depends on its own row, prompt and seed alone."""
 
 
 class TextConditioner(Protocol):
@@ -115,8 +115,10 @@ class Family:
     """None for a family that reads no captions."""
     batch_condition: Callable[[Batch], Cond] = _nothing
     """What the net is told of a batch besides its texts: rows of any device."""
-    prompt_condition: Callable[[int, tuple[int, ...]], Cond] = _nothing
-    """The same for so many prompts and images (3, H, W) that are to be generated."""
+    prompt_condition: Callable[[Sequence[Prompt], tuple[int, ...], bool], Cond] = _nothing
+    """The same for prompts of images (3, H, W) that are to be generated; True asks for the unguided side."""
+    prompt_images: Collection[str] = ()
+    """Names of the images of a prompt that `prompt_condition` reads."""
     pretrained: Components | None = None
     """Where pretrained components came from; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
@@ -194,21 +196,38 @@ class Family:
         return x0, {**cond, **{name: rows.to(device) for name, rows in more.items()}}
 
     @torch.no_grad()
-    def encode_prompts(self, prompts: Sequence[str], pixel_shape: tuple[int, ...]) -> Cond:
-        """Conditioning of prompts for images (3, H, W), one row each, on the family's device; equal to what `encode`
-        makes of captions. Prompts that are generated together are given together: all rows have one shape."""
+    def encode_prompts(
+        self, prompts: Sequence[Prompt], pixel_shape: tuple[int, ...], guided: bool = False
+    ) -> tuple[Cond, Cond | None]:
+        """Conditioning of prompts for images (3, H, W), one row each, on the family's device, equal to what `encode`
+        makes of captions; where `guided`, also that of the side which guidance leads away from.
+
+        Prompts that are generated together are given together: all rows of both sides have one shape. UserError for
+        an image that this family does not read.
+        """
         assert self.text is not None, "only families that generate are asked"
-        device = self.device
-        with torch.autocast(device.type, enabled=False):
-            cond = self.text.features(self.text.tokens(prompts), self.trained)
-        more = self.prompt_condition(len(prompts), pixel_shape)
-        return {**cond, **{name: rows.to(device) for name, rows in more.items()}}
+        if odd := sorted({name for prompt in prompts for name in prompt.images} - {*self.prompt_images}):
+            known = ", ".join(sorted(self.prompt_images)) or "none"
+            raise UserError(f"the prompt has images that this family does not read: {', '.join(odd)}; it reads {known}")
+        texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided
+        with torch.autocast(self.device.type, enabled=False):
+            both = self.text.features(self.text.tokens(texts), self.trained)
+        first = {name: rows[: len(prompts)] for name, rows in both.items()}
+        cond = {**first, **self._told_of(prompts, pixel_shape, False)}
+        if not guided:
+            return cond, None
+        second = {name: rows[len(prompts) :] for name, rows in both.items()}
+        return cond, {**second, **self._told_of(prompts, pixel_shape, True)}
+
+    def _told_of(self, prompts: Sequence[Prompt], pixel_shape: tuple[int, ...], unguided: bool) -> Cond:
+        more = self.prompt_condition(prompts, pixel_shape, unguided)
+        return {name: rows.to(self.device) for name, rows in more.items()}
 
     @torch.no_grad()
-    def decode(self, x0_BCHW: Tensor) -> np.ndarray:
+    def decode(self, latents: Latents) -> np.ndarray:
         """Images [B, H, W, 3] uint8 of clean samples."""
-        with torch.autocast(x0_BCHW.device.type, enabled=False):
-            return self.images.decode(x0_BCHW)
+        with torch.autocast(latents.x0_BCHW.device.type, enabled=False):
+            return self.images.decode(latents)
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Writes what the networks' usual library opens, with the current weights, in place of `folder`; returns what a

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from daguerre.families.family import Moments
+from daguerre.types import Latents
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class PixelCodec:
         """The same."""
         return moments["mean"]
 
-    def decode(self, x0_BCHW: Tensor) -> np.ndarray:
+    def decode(self, latents: Latents) -> np.ndarray:
         """Images [B, H, W, 3] uint8."""
-        return levels(x0_BCHW)
+        return levels(latents.x0_BCHW)
 
 
 def scaled(pixels_BCHW: Tensor) -> Tensor:

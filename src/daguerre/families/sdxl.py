@@ -6,7 +6,7 @@ diffusers pipeline. What is trained is as in sd.py; the parts are in components.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,7 +23,7 @@ from daguerre.families.settings import BASE, Component, ComponentSpec, Pretraine
 from daguerre.families.text_encoder import TextReader
 from daguerre.families.texts import Texts
 from daguerre.settings import ADDRESS, Idle
-from daguerre.types import Batch, Cond
+from daguerre.types import Batch, Cond, Prompt
 
 _SIZES = 6  # original height and width, crop top and left, target height and width
 _SIZE_WIDTH = 256
@@ -86,10 +86,10 @@ def _sizes_of_batch(batch: Batch) -> Cond:
     return {"sizes": torch.from_numpy(batch.sizes.astype(np.float32))}
 
 
-def _sizes_of_prompts(count: int, pixel_shape: tuple[int, ...]) -> Cond:
+def _sizes_of_prompts(prompts: Sequence[Prompt], pixel_shape: tuple[int, ...], unguided: bool) -> Cond:
     """The images are said to be whole ones: of the size that is generated, and not cropped."""
     _, height, width = pixel_shape
-    return {"sizes": torch.tensor([[height, width, 0, 0, height, width]] * count, dtype=torch.float32)}
+    return {"sizes": torch.tensor([[height, width, 0, 0, height, width]] * len(prompts), dtype=torch.float32)}
 
 
 def _as_read(first: TextReader) -> nn.Module:

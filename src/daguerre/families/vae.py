@@ -22,6 +22,7 @@ from daguerre.errors import UserError
 from daguerre.families.components import Components
 from daguerre.families.family import Moments
 from daguerre.families.pixel_codec import levels, scaled
+from daguerre.types import Latents
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +84,9 @@ class VAE:
             z_BCHW = (z_BCHW - self.net.channel_mean) / self.net.channel_std
         return (self.net.config.scaling_factor * z_BCHW).contiguous()
 
-    def decode(self, x0_BCHW: Tensor) -> np.ndarray:
+    def decode(self, latents: Latents) -> np.ndarray:
         """Images [B, H, W, 3] uint8 of latents."""
-        z_BCHW = x0_BCHW.float() / self.net.config.scaling_factor
+        z_BCHW = latents.x0_BCHW.float() / self.net.config.scaling_factor
         if self.has_statistics:
             z_BCHW = z_BCHW * self.net.channel_std + self.net.channel_mean
         return levels(self.net.decode(z_BCHW.to(memory_format=torch.channels_last), return_dict=False)[0])
