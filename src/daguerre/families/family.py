@@ -115,8 +115,8 @@ class Family:
     """None for a family that reads no captions."""
     batch_condition: Callable[[Batch], Cond] = _nothing
     """What the net is told of a batch besides its texts: rows of any device."""
-    prompt_condition: Callable[[int, tuple[int, ...]], Cond] = _nothing
-    """The same for so many prompts and images (3, H, W) that are to be generated."""
+    prompt_condition: Callable[[Sequence[str], tuple[int, ...]], Cond] = _nothing
+    """The same for prompts and images (3, H, W) that are to be generated."""
     pretrained: Components | None = None
     """Where pretrained components came from; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
@@ -201,7 +201,7 @@ class Family:
         device = self.device
         with torch.autocast(device.type, enabled=False):
             cond = self.text.features(self.text.tokens(prompts), self.trained)
-        more = self.prompt_condition(len(prompts), pixel_shape)
+        more = self.prompt_condition(prompts, pixel_shape)
         return {**cond, **{name: rows.to(device) for name, rows in more.items()}}
 
     @torch.no_grad()
