@@ -110,7 +110,7 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
         objective.sampled(config.sampling.shift).grid(
             config.sampling.num_inference_steps, config.sampling.timestep_spacing
         )
-    speed.apply(config.training, net, family.components.values(), device)
+    speed.apply(config.training, net, family.components.values(), family.block_classes, device)
     if config.training.gradient_checkpointing:
         recompute.enable(net, family.components.values(), numerics.attention)
     return Parts(family, objective, net, device, numerics, config.seed)
