@@ -405,7 +405,7 @@ def test_compiled_code_is_compared_before_it_is_timed(tmp_path, monkeypatch):
         assert parts.loss(parts.net, batch).loss_B.shape == (2,), "of what is timed"
         raise UserError("compiled wrongly")
 
-    monkeypatch.setattr(speed.blocks, "compile_blocks", lambda net, device, cache_dir: None)
+    monkeypatch.setattr(speed.blocks, "compile_blocks", lambda net, names, device, cache_dir: None)
     monkeypatch.setattr(bench_step, "refuse_wrong_code", wrong)
     request = bench_arguments.read(["quickstart", *TINY, "training.compile=blocks"])
     contestant = bench_step.Update(request.variants[0].config, request.options, tmp_path)

@@ -12,6 +12,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
 from daguerre.errors import UserError
+from daguerre.families.logical_axes import BLOCKS
 from daguerre.kernels import available, blocks, channels_last
 from daguerre.training import flops
 
@@ -22,13 +23,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 def test_a_network_without_blocks_is_refused():
     with pytest.raises(UserError, match="no block of the networks"):
-        blocks.compile_blocks(nn.Linear(2, 2), CPU)
+        blocks.compile_blocks(nn.Linear(2, 2), BLOCKS, CPU)
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setattr(blocks.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
-        blocks.compile_blocks(UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH), CPU)
+        blocks.compile_blocks(UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH), BLOCKS, CPU)
 
 
 def test_compiled_code_is_kept_unless_a_place_is_named(tmp_path, monkeypatch):
@@ -58,7 +59,7 @@ def compiler(monkeypatch):
 
 def test_blocks_that_are_alike_share_code_and_what_is_not_trained_is_not_compiled(compiler):
     net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH).train()
-    there = blocks.compile_blocks(net, CPU)
+    there = blocks.compile_blocks(net, BLOCKS, CPU)
     given = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 7.0]), torch.randn(2, 5, TEXT_WIDTH)
     with torch.no_grad():
         plain = net(*given).sample
@@ -76,7 +77,7 @@ def test_every_size_of_pictures_is_compiled(compiler):
     """torch gives up after eight of one code, in silence, unless it is told otherwise."""
     channels = [32, 64]
     net = nn.Sequential(*[ResnetBlock2D(in_channels=c, temb_channels=None) for c in channels])
-    blocks.compile_blocks(net, CPU)
+    blocks.compile_blocks(net, BLOCKS, CPU)
     for size in range(4, 16):
         for c, block in zip(channels, net, strict=True):
             block(torch.randn(1, c, size, size, requires_grad=True), None)
@@ -91,7 +92,7 @@ def test_more_sizes_than_can_be_are_an_error(compiler, monkeypatch):
         return block(torch.randn(1, 32, size, size, requires_grad=True), None)
 
     with torch._dynamo.config.patch(recompile_limit=3):
-        blocks.compile_blocks(nn.Sequential(block), CPU)
+        blocks.compile_blocks(nn.Sequential(block), BLOCKS, CPU)
         for size in (4, 5, 6):
             run(size)
         with pytest.raises(FailOnRecompileLimitHit):
@@ -101,13 +102,15 @@ def test_more_sizes_than_can_be_are_an_error(compiler, monkeypatch):
 def test_a_gpu_without_triton_is_refused(monkeypatch):
     monkeypatch.setattr(available, "installed", lambda: False)
     with pytest.raises(UserError, match="needs Triton on a GPU"):
-        blocks.compile_blocks(UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH), torch.device("cuda"))
+        blocks.compile_blocks(
+            UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH), BLOCKS, torch.device("cuda")
+        )
 
 
 def test_a_copy_computes_with_its_own_weights(monkeypatch):
     monkeypatch.setattr(blocks, "_keep_what_is_compiled", lambda place: None)
     net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH).eval()
-    blocks.compile_blocks(net, CPU)
+    blocks.compile_blocks(net, BLOCKS, CPU)
     given = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 7.0]), torch.randn(2, 5, TEXT_WIDTH)
     with torch.no_grad():
         before = net(*given).sample
@@ -130,7 +133,7 @@ def test_compiled_blocks_compute_the_same(tmp_path, monkeypatch, recomputed):
     compiled = copy.deepcopy(net)
     if recomputed:
         compiled.enable_gradient_checkpointing()
-    assert blocks.compile_blocks(compiled, CPU) > 0
+    assert blocks.compile_blocks(compiled, BLOCKS, CPU) > 0
     assert compiled.state_dict().keys() == net.state_dict().keys()
     x, text = torch.randn(2, 4, 8, 8), torch.randn(2, 5, TEXT_WIDTH)
     for one in (net, compiled):

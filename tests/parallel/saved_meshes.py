@@ -50,7 +50,7 @@ def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[rules.Placed], apply.Sp
         dims = rules.logical(logical_axes.patterns(part), shapes)
         found, _ = rules.place(shapes, dims, rules.DEFAULT, mesh, logical_axes.heads(part))
         placed += [rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
-    return net, placed, apply.apply(net, mesh, placed, apply.device_mesh(mesh, "cpu"), logical_axes.UNITS)
+    return net, placed, apply.apply(net, mesh, placed, apply.device_mesh(mesh, "cpu"), logical_axes.BLOCKS)
 
 
 def work(rank: int, folder: Path, chain: str) -> None:

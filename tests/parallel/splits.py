@@ -81,7 +81,7 @@ def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], app
         found, _ = rules.place(shapes, dims, rules.DEFAULT, mesh, logical_axes.heads(part))
         placed += [rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
     devices = apply.device_mesh(mesh, "cpu")
-    split = apply.apply(net, mesh, placed, devices, logical_axes.UNITS)
+    split = apply.apply(net, mesh, placed, devices, logical_axes.BLOCKS)
     reducer = None
     if mesh.degree("fsdp") == 1 and mesh.degree("data") > 1:
         reducer = collectives.Reducer(list(net.parameters()), devices["data"].get_group())

@@ -92,7 +92,7 @@ def placed(net: Net, mesh: Mesh) -> list[rules.Placed]:
 def counted(shape: tuple[int, int, int]) -> dict[str, Any]:
     mesh = Mesh(ONE, dict(zip(("data", "fsdp", "tensor"), shape, strict=True)))
     net, devices = Net(), apply.device_mesh(mesh, "cpu")
-    apply.apply(net, mesh, placed(net, mesh), devices, logical_axes.UNITS)
+    apply.apply(net, mesh, placed(net, mesh), devices, logical_axes.BLOCKS)
     reducer = None
     if mesh.degree("data") > 1 and mesh.degree("fsdp") == 1:
         reducer = collectives.Reducer(list(net.parameters()), devices["data"].get_group())

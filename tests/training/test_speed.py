@@ -8,6 +8,7 @@ from tiny_models import TEXT_WIDTH, TINY_UNET, tiny_vae
 from torch import nn
 
 from daguerre.errors import UserError
+from daguerre.families.logical_axes import BLOCKS
 from daguerre.kernels import attention, available, channels_last, products, swap
 from daguerre.training import precision, speed
 from daguerre.training.settings import TrainingSettings
@@ -22,7 +23,7 @@ def settings(**given):
 def kinds(**given):
     """Types of modules in a UNet and in a frozen network beside it."""
     nets = [UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH) for _ in range(2)]
-    speed.apply(settings(**given), nets[0], nets, CPU)
+    speed.apply(settings(**given), nets[0], nets, BLOCKS, CPU)
     found = [{type(module) for module in net.modules()} for net in nets]
     assert found[0] == found[1]
     return found[0]
@@ -71,20 +72,20 @@ def test_compiled_blocks_do_not_measure():
     with pytest.raises(ValidationError, match="attention=measured does not go with compile=blocks"):
         settings(compile="blocks", attention="measured")
     with pytest.raises(UserError, match=r"training.compile=blocks: no block"):
-        speed.apply(settings(compile="blocks"), nn.Linear(2, 2), [], CPU)
+        speed.apply(settings(compile="blocks"), nn.Linear(2, 2), [], BLOCKS, CPU)
 
 
 def test_frozen_networks_encode_in_bf16_where_there_is_one_that_encodes():
     trained = nn.Linear(2, 2)
     vae = tiny_vae().requires_grad_(False)
-    speed.apply(settings(frozen_precision="bf16"), trained, [vae], CPU)
+    speed.apply(settings(frozen_precision="bf16"), trained, [vae], BLOCKS, CPU)
     assert vae.encode(torch.rand(1, 3, 32, 32)).latent_dist.mean.dtype == torch.float32
     assert "forward" in vars(vae.encoder)
     with pytest.raises(UserError, match="frozen_precision=bf16: nothing frozen encodes here"):
-        speed.apply(settings(frozen_precision="bf16"), trained, [tiny_vae()], CPU)
+        speed.apply(settings(frozen_precision="bf16"), trained, [tiny_vae()], BLOCKS, CPU)
 
 
 def test_a_gpu_without_bf16_refuses_it(monkeypatch):
     monkeypatch.setattr(precision, "has_bf16", lambda device: False)
     with pytest.raises(UserError, match="this GPU has no bf16"):
-        speed.apply(settings(frozen_precision="bf16"), nn.Linear(2, 2), [tiny_vae().requires_grad_(False)], CPU)
+        speed.apply(settings(frozen_precision="bf16"), nn.Linear(2, 2), [tiny_vae().requires_grad_(False)], BLOCKS, CPU)

@@ -108,7 +108,7 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
         sampled_px = math.prod(sampling.size_px(config.data.resolution))
         objective = replace(objective, cell_px=cell_px, sampled_px=sampled_px)
         objective.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
-    speed.apply(config.training, net, family.components.values(), device)
+    speed.apply(config.training, net, family.components.values(), family.block_classes, device)
     if config.training.gradient_checkpointing:
         recompute.enable(net, family.components.values(), numerics.attention)
     return Parts(family, objective, net, device, numerics, config.seed)

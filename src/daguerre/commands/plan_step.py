@@ -78,7 +78,7 @@ class Rehearsal:
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
         self._given = _sample(config, parts)
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
-        inside = {id(p) for unit in blocks(parts.net, parts.family.sharding_units) for p in unit.parameters()}
+        inside = {id(p) for unit in blocks(parts.net, parts.family.block_classes) for p in unit.parameters()}
         apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
         self._together = frozenset(apart if count.mesh.degree("fsdp") > 1 else ())
         if on_gpu:
@@ -200,7 +200,7 @@ def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
             id(p): p.numel() * p.element_size() // (mesh.degree("tensor") if f"{prefix}{name}" in split else 1)
             for name, p in network.named_parameters()
         }
-        units = blocks(network, parts.family.sharding_units)
+        units = blocks(network, parts.family.block_classes)
         inside = {id(p) for unit in units for p in unit.parameters()}
         outside += sum(size for key, size in sizes.items() if key not in inside)
         largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units)])

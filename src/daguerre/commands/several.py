@@ -89,12 +89,12 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
     grid = apply.device_mesh(mesh, parts.device.type)
     found = of_net(parts.net, parts.family.components, axis_rules, mesh)
     problems = [*found.problems]
-    split = apply.apply(parts.net, mesh, found.placed, grid, parts.family.sharding_units)
+    split = apply.apply(parts.net, mesh, found.placed, grid, parts.family.block_classes)
     for name, network in still.items():
         if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
-            apply.apply(network, mesh, own.placed, grid, parts.family.sharding_units)
+            apply.apply(network, mesh, own.placed, grid, parts.family.block_classes)
             for entry in (each for each in _ENTRIES if hasattr(network, each)):
                 register_fsdp_forward_method(network, entry)
     sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)

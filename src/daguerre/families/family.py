@@ -126,8 +126,9 @@ class Family:
     unread: Collection[nn.Parameter] = ()
     """Parameters that no output depends on, such as a text encoder's layers behind the one that is read. Never trained,
     as they would have no gradient."""
-    sharding_units: Collection[str] = logical_axes.UNITS
-    """Class names of the blocks of its networks: what FSDP gathers and frees one at a time."""
+    block_classes: Collection[str] = logical_axes.BLOCKS
+    """Class names of the blocks that its networks consist of: FSDP gathers and frees them one at a time, and
+    training.compile=blocks compiles those of diffusers."""
     trained: frozenset[str] = frozenset()
     """The components that are trained: those in `net`."""
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-UNITS = ("BasicTransformerBlock", "ResnetBlock2D", "CLIPEncoderLayer", "T5Block")
-"""Class names of the blocks of UNets, autoencoders and text encoders: what FSDP gathers and frees one at a time."""
+BLOCKS = ("BasicTransformerBlock", "ResnetBlock2D", "CLIPEncoderLayer", "T5Block")
+"""Class names of the blocks of UNets, autoencoders and text encoders."""
 Table = dict[str, tuple[str | None, ...]]
 """The logical axis of each dim, by pattern of parameter names."""
 

@@ -15,13 +15,13 @@ from daguerre.families import text_encoder, unets, vae
 from daguerre.families.components import Components
 from daguerre.families.family import Family
 from daguerre.families.pipeline import PipelineExporter
-from daguerre.families.settings import PretrainedSettings
+from daguerre.families.settings import UNetSettings
 from daguerre.families.text_encoder import TextReader
 from daguerre.families.texts import Texts
 from daguerre.families.vae import VAE
 
 
-class Settings(PretrainedSettings):
+class Settings(UNetSettings):
     """Stable Diffusion 1.x or 2.x."""
 
     family: Literal["sd"] = "sd"

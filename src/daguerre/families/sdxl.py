@@ -19,7 +19,7 @@ from daguerre.families import text_encoder, unets, vae
 from daguerre.families.components import Components
 from daguerre.families.family import Family
 from daguerre.families.pipeline import PipelineExporter
-from daguerre.families.settings import BASE, Component, ComponentSpec, PretrainedSettings
+from daguerre.families.settings import BASE, Component, ComponentSpec, UNetSettings
 from daguerre.families.text_encoder import TextReader
 from daguerre.families.texts import Texts
 from daguerre.settings import ADDRESS, Idle
@@ -29,7 +29,7 @@ _SIZES = 6  # original height and width, crop top and left, target height and wi
 _SIZE_WIDTH = 256
 
 
-class Settings(PretrainedSettings):
+class Settings(UNetSettings):
     """Stable Diffusion XL."""
 
     family: Literal["sdxl"] = "sdxl"
@@ -51,12 +51,12 @@ class Settings(PretrainedSettings):
 
     pipeline_class: ClassVar[str] = "StableDiffusionXLPipeline"
     components: ClassVar[Mapping[str, ComponentSpec]] = {
-        **PretrainedSettings.components,
+        **UNetSettings.components,
         "text_encoder_2": ComponentSpec("text_encoder", "train_text_encoder_2"),
         "tokenizer_2": ComponentSpec("tokenizer"),
     }
     idle: ClassVar[tuple[Idle, ...]] = (
-        *PretrainedSettings.idle,
+        *UNetSettings.idle,
         Idle(("long_prompts_pooled",), lambda own: not own.long_prompts, "no effect without long_prompts=true"),
     )
 
@@ -111,7 +111,8 @@ def _differences(first: TextReader, second: TextReader) -> list[str]:
 
 def _sized(components: Components, pooled_width: int) -> dict[str, Any]:
     """What this family decides of its UNet: pooled text and six sizes, each in sines and cosines."""
-    numbers = components.settings.unet if isinstance(components.settings.unet, dict) else components.config("unet")
+    given = components.settings.places["unet"]
+    numbers = given if isinstance(given, dict) else components.config("unet")
     width = numbers.get("addition_time_embed_dim") or _SIZE_WIDTH
     return {
         "addition_embed_type": "text_time",

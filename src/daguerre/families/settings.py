@@ -103,8 +103,8 @@ class LatentSettings(DenoiserSettings):
         return self
 
 
-class PretrainedSettings(LatentSettings):
-    """What families share whose networks are those of a diffusers pipeline: a UNet, an autoencoder, text encoders.
+class PretrainedSettings(FamilySettings):
+    """What families share whose networks are those of a diffusers pipeline; each component is a field of its family.
 
     A component is `base` (it comes from pretrained_model_name_or_path), another place (a pipeline's folder, the
     component's own folder, a hub id, a .safetensors file, OWNER/NAME/FILE.safetensors of the hub), the numbers of its
@@ -120,6 +120,28 @@ class PretrainedSettings(LatentSettings):
     """Weights of the base in another form, such as `fp16`: files named diffusion_pytorch_model.fp16.safetensors."""
     pickled_weights: bool = Field(False, json_schema_extra=FREE)
     """Also take old pickled files (.bin, .ckpt) where there are no others: read as tensors alone, converted once."""
+    scheduler: Annotated[str | None, ADDRESS] = Field(BASE, json_schema_extra=FREE)
+    """Place of the scheduler's config that the pretrained UNet was trained with: where the objective differs from it,
+    a line says so. null: no comparison."""
+
+    pipeline_class: ClassVar[str]
+    """The class of diffusers' pipelines that an export is opened with."""
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("variant",),
+            lambda own: own.pretrained_model_name_or_path.endswith(SINGLE_FILES),
+            "a single file has none",
+        ),
+    )
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        return {name: getattr(self, name) for name in self.networks()}
+
+
+class UNetSettings(PretrainedSettings, LatentSettings):
+    """What families share that have a UNet with cross attention, a KL autoencoder and text encoders."""
+
     unet: Component = BASE
     """The UNet. Of given numbers, channels, cross_attention_dim and sample_size follow from the other networks; what
     else is not given takes diffusers' defaults."""
@@ -129,9 +151,6 @@ class PretrainedSettings(LatentSettings):
     """The text encoder: CLIP's or T5's."""
     tokenizer: Annotated[str, ADDRESS] = BASE
     """The tokenizer that belongs to it."""
-    scheduler: Annotated[str | None, ADDRESS] = Field(BASE, json_schema_extra=FREE)
-    """Place of the scheduler's config that the pretrained UNet was trained with: where the objective differs from it,
-    a line says so. null: no comparison."""
     train_unet: bool = True
     """Train the UNet."""
     train_text_encoder: bool = False
@@ -150,15 +169,6 @@ class PretrainedSettings(LatentSettings):
         "tokenizer": ComponentSpec("tokenizer"),
     }
     """Each is a field, too: where it comes from."""
-    pipeline_class: ClassVar[str]
-    """The class of diffusers' pipelines that an export is opened with."""
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(
-            ("variant",),
-            lambda own: own.pretrained_model_name_or_path.endswith(SINGLE_FILES),
-            "a single file has none",
-        ),
-    )
 
     @model_validator(mode="after")
     def _something_is_trained(self) -> Self:
@@ -166,7 +176,3 @@ class PretrainedSettings(LatentSettings):
             able = [spec.trained_by for spec in self.components.values() if spec.trained_by]
             raise ValueError(f"nothing is trained: set one of {', '.join(able)} to true")
         return self
-
-    @property
-    def places(self) -> Mapping[str, Any]:
-        return {name: getattr(self, name) for name in self.networks()}

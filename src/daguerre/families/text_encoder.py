@@ -21,7 +21,7 @@ from daguerre.errors import UserError
 from daguerre.families import places
 from daguerre.families.absent_tokenizer import AbsentTokenizer
 from daguerre.families.components import Components
-from daguerre.families.settings import BASE, PretrainedSettings
+from daguerre.families.settings import BASE, UNetSettings
 
 _MOST_TOKENS = 1 << 16
 """A T5 that reads more was not told how many: transformers then says 1e30, and captions are padded to that."""
@@ -130,7 +130,7 @@ def _final_norm(encoder: Any) -> Any:
 def load(components: Components, encoder: str, tokenizer: str, layer: int, final_norm: bool) -> TextReader:
     """Text encoder and tokenizer of these component names, which must be a pair. `layer` and `final_norm` are what the
     family reads where the settings leave it open."""
-    settings = components.settings
+    settings: Any = components.settings  # UNetSettings
     kind = _kind(encoder, _config(components, encoder))
     layer, final_norm = _hidden_state(settings, encoder, kind, layer, final_norm)
     words, files = _tokenizer(components, tokenizer)
@@ -168,9 +168,7 @@ def cut_to(reader: TextReader, layers: int) -> Any:
     return made
 
 
-def _hidden_state(
-    settings: PretrainedSettings, encoder: str, kind: Any, layer: int, final_norm: bool
-) -> tuple[int, bool]:
+def _hidden_state(settings: UNetSettings, encoder: str, kind: Any, layer: int, final_norm: bool) -> tuple[int, bool]:
     """Which hidden state is read and whether the last norm is applied: by the settings, else as the family does.
 
     A T5's is its last one; UserError where the settings ask for another.

@@ -94,7 +94,7 @@ class VAE:
 
 def load(components: Components) -> VAE:
     """The autoencoder of these components, frozen, with the scaling that the settings give in place of its own."""
-    settings = components.settings
+    settings: Any = components.settings  # LatentSettings
     net = components.network("vae", AutoencoderKL).eval().requires_grad_(False)
     net = net.to(memory_format=torch.channels_last)
     if net.config.shift_factor is not None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from diffusers.models.attention import BasicTransformerBlock
-from diffusers.models.resnet import ResnetBlock2D
 from torch import nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -24,19 +22,18 @@ from daguerre import user_cache
 from daguerre.errors import UserError, install
 from daguerre.kernels import available
 
-KINDS = (ResnetBlock2D, BasicTransformerBlock)
 SHAPES = 256
 """Most shapes for which blocks that are alike are compiled: sizes of pictures."""
 
 
-def compile_blocks(net: nn.Module, device: torch.device, cache_dir: str | None = None) -> int:
-    """Every block is compiled when it is first called with gradients, for each shape by itself; returns how many blocks
-    there are. Without gradients (drawing, validation) blocks compute uncompiled: a few passes of other shapes are not
-    worth the minutes.
+def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device, cache_dir: str | None = None) -> int:
+    """Every block of diffusers whose class has one of these names is compiled when it is first called with gradients,
+    for each shape by itself; returns how many blocks there are. Without gradients (drawing, validation) blocks compute
+    uncompiled: a few passes of other shapes are not worth the minutes.
 
     UserError where there is none, and where compiling needs what is not installed.
     """
-    found = [module for module in net.modules() if isinstance(module, KINDS)]
+    found = [module for module in net.modules() if _is_of_diffusers(module, names)]
     if not found:
         raise UserError("training.compile=blocks: no block of the networks trained here can be compiled; remove it")
     _refuse_without_compiler(device)
@@ -55,6 +52,11 @@ def compile_blocks(net: nn.Module, device: torch.device, cache_dir: str | None =
         # A bound method: a copy of the module gets one of its own.
         setattr(block, "forward", MethodType(forwards[alike], block))  # noqa: B010
     return len(found)
+
+
+def _is_of_diffusers(module: nn.Module, names: Collection[str]) -> bool:
+    kinds = type(module).__mro__  # kernels stand in for a network's own
+    return any(kind.__name__ in names and kind.__module__.startswith("diffusers.") for kind in kinds)
 
 
 def _forward(kind: type[nn.Module], number: int, options: dict[str, Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ What each setting means on a device is decided here; the work is done by `kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import nn
@@ -16,9 +16,16 @@ from daguerre.training import precision
 from daguerre.training.settings import TrainingSettings
 
 
-def apply(settings: TrainingSettings, net: nn.Module, frozen: Iterable[nn.Module], device: torch.device) -> None:
-    """Prepares the trained networks `net`, and what is frozen beside them, for this device. To be called once, before
-    they are split over devices; UserError for what the device cannot."""
+def apply(
+    settings: TrainingSettings,
+    net: nn.Module,
+    frozen: Iterable[nn.Module],
+    block_classes: Collection[str],
+    device: torch.device,
+) -> None:
+    """Prepares the trained networks `net`, and what is frozen beside them, for this device. `block_classes` are the
+    names of what may be compiled. To be called once, before they are split over devices; UserError for what the device
+    cannot."""
     fused = uses_triton(settings, device)
     every = list({id(network): network for network in (net, *frozen)}.values())
     layout(every, fused, pictures_are_last(settings, fused, device))
@@ -32,7 +39,7 @@ def apply(settings: TrainingSettings, net: nn.Module, frozen: Iterable[nn.Module
     if settings.frozen_precision == "bf16":
         _narrow(every, device)
     if settings.compile:
-        blocks.compile_blocks(net, device, settings.compile_cache_dir)
+        blocks.compile_blocks(net, block_classes, device, settings.compile_cache_dir)
 
 
 def _narrow(networks: Iterable[nn.Module], device: torch.device) -> None:
