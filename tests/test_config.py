@@ -462,7 +462,7 @@ def test_nothing_that_is_a_default_is_among_what_differs(base):
     found = configs.differing(load(base))
     assert found["ema"] == {"decay": 0.9}
     assert found["model"]["family"] == "sd"
-    assert not found.keys() & {"adapter", "optimizer", "loader", "mesh", "logging", "sampling"}
+    assert not found.keys() & {"adapters", "optimizer", "loader", "mesh", "logging", "sampling"}
     assert configs.differing(load(base, "optimizer.beta2=0.9"))["optimizer"]["name"] == "adamw"
 
 
@@ -472,6 +472,7 @@ TEXTS = {
     "tag_separator", "prompt", "prompts", "negative_prompt", "source", "alpha_colour", "aspects", "columns",
     "config", "revision", "split", "weights", "sources", "image_column", "caption_column", "width_column",
     "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
+    "adapters", "train", "targets", "ranks",
     "adamw_for", "learning_rates", "weight_decay_exclude", "max_device_memory", "variants", "shard", "card",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""docs/extending.md: the three files stand in a copy of the package as they are written there, and train together."""
+"""docs/extending.md: the four files stand in a copy of the package as they are written there, and train together."""
 
 import os
 import re
@@ -7,23 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n# src/(daguerre/\S+)\n(.*?)```", re.DOTALL)
 RUN = """
 from daguerre import cli, plugins
 assert "difference" in plugins.names("objectives"), plugins.__file__
 raise SystemExit(cli.run(["train", "quickstart", "run_name=extended", "model.family=pixels", "model.channels=[8, 16]",
-    "objective.name=difference", "data.source=stripes", "data.resolution=16", "training.duration=3 steps",
+    "objective.name=difference", "adapter.name=biases", "data.source=stripes",
+    "data.resolution=16", "training.duration=3 steps",
     "training.global_batch_size=2", "training.per_device_batch_size=2", "lr_scheduler.warmup=1 step",
     "checkpoint.every=2 steps", "validation.every=2 steps", "validation.num_samples=2", "logging.tensorboard=false"]))
 """
 
 
-def test_an_objective_a_source_and_a_family_are_one_file_each(tmp_path):
+def test_an_objective_a_source_a_family_and_an_adapter_are_one_file_each(tmp_path):
     package = tmp_path / "daguerre"
     shutil.copytree(ROOT / "src" / "daguerre", package, ignore=shutil.ignore_patterns("__pycache__", "assets"))
     blocks = BLOCK.findall((ROOT / "docs" / "extending.md").read_text(encoding="utf-8"))
-    assert [path.split("/")[1] for path, _ in blocks] == ["objectives", "data", "families"]
+    assert [path.split("/")[1] for path, _ in blocks] == ["objectives", "data", "families", "adapters"]
     for path, code in blocks:
         assert not (tmp_path / path).exists(), f"{path} is a name that the package has: choose another"
         (tmp_path / path).write_text(code, encoding="utf-8")
@@ -35,4 +38,7 @@ def test_an_objective_a_source_and_a_family_are_one_file_each(tmp_path):
     run = tmp_path / "runs" / "extended"
     assert (run / "checkpoints" / "step-00000003" / "manifest.json").exists()
     assert (run / "pipeline" / "unet" / "config.json").exists()
+    trained = load_file(run / "checkpoints" / "step-00000003" / "model.safetensors")
+    assert trained
+    assert all(name.startswith("unet.") and name.endswith(".bias") for name in trained)
     assert "validation/loss" in (run / "metrics" / "metrics.jsonl").read_text()

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "objectives": set(),
     "samplers": {"objectives"},
     "families": {"objectives", "samplers", "checkpoint"},
-    "adapters": set(),
+    "adapters": {"families", "objectives", "samplers", "checkpoint"},
     "data": set(),
     "training": {"kernels"},
     "kernels": set(),
@@ -58,7 +58,7 @@ MAY_IMPORT = {
 }
 ABOVE = {"commands", "cli", "__main__", "config", "checks", "layers", "layout", "recipe", "overrides", "aliases"}
 ABOVE |= {"problems", "schema", "foreign", "alias_names", "alias_relative", "alias_values"}
-ABOVE |= {"alias_flags", "alias_later", "alias_peers", "alias_peers_values", "foreign_peers"}
+ABOVE |= {"adapter_forms", "alias_flags", "alias_later", "alias_peers", "alias_peers_values", "foreign_peers"}
 """May import everything below them; nothing below imports them."""
 
 LATE_IMPORTS = {

@@ -37,7 +37,11 @@ REFUSED = [
     # model
     ("sdxl", ["model.train_unet=false"], "nothing is trained"),
     ("sdxl", ["model.latents_mean=[0,0,0,0]"], "latents_mean is given without latents_std"),
-    ("sd15", ["model.train_text_encoder_2=true"], "there is such a setting with model.family=sdxl only"),
+    (
+        "sd15",
+        ["model.train_text_encoder_2=true"],
+        "text_encoder_2 is no component that model.family=sd can train; there are unet, text_encoder",
+    ),
     ("sdxl", ["model.long_prompts_pooled=last"], "no effect without long_prompts=true"),
     ("sd15", ["data.resolution=500"], "set data.resolution to a multiple of 8"),
     # precision, averages, batches

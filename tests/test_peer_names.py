@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from daguerre import (
+    adapter_forms,
     alias_flags,
     alias_later,
     alias_names,
@@ -158,10 +159,10 @@ REFUSED = {
     "optimizer_args=momentum=0.9": ("momentum=0.9 has no meaning here",),
     "hub_token=hidden-word": ("secrets never belong",),
     # not there yet
-    "network_dim=8": ("LoRA is not there yet",),
-    "network_alpha=4": ("LoRA is not there yet",),
-    "network_module=networks.lora": ("LoRA is not there yet",),
-    "rank=4": ("LoRA is not there yet",),
+    "network_dim=8": ("LoRA by other trainers' names",),
+    "network_alpha=4": ("LoRA by other trainers' names",),
+    "network_module=networks.lora": ("LoRA by other trainers' names",),
+    "rank=4": ("LoRA by other trainers' names",),
     "cache_latents=true": ("the cache verb is not there yet",),
     "report_to=wandb": ("tracking by Weights & Biases is not there yet",),
     "log_with=wandb": ("tracking by Weights & Biases is not there yet",),
@@ -287,7 +288,7 @@ def test_other_options_need_a_value(words):
 @pytest.mark.parametrize("name", sorted(alias_flags.FLAGS | alias_flags.WORDS | alias_flags.PAIRS))
 def test_a_switch_is_a_name_that_means_something(name):
     known = name in aliases.SAME or name in aliases.CONVERTED
-    known = known or any(fnmatchcase(name, row) for row in aliases.LATER)
+    known = known or any(fnmatchcase(name, row) for row in aliases.LATER) or adapter_forms.SWITCH.fullmatch(name)
     assert known or any(path.endswith(f".{name}") for path in settings_that_exist()), name
 
 
@@ -316,7 +317,7 @@ def test_no_row_of_a_part_that_is_there():
 
 def test_the_parts_of_the_other_table_are_known_here():
     others = {"profiling a run", "the family of Stable Cascade", "training of new tokens"}
-    others |= {"a task other than training (the cache verb)"}
+    others |= {"a task other than training (the cache verb)", "LoRA"}
     parts = {part for part, _ in alias_names.LATER.values()}
     assert parts - set(alias_later.PARTS) <= others
     files = {what.partition(" is not ")[0].partition(" for ")[0] for what in foreign.LATER.values()}
@@ -324,7 +325,7 @@ def test_the_parts_of_the_other_table_are_known_here():
 
 
 def test_a_test_for_stale_rows_sees_one(monkeypatch):
-    monkeypatch.setitem(alias_later.PARTS, "LoRA", ("adapters/full",))
+    monkeypatch.setitem(alias_later.PARTS, alias_names.LORA, ("adapters/full",))
     with pytest.raises(AssertionError):
         test_no_row_of_a_part_that_is_there()
 

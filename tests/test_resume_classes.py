@@ -46,7 +46,7 @@ FREE = {
     "training.max_nonfinite_steps",
     *(f"validation.{name}" for name in ("every", "num_levels", "num_samples")),
 }
-SECTIONS = {"families": "model.family", "objectives": "objective.name", "adapters": "adapter.name"}
+SECTIONS = {"families": "model.family", "objectives": "objective.name"}
 SECTIONS |= {"sources": "data.source", "optimizers": "optimizer.name"}
 
 

@@ -6,6 +6,8 @@ stale, which a test forbids: `PARTS` says by which plug-in, verb or setting it w
 
 from __future__ import annotations
 
+from daguerre.alias_names import LORA
+
 OFF = ("false", "none", "null", "")
 NONE_OF_IT = ("0", "0.0", *OFF)
 _TOKENS = "training of new tokens (textual inversion)"
@@ -13,7 +15,7 @@ ABSENT = ("none", *OFF)
 
 PARTS: dict[str, tuple[str, ...]] = {
     # part: patterns of what it would be here: KIND/NAME of a plug-in, verb/NAME, setting/PATH
-    "LoRA": ("adapters/*lora*", "adapters/*lycoris*"),
+    LORA: ("adapters/*lycoris*", "setting/adapters.*network*"),
     "ControlNet": ("adapters/*control*", "families/*control*"),
     _TOKENS: ("adapters/*token*", "adapters/*inversion*", "setting/*new_tokens*"),
     "the cache verb": ("verb/cache*",),
@@ -50,13 +52,13 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     # LoRA: kohya, diffusers, OneTrainer, SimpleTuner
-    "network_*": ("LoRA", ABSENT),
-    "lora_*": ("LoRA", ABSENT),
-    "lycoris_*": ("LoRA", ABSENT),
-    "use_dora": ("LoRA", OFF),
-    "dim_from_weights": ("LoRA", OFF),
-    "scale_weight_norms": ("LoRA", NONE_OF_IT),
-    "base_weights*": ("LoRA", ABSENT),
+    "network_*": (LORA, ABSENT),
+    "lora_*": (LORA, ABSENT),
+    "lycoris_*": (LORA, ABSENT),
+    "use_dora": (LORA, OFF),
+    "dim_from_weights": (LORA, OFF),
+    "scale_weight_norms": (LORA, NONE_OF_IT),
+    "base_weights*": (LORA, ABSENT),
     # ControlNet
     "controlnet": ("ControlNet", OFF),
     "conditioning_image_column": ("ControlNet", ABSENT),

@@ -328,6 +328,7 @@ ALWAYS = {
 
 _OFF = ("false", "none", "null")
 _CASCADE = "the family of Stable Cascade"
+LORA = "LoRA by other trainers' names (here: adapter.name=lora, adapter.rank, adapter.alpha)"
 
 LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "task": ("a task other than training (the cache verb)", ("txt2img", "train")),
@@ -344,8 +345,8 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "quantization": ("training in 8 bits", ("", *_OFF)),
     "use_qwix_quantization": ("training in 8 bits", _OFF),
     "opt_enable_grad_clipping": ("clipping of each single number of the gradients", _OFF),
-    "lora_config": ("LoRA", ("{}", *_OFF)),
-    "lora_config.*": ("LoRA", ("[]", *_OFF)),
+    "lora_config": (LORA, ("{}", *_OFF)),
+    "lora_config.*": (LORA, ("[]", *_OFF)),
     **{f"hf_{name}": ("choosing files of a data set of the hub", ("", *_OFF)) for name in ("data_dir", "train_files")},
     "max_train_samples": ("training on the first samples alone (data.filters chooses)", ("-1", *_OFF)),
     "edm_objective": (_CASCADE, _OFF),
@@ -356,8 +357,8 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
     "wandb_*": ("tracking by Weights & Biases", _OFF),
     "model_version": (_CASCADE, ()),
     "controlnet_*": ("ControlNet", _OFF),
-    "module_filters": ("LoRA", _OFF),
-    "rank": ("LoRA", _OFF),
+    "module_filters": (LORA, _OFF),
+    "rank": (LORA, _OFF),
     "train_tokens": ("training of new tokens", ("[]", *_OFF)),
     "effnet_checkpoint_path": (_CASCADE, _OFF),
     "previewer_checkpoint_path": (_CASCADE, _OFF),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from daguerre import overrides, recipe
+from daguerre import adapter_forms, overrides, recipe
 from daguerre.alias_values import Meaning, number, one
 from daguerre.errors import UserError
 from daguerre.objectives.settings import TimestepBiasSettings
@@ -90,8 +90,10 @@ def bias(key: str, text: str, look: Look) -> Meaning:
 
 def text_encoder_rate(key: str, text: str, look: Look) -> Meaning:
     """A learning rate of the text encoder alone."""
-    if not is_true(look("model.train_text_encoder")):
-        return idle(key, "the text encoder is not trained (model.train_text_encoder)")
+    attached = look("adapters")
+    here = adapter_forms.trains(json.loads(attached) if attached else None, "text_encoder")
+    if not (here or is_true(look("model.train_text_encoder"))):
+        return idle(key, "the text encoder is not trained (train_text_encoder)")
     number(key, text)
     return one("optimizer.learning_rates", json.dumps({"text_encoder.*": float(text)}))
 

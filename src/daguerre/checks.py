@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from daguerre.adapters.settings import AdapterSettings
 from daguerre.data.settings import SourceSettings
+from daguerre.families.settings import FamilySettings
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.problems import Problem
 from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
@@ -125,11 +127,37 @@ def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSc
     return found
 
 
+def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
+    """Each component has one adapter that trains or wraps its weights, and the family can train it."""
+    found, owners = [], dict[str, str]()
+    able = model.trainable()
+    for name, own in adapters.items():
+        reached = own.reaches(able)
+        if able and not reached:
+            found.append(Problem(f"adapters.{name}", f"nothing is trained: name one of {', '.join(able)}"))
+        for component in reached:
+            if component not in able:
+                there = f"there are {', '.join(able)}" if able else "it always trains all it has"
+                text = f"{component} is no component that model.family={model.family} can train; {there}"
+                found.append(Problem(f"adapters.{name}", text))
+            elif component in owners:
+                other = adapters[owners[component]].name
+                text = (
+                    f"both {owners[component]} ({other}) and {name} ({own.name}) are of the {component}, whose weights "
+                    f"one adapter trains or adds to: take one of them out (adapters.{name}=null), or let them reach "
+                    "different components"
+                )
+                found.append(Problem(f"adapters.{name}", text))
+            owners.setdefault(component, name)
+    return found
+
+
 CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
     ("data",): _of_a_mix,
     ("data", "objective"): _masks,
+    ("model", "adapters"): _adapters,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,
 }
 """The sections that a check needs, and the check."""

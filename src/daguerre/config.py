@@ -18,7 +18,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator, mo
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from daguerre import aliases, checks, layers, layout, overrides, recipe
+from daguerre import adapter_forms, aliases, checks, layers, layout, overrides, recipe
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.settings import CheckpointSettings
 from daguerre.credentials import scrub
@@ -66,10 +66,14 @@ class Config(Settings):
     """The networks."""
     objective: Annotated[SerializeAsAny[ObjectiveSettings], Plugin("objectives", "name", ObjectiveSettings)]
     """What the network learns to predict."""
-    adapter: Annotated[SerializeAsAny[AdapterSettings], Plugin("adapters", "name", AdapterSettings)] = Field(
-        {"name": "full"},  # type: ignore[assignment]  # a mapping, so that nothing is imported here
+    adapters: dict[str, Annotated[SerializeAsAny[AdapterSettings], Plugin("adapters", "name", AdapterSettings)]] = (
+        Field(
+            {"full": {"name": "full"}},  # type: ignore[dict-item]  # a mapping, so that nothing is imported here
+            min_length=1,
+        )
     )
-    """What of the network is trained."""
+    """What is trained of the networks, or added to them and trained: adapters by a name of your own, each with the
+    settings of its kind; one alone may be written as `adapter`."""
     data: Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]
     """What is trained on."""
     loader: LoaderSettings = LoaderSettings()
@@ -147,6 +151,7 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     tree = layers.lay_over(Config, tree, values, notices)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
     resolved, absent = recipe.resolve(tree, values, source)
+    resolved = adapter_forms.attached(resolved)
     typed = frozenset(path for path, _ in recipe.paths(values))
     chosen = typed | {path for path, _ in recipe.paths(own)}
     return Loaded(_check(resolved, absent, problems, source), tuple(map(scrub, notices)), typed, chosen)
@@ -287,12 +292,22 @@ def _differing(settings: Settings, tree: Tree, default: Any, needed: bool) -> Tr
             usual = usual if isinstance(usual, type(value)) else None
             found[name] = _differing(value, tree[name], usual, field.is_required())
         elif isinstance(value, dict) and all(isinstance(inner, Settings) for inner in value.values()):
-            found[name] = {key: _differing(inner, tree[name][key], None, True) for key, inner in value.items()}
+            usual = usual if isinstance(usual, dict) and usual.keys() == value.keys() else {}
+            inner = {key: _differing(own, tree[name][key], None, key not in usual) for key, own in value.items()}
+            if any(inner.values()) or not usual:
+                found[name] = {key: {**_named(own), **inner[key]} for key, own in value.items()}
         else:
             found[name] = tree[name]
-    names = {name: tree[name] for name, field in type(settings).model_fields.items() if _names_plugin(field)}
+    names = _named(settings)
     found = {name: value for name, value in found.items() if value != {} or tree[name] == {}}
     return {**names, **found} if found or needed else {}
+
+
+def _named(settings: Settings) -> Tree:
+    """The name of the plug-in that a group of settings belongs to, if it is one's."""
+    return {
+        name: getattr(settings, name) for name, field in type(settings).model_fields.items() if _names_plugin(field)
+    }
 
 
 def _names_plugin(field: FieldInfo) -> bool:

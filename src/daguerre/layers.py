@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from daguerre import aliases, checks, layout, overrides, plugins, recipe
+from daguerre import adapter_forms, aliases, checks, layout, overrides, plugins, recipe
 from daguerre.alias_relative import RELATIVE, look_in
 from daguerre.alias_values import Meaning
 from daguerre.errors import UserError
@@ -23,7 +23,7 @@ from daguerre.settings import Duration, Plugin, Settings
 from daguerre.training.settings import largest_divisor
 
 _INSTANCE = "data.sources.instance."
-_OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "logging", "mesh", "distributed")
+_OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
 _OF_A_RUN = "config.yaml"
 _CLASS_FOLDER = (
     "${{output_dir}}/class_pictures/{name}/${{data.sources.class.captions.text}}/${{data.sources.class.generate.count}}"
@@ -119,6 +119,8 @@ def from_overrides(
         implied += [(key, path, find) for path, find in meaning.implied]
     pairs += _implied(pairs, implied, problems)
     pairs = _without_idle_names(pairs, list(raw.items()), notices)
+    pairs, wrong = adapter_forms.pairs(pairs, tree)
+    problems += [Problem(label, why, text) for label, why, text in wrong]
     names = [f"{section}.{plugin.key}" for section, plugin in layout.plugin_sections(root).items()]
     names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
     values: Tree = {}
@@ -237,6 +239,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
     for section in layout.sections(root, recipe.merge(base, over)):
         if recipe.get(over, section) is None:  # all of its keys are comments
             over = recipe.without(over, section)
+    base, over = adapter_forms.lay(base, over, notices)
     idle_before = dict(_without_effect(root, base))
     base = _without_old_plugins(root, base, over, notices)
     base = _without_idle(root, base, over, notices)

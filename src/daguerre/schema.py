@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import yaml
 from pydantic.json_schema import JsonSchemaValue, models_json_schema
 from pydantic_core import to_jsonable_python
 
-from daguerre import layout, plugins
+from daguerre import layout, plugins, recipe
 from daguerre.config import Config
 from daguerre.layout import Leaf
 
 WIDTH = 100
+_ADAPTERS = layout.plugin_members(Config, {"adapters": {"full": {}}})["adapters.full"]
 
 
 def json_schema() -> dict[str, Any]:
@@ -31,7 +33,9 @@ def json_schema() -> dict[str, Any]:
         section: [plugin.settings_class(name) for name in plugins.names(plugin.kind)]
         for section, plugin in kinds.items()
     }
-    every = [(cls, "validation") for cls in [Config, *(cls for group in choices.values() for cls in group)]]
+    attachable = [_ADAPTERS.settings_class(name) for name in plugins.names(_ADAPTERS.kind)]
+    choices_of = {**choices, "adapter": attachable}
+    every = [(cls, "validation") for cls in [Config, *(cls for group in choices_of.values() for cls in group)]]
     references, document = models_json_schema(every, ref_template="#/$defs/{model}")  # type: ignore[arg-type]
     definitions = document["$defs"]
     whole = definitions.pop(_name(references[Config, "validation"]))
@@ -40,6 +44,10 @@ def json_schema() -> dict[str, Any]:
         alternatives = [references[cls, "validation"] for cls in group]
         whole["properties"][section] = {"description": about, "anyOf": alternatives}
         definitions.pop(kinds[section].base.__name__, None)
+    adapters = {"anyOf": [references[cls, "validation"] for cls in attachable]}
+    whole["properties"]["adapters"] |= {"additionalProperties": {"anyOf": [*adapters["anyOf"], {"type": "null"}]}}
+    whole["properties"]["adapter"] = {"description": "One adapter: a mapping `adapters` of one.", **adapters}
+    definitions.pop(_ADAPTERS.base.__name__, None)
     about = "Shipped name or path of the recipe that this one starts from."
     whole["properties"]["extends"] = {"description": about, "type": "string"}
     whole |= {"title": "A Daguerre recipe", "$defs": definitions}
@@ -65,7 +73,9 @@ def template(choices: dict[str, str]) -> str:
 
     What has a default is commented out and shows it; what must be given says `???`.
     """
-    tree = {section: {plugin.key: choices[section]} for section, plugin in layout.plugin_sections(Config).items()}
+    sections = layout.plugin_sections(Config)
+    tree: dict[str, Any] = {section: {plugin.key: choices[section]} for section, plugin in sections.items()}
+    tree["adapters"] = {choices["adapter"]: {_ADAPTERS.key: choices["adapter"]}}
     return "\n".join([*_head(choices), *_lines(tree)]) + "\n"
 
 
@@ -79,9 +89,12 @@ def _head(choices: dict[str, str]) -> Iterator[str]:
 
 
 def _lines(tree: dict[str, Any]) -> Iterator[str]:
-    for found in layout.walk(Config, tree):
+    for found in _walk(tree):
         depth = "  " * found.path.count(".")
-        if isinstance(found, Leaf):
+        if isinstance(found, Leaf) and found.path == "adapters":
+            yield from _comment(found.doc, depth)
+            yield "adapters:"
+        elif isinstance(found, Leaf):
             yield from _leaf_lines(found, depth, tree)
         else:
             yield from ([""] if "." not in found.path else [])
@@ -89,12 +102,23 @@ def _lines(tree: dict[str, Any]) -> Iterator[str]:
             yield f"{depth}{found.path.rpartition('.')[2]}:"
 
 
+def _walk(tree: dict[str, Any]) -> Iterator[Leaf | layout.Section]:
+    """All settings, the adapters' behind `adapters`."""
+    for found in layout.walk(Config, tree):
+        yield found
+        if found.path == "adapters":
+            for own in layout.members(Config, tree):
+                if own.path.startswith("adapters."):
+                    named = isinstance(own, Leaf) and own.path.endswith(f".{_ADAPTERS.key}")
+                    yield replace(own, plugin=_ADAPTERS) if named and isinstance(own, Leaf) else own
+
+
 def _leaf_lines(leaf: Leaf, depth: str, tree: dict[str, Any]) -> Iterator[str]:
     accepted = layout.allowed(leaf).replace(" such as '20k steps', '1.5M samples' or '3 epochs'", "")
     yield from _comment(f"{leaf.doc.strip()} [{accepted}]", depth)
-    section, _, name = leaf.path.rpartition(".")
+    name = leaf.path.rpartition(".")[2]
     if leaf.plugin:
-        yield f"{depth}{name}: {tree[section][name]}"
+        yield f"{depth}{name}: {recipe.get(tree, leaf.path)}"
     elif leaf.required:
         yield f"{depth}{name}: ???"
     else:

@@ -23,7 +23,8 @@ def pipeline(tmp_path_factory):
 @pytest.fixture(scope="module")
 def net(pipeline):
     """UNet and one text encoder, trained; their weights are the pipeline's."""
-    return sdxl.load(sdxl.Settings(pretrained_model_name_or_path=str(pipeline), train_text_encoder=True), 0).net
+    family = sdxl.load(sdxl.Settings(pretrained_model_name_or_path=str(pipeline)), 0)
+    return family.training(["unet", "text_encoder"]).net
 
 
 def weights(net):

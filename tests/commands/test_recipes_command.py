@@ -50,7 +50,7 @@ def test_the_template_shows_every_setting(capsys):
     lines = [line.strip().removeprefix("# ") for line in capsys.readouterr().out.splitlines()]
     tree = {"model": {"family": "sd"}, "data": {"source": "shapes"}, "objective": {"name": "v"}}
     for leaf in layout.leaves(Config, tree).values():
-        assert any(line.startswith(f"{leaf.path.rpartition('.')[2]}: ") for line in lines), leaf.path
+        assert any(line.startswith(f"{leaf.path.rpartition('.')[2]}:") for line in lines), leaf.path
 
 
 def test_the_schema_documents_every_setting_of_every_plugin(capsys):

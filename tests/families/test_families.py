@@ -64,11 +64,6 @@ class TestPlugin:
         module = plugins.find("families", name)
         assert [c for c in vars(module).values() if isinstance(c, type) and Family in c.__mro__[1:]] == []
 
-    def test_what_trains_a_component_is_a_setting(self, name):
-        settings = plugins.find("families", name).Settings
-        named = [spec.trained_by for spec in settings.components.values() if spec.trained_by]
-        assert set(named) <= settings.model_fields.keys()
-
 
 def test_the_net_holds_what_is_trained_and_nothing_else(family: Family):
     inside = {id(p) for p in family.net.parameters()}
@@ -125,7 +120,7 @@ def test_a_batch_is_encoded_by_the_two_pure_functions(family: Family):
 
 
 def test_components_are_trained_after_they_were_loaded(family: Family):
-    able = [name for name in family.components if family.specs[name].trained_by]
+    able = [name for name in family.components if family.specs[name].trainable]
     if not able:
         with pytest.raises(UserError, match="together, and nothing else"):
             family.training([])
@@ -162,9 +157,5 @@ def test_numbers_without_a_place_train_the_same(tmp_path: Path):
     sd = plugins.find("families", "sd")
     made = sd.load(sd.Settings(pretrained_model_name_or_path=str(write_sd(tmp_path)), unet=TINY_UNET), 1)
     both = made.training(["unet", "text_encoder"])
-    asked = sd.Settings(pretrained_model_name_or_path=str(tmp_path), unet=TINY_UNET, train_text_encoder=True)
-    directly = sd.load(asked, 1)
-    assert list(both.net.state_dict()) == list(directly.net.state_dict())
-    assert {n for n, p in both.net.named_parameters() if p.requires_grad} == {
-        n for n, p in directly.net.named_parameters() if p.requires_grad
-    }
+    assert {name.partition(".")[0] for name in both.net.state_dict()} == {"unet", "text_encoder"}
+    assert all(p.requires_grad for p in both.net.parameters())

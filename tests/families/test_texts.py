@@ -165,7 +165,7 @@ def test_pooled_features_of_several_windows(large: Path, policy: str):
 @pytest.mark.parametrize("trained", [("text_encoder",), ("text_encoder_2",), ("text_encoder", "text_encoder_2")])
 def test_trained_encoders_run_inside_the_net(large: Path, trained: tuple[str, ...]):
     """The prediction is that of the frozen ones; gradients reach the trained ones alone."""
-    family = load_xl(large, **{f"train_{name}": True for name in trained})
+    family = load_xl(large).training(["unet", *trained])
     frozen = load_xl(large)
     given = batch(family, [SHORT, EMPTY, LONG])
     x0, cond = family.encode(given)
@@ -185,7 +185,7 @@ def test_trained_encoders_run_inside_the_net(large: Path, trained: tuple[str, ..
 
 def test_frozen_encoders_inside_the_net_take_whatever_kernel_suits(large: Path):
     """They compute in float32, for which a GPU has no flash attention, whatever the trained networks were given."""
-    family = load_xl(large, train_text_encoder=True)
+    family = load_xl(large).training(["unet", "text_encoder"])
     given = batch(family, [SHORT])
     _, cond = family.encode(given)
     able: dict[str, bool] = {}
@@ -199,7 +199,7 @@ def test_frozen_encoders_inside_the_net_take_whatever_kernel_suits(large: Path):
 
 
 def test_a_trained_encoder_is_exported_as_every_transformers_reads_it(small: Path, tmp_path: Path):
-    family = load_sd(small, train_text_encoder=True)
+    family = load_sd(small).training(["unet", "text_encoder"])
     with torch.no_grad():
         for parameter in family.text.readers[0].encoder.parameters():
             parameter.add_(0.01)
@@ -216,7 +216,7 @@ def test_features_of_frozen_and_trained_encoders_need_no_memory(large: Path):
     """Their arithmetic is counted on the meta device, which has no autocast."""
     tokens = load_xl(large).text.tokens([SHORT, EMPTY])
     with torch.device("meta"):
-        texts = load_xl(large, train_text_encoder=True).text
+        texts = load_xl(large).training(["unet", "text_encoder"]).text
     found = texts.features({name: value.to("meta") for name, value in tokens.items()}, {"text_encoder"})
     assert found["text"].is_meta
     assert found["text"].requires_grad
@@ -225,11 +225,11 @@ def test_features_of_frozen_and_trained_encoders_need_no_memory(large: Path):
 
 def test_layers_that_nothing_reads_are_not_trained(large: Path, small: Path):
     """SDXL's first encoder is read before its last layer; the second's pooled features come out of its last."""
-    family = load_xl(large, train_text_encoder=True, train_text_encoder_2=True)
+    family = load_xl(large).training(["unet", "text_encoder", "text_encoder_2"])
     still = {name for name, p in family.net.named_parameters() if not p.requires_grad}
     assert still
     assert all(name.startswith(("text_encoder.encoder.layers.2.", "text_encoder.final_layer_norm")) for name in still)
-    plain = load_sd(small, train_text_encoder=True)
+    plain = load_sd(small).training(["unet", "text_encoder"])
     assert all(p.requires_grad for p in plain.net.parameters())
     x0, cond = family.encode(batch(family, [SHORT, LONG]))
     family.net(x0, torch.tensor([1.0, 500.0]), cond).square().mean().backward()

@@ -95,7 +95,7 @@ def test_init_from_between_runs_that_train_more_or_less(toy):
     assert all(torch.equal(fresh.net.state_dict()[name], value) for name, value in kept.items())
     assert torch.equal(fresh.net.state_dict()["inner.weight"], tensors["ema"]["inner.weight"])
     more = {"model": tensors["model"] | {"text_encoder.weight": torch.zeros(1)}}
-    with pytest.raises(ValueError, match=r"that run trained text_encoder, too.*model\.train_text_encoder=true"):
+    with pytest.raises(ValueError, match=r"trained text_encoder, too.*adapter\.train='\[inner, out, text_encoder\]'"):
         state.adopt(fresh.net, more)
 
 

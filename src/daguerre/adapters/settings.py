@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from daguerre.settings import Settings
 
 
@@ -10,3 +12,8 @@ class AdapterSettings(Settings):
 
     name: str
     """Name of the adapter: a file in adapters."""
+
+    def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
+        """The components whose weights the adapter trains or wraps; a component has one such adapter. `trainable` are
+        the family's, the one first that is trained where nothing is said; () for a family that trains all it has."""
+        raise NotImplementedError

@@ -59,6 +59,10 @@ class SliceReader:
                     for piece in each.pieces:
                         self._fill(piece.tensor, self.index[group][name], piece.region, name)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a document of this name."""
+        return f"{name}.json" in self._entries
+
     def document(self, name: str) -> Any:
         """A document, verified."""
         return json.loads(self.file(f"{name}.json"))

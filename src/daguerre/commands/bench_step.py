@@ -178,7 +178,8 @@ def built(config: Config, random_weights: bool) -> Parts:
 def start(config: Config, parts: Parts) -> TrainState:
     """The state before the first update, as a run makes it."""
     state = TrainState.start(
-        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed
+        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed,
+        saved=parts.attached.names, float32=parts.attached.float32,
     )  # fmt: skip
     state.net.train()
     return state

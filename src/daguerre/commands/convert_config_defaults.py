@@ -66,9 +66,9 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 }
 
 _ALIKE = {
-    *("init_from", "adapter.name", "model.sample_posterior", "model.scaling_factor", "model.latents_mean"),
-    *("model.latents_std", "model.variant", "model.train_unet", "model.text_encoder_layer", "model.long_prompts"),
-    *("model.text_encoder_final_norm", "model.train_text_encoder", "model.revision"),
+    *("init_from", "adapters", "model.sample_posterior", "model.scaling_factor", "model.latents_mean"),
+    *("model.latents_std", "model.variant", "model.text_encoder_layer", "model.long_prompts"),
+    *("model.text_encoder_final_norm", "model.revision"),
     *(f"model.{part}" for part in ("unet", "vae", "text_encoder", "tokenizer")),
     *(f"objective.schedule.{name}" for name in ("num_train_timesteps", "beta_start", "beta_end", "shift", "rho")),
     *(f"objective.schedule.{name}" for name in ("zero_terminal_snr", "sigma_min", "sigma_max")),
@@ -91,7 +91,7 @@ _ALIKE = {
 """Of all of them: a fine-tune of the whole UNet on squares, with AdamW at a rate that stays."""
 _NUMBERS = {"optimizer.weight_decay", "optimizer.epsilon"}
 _SDXL = {
-    *(f"model.{name}_2" for name in ("text_encoder", "tokenizer", "train_text_encoder", "text_encoder_layer")),
+    *(f"model.{name}_2" for name in ("text_encoder", "tokenizer", "text_encoder_layer")),
     *("model.text_encoder_final_norm_2", "model.long_prompts_pooled"),
 }
 _HUB = {

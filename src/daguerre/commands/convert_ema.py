@@ -41,8 +41,10 @@ def run(arguments: list[str]) -> int:
     copies.bring(folder.path, "all")
     found = rebuilt(folder, config, checkpoint.name, width)
     parts = load(config, checkpoint)
-    load_weights(parts.net, {**parts.net.state_dict(), **found.tensors})
-    for line in parts.family.export(out, parts.objective, config.sampling):
+    names = parts.attached.names
+    weights = {name: tensor for name, tensor in parts.net.state_dict().items() if name in names}
+    load_weights(parts.net, {**weights, **found.tensors}, saved=names)
+    for line in parts.attached.export(out, parts.objective, config.sampling):
         print(line)
     print(f"the profile is {found.error:.1%} off the one of width {width:g}")
     if found.error > post_hoc.POOR:

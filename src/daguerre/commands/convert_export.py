@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from daguerre.remote import copies
 
 SUMMARY = "a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, or its UNet alone"
 HELP = """\
-usage: daguerre convert export RUN|PIPELINE format=single_file|diffusers|unet out=PLACE [key=value ...]
+usage: daguerre convert export RUN|PIPELINE format=single_file|diffusers|unet|adapters out=PLACE [key=value ...]
 
 Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in another form. Nothing is overwritten.
 
@@ -33,6 +34,8 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
   format=single_file   one .safetensors in the original layout of SD 1.x, 2.x and SDXL
          diffusers     a folder that diffusers' from_pretrained opens
          unet          the UNet alone: a folder, or one file in diffusers' names if out ends with .safetensors
+         adapters      of a run, what its adapters trained: a folder for diffusers' load_lora_weights; the other forms
+                       hold it merged into the networks
   out=PLACE            a new file or folder
   dtype=float16        or bfloat16, float32 (default: as the weights are, float32 of a run)
   weights=ema          or raw: of a run, the averaged weights (default where it keeps them) or the trained ones
@@ -42,7 +45,7 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
 
 docs/export.md says what each form holds, and what programs that read one file take for granted.
 """
-FORMATS = ("single_file", "diffusers", "unet")
+FORMATS = ("single_file", "diffusers", "unet", "adapters")
 _OF_RUN = ("weights", "checkpoint", "training.device")
 _ALL = ("format", "out", "dtype", "variant", *_OF_RUN)
 
@@ -63,7 +66,7 @@ def run(arguments: list[str]) -> int:
     """Writes what is asked for; 0, or a UserError."""
     request = read(arguments)
     make_folder(request.out.parent)
-    with pipeline(request) as folder:
+    with exported(request) as folder:
         for line in write(request, folder):
             print(line)
     print(f"{request.out}: {given.gigabytes(request.out)}")
@@ -91,14 +94,19 @@ def read(arguments: Sequence[str]) -> Request:
         what = "a .safetensors file" if form == "single_file" else "a folder, no .safetensors file"
         raise UserError(f"out={out}: format={form} writes {what}")
     dtype = given.one_of(values, "dtype", given.DTYPES)
+    if form == "adapters" and (not is_run or dtype):
+        raise UserError(
+            "format=adapters: for a run alone" if not is_run else "format=adapters writes float32: no dtype"
+        )
     if form == "diffusers" and not is_run and dtype is None and "variant" not in values:
         raise UserError(f"{source} is in diffusers' layout: give dtype= or variant=, or another format")
     return Request(source, is_run, form, out, weights.DTYPES[dtype] if dtype else None, values)
 
 
 @contextmanager
-def pipeline(request: Request) -> Iterator[Path]:
-    """The source as a pipeline in diffusers' layout: a run is exported beside the place that is asked for."""
+def exported(request: Request) -> Iterator[Path]:
+    """The source as a pipeline in diffusers' layout, or what its adapters trained: a run is exported beside the place
+    that is asked for."""
     if not request.is_run:
         yield request.source
         return
@@ -116,8 +124,12 @@ def pipeline(request: Request) -> Iterator[Path]:
     parts = load(config, checkpoint, raw)
     with TemporaryDirectory(prefix=f".{request.out.name}.", dir=request.out.parent) as temporary:
         made = Path(temporary) / "pipeline"
-        for line in parts.family.export(made, parts.objective, config.sampling):
-            print(line)
+        if request.format == "adapters":
+            said = parts.attached.export(made, parts.objective, config.sampling)
+        else:
+            with parts.attached.merged():
+                said = parts.family.export(made, parts.objective, config.sampling)
+        print("".join(f"{line}\n" for line in said), end="")
         del parts
         yield made
 
@@ -129,6 +141,9 @@ def write(request: Request, folder: Path) -> list[str]:
         return single_file_export.write(request.out, folder, dtype, variant)
     if request.format == "unet" and request.out.suffix == ".safetensors":
         single_file_export.write_unet(request.out, folder, dtype, variant)
+        return []
+    if request.format == "adapters":
+        os.rename(folder, request.out)
         return []
     with replaced(request.out) as fresh:
         weights.recast(folder / "unet" if request.format == "unet" else folder, fresh, dtype, variant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -21,13 +21,14 @@ _WRAPPER = "text_model."
 _SHOWN = 5
 
 
-def read(path: Path, net: nn.Module) -> dict[str, Tensor]:
+def read(path: Path, net: nn.Module, saved: Collection[str] | None = None) -> dict[str, Tensor]:
     """Weights for every trained parameter of `net`, by its name: a run's averages where it has them, else weights.
+    `saved` are the weights that a checkpoint holds, by default all of the net.
 
     UserError where there is nothing to read, and lists what is missing, unknown or of another shape.
     """
     trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
-    known = set(net.state_dict())
+    known = set(net.state_dict() if saved is None else saved)
     found = {_own_name(name, known): tensor for name, tensor in _tensors(path.expanduser(), known)}
     problems = [f"missing {name}" for name in trained.keys() - found.keys()]
     problems += [f"unknown {name}" for name in found.keys() - known if not name.endswith(".position_ids")]

@@ -17,7 +17,7 @@ from daguerre import config as configs
 from daguerre import recipe
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Store
-from daguerre.commands import theirs
+from daguerre.commands import bases, theirs
 from daguerre.commands.parts import Parts, build
 from daguerre.config import Config
 from daguerre.errors import UserError
@@ -295,7 +295,8 @@ def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Parts:
     """The parts with the checkpoint's weights, the averaged ones where it has them, ready to draw."""
     parts = _built(config)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
-    load_weights(parts.net, checkpoint.tensors["model"] | averages)
+    bases.refuse_another(checkpoint.documents.get("base"), bases.of(config, parts), checkpoint.name)
+    load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
     parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
     parts.net.eval()
     return parts

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from daguerre import plugins
+from daguerre.adapters.adapter import Attached, attach
 from daguerre.config import Config, Loaded
 from daguerre.data.buckets import buckets
 from daguerre.data.sources import mix
@@ -33,11 +34,17 @@ class Parts:
 
     family: Family
     objective: Objective
-    net: nn.Module
+    attached: Attached
+    """What is trained."""
     device: torch.device
     numerics: Precision
     """What the trained networks compute with, and how they are stored while they are trained."""
     seed: int
+
+    @property
+    def net(self) -> nn.Module:
+        """What the objective calls: it holds all that is trained."""
+        return self.attached.net
 
     @property
     def autocast(self) -> Autocast:
@@ -53,6 +60,7 @@ class Parts:
         """The loss of a micro-batch: the one place where family and objective meet."""
         with self.numerics.frozen():
             x0, cond = self.family.encode(batch)
+            cond = self.attached.condition(batch, cond)
         return self.objective.loss(net, x0, cond, batch.draws)
 
     def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
@@ -63,6 +71,7 @@ class Parts:
         of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)
         weights = self.objective.elements.draws(batch.images, shape)
         inputs = self.family.random_inputs(self.seed, batch.keys, pixel_shape)
+        inputs |= self.attached.random_inputs(self.seed, batch.keys, shape)
         return {**inputs, **of_objective, **weights}
 
     @property
@@ -72,34 +81,38 @@ class Parts:
 
 
 def build(config: Config, device: torch.device | None = None, drawn_on: torch.device | None = None) -> Parts:
-    """Loads the family, builds objective and adapter, and moves the networks to the device of the run: by default the
-    one that the recipe names. Networks without weights draw theirs on the CPU, or on `drawn_on`."""
+    """Loads the family, attaches the adapters, builds the objective, and moves the networks to the device of the run:
+    by default the one that the recipe names. Networks without weights draw theirs on the CPU, or on `drawn_on`."""
     device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
     with drawn_on or nullcontext():
-        family = load_family(config)
-    return _assembled(config, family.to(device), device)
+        family, attached = load(config)
+    attached.net.to(device)
+    return _assembled(config, family.to(device), attached, device)
 
 
 def outline(config: Config) -> Parts:
     """The same parts without memory and without weights: networks on the meta device, of their numbers alone. Nothing
     is set for the process."""
     with torch.device("meta"):
-        family = load_family(config)
-    return _assembled(config, family, devices.choose_device(config.training.device))
+        family, attached = load(config)
+    return _assembled(config, family, attached, devices.choose_device(config.training.device))
 
 
-def load_family(config: Config) -> Family:
-    """The networks of a recipe, on the CPU."""
-    return plugins.find("families", config.model.family).load(config.model, config.seed)
+def load(config: Config) -> tuple[Family, Attached]:
+    """The networks of a recipe, on the CPU, with its adapters."""
+    family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
+    reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
+    family = family.training(reached) if family.trainable else family
+    return family, attach(config.adapters, family, config.seed)
 
 
-def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
-    """Family, objective and adapter, with what no section of the recipe can see alone refused."""
+def _assembled(config: Config, family: Family, attached: Attached, device: torch.device) -> Parts:
+    """Family, adapters and objective, with what no section of the recipe can see alone refused."""
     numerics = precision.choose(config.training, device)
     objective = _objective(config)
     _refuse_weights(config, objective)
-    net = plugins.find("adapters", config.adapter.name).apply(config.adapter, family.net)
+    net = attached.net
     # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
     sizes = {bucket: family.latent_shape((3, bucket.height_px, bucket.width_px)) for bucket in buckets(config.data)}
     if isinstance(objective, Diffusion):
@@ -111,7 +124,7 @@ def _assembled(config: Config, family: Family, device: torch.device) -> Parts:
     speed.apply(config.training, net, family.components.values(), family.block_classes, device)
     if config.training.gradient_checkpointing:
         recompute.enable(net, family.components.values(), numerics.attention)
-    return Parts(family, objective, net, device, numerics, config.seed)
+    return Parts(family, objective, attached, device, numerics, config.seed)
 
 
 def _objective(config: Config) -> Objective:

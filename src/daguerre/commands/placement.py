@@ -38,15 +38,35 @@ def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
     """
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     table = logical_axes.patterns(network)
-    dims = rules.logical(table, shapes) if table else dict.fromkeys(shapes, ())
+    hosts = {name: logical_axes.host(name) for name in shapes}
+    whole = {host: shapes[name] for name, (host, factor) in hosts.items() if not factor}
+    of_host = rules.logical(table, whole) if table else dict.fromkeys(whole, ())
+    dims = {name: logical_axes.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
     placed, said = rules.place(shapes, dims, axis_rules, mesh, logical_axes.heads(network))
-    patterns = {name: next((each for each in table if fnmatchcase(name, each)), "") for name in shapes}
+    placed = _with_hosts(placed, hosts)
+    patterns = {
+        name: next((each for each in table if fnmatchcase(host, each)), "") for name, (host, _) in hosts.items()
+    }
     problems = [line.partition(": ") for line in said]
     return Placement(
         tuple(each if each.shape else replace(each, fsdp=None) for each in placed),
         patterns,
         tuple((name, why) for name, _, why in problems),
     )
+
+
+def _with_hosts(placed: list[Placed], hosts: Mapping[str, tuple[str, str]]) -> list[Placed]:
+    """Factors that are added to a weight follow it over `tensor`: B where its rows are split, A where its columns."""
+    tensor = {hosts[each.name][0]: each.tensor for each in placed if not hosts[each.name][1]}
+    found = []
+    for each in placed:
+        host, factor = hosts[each.name]
+        if factor:
+            dim = 0 if factor == "lora_B" else 1
+            own = dim if tensor[host] == dim else None
+            each = replace(each, tensor=own, fsdp=0 if own is not None and each.fsdp == own else each.fsdp)
+        found.append(each)
+    return found
 
 
 def of_net(net: nn.Module, components: Mapping[str, nn.Module], axis_rules: Rules, mesh: Mesh) -> Placement:

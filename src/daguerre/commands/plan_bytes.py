@@ -84,8 +84,8 @@ def count(config: Config, parts: Parts, mesh: Mesh) -> Count:
     said = rules.check(axis_rules, mesh)
     net = of_net(parts.net, parts.family.components, axis_rules, mesh)
     held = [
-        _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, _in_net(config, parts, p))
-        for placed, p in zip(net.placed, parts.net.parameters(), strict=True)
+        _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, _in_net(config, parts, name, p))
+        for placed, (name, p) in zip(net.placed, parts.net.named_parameters(), strict=True)
     ]
     problems = list(net.problems)
     for component, network in frozen(parts.net, parts.family.components).items():
@@ -115,9 +115,10 @@ def _frozen(size: int) -> _Kinds:
     return lambda name, shape: {"frozen": prod(shape) * size}
 
 
-def _in_net(config: Config, parts: Parts, p: nn.Parameter) -> _Kinds:
-    """What stands in the net and is not trained (behind the layer that is read) has neither gradient nor average."""
-    size = parts.numerics.weights.itemsize
+def _in_net(config: Config, parts: Parts, name: str, p: nn.Parameter) -> _Kinds:
+    """What stands in the net and is not trained (behind the layer that is read, or what an adapter adds to) has neither
+    gradient nor average."""
+    size = 4 if name in parts.attached.float32 else parts.numerics.weights.itemsize
     if not p.requires_grad:
         return lambda name, shape: {"weights": prod(shape) * size}
     averages = config.ema.enabled + len(config.ema.post_hoc)

@@ -245,7 +245,10 @@ def _begun(config: Config, parts: Parts) -> TrainState:
     """The state after an update, with moments."""
     rehearsed = not hasattr(plugins.find("optimizers", config.optimizer.name), "update_bytes")
     settings = config.optimizer if rehearsed else plugins.find("optimizers", _STAND_IN).Settings()
-    state = TrainState.start(parts.net, parts.objective.learnt, settings, config.ema, parts.numerics, config.seed)
+    state = TrainState.start(
+        parts.net, parts.objective.learnt, settings, config.ema, parts.numerics, config.seed,
+        saved=parts.attached.names, float32=parts.attached.float32,
+    )  # fmt: skip
     for p in state.parameters:
         p.grad = torch.zeros_like(p)
     state.move(0.0, torch.ones((), dtype=torch.bool), None)

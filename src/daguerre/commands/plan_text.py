@@ -113,9 +113,10 @@ def about_parameters(count: Count, every: bool) -> list[str]:
     lines = []
     sorted_groups = groups(count)
     for component, held in count.components():
-        kinds = "trained" if any("gradients" in each.kinds for each in held) else "frozen"
+        trained = sum(each.all_numbers for each in held if "gradients" in each.kinds)
         total = sum(each.all_numbers for each in held)
         whole = all(each.numbers == each.all_numbers for each in held)
+        kinds = "frozen" if not trained else "trained" if trained == total else f"{trained:,} of them trained"
         where = ", whole on each device" if whole else ""
         lines.append(f"{component}: {_some(len(held), 'parameter')}, {total:,} numbers, {kinds}{where}")
         if whole and not every:

@@ -49,7 +49,8 @@ def run(arguments: list[str]) -> int:
 
 def _choices(given: tuple[str, ...]) -> dict[str, str]:
     """The plug-in of each section: the given one, the preferred one, or the first."""
-    sections = layout.plugin_sections(Config)
+    sections = layout.plugin_sections(Config) | layout.plugin_members(Config, {"adapters": {"adapter": {}}})
+    sections = {section.rpartition(".")[2]: plugin for section, plugin in sections.items()}
     asked = dict(overrides.pair(override) for override in given)
     for section, name in asked.items():
         if section not in sections:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from daguerre import config as configs
+from daguerre.adapters.adapter import Attached
 from daguerre.checkpoint.async_save import RunStore
 from daguerre.checkpoint.atomic import write_bytes_atomically, write_json_atomically
 from daguerre.checkpoint.environment import environment
@@ -42,7 +43,7 @@ class Beginning:
     checkpoint: Path | None
     """The one to go on from, verified; None for a fresh run."""
     documents: Mapping[str, Any]
-    """Of it: `state` and `loading`."""
+    """Of it: `state`, `loading` and `base`."""
     global_batch_size: int | None
     """The global batch of the run's first start, which holds for good; None for a fresh run."""
     notices: list[str]
@@ -111,7 +112,7 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
 
 def _documents(checkpoint: Path) -> dict[str, Any]:
     with opened(checkpoint) as reader:
-        return {name: reader.document(name) for name in ("state", "loading")}
+        return {name: reader.document(name) for name in ("state", "loading", "base") if reader.has(name)}
 
 
 def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> list[Change]:
@@ -141,12 +142,12 @@ def _is_in(path: str, allowed: str) -> bool:
     return path == allowed or path.startswith(f"{allowed}.")
 
 
-def first_weights(net: nn.Module, beginning: Beginning, config: Config) -> list[str]:
+def first_weights(attached: Attached, beginning: Beginning, config: Config) -> list[str]:
     """Puts another run's weights into the net of a fresh run, before it is split, if the recipe says so; says what was
     done."""
     if beginning.checkpoint is not None or config.init_from is None:
         return []
-    return _other_weights(net, config.init_from)
+    return _other_weights(attached, config.init_from)
 
 
 def restore(state: TrainState, beginning: Beginning, config: Config, given: Mapping[str, Tensor] | None) -> list[str]:
@@ -169,14 +170,14 @@ def restore_loading(loading: Loading, beginning: Beginning, config: Config) -> N
     loading.restore(beginning.documents["loading"], may_differ)
 
 
-def first_averages(net: nn.Module, beginning: Beginning, config: Config) -> dict[str, Tensor] | None:
+def first_averages(attached: Attached, beginning: Beginning, config: Config) -> dict[str, Tensor] | None:
     """Whole weights from which the averages of a fresh run start, where the recipe names some; the net is whole."""
     if beginning.checkpoint is not None or config.ema.path is None:
         return None
-    return dict(ema_start.read(copies.located(config.ema.path), net))
+    return dict(ema_start.read(copies.located(config.ema.path), attached.net, attached.names))
 
 
-def _other_weights(net: nn.Module, init_from: str) -> list[str]:
+def _other_weights(attached: Attached, init_from: str) -> list[str]:
     other = RunFolder(copies.located(init_from))
     notices, place = copies.bring(other.path), f"{copies.shown(other.path)}/checkpoints"
     found = Store(other.checkpoints).newest_verified()
@@ -186,7 +187,7 @@ def _other_weights(net: nn.Module, init_from: str) -> list[str]:
             "give the folder of another"
         )
     notices += [*found.notices, f"starting from the weights of {place}/{found.path.name}"]
-    return [*notices, *adopt(net, Store(other.checkpoints).load(found.path).tensors)]
+    return [*notices, *adopt(attached.net, Store(other.checkpoints).load(found.path).tensors, attached.names)]
 
 
 def foreseen(config: Config) -> list[str]:

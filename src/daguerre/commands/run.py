@@ -16,6 +16,7 @@ from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.run_folder import RunFolder, RunFolderError, State
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands import (
+    bases,
     class_pictures,
     description,
     first_pass,
@@ -64,6 +65,8 @@ class Run:
     terminal: Progress
     sinks: list[Sink]
     whole: several.Whole
+    base: bases.Base
+    """What checkpoints stand on."""
     flops_per_sample: float = 0.0
     """Counted in the first pass."""
     said: set[str] = field(default_factory=set)
@@ -159,6 +162,9 @@ def start(loaded: Loaded, home: Home, stack: ExitStack, stop: StopSignals, proce
     sizes = shared_out(loaded, mesh, beginning.global_batch_size)
     parts = build(config, processes.device)
     pictures_samples.check(config, parts)
+    stands_on = bases.of(config, parts)
+    if beginning.checkpoint is not None:
+        bases.refuse_another(beginning.documents.get("base"), stands_on, beginning.checkpoint.name)
     said = [*loaded.notices, *beginning.notices, *sizes.notices]
     said += [*parts.numerics.notices(), *parts.family.remarks(parts.objective)]
     said += pictures_samples.strange_words(config)
@@ -188,7 +194,7 @@ def start(loaded: Loaded, home: Home, stack: ExitStack, stop: StopSignals, proce
     run = Run(
         config, folder, processes, saver, parts, sizes, every, dataset, held_out, state, loading, terminal,
         sinks(config, folder, beginning.step, stack) if processes.leads else [],
-        several.Whole(config, processes.leads),
+        several.Whole(config, processes.leads), stands_on,
     )  # fmt: skip
     stack.enter_context(FailureOnRecord(run))
     return _announced(run, probe, [*([f"{world}: {mesh}"] if world.size > 1 else []), *said], home)
@@ -199,15 +205,17 @@ def _state(
 ) -> tuple[TrainState, list[str]]:
     """The state around networks that are spread over the mesh, and what to say of where it comes from. What needs whole
     networks comes first."""
-    said = resuming.first_weights(parts.net, beginning, config)
-    averages = resuming.first_averages(parts.net, beginning, config)
+    attached = parts.attached
+    said = resuming.first_weights(attached, beginning, config)
+    averages = resuming.first_averages(attached, beginning, config)
     if beginning.checkpoint is None:
         with processes.watch.doing("drawing class pictures"):
             said += several.led(processes, lambda: class_pictures.draw(config, parts, lambda: stop.exit_code))
     sharding, told = several.spread(config, parts, processes, mesh)
     state = TrainState.start(
-        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed, sharding
-    )
+        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed, sharding,
+        attached.names, attached.float32,
+    )  # fmt: skip
     return state, [*said, *told, *resuming.restore(state, beginning, config, averages)]
 
 

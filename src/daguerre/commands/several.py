@@ -5,7 +5,6 @@ What happens in a run is training_run.py's; here is what only several processes 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
+from daguerre.adapters.adapter import Attached
 from daguerre.checkpoint.stop import StopSignals
+from daguerre.commands import bases
 from daguerre.commands.homes import Home
-from daguerre.commands.parts import Parts, load_family
+from daguerre.commands.parts import Parts, load
 from daguerre.commands.placement import frozen, of_net, placement
 from daguerre.config import Config
 from daguerre.errors import UserError
-from daguerre.families.family import Family
 from daguerre.parallel import apply, rules, world
 from daguerre.parallel.agreement import Agreement
 from daguerre.parallel.mesh import Mesh
@@ -32,7 +32,6 @@ from daguerre.training import device as devices
 from daguerre.training.sharding import UNSHARDED, Sharding
 
 _T = TypeVar("_T")
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ENTRIES = ("encode", "decode")
 """Methods by which networks are called beside `forward`."""
 
@@ -83,7 +82,7 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
         return UNSHARDED, []
     still = frozen(parts.net, parts.family.components)
     refuse_other_weights({"what is trained": parts.net, **still}, processes.agreement)
-    parts.numerics.store(parts.net)
+    parts.numerics.store(parts.net, parts.attached.float32)
     axis_rules = config.mesh.logical_axis_rules
     said = rules.check(axis_rules, mesh)
     grid = apply.device_mesh(mesh, parts.device.type)
@@ -103,7 +102,7 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
 
 def refuse_other_weights(networks: Mapping[str, nn.Module], agreement: Agreement) -> None:
     """UserError where ranks have loaded different weights: another version of the base in a node's cache."""
-    everyone = agreement.gather({name: _digest(network) for name, network in networks.items()})
+    everyone = agreement.gather({name: bases.digest_of(network) for name, network in networks.items()})
     for rank, theirs in enumerate(everyone):
         if other := [name for name, digest in theirs.items() if digest != everyone[0][name]]:
             raise UserError(
@@ -112,36 +111,27 @@ def refuse_other_weights(networks: Mapping[str, nn.Module], agreement: Agreement
             )
 
 
-@torch.no_grad()
-def _digest(network: nn.Module) -> str:
-    """Of all weights, by sums of their words as whole numbers: exact in whatever order they are added."""
-    found = hashlib.sha256()
-    for name, p in network.named_parameters():
-        words = p.detach().contiguous().view(_WORDS[p.element_size()])
-        found.update(f"{name} {tuple(p.shape)} {int(words.sum(dtype=torch.int64))}\n".encode())
-    return found.hexdigest()
-
-
 @dataclass
 class Whole:
-    """The family with whole networks, in the memory of rank 0's host, for exports of what is split over devices."""
+    """The model with whole networks, in the memory of rank 0's host, for exports of what is split over devices."""
 
     config: Config
     leads: bool
-    _family: Family | None = field(default=None, init=False, repr=False)
+    _attached: Attached | None = field(default=None, init=False, repr=False)
 
-    def take(self, sharding: Sharding, own: Family) -> Family:
-        """Takes up the present weights, one tensor after the other; the family that has them on rank 0, its `own`
-        elsewhere. All ranks call this."""
+    def take(self, sharding: Sharding, own: Attached) -> Attached:
+        """Takes up the present weights of what is trained, one tensor after the other, on the same base; the adapters
+        that have them on rank 0, its `own` elsewhere. All ranks call this."""
         assert isinstance(sharding, MeshSharding)
-        if self.leads and self._family is None:
-            self._family = load_family(self.config)
-        weights = {} if self._family is None else self._family.net.state_dict()
+        if self.leads and self._attached is None:
+            self._attached = load(self.config)[1]
+            assert self._attached.names == own.names
+        weights = {} if self._attached is None else self._attached.net.state_dict()
         with torch.no_grad():
-            for name, tensor in sharding.whole():
-                if name in weights:
+            for name, tensor in sharding.whole(own.names):
+                if self._attached is not None:
                     weights[name].copy_(tensor)
-        return self._family or own
+        return self._attached or own
 
 
 def _summary(problems: list[tuple[str, str]]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from daguerre import __version__, plugins
+from daguerre.adapters.adapter import Attached
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.stop import StopSignals
 from daguerre.commands import checkpoints, out_of_memory, pictures, pictures_samples, resuming
@@ -26,7 +27,6 @@ from daguerre.commands.several import led, together
 from daguerre.config import Loaded
 from daguerre.data import loader
 from daguerre.errors import SaidElsewhere, UserError
-from daguerre.families.family import Family
 from daguerre.parallel import world
 from daguerre.parallel.world import World
 from daguerre.remote import copies
@@ -157,6 +157,7 @@ def save(run: Run) -> None:
         "loading": run.loading.document(),
         "config": run.config.model_dump(mode="json"),
         "code": {"version": __version__},
+        "base": run.base,
     }
     told = memory.explained("saving", lambda: out_of_memory.of_saving(run.saver))
     with run.terminal.busy("saving"), run.processes.watch.doing("saving"), told:
@@ -187,10 +188,10 @@ def publish(run: Run, again: bool = False) -> None:
         if run.config.checkpoint.export:
             told = memory.explained("exporting", lambda: out_of_memory.of_exporting(run.saver))
             with run.terminal.busy("exporting"), watch.doing("exporting"), told:
-                family = whole_family(run)
+                attached = whole(run)
                 if leads:
                     with run.tolerant("exporting"):
-                        run.say(family.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
+                        run.say(attached.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
         if run.config.sampling.num_images and draws(run):
             with run.terminal.busy("drawing pictures"), watch.doing("drawing pictures"), run.tolerant("drawing"):
                 draw_samples(run, again)
@@ -206,12 +207,12 @@ def draws(run: Run) -> bool:
     return run.parts.family.generates and (run.processes.leads or run.state.sharding.splits)
 
 
-def whole_family(run: Run) -> Family:
-    """The family with the present weights, whole: on the process that leads. Where they are split, a copy in the
+def whole(run: Run) -> Attached:
+    """What is trained, with the present weights, whole: on the process that leads. Where they are split, a copy in the
     host's memory takes them up one after the other; all processes call this."""
     if not run.state.sharding.splits:
-        return run.parts.family
-    return run.whole.take(run.state.sharding, run.parts.family)
+        return run.parts.attached
+    return run.whole.take(run.state.sharding, run.parts.attached)
 
 
 def draw_samples(run: Run, again: bool = False) -> None:

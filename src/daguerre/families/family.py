@@ -142,6 +142,12 @@ class Family:
         """Whether it generates images from prompts: it reads texts, and one of its components denoises."""
         return self.text is not None and any(spec.role == "denoiser" for spec in self.specs.values())
 
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """The components that adapters can reach, the one first that is trained where nothing is said; () for a family
+        that always trains all it has."""
+        return tuple(name for name in self.components if self.specs[name].trainable)
+
     def to(self, device: torch.device | str) -> Self:
         """Moves every network, in place, and returns the family."""
         for network in (*self.components.values(), self.net):
@@ -156,9 +162,10 @@ class Family:
             if wanted != self.trained:
                 raise UserError(f"this family trains {', '.join(self.components)} together, and nothing else")
             return self
-        able = [name for name in self.components if self.specs[name].trained_by]
-        if odd := sorted(wanted - {*able}):
-            raise UserError(f"{', '.join(odd)} cannot be trained in this family; there are: {', '.join(able)}")
+        if odd := sorted(wanted - {*self.trainable}):
+            raise UserError(
+                f"{', '.join(odd)} cannot be trained in this family; there are: {', '.join(self.trainable)}"
+            )
         for name, network in self.components.items():
             network.requires_grad_(name in wanted)
             if name not in wanted:

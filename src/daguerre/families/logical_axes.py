@@ -8,6 +8,7 @@ and convolution weights are (out, in, ...) as torch stores them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,17 +116,34 @@ _GROUPS: dict[str, Table] = {
     },
 }
 """Patterns that belong together: a group holds for networks with a parameter whose name has its part."""
+_FACTOR = re.compile(r"\.(lora_[AB])\.\w+\.weight$")
 
 
 def patterns(network: nn.Module) -> Table:
-    """The patterns of a network of diffusers or transformers; empty for one that no group knows."""
-    names = [name for name, _ in network.named_parameters()]
+    """The patterns of a network of diffusers or transformers; empty for one that no group knows. Layers that an adapter
+    wraps are known as they were before."""
+    names = [host(name)[0] for name, _ in network.named_parameters()]
     return {
         pattern: dims
         for part, table in _GROUPS.items()
         if any(part in f".{name}" if part.startswith(".") else part in name for name in names)
         for pattern, dims in table.items()
     }
+
+
+def host(name: str) -> tuple[str, str]:
+    """The name of the parameter as the network had it before adapters wrapped its layers; and, of a factor that is
+    added to a weight, which one it is: `lora_A` (rank, in) or `lora_B` (out, rank)."""
+    if found := _FACTOR.search(name):
+        return f"{name[: found.start()]}.weight", found[1]
+    return name.replace(".base_layer.", "."), ""
+
+
+def of_factor(dims: tuple[str | None, ...], factor: str) -> tuple[str | None, ...]:
+    """The axes of a factor of a weight with these, or of the weight itself."""
+    if not factor or len(dims) < 2:
+        return () if factor else dims
+    return (dims[0], "rank") if factor == "lora_B" else ("rank", dims[1])
 
 
 def heads(network: nn.Module) -> dict[str, int]:

@@ -38,8 +38,6 @@ class Settings(UNetSettings):
     """The second text encoder, with a projection: its pooled features condition the UNet, too."""
     tokenizer_2: Annotated[str, ADDRESS] = BASE
     """The tokenizer that belongs to it."""
-    train_text_encoder_2: bool = False
-    """Train the second text encoder, too."""
     text_encoder_layer_2: int | None = Field(None, le=-1)
     """Which hidden state of the second text encoder is read. null: the one before the last."""
     text_encoder_final_norm_2: bool | None = None
@@ -52,7 +50,7 @@ class Settings(UNetSettings):
     pipeline_class: ClassVar[str] = "StableDiffusionXLPipeline"
     components: ClassVar[Mapping[str, ComponentSpec]] = {
         **UNetSettings.components,
-        "text_encoder_2": ComponentSpec("text_encoder", "train_text_encoder_2"),
+        "text_encoder_2": ComponentSpec("text_encoder", trainable=True),
         "tokenizer_2": ComponentSpec("tokenizer"),
     }
     idle: ClassVar[tuple[Idle, ...]] = (

@@ -21,8 +21,8 @@ class ComponentSpec(NamedTuple):
     """What a component of a family is. Shared code asks for the role: only a family knows its components' names."""
 
     role: Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer"]
-    trained_by: str = ""
-    """The setting that trains it; "" for what the settings cannot train."""
+    trainable: bool = False
+    """Whether adapters can train it, or add to it. False for all of a family that always trains what it has."""
 
 
 class FamilySettings(Settings):
@@ -45,11 +45,10 @@ class FamilySettings(Settings):
         """Names of the tokenizers."""
         return tuple(name for name, spec in cls.components.items() if spec.role == "tokenizer")
 
-    @property
-    def trained(self) -> tuple[str, ...]:
-        """The components that these settings train."""
-        named = {name: spec.trained_by for name, spec in self.components.items() if spec.trained_by}
-        return tuple(name for name, setting in named.items() if getattr(self, setting))
+    @classmethod
+    def trainable(cls) -> tuple[str, ...]:
+        """Names of the components that adapters can reach, the one first that is trained where nothing is said."""
+        return tuple(name for name, spec in cls.components.items() if spec.trainable)
 
     @property
     def places(self) -> Mapping[str, Any]:
@@ -151,10 +150,6 @@ class UNetSettings(PretrainedSettings, LatentSettings):
     """The text encoder: CLIP's or T5's."""
     tokenizer: Annotated[str, ADDRESS] = BASE
     """The tokenizer that belongs to it."""
-    train_unet: bool = True
-    """Train the UNet."""
-    train_text_encoder: bool = False
-    """Train the text encoder with it."""
     text_encoder_layer: int | None = Field(None, le=-1)
     """Which hidden state is read: -1 the last, -2 the one before. null: the family's own."""
     text_encoder_final_norm: bool | None = None
@@ -163,16 +158,9 @@ class UNetSettings(PretrainedSettings, LatentSettings):
     """Read prompts of any length in windows of 75 tokens, each with its own start and end; off: cut them, counted."""
 
     components: ClassVar[Mapping[str, ComponentSpec]] = {
-        "unet": ComponentSpec("denoiser", "train_unet"),
+        "unet": ComponentSpec("denoiser", trainable=True),
         "vae": ComponentSpec("autoencoder"),
-        "text_encoder": ComponentSpec("text_encoder", "train_text_encoder"),
+        "text_encoder": ComponentSpec("text_encoder", trainable=True),
         "tokenizer": ComponentSpec("tokenizer"),
     }
     """Each is a field, too: where it comes from."""
-
-    @model_validator(mode="after")
-    def _something_is_trained(self) -> Self:
-        if not self.trained:
-            able = [spec.trained_by for spec in self.components.values() if spec.trained_by]
-            raise ValueError(f"nothing is trained: set one of {', '.join(able)} to true")
-        return self

@@ -100,7 +100,7 @@ def family(components: Components, unet: Any, vae: VAE, texts: Texts, exporter: 
         networks, settings.components, make_net({}), vae, exporter,
         text=texts, pretrained=components, make_net=make_net, unread=texts.unread,
     )  # fmt: skip
-    return whole.training(settings.trained)
+    return whole.training(settings.trainable()[:1])
 
 
 def _other_family(unet: Any, sized: bool) -> str:

@@ -9,6 +9,7 @@ the one thing that changes, the order of rows in layers whose two halves are spl
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ from daguerre.parallel.rules import Placed
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
 _GATED = ("GEGLU", "SwiGLU")
 """Linear layers whose output is two halves, one of which gates the other, by their owner's class name."""
+_WRAPPED = re.compile(r"\.(base_layer|lora_[AB]\.\w+)$")
+"""What stands behind the name of a layer in the names of what a LoRA makes of it."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +71,20 @@ def apply(net: nn.Module, mesh: Mesh, placed: Sequence[Placed], devices: DeviceM
 def _tensor_parallel(
     net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh, degree: int
 ) -> dict[str, Tensor]:
-    """Splits linear layers by rows (columns of the product) or by columns, as their weights are placed."""
+    """Splits linear layers by rows (columns of the product) or by columns, as their weights are placed. Of one with a
+    LoRA it is the layer inside and one of the two factors; the wrapper adds what these give."""
     rows: dict[str, Tensor] = {}
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear):
             dim = where[f"{name}.weight"].tensor
-            if dim == 0 and _is_gated(net, name):
+            if dim == 0 and _is_gated(net, _WRAPPED.sub("", name)):
                 rows |= _interleave(name, module, degree)
             if dim is not None:
                 parallelize_module(module, devices, ColwiseParallel() if dim == 0 else RowwiseParallel())
     for name, module in net.named_modules():
         owner: Any = module
-        if f"{name}.to_q.weight" in where and where[f"{name}.to_q.weight"].tensor == 0:
+        query = where.get(f"{name}.to_q.weight") or where.get(f"{name}.to_q.base_layer.weight")
+        if query is not None and query.tensor == 0:
             owner.heads //= degree  # diffusers asks for it, CLIP counts heads by their width
     return rows
 

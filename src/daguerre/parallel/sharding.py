@@ -4,7 +4,7 @@ apply.py has split it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -128,9 +128,9 @@ class MeshSharding:
         by_rank = {rank: its for rank, its in reversed(everyone)}  # noqa: C416 (of a tensor group the first)
         return [by_rank[rank] for rank in range(self.ranks)]
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights of the state dict, one after the other, in their own order; each exists whole for a moment."""
-        for name in self._state_names:
+    def whole(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """These weights of the state dict, one after the other, in their own order; each exists whole for a moment."""
+        for name in [name for name in self._state_names if name in names]:
             if name in self._parameters:
                 yield name, self._split.own_order(name, apply.whole(self._parameters[name].detach()))
             else:

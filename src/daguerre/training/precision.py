@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -89,10 +89,11 @@ class Precision:
             yield
 
     @torch.no_grad()
-    def store(self, net: nn.Module) -> None:
-        """Gives the parameters of `net` the type in which they are stored."""
-        for p in net.parameters():
-            p.data = p.data.to(self.weights)
+    def store(self, net: nn.Module, float32: Collection[str] = ()) -> None:
+        """Gives the parameters of `net` the type in which they are stored; those named in `float32` keep theirs."""
+        for name, p in net.named_parameters():
+            if name not in float32:
+                p.data = p.data.to(self.weights)
 
     def rounding(self, seed: int) -> Rounding | None:
         """How an optimizer rounds the weights; None where it need not."""

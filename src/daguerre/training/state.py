@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +19,7 @@ from daguerre.training.guard import Guard
 from daguerre.training.meters import Meter
 from daguerre.training.optimizers.optimizer import Optimizer, build
 from daguerre.training.precision import Precision
+from daguerre.training.rounding import Rounding
 from daguerre.training.scaling import Scaler, Unscaled
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.training.sharding import UNSHARDED, Sharding, cut
@@ -55,6 +56,8 @@ class TrainState:
     sharding: Sharding = UNSHARDED
     """How net and batches are spread over devices."""
     seed: int = 0
+    saved: frozenset[str] = frozenset()
+    """Names in the net's state dict of what a checkpoint holds; the rest is the base, which never changes."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -71,14 +74,17 @@ class TrainState:
         precision: Precision = _FLOAT32,
         seed: int = 0,
         sharding: Sharding = UNSHARDED,
+        saved: frozenset[str] | None = None,
+        float32: frozenset[str] = frozenset(),
     ) -> TrainState:
         """The state before the first update, around the weights that `net` has now, stored as `precision` says. `seed`
-        decides how those of 16 bits are rounded, and dropout inside the net. UserError for an optimizer that needs
-        whole parameters where `sharding` splits them."""
-        precision.store(net)
+        decides how those of 16 bits are rounded, and dropout inside the net. A checkpoint holds what is `saved`, by
+        default all of the net; parameters in `float32` keep that type. UserError for an optimizer that needs whole
+        parameters where `sharding` splits them."""
+        precision.store(net, float32)
         device = next(net.parameters()).device
         trained = {name: p for name, p in sharding.held(net).items() if p.requires_grad}
-        moving = build(optimizer, trained, precision.rounding(seed))
+        moving = build(optimizer, trained, _rounding(precision, seed, trained))
         if sharding.splits and not all(part.elementwise for part in moving.parts):
             raise UserError(
                 f"optimizer.name={optimizer.name} works on whole parameters, and this mesh splits them over devices "
@@ -86,7 +92,10 @@ class TrainState:
                 "parallelism alone"
             )
         averages, scaler, meter = EMA.of(ema, trained), precision.scaler(device), Meter(device, sharding)
-        return cls(net, trained, moving, averages, objective, meter, scaler=scaler, sharding=sharding, seed=seed)
+        saved = frozenset(sharding.weights(net)) if saved is None else saved
+        return cls(
+            net, trained, moving, averages, objective, meter, scaler=scaler, sharding=sharding, seed=seed, saved=saved
+        )
 
     def see(self, terms: LossTerms, valid_B: Tensor) -> None:
         """Takes note of the losses of a micro-batch, for the means that are logged and for the objective."""
@@ -111,7 +120,7 @@ class TrainState:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Tensors by file and name, as a checkpoint stores them."""
         files: dict[str, dict[str, Tensor]] = {
-            "model": self.sharding.weights(self.net),
+            "model": _of(self.sharding.weights(self.net), self.saved),
             "optimizer": self.optimizer.tensors(),
         }
         files |= {"ema": self.optimizer_averages(), **self.ema.tensors()}
@@ -162,7 +171,10 @@ class TrainState:
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], document: Mapping[str, Any]) -> None:
         """Takes over a checkpoint; raises UserError where its tensors do not fit this run's networks."""
-        load_weights(self.net, tensors["model"], self.sharding)
+        known = {"model", "optimizer", "ema", *self.ema.tensors(), "objective", "meter", "scaler"}
+        if unknown := sorted(tensors.keys() - known):
+            raise UserError(f"the checkpoint holds {', '.join(unknown)}, which this run would not take over")
+        load_weights(self.net, tensors["model"], self.sharding, self.saved)
         self.optimizer.load(tensors.get("optimizer", {}))
         self.ema.load(tensors)
         self.objective.load_state(dict(tensors.get("objective", {})))
@@ -181,9 +193,33 @@ def evaluating(state: TrainState) -> Iterator[None]:
     state.net.train()
 
 
-def load_weights(net: nn.Module, tensors: Mapping[str, Tensor], sharding: Sharding = UNSHARDED) -> None:
-    """Loads all weights of `net` that this device holds; UserError lists names and shapes that do not fit."""
+def _of(weights: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Those of these names, in the order of the net."""
+    return {name: tensor for name, tensor in weights.items() if name in names}
+
+
+def _rounding(precision: Precision, seed: int, trained: Mapping[str, nn.Parameter]) -> Rounding | None:
+    """How the optimizer rounds weights. UserError where some have 16 bits and some do not: it moves all of them in the
+    same memory."""
+    few = [name for name, p in trained.items() if p.element_size() < 4]
+    if few and len(few) < len(trained):
+        raise UserError(
+            f"training.weights_dtype: {few[0]} would be stored in 16 bits, and what an adapter adds in float32, which "
+            "one optimizer cannot train together: leave weights_dtype out, or train one of the adapters"
+        )
+    return precision.rounding(seed) if few else None
+
+
+def load_weights(
+    net: nn.Module,
+    tensors: Mapping[str, Tensor],
+    sharding: Sharding = UNSHARDED,
+    saved: Collection[str] | None = None,
+) -> None:
+    """Loads what this device holds of the weights of `net` that are `saved`, by default all. Each of them must be in
+    `tensors` and nothing else: UserError lists names and shapes that do not fit."""
     own = sharding.weights(net)
+    own = own if saved is None else _of(own, saved)
     problems = [f"missing {name}" for name in own.keys() - tensors.keys()]
     problems += [f"unknown {name}" for name in tensors.keys() - own.keys()]
     problems += [
@@ -201,23 +237,26 @@ def load_weights(net: nn.Module, tensors: Mapping[str, Tensor], sharding: Shardi
     sharding.rewritten(net)
 
 
-def adopt(net: nn.Module, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+def adopt(
+    net: nn.Module, tensors: Mapping[str, Mapping[str, Tensor]], saved: Collection[str] | None = None
+) -> list[str]:
     """`init_from`: takes another run's weights (its averages where it has them) and nothing else, before a state is
-    made of the net.
+    made of the net. `saved` are the weights that a checkpoint of this run holds, by default all.
 
     A component that only this run trains keeps the weights it has; returns a line for each. UserError for one that
     only the other run trained.
     """
     weights = dict(tensors["model"])
-    weights |= {name: value for name, value in tensors.get("ema", {}).items() if name in weights}
+    weights |= tensors.get("ema", {})
     own = net.state_dict()
+    own = own if saved is None else _of(own, saved)
     here, there = ({name.partition(".")[0] for name in names} for names in (own, weights))
     if more := sorted(there - here):
         raise UserError(
-            f"init_from: that run trained {', '.join(more)}, too, which this recipe takes from elsewhere: set "
-            f"{' and '.join(f'model.train_{name}=true' for name in more)}, or give the run's export as its place, "
+            f"init_from: that run trained {', '.join(more)}, too, which this recipe takes from elsewhere: train it by "
+            f"adapter.train='[{', '.join(sorted(here | there))}]', or give the run's export as its place, "
             f"{' '.join(f'model.{name}=RUN/pipeline' for name in more)}, with the other components, and no init_from"
         )
     new = sorted(here - there)
-    load_weights(net, weights | {name: own[name] for name in own if name.partition(".")[0] in new})
+    load_weights(net, weights | {name: own[name] for name in own if name.partition(".")[0] in new}, saved=saved)
     return [f"{name} starts from its base: the run of init_from did not train it" for name in new]

@@ -1,0 +1,135 @@
+"""The contract of every adapter: read this before adding one.
+
+An adapter is one file in this folder that says what of a model is trained, or adds something to it and trains that. A
+file is an adapter when it defines `Settings` (an `AdapterSettings` whose `name` is the file's name) and
+
+    def attach(settings: Settings, model: Family, seed: int) -> Trainable
+
+`model.net` holds the components that the adapters of the recipe reach (`Settings.reaches`); what is frozen is outside
+it. `attach` freezes, wraps or adds, in place, on the CPU (or, under `torch.device("meta")`, without memory): it runs
+before weights change their type, before kernels are chosen and before anything is split over devices, so that all of
+these see the final modules. Random weights are drawn from `seed` alone.
+
+A checkpoint holds what `Trainable.names` lists and names the rest, the base, by digest. So a parameter of the net is
+either in `names`, or belongs to the base and never changes. Nothing here knows an objective or a data source.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from daguerre import plugins
+from daguerre.adapters.settings import AdapterSettings
+from daguerre.types import Batch, Cond
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from daguerre.families.family import Family
+    from daguerre.objectives.objective import Objective
+    from daguerre.samplers.settings import SamplingSettings
+
+
+class Trainable(ABC):
+    """What an adapter trains of a model. Subclasses are final: no adapter inherits from another."""
+
+    net: nn.Module
+    """What the objective calls: net(x, c_noise, cond) -> y."""
+    names: frozenset[str]
+    """Names in the state dict of `net` of what a checkpoint holds: all that requires a gradient is among them."""
+    float32: bool = False
+    """Whether these weights stay float32, whatever type the base is stored in (training.weights_dtype)."""
+
+    def condition(self, batch: Batch, cond: Cond) -> Cond:
+        """Conditioning of a batch on the device, with what the adapter adds to it. No gradient flows into it."""
+        return cond
+
+    def random_inputs(self, seed: int, keys: np.ndarray, shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """The random numbers that `condition` needs, on the CPU, by `daguerre.keys`; keys [B, 3], shape of a latent.
+        They are in `batch.draws`."""
+        return {}
+
+    @abstractmethod
+    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
+        """Writes what was trained, with the CURRENT weights, as its usual library reads it, in place of `folder`: the
+        old content or the new one is there at any moment. Returns what a person must be told."""
+
+    def merge(self) -> None:
+        """Puts what was learnt into the components' own weights, for exports that hold a whole model. Once."""
+        return
+
+    def detached(self) -> AbstractContextManager[None]:
+        """Within the context the components are without what the adapter put into them."""
+        return nullcontext()
+
+
+@dataclass(frozen=True, eq=False)
+class Attached:
+    """All adapters of a recipe on one model."""
+
+    net: nn.Module
+    trainables: Mapping[str, Trainable]
+    """By the adapters' names in the recipe."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of what a checkpoint holds."""
+        return frozenset[str]().union(*(each.names for each in self.trainables.values()))
+
+    @property
+    def float32(self) -> frozenset[str]:
+        """Of these, what stays float32."""
+        return frozenset[str]().union(*(each.names for each in self.trainables.values() if each.float32))
+
+    def condition(self, batch: Batch, cond: Cond) -> Cond:
+        """Conditioning, by one adapter after the other."""
+        for each in self.trainables.values():
+            cond = each.condition(batch, cond)
+        return cond
+
+    def random_inputs(self, seed: int, keys: np.ndarray, shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """Of all adapters."""
+        return {
+            name: v for each in self.trainables.values() for name, v in each.random_inputs(seed, keys, shape).items()
+        }
+
+    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
+        """What was trained: of one adapter in place of `folder`, of several in a folder of each one's name in it. None
+        of them sees the others'."""
+        said: list[str] = []
+        for name, own in self.trainables.items():
+            with ExitStack() as stack:
+                for other in self.trainables.values():
+                    stack.enter_context(nullcontext() if other is own else other.detached())
+                said += own.export(folder if len(self.trainables) == 1 else folder / name, objective, sampling)
+        return said
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within the context the components have what was learnt in their own weights, and nothing else in them. The
+        weights stay as they are then: for the end of a program."""
+        with ExitStack() as stack:
+            for each in self.trainables.values():
+                each.merge()
+                stack.enter_context(each.detached())
+            yield
+
+
+def attach(settings: Mapping[str, AdapterSettings], model: Family, seed: int) -> Attached:
+    """Attaches all adapters of a recipe, in their order, to a model whose net holds what they reach."""
+    trainables: dict[str, Trainable] = {}
+    net = model.net
+    for name, own in settings.items():
+        trainables[name] = plugins.find("adapters", own.name).attach(own, model, seed)
+        net = trainables[name].net
+    found = Attached(net, trainables)
+    lost = [name for name, p in net.named_parameters() if p.requires_grad and name not in found.names]
+    assert not lost, f"trained, but in no checkpoint: {lost[:3]}"
+    return found

@@ -1,0 +1,285 @@
+"""Runs with `adapter.name=lora` from end to end: what a checkpoint holds, going on, other meshes, what they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import forked_runs
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tiny_models import write_sd, write_sdxl
+
+from daguerre import cli, errors
+from daguerre.adapters.lora import FILE
+from daguerre.checkpoint.store import Store
+from daguerre.commands import bases
+
+RECIPE = """
+run_name: lora
+model: {family: KIND}
+objective: {name: eps}
+adapters: {style: {name: lora, rank: 4, alpha: 2.5, dropout: 0.0, ranks: {text_encoder: 2}}}
+data: {source: folder, resolution: 16}
+training: {duration: "4 steps", global_batch_size: 12}
+# Gradients that are zero but for rounding (B starts at zero, so that those of A do) must not become whole steps.
+optimizer: {learning_rate: 1e-4, epsilon: 1e-6}
+logging: {every: "1 steps", tensorboard: false}
+checkpoint: {every: "2 steps", keep: 9}
+sampling: {num_images: 1, num_inference_steps: 2, prompts: [a dog]}
+validation: {every: "2 steps", num_samples: 3, num_levels: 2}
+"""
+MESHES = {"data2": (2, 2, 1, 1), "fsdp2": (2, 1, 2, 1), "tensor2": (2, 1, 1, 2), "fsdp2-tensor2": (4, 1, 2, 2)}
+
+
+class Place:
+    """A folder with a base, pictures and runs of one recipe."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        (write_sd if kind == "sd" else write_sdxl)(folder / "base")
+        (folder / "pictures").mkdir()
+        noise = np.random.default_rng(0)
+        for number in range(14):
+            pixels = noise.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "pictures" / f"{number:02}.png")
+            (folder / "pictures" / f"{number:02}.txt").write_text(f"picture {number}")
+        self.recipe = folder / "recipe.yaml"
+        self.recipe.write_text(RECIPE.replace("KIND", kind))
+
+    def given(self, *more: str) -> list[str]:
+        """The command's settings."""
+        base = f"model.pretrained_model_name_or_path={self.folder / 'base'}"
+        return [base, f"data.path={self.folder / 'pictures'}", *more]
+
+    def train(self, name: str, *more: str) -> int:
+        """In this process."""
+        place = [f"output_dir={self.folder}", f"run_name={name}"]
+        return cli.run(["train", str(self.recipe), *place, *self.given(*more)])
+
+    def on(self, name: str, mesh: tuple[int, int, int, int], *more: str) -> dict:
+        """A run on a mesh, for `forked_runs.together`."""
+        size, *degrees = mesh
+        axes = [f"mesh.ici_{axis}_parallelism={n}" for axis, n in zip(("data", "fsdp", "tensor"), degrees, strict=True)]
+        return forked_runs.run(self.folder, name, size, *self.given(*axes, *more), recipe=str(self.recipe))
+
+    def tensors(self, name: str, group: str = "model", step: int = 4) -> dict[str, torch.Tensor]:
+        """Of a checkpoint."""
+        store = Store(self.folder / name / "checkpoints")
+        return store.load(store.root / f"step-{step:08d}", [group]).tensors[group]
+
+    def numbers(self, name: str, key: str) -> list[float]:
+        """A number of each line of metrics that has it."""
+        lines = map(json.loads, (self.folder / name / "metrics" / "metrics.jsonl").read_text().splitlines())
+        return [line[key] for line in lines if key in line]
+
+    def exported(self, name: str) -> dict[str, torch.Tensor]:
+        """What diffusers would read."""
+        return load_file(self.folder / name / "pipeline" / FILE)
+
+
+@pytest.fixture(scope="module", params=["sd", "sdxl"])
+def place(request, tmp_path_factory):
+    """With the run `whole`, which was never stopped."""
+    made = Place(tmp_path_factory.mktemp(request.param), request.param)
+    files = {path: path.read_bytes() for path in (made.folder / "base").rglob("*") if path.is_file()}
+    assert made.train("whole") == errors.DONE
+    assert all(path.read_bytes() == content for path, content in files.items())
+    return made
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_checkpoint_holds_the_adapter_alone(place):
+    model = place.tensors("whole")
+    assert all(".lora_A." in name or ".lora_B." in name for name in model)
+    assert {t.dtype for t in model.values()} == {torch.float32}
+    numbers = sum(t.numel() for t in model.values())
+    files = [file for part in ("unet", "text_encoder") for file in (place.folder / "base" / part).glob("*.safetensors")]
+    base = sum(tensor.numel() for file in files for tensor in load_file(file).values())
+    assert numbers < 0.03 * base
+    sizes = {f.stem: f.stat().st_size for f in (place.folder / "whole/checkpoints/step-00000004").glob("*.safetensors")}
+    header = 256 * len(model)
+    assert 4 * numbers <= sizes["model"] <= 4 * numbers + header
+    assert sizes["ema"] <= 4 * numbers + header
+    assert sizes["optimizer"] <= 8 * numbers + 4 * header
+    moments = [name for name in place.tensors("whole", "optimizer") if name.endswith(".exp_avg")]
+    assert len(moments) == len(model)
+    assert any(name.startswith("text_encoder.") for name in model)
+
+
+def test_it_learns_draws_validates_and_exports(place):
+    first, last = place.tensors("whole", step=2), place.tensors("whole")
+    assert not any(torch.equal(first[name], last[name]) for name in last)
+    assert len(place.numbers("whole", "validation/loss")) == 2
+    drawn = sorted((place.folder / "whole/samples").glob("*/*.png"))
+    assert len(drawn) == 2
+    assert drawn[0].read_bytes() != drawn[1].read_bytes()
+    averaged, names = place.tensors("whole", "ema"), set()
+    for key, tensor in place.exported("whole").items():
+        name = key.replace(".text_model.", ".").replace(".weight", ".default.weight")
+        name = name if name in averaged else key.replace(".weight", ".default.weight")
+        assert torch.equal(tensor, averaged[name])
+        names.add(name)
+    assert names == averaged.keys()
+
+
+def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
+    assert place.train("short", "training.duration=2 steps") == errors.DONE
+    assert place.train("short", "training.duration=4 steps") == errors.DONE
+    runs = [("short", "short"), ("killed", "whole")]
+    shutil.copytree(place.folder / "whole", place.folder / "killed")  # as a kill behind the first save leaves it
+    shutil.rmtree(place.folder / "killed/checkpoints/step-00000004")
+    (place.folder / "killed/status.json").unlink()
+    assert place.train("killed") == errors.DONE
+    for name, _ in runs:
+        for group in ("model", "ema", "optimizer"):
+            assert_equal(place.tensors(name, group), place.tensors("whole", group))
+        assert_equal(place.exported(name), place.exported("whole"))
+        assert place.numbers(name, "learning/loss") == place.numbers("whole", "learning/loss")
+
+
+def test_generate_draws_what_the_run_drew(place, capsys):
+    run = place.folder / "whole"
+    given = ["prompt=a dog", "seed=0", f"out={place.folder / 'drawn'}", "num_images=1"]
+    assert cli.run(["generate", str(run), *given]) == errors.DONE, capsys.readouterr()
+    (drawn,) = (place.folder / "drawn").glob("*.png")
+    (sample,) = (run / "samples/step-00000004").glob("*.png")
+    assert np.array_equal(np.asarray(Image.open(drawn)), np.asarray(Image.open(sample)))
+
+
+def test_convert_export_writes_the_adapter_and_the_merged_networks(place):
+    run, folder = place.folder / "whole", place.folder
+    assert cli.run(["convert", "export", str(run), "format=adapters", f"out={folder / 'raw'}", "weights=raw"]) == 0
+    raw, model = load_file(folder / "raw" / FILE), place.tensors("whole")
+    key = next(key for key in raw if key.startswith("unet."))
+    assert torch.equal(raw[key], model[key.replace(".weight", ".default.weight")])
+    assert cli.run(["convert", "export", str(run), "format=diffusers", f"out={folder / 'merged'}"]) == 0
+    for part in ("unet", "text_encoder"):
+        (of_base,), (merged,) = ([*(folder / p / part).glob("*.safetensors")] for p in ("base", "merged"))
+        before, after = load_file(of_base), load_file(merged)
+        before = {n.removeprefix("text_model."): t for n, t in before.items()}
+        after = {n.removeprefix("text_model."): t for n, t in after.items()}
+        assert before.keys() == after.keys()
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        ends = {
+            "unet": ("to_q", "to_k", "to_v", "to_out.0"),
+            "text_encoder": ("q_proj", "k_proj", "v_proj", "out_proj"),
+        }
+        assert changed
+        assert all(name.removesuffix(".weight").endswith(ends[part]) for name in changed)
+
+
+def test_another_base_is_refused_with_both_names(place, capsys):
+    other = place.folder / "other"
+    shutil.copytree(place.folder / "base", other)
+    shutil.copytree(place.folder / "whole", place.folder / "moved")
+    (file,) = (other / "unet").glob("*.safetensors")
+    named = f"model.pretrained_model_name_or_path={other}"
+    assert place.train("moved", named, "allow_change=[model]") == errors.DONE, "the same weights elsewhere are the base"
+    torch_file = load_file(file)
+    torch_file["conv_in.bias"][0] += 1e-3
+    save_file(torch_file, file, {"format": "pt"})
+    capsys.readouterr()
+    assert place.train("moved", named, "allow_change=[model]") == errors.REFUSED
+    said = capsys.readouterr().err
+    assert "stands on another unet" in said
+    assert str(place.folder / "base") in said
+    assert str(other) in said
+    (of_base,) = (place.folder / "base" / "unet").glob("*.safetensors")
+    before = of_base.read_bytes()
+    shutil.copyfile(file, of_base)
+    assert cli.run(["generate", str(place.folder / "whole"), "prompt=x"]) == errors.REFUSED
+    of_base.write_bytes(before)
+    assert "stands on another unet" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_names_no_base_is_refused():
+    with pytest.raises(errors.UserError, match="does not say on which base it stands"):
+        bases.refuse_another(None, {}, "step-00000001")
+
+
+def test_other_meshes_learn_what_one_process_does(place):
+    chosen = MESHES if place.kind == "sd" else {name: MESHES[name] for name in ("fsdp2", "tensor2")}
+    plan = [place.on("one", (1, 1, 1, 1)), *(place.on(name, mesh) for name, mesh in chosen.items())]
+    copies = [[str(place.folder / "fsdp2"), str(place.folder / "later")]]
+    drops = [str(place.folder / "later/checkpoints/step-00000004")]
+    plan.append(place.on("later", MESHES["tensor2"]) | {"copies": copies, "drops": drops})
+    codes = forked_runs.together(place.folder, plan)
+    logs = [(place.folder / f"{name}.seen.log-0").read_text() for name in ("one", *chosen, "later")]
+    assert all(code == 0 for run in codes for code in run), logs
+    expected = place.tensors("one", "ema")
+    for name in [*chosen, "later"]:
+        assert place.numbers(name, "learning/loss") == pytest.approx(place.numbers("one", "learning/loss"), rel=1e-5)
+        found = place.tensors(name, "ema")
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), (name, key)
+        exported, of_one = place.exported(name), place.exported("one")
+        assert exported.keys() == of_one.keys()
+        assert all((exported[key] - of_one[key]).abs().max() < 2e-6 for key in of_one), name
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["training.gradient_checkpointing=true"], ["training.per_device_batch_size=4"]],
+    ids=["gradient checkpointing", "micro-batches"],
+)
+def test_what_only_says_how_to_compute_changes_nothing(place, given, request):
+    name = request.node.callspec.id.replace(" ", "-")
+    assert place.train(name, *given) == errors.DONE
+    assert place.numbers(name, "learning/loss") == pytest.approx(place.numbers("whole", "learning/loss"), rel=1e-6)
+    expected = place.tensors("whole")
+    for key, value in place.tensors(name).items():
+        assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
+
+
+def test_a_base_of_16_bits_with_additions_of_float32_goes_on_equal_to_the_bit(place):
+    narrow = "training.weights_dtype=bfloat16"
+    assert place.train("narrow", narrow) == errors.DONE
+    assert place.train("narrow-short", narrow, "training.duration=2 steps") == errors.DONE
+    assert place.train("narrow-short", narrow, "training.duration=4 steps") == errors.DONE
+    for group in ("model", "ema", "optimizer"):
+        assert_equal(place.tensors("narrow", group), place.tensors("narrow-short", group))
+    assert {t.dtype for t in place.tensors("narrow").values()} == {torch.float32}
+    assert place.numbers("narrow", "learning/loss") == pytest.approx(place.numbers("whole", "learning/loss"), rel=0.05)
+    assert place.numbers("narrow", "learning/loss") != place.numbers("whole", "learning/loss")
+
+
+def test_a_lora_beside_an_encoder_that_is_trained_whole(place):
+    more = ["adapters.style.ranks.text_encoder=null", "adapters.encoder={name: full, train: [text_encoder]}"]
+    assert place.train("both", *more, "training.duration=2 steps") == errors.DONE
+    assert place.train("both", *more) == errors.DONE
+    names = place.tensors("both").keys()
+    whole = {name for name in names if name.startswith("text_encoder.")}
+    assert {name for name in names - whole if ".lora_" not in name} == set()
+    assert len(whole) > 10
+    assert not any(".lora_" in name for name in whole)
+    exported = place.folder / "both" / "pipeline"
+    assert load_file(exported / "style" / FILE).keys()
+    parts = {part: [place.folder / "base" / part, exported / "encoder" / part] for part in ("unet", "text_encoder")}
+    same = {}
+    for part, folders in parts.items():
+        of_base, found = (load_file(next(folder.glob("*.safetensors"))) for folder in folders)
+        found = (
+            found if found.keys() == of_base.keys() else {n.removeprefix("text_model."): t for n, t in found.items()}
+        )
+        assert found.keys() == of_base.keys()
+        same[part] = all(torch.equal(found[name], of_base[name]) for name in found)
+    assert same == {"unet": True, "text_encoder": False}
+
+
+def test_from_another_run_come_the_additions_alone(place, capsys):
+    assert place.train("from", f"init_from={place.folder / 'whole'}", "training.duration=1 steps",
+                       "optimizer.learning_rate=1e-30") == errors.DONE  # fmt: skip
+    assert_equal(place.tensors("from", step=1), place.tensors("whole", "ema"))
+    full = ["adapter=full", "run_name=all", "training.duration=1 steps", f"init_from={place.folder / 'whole'}"]
+    assert place.train("all", *full) == errors.REFUSED
+    assert "init_from" in capsys.readouterr().err
