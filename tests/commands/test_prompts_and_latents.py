@@ -109,7 +109,7 @@ class Controlled(nn.Module):
 def test_images_of_a_prompt_reach_the_network_by_name_on_the_side_that_reads_them(built):
     family = replace(built.family, prompt_condition=told, prompt_images=("control",))
     net = Controlled(built.net)
-    own = replace(built, family=family, net=net)
+    own = replace(built, family=family, attached=replace(built.attached, net=net))
     white, black = (np.full((32, 32, 3), value, np.uint8) for value in (255, 0))
     bright, dark = drawn(own, [Prompt("red", images={"control": white}), Prompt("red", images={"control": black})])
     assert net.seen[0].flatten().tolist() == [0, 0, 1, 0]  # the unguided side first
