@@ -470,8 +470,8 @@ TEXTS = {
     # settings that are no paths or addresses: names, and what is learnt or drawn
     "run_name", "resume_from_checkpoint", "allow_change", "fields", "text", "join", "prefix", "templates",
     "tag_separator", "prompt", "prompts", "negative_prompt", "source", "alpha_colour", "aspects", "columns",
-    "config", "revision", "split", "weights", "sources", "image_column", "caption_column", "width_column",
-    "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
+    "config", "revision", "split", "weights", "sources", "image_column", "caption_column", "mask_column",
+    "width_column", "height_column", "family", "variant", "words", "name", "logical_axis_rules", "dist_url", "sampler",
     "adapters", "train", "targets", "ranks",
     "adamw_for", "learning_rates", "weight_decay_exclude", "max_device_memory", "variants", "shard", "card",
 }  # fmt: skip
