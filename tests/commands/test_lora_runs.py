@@ -82,7 +82,7 @@ class Place:
         return load_file(self.folder / name / "pipeline" / FILE)
 
 
-@pytest.fixture(scope="module", params=["sd", "sdxl"])
+@pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def place(request, tmp_path_factory):
     """With the run `whole`, which was never stopped."""
     made = Place(tmp_path_factory.mktemp(request.param), request.param)
