@@ -40,7 +40,7 @@ FREE = {
     *("logging.every", "logging.tensorboard", "model.pickled_weights", "model.scheduler"),
     *(f"sampling.{name}" for name in ("batch_size", "eta", "guidance_rescale", "guidance_scale", "height", "width")),
     *(f"sampling.{name}" for name in ("negative_prompt", "num_images", "num_inference_steps", "prompts")),
-    *(f"sampling.{name}" for name in ("prompts_file", "sampler", "seed", "timestep_spacing")),
+    *(f"sampling.{name}" for name in ("prompts_file", "sampler", "seed", "shift", "timestep_spacing")),
     *(f"sampling.{name}" for name in ("s_churn", "s_noise", "s_tmax", "s_tmin")),
     *(f"training.{name}" for name in ("duration", "gradient_checkpointing", "max_device_memory")),
     "training.max_nonfinite_steps",
