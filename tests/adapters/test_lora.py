@@ -15,6 +15,7 @@ from daguerre import config as configs
 from daguerre.adapters.lora import FILE
 from daguerre.commands import bases
 from daguerre.commands.parts import Parts, build, outline
+from daguerre.types import Prompt
 
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
 ENCODERS = {"sd": ["text_encoder"], "sdxl": ["text_encoder", "text_encoder_2"]}
@@ -58,7 +59,7 @@ def built(kind: str, base: Path, *more: str) -> Parts:
 def prediction(parts: Parts) -> torch.Tensor:
     """Of the net, for fixed latents and prompts."""
     pixels = (3, 16, 16)
-    cond = parts.family.encode_prompts(["a red dog", ""], pixels)
+    cond, _ = parts.family.encode_prompts([Prompt("a red dog"), Prompt("")], pixels)
     x = torch.randn(2, *parts.family.latent_shape(pixels), generator=torch.Generator().manual_seed(2))
     return parts.net(x, torch.tensor([10.0, 500.0]), cond)
 
