@@ -59,8 +59,7 @@ def _dreambooth_by(tree: Tree, given: Sequence[str]) -> str | None:
     """The override that asks for DreamBooth on a recipe that is none; None where nothing does."""
     has_sets = recipe.get(tree, _INSTANCE.rstrip(".")) is not recipe.ABSENT
     trains = str(recipe.get(tree, "training.duration")).split()[:1] != ["0"]
-    pretrained = not _denoises_anew(tree)
-    if has_sets or not trains or not pretrained:
+    if has_sets or not trains:
         return None
     asked = None
     for override in given:
@@ -70,7 +69,7 @@ def _dreambooth_by(tree: Tree, given: Sequence[str]) -> str | None:
             if {"source", "data.source"} & {*paths}:
                 return None
             asked = asked or next((key for path in paths if path.startswith(_INSTANCE)), None)
-    return asked
+    return None if asked is None or _denoises_anew(tree) else asked
 
 
 def _denoises_anew(tree: Tree) -> bool:

@@ -74,6 +74,9 @@ _ALIKE = {
     *(f"objective.schedule.{name}" for name in ("zero_terminal_snr", "sigma_min", "sigma_max")),
     *(f"objective.times.{name}" for name in ("name", "mean", "std")),
     *(f"objective.timestep_bias.{name}" for name in ("name", "multiplier", "portion", "begin", "end")),
+    *(f"objective.schedule.resolution_shift.{name}" for name in ("name", "base_px", "low_px", "low_mu")),
+    *(f"objective.schedule.resolution_shift.{name}" for name in ("high_px", "high_mu")),
+    *("model.noise_conditioning", "objective.mask.outside_weight", "objective.mask.normalise"),
     *(f"objective.weighting.{name}" for name in ("snr_gamma", "p2_k", "p2_gamma")),
     *(f"objective.noise.{name}" for name in ("offset", "offset_per", "pyramid", "pyramid_size")),
     *(f"objective.weighting.adaptive_{name}" for name in ("buckets", "decay")),
@@ -96,7 +99,7 @@ _SDXL = {
 }
 _HUB = {
     *("data.source", "data.name", "data.config", "data.revision", "data.split", "data.image_column"),
-    *("data.caption_column", "data.width_column", "data.height_column"),
+    *("data.caption_column", "data.mask_column", "data.width_column", "data.height_column"),
 }
 _PREDICTED = {"objective.name", "objective.schedule.name", "objective.weighting.name"}
 _WHICH = {"model.family", "model.pretrained_model_name_or_path"}
