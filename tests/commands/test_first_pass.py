@@ -11,6 +11,7 @@ from tiny_runs import assert_equal, lines, outcome, train
 from torch import nn
 
 from daguerre import errors
+from daguerre.adapters.adapter import Attached
 from daguerre.commands import first_pass
 from daguerre.commands.parts import Parts
 from daguerre.errors import UserError
@@ -43,7 +44,7 @@ def parts(net, compute=torch.float32):
         return LossTerms(net(x0 + 0 * torch.rand(())).square().mean(1), torch.zeros(2))
 
     family = SimpleNamespace(encode=lambda batch: (x0, {}))
-    return Parts(family, SimpleNamespace(loss=loss), net, torch.device("cpu"), Precision(compute), 0)
+    return Parts(family, SimpleNamespace(loss=loss), Attached(net, {}), torch.device("cpu"), Precision(compute), 0)
 
 
 @pytest.mark.parametrize("measure", [first_pass.seconds, first_pass.refuse_wrong_code])

@@ -27,12 +27,12 @@ def wanted(recipe: Path, *given: str):
 
 def test_prompts_come_in_turn(recipe, tmp_path):
     found = wanted(recipe, "sampling.prompts=[a, b]", "sampling.height=32")
-    assert [(one.prompt, one.seed) for one in found] == [("a", 10), ("b", 11), ("a", 12), ("b", 13), ("a", 14)]
+    assert [(one.prompt.text, one.seed) for one in found] == [("a", 10), ("b", 11), ("a", 12), ("b", 13), ("a", 14)]
     assert {one.size_px for one in found} == {(32, 64)}
-    assert [one.prompt for one in wanted(recipe)] == [f"caption {i}" for i in range(5)]
+    assert [one.prompt.text for one in wanted(recipe)] == [f"caption {i}" for i in range(5)]
     (tmp_path / "c.csv").write_text("prompt,seed,width\na,3,\nb,,32\n")
     found = wanted(recipe, f"eval_caption_file={tmp_path / 'c.csv'}", "num_eval_images=3")
-    assert [(one.prompt, one.seed, one.size_px) for one in found] == [
+    assert [(one.prompt.text, one.seed, one.size_px) for one in found] == [
         ("a", 3, (64, 64)),
         ("b", 11, (64, 32)),
         ("a", 4, (64, 64)),

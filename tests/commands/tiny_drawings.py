@@ -15,7 +15,7 @@ from daguerre import cli
 from daguerre import config as configs
 from daguerre.checkpoint.run_folder import RunFolder
 from daguerre.checkpoint.store import Store
-from daguerre.commands import parts
+from daguerre.commands import bases, parts
 
 
 def write_recipe(folder: Path, tiny_sd: Path) -> Path:
@@ -45,8 +45,8 @@ def write_run(recipe: Path) -> Path:
     built = parts.build(config)
     for step in (1, 2):
         tensors = {"model": weights(0.01 * step, built), "ema": weights(-0.01 * step, built)}
-        document = {"step": step, "slots": 0, "samples": 0}
-        Store(folder.checkpoints).save(f"step-{step:08d}", tensors, {"state": document}, built.family.files())
+        own = {"state": {"step": step, "slots": 0, "samples": 0}, "base": bases.of(config, built)}
+        Store(folder.checkpoints).save(f"step-{step:08d}", tensors, own, built.family.files())
     folder.config.write_text(configs.dump(config))
     return folder.path
 
