@@ -30,9 +30,8 @@ from daguerre.alias_peers_values import (
     train_data,
     unless,
     updates,
-    values_of,
 )
-from daguerre.alias_values import Convert, Meaning, choose, min_snr, one
+from daguerre.alias_values import Convert, Meaning, choose, min_snr, one, values
 
 SAME = {
     # diffusers
@@ -221,7 +220,7 @@ CONVERTED: dict[str, Convert] = {
     "v_parameterization": switch("v_parameterization", one("objective.name", "v"), one("objective.name", "eps")),
     "prediction_type": choose(
         "prediction_type",
-        values_of("objective.name", {"epsilon": "eps", "v_prediction": "v", "sample": "x0", "flow_matching": "flow"}),
+        values("objective.name", {"epsilon": "eps", "v_prediction": "v", "sample": "x0", "flow_matching": "flow"}),
     ),
     "max_token_length": tokens,
     "no_half_vae": expected("no_half_vae", "true", "the autoencoder computes in float32"),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from daguerre import plugins
-from daguerre.alias_values import NOTHING_ASKED, Convert, Meaning, choose, number, one, placed
+from daguerre.alias_values import NOTHING_ASKED, Convert, Meaning, choose, number, one, placed, values
 from daguerre.alias_values import sampler as named_sampler
 from daguerre.errors import UserError
 
@@ -259,14 +259,9 @@ def tokens(text: str) -> Meaning:
 
 def trackers(key: str) -> Convert:
     """A converter of what numbers are reported to."""
-    named = values_of("logging.tensorboard", {"tensorboard": "true", "none": "false", "null": "false"})
+    named = values("logging.tensorboard", {"tensorboard": "true", "none": "false", "null": "false"})
     wandb = "tracking by Weights & Biases"
     return choose(key, named, {"wandb": wandb, "all": wandb, "comet_ml": "tracking by Comet", "mlflow": "MLflow"})
-
-
-def values_of(path: str, texts: Mapping[str, str]) -> dict[str, Meaning]:
-    """Options of `choose` that all set one path."""
-    return {name: one(path, text) for name, text in texts.items()}
 
 
 def minutes(text: str) -> Meaning:

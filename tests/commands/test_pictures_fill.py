@@ -10,8 +10,7 @@ import pytest
 import tiny_drawings
 from PIL import Image
 
-from daguerre import config as configs
-from daguerre.commands import parts, pictures
+from daguerre.commands import pictures
 from daguerre.commands.parts import Parts
 from daguerre.commands.pictures_fill import Filled, fill
 from daguerre.data.dataset import open_dataset
@@ -26,9 +25,7 @@ SIZE = (32, 48)
 
 @pytest.fixture(scope="module")
 def built(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
-    found = parts.build(configs.load(str(tiny_drawings.write_recipe(tmp_path_factory.mktemp("r"), tiny_sd))).config)
-    found.net.eval()
-    return found
+    return tiny_drawings.build(tmp_path_factory.mktemp("r"), tiny_sd)
 
 
 def pixels(path: Path) -> np.ndarray:

@@ -13,9 +13,8 @@ import tiny_drawings
 import torch
 from torch import nn
 
-from daguerre import config as configs
 from daguerre import keys
-from daguerre.commands import parts, pictures
+from daguerre.commands import pictures
 from daguerre.commands.parts import Parts
 from daguerre.commands.pictures import Wanted
 from daguerre.errors import UserError
@@ -29,9 +28,7 @@ SIZE = (32, 32)
 
 @pytest.fixture(scope="module")
 def built(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
-    made = parts.build(configs.load(str(tiny_drawings.write_recipe(tmp_path_factory.mktemp("r"), tiny_sd))).config)
-    made.net.eval()
-    return made
+    return tiny_drawings.build(tmp_path_factory.mktemp("r"), tiny_sd)
 
 
 def drawn(built: Parts, prompts: Sequence[Prompt], batch_size: int = 4, scale: float = 3.0) -> list[np.ndarray]:

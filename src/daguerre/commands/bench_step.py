@@ -19,7 +19,7 @@ from daguerre.commands import bench_inputs, bench_model
 from daguerre.commands.bench_arguments import Options
 from daguerre.commands.bench_inputs import Inputs
 from daguerre.commands.first_pass import refuse_wrong_code
-from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, build, outline, refuse_cut_batches
+from daguerre.commands.parts import BatchSizes, Parts, batch_sizes, begin, build, outline, refuse_cut_batches
 from daguerre.commands.placement import frozen
 from daguerre.config import Config
 from daguerre.training import device, flops, memory, step
@@ -177,10 +177,7 @@ def built(config: Config, random_weights: bool) -> Parts:
 
 def start(config: Config, parts: Parts) -> TrainState:
     """The state before the first update, as a run makes it."""
-    state = TrainState.start(
-        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed,
-        saved=parts.attached.names, float32=parts.attached.float32,
-    )  # fmt: skip
+    state = begin(config, parts)
     state.net.train()
     return state
 

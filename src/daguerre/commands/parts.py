@@ -24,7 +24,9 @@ from daguerre.parallel.mesh import Mesh
 from daguerre.training import device as devices
 from daguerre.training import precision, recompute, speed
 from daguerre.training.precision import Autocast, Precision
-from daguerre.training.settings import TrainingSettings, largest_divisor
+from daguerre.training.settings import OptimizerSettings, TrainingSettings, largest_divisor
+from daguerre.training.sharding import UNSHARDED, Sharding
+from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
 
@@ -89,6 +91,17 @@ def build(config: Config, device: torch.device | None = None, drawn_on: torch.de
         family, attached = load(config)
     attached.net.to(device)
     return _assembled(config, family.to(device), attached, device)
+
+
+def begin(
+    config: Config, parts: Parts, sharding: Sharding = UNSHARDED, optimizer: OptimizerSettings | None = None
+) -> TrainState:
+    """The state before the first update, by the recipe's optimizer or another one; `sharding` is where the networks
+    are. UserError as from `TrainState.start`."""
+    return TrainState.start(
+        parts.net, parts.objective.learnt, optimizer or config.optimizer, config.ema, parts.numerics, config.seed,
+        sharding, parts.attached.names, parts.attached.float32,
+    )  # fmt: skip
 
 
 def outline(config: Config) -> Parts:

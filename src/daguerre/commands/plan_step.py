@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from daguerre import plugins
-from daguerre.commands.parts import Parts
+from daguerre.commands.parts import Parts, begin
 from daguerre.commands.placement import frozen
 from daguerre.commands.plan_bytes import Count, Held
 from daguerre.config import Config
@@ -245,10 +245,7 @@ def _begun(config: Config, parts: Parts) -> TrainState:
     """The state after an update, with moments."""
     rehearsed = not hasattr(plugins.find("optimizers", config.optimizer.name), "update_bytes")
     settings = config.optimizer if rehearsed else plugins.find("optimizers", _STAND_IN).Settings()
-    state = TrainState.start(
-        parts.net, parts.objective.learnt, settings, config.ema, parts.numerics, config.seed,
-        saved=parts.attached.names, float32=parts.attached.float32,
-    )  # fmt: skip
+    state = begin(config, parts, optimizer=settings)
     for p in state.parameters:
         p.grad = torch.zeros_like(p)
     state.move(0.0, torch.ones((), dtype=torch.bool), None)

@@ -29,7 +29,7 @@ from daguerre.commands import (
 )
 from daguerre.commands.homes import Home
 from daguerre.commands.intervals import Intervals, intervals
-from daguerre.commands.parts import BatchSizes, Parts, build, shared_out
+from daguerre.commands.parts import BatchSizes, Parts, begin, build, shared_out
 from daguerre.config import Config, Loaded
 from daguerre.credentials import scrub
 from daguerre.data import loader
@@ -212,10 +212,7 @@ def _state(
         with processes.watch.doing("drawing class pictures"):
             said += several.led(processes, lambda: class_pictures.draw(config, parts, lambda: stop.exit_code))
     sharding, told = several.spread(config, parts, processes, mesh)
-    state = TrainState.start(
-        parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed, sharding,
-        attached.names, attached.float32,
-    )  # fmt: skip
+    state = begin(config, parts, sharding)
     return state, [*said, *told, *resuming.restore(state, beginning, config, averages)]
 
 
