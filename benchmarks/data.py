@@ -42,11 +42,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from daguerre.data import decode
-from daguerre.data.buckets import buckets
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loader import Loading
-from daguerre.data.rows import Rows
+from daguerre.data.images import decode
+from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.loader import Loading
+from daguerre.data.plan.buckets import buckets
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources.webdataset import Settings
 

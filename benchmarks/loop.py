@@ -24,8 +24,8 @@ import torch
 from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
 
-from daguerre import config as configs
-from daguerre.commands import parts as building
+from daguerre.build import parts as building
+from daguerre.config import config as configs
 from daguerre.data.dataset import open_dataset
 from daguerre.training import step
 from daguerre.training.ema import decay_at

@@ -35,15 +35,18 @@ from diffusers.training_utils import EMAModel
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from daguerre import overrides, plugins
-from daguerre.commands import bench, bench_arguments, bench_inputs, bench_model, bench_report, bench_step
-from daguerre.commands.bench_inputs import Encoded
-from daguerre.commands.bench_rounds import Row
-from daguerre.commands.parts import batch_sizes
-from daguerre.config import Config
+from daguerre import plugins
+from daguerre.bench import inputs, random_model, report, variants
+from daguerre.bench import options as bench_options
+from daguerre.bench.inputs import Encoded
+from daguerre.bench.timing import Row
+from daguerre.build.parts import batch_sizes
+from daguerre.cli import bench
+from daguerre.config import overrides
+from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.training import device as devices
-from daguerre.training import memory
+from daguerre.training import oom
 
 PEERS = ("diffusers-default", "diffusers-best")
 STEPS = 20
@@ -85,17 +88,17 @@ def refuse(config: Config) -> None:
 
 def given(config: Config, folder: Path) -> Given:
     """Built once, and forgotten but for this."""
-    config, notice = bench_model.at_hand(config, folder)
-    parts = bench_step.built(config, random_weights=bool(notice))
+    config, notice = random_model.at_hand(config, folder)
+    parts = variants.built(config, random_weights=bool(notice))
     sizes = batch_sizes(config)
-    ring = bench_inputs.latents(config, parts, sizes, random_weights=bool(notice)).ring
+    ring = inputs.latents(config, parts, sizes, random_weights=bool(notice)).ring
     with parts.device if notice and parts.device.type != "cpu" else nullcontext():
         family: Any = plugins.find("families", config.model.family).load(config.model, config.seed)
     unet = family.components["unet"]
     weights = {name: p.detach().cpu() for name, p in unet.state_dict().items()}
     return Given(
         config, bool(notice), dict(unet.config), weights, ring, sizes.accumulation, parts.numerics.compute,
-        parts.device, bench_step.step_flops(config, parts),
+        parts.device, variants.step_flops(config, parts),
     )  # fmt: skip
 
 
@@ -190,7 +193,7 @@ class Diffusers:
             torch.compiler.reset()
 
 
-class Daguerre(bench_step.Update):
+class Daguerre(variants.Update):
     """Our update, in the shape of the others."""
 
     def averages(self) -> list[Tensor]:
@@ -212,7 +215,7 @@ def fastest_kernel(peer: Diffusers, each: Encoded) -> SDPBackend | None:
             try:
                 tried[kernel] = bench.measured.best_seconds(lambda: peer.forward(each).backward(), peer._given.device)
             except RuntimeError as error:
-                if memory.ran_out(error):
+                if oom.ran_out(error):
                     raise
         peer._optimizer.zero_grad(set_to_none=True)
     return min(tried, key=lambda kernel: tried[kernel])
@@ -270,7 +273,7 @@ def told(gaps: Mapping[str, float]) -> str:
     return f"losses {gaps['loss']:.1e}, averaged weights {gaps['averages']:.1e} of their way"
 
 
-def makers(request: bench_arguments.Request, wanted: Sequence[str], folder: Path) -> tuple[dict[str, Any], Gate]:
+def makers(request: bench_options.Request, wanted: Sequence[str], folder: Path) -> tuple[dict[str, Any], Gate]:
     """What builds each contestant and takes it through the gate; ours come first."""
     for variant in request.variants:
         refuse(variant.config)
@@ -296,7 +299,7 @@ def weights_of(common: Given) -> dict[str, Tensor]:
     return {name: common.weights[name] for name, _ in net.named_parameters()}
 
 
-def read(arguments: Sequence[str]) -> tuple[bench_arguments.Request, list[str]]:
+def read(arguments: Sequence[str]) -> tuple[bench_options.Request, list[str]]:
     """The request, ours named `daguerre` where no variants are, and the peers."""
     pairs = [overrides.pair(word) for word in arguments if "=" in word]
     named = dict(pairs).get("peers", ",".join(PEERS)).split(",")
@@ -307,7 +310,7 @@ def read(arguments: Sequence[str]) -> tuple[bench_arguments.Request, list[str]]:
     rest += [] if any(name == "variants" for name, _ in pairs) else ["variants={daguerre: []}"]
     rest += [] if any(name == "out" for name, _ in pairs) else ["out=bench-peers.json"]
     rest += [f"{name}={value}" for name, value in ALIKE.items() if name not in dict(pairs)]
-    request = bench_arguments.read(rest)
+    request = bench_options.read(rest)
     if request.options.inputs != "latents" or request.options.part != "step":
         raise UserError("inputs and part: contestants are given latents and do whole updates")
     return request, named
@@ -338,7 +341,7 @@ def against(rows: Mapping[str, Mapping[str, Any]], own: str, peer: str) -> str:
         row = Row(name, samples=told.get("samples", 0), alone=told.get("alone", False))
         row.seconds, row.cpu_seconds = told.get("seconds", []), told.get("cpu_seconds", [])
         both.append(row)
-    wall, cpu = bench_report.between(both[0], both[1]), bench_report.between(both[0], both[1], cpu=True)
+    wall, cpu = report.between(both[0], both[1]), report.between(both[0], both[1], cpu=True)
     return "" if wall is None else f"{own} against {peer}: {wall} by the clock, {cpu} in processor time"
 
 

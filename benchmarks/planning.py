@@ -27,12 +27,12 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from daguerre.data import shard_index
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loader import Loading
-from daguerre.data.place import Place
+from daguerre.data.index import cache
+from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import webdataset
+from daguerre.storage.location import Place
 
 BATCH = 64
 SETS = {
@@ -59,7 +59,7 @@ def make(folder: Path, shards: int, each: int) -> None:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     index = webdataset.build(Place(str(first)))
-    shard_index.save(index, f"{first}.index")
+    cache.save(index, f"{first}.index")
     for number in range(1, shards):
         path = folder / f"part-{number:05}.tar"
         os.link(first, path)
@@ -67,7 +67,7 @@ def make(folder: Path, shards: int, each: int) -> None:
         given = {"id": rng.integers(0, 1 << 62, each), "n:score": rng.random(each)}
         for name, values in given.items():
             table = table.set_column(table.column_names.index(name), name, pa.array(values))
-        shard_index.save(shard_index.ShardIndex(table, index.about), f"{path}.index")
+        cache.save(cache.ShardIndex(table, index.about), f"{path}.index")
 
 
 def settings(folder: Path, name: str) -> webdataset.Settings:

@@ -27,7 +27,7 @@ from daguerre.checkpoint.async_save import Outcome, Saver
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.ranks import ALONE, over
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.slices import Groups, Piece, Sliced
+from daguerre.checkpoint.shards import Groups, Piece, Sliced
 
 TENSOR_MB = 4
 

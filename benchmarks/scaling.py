@@ -1,4 +1,4 @@
-"""Expected efficiency on 8 to 1,024 devices, by the arithmetic of parallel/traffic.py: the table of docs/scaling.md.
+"""Expected efficiency on 8 to 1,024 devices, by the arithmetic of memory/communication.py: the table of docs/scaling.md.
 
 python benchmarks/scaling.py
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from daguerre.parallel import traffic
-from daguerre.parallel.mesh import Mesh
-from daguerre.parallel.rules import Placed
+from daguerre.distributed.mesh import Mesh
+from daguerre.distributed.sharding_rules import Placed
+from daguerre.memory import communication
 
 DEVICES = (8, 64, 256, 1024)
 A_NODE = 8
@@ -42,11 +42,11 @@ def mesh(devices: int, sharded: bool) -> Mesh:
     return Mesh({"data": nodes, "fsdp": 1, "tensor": 1}, inside)
 
 
-def collectives(case: Case, where: Mesh) -> list[traffic.Collective]:
+def collectives(case: Case, where: Mesh) -> list[communication.Collective]:
     """Of a model whose units are of one size."""
     fsdp = 0 if where.degree("fsdp") > 1 else None
     each = [Placed(str(i), (case.parameters // case.units,), (), None, fsdp, False) for i in range(case.units)]
-    return traffic.of_update(each, where, unit_of=lambda name: name)
+    return communication.of_update(each, where, unit_of=lambda name: name)
 
 
 def lines() -> Iterator[str]:
@@ -54,13 +54,13 @@ def lines() -> Iterator[str]:
     yield "| model | update alone | way | " + " | ".join(f"{n:,} devices" for n in DEVICES) + " |"
     yield "|---|---|---|" + "---|" * len(DEVICES)
     for case in CASES:
-        step = traffic.Step(case.samples / case.samples_per_second)
+        step = communication.Step(case.samples / case.samples_per_second)
         for way, sharded in (("data", False), ("data x fsdp 8", True)):
             cells = []
             for devices in DEVICES:
                 where = mesh(devices, sharded)
                 found = collectives(case, where)
-                share = traffic.efficiency(found, where, traffic.H200_NODES, step)
+                share = communication.efficiency(found, where, communication.H200_NODES, step)
                 sent = sum(each.wire_bytes(where) for each in found)
                 cells.append(f"{share:.0%}, {sent / 1e9:.1f} GB")
             yield f"| {case.name} | {1e3 * step.seconds:.0f} ms | {way} | " + " | ".join(cells) + " |"

@@ -25,12 +25,12 @@ WHOLE = "all of it"
 IMPORTING = "recipe, and importing what it names"
 REST = "importing the rest"
 CALLS = {
-    "networks": ("daguerre.commands.run", "build"),
+    "networks": ("daguerre.run.setup", "build"),
     "optimizer and averages": ("daguerre.training.state", "TrainState.start"),
-    "data": ("daguerre.commands.run", "open_datasets"),
-    "first batch": ("daguerre.data.loader", "Loading.first"),
-    "counting arithmetic": ("daguerre.commands.first_pass", "training_flops_per_sample"),
-    "probe": ("daguerre.commands.first_pass", "seconds"),
+    "data": ("daguerre.run.setup", "open_datasets"),
+    "first batch": ("daguerre.data.loading.loader", "Loading.first"),
+    "counting arithmetic": ("daguerre.run.preflight", "training_flops_per_sample"),
+    "probe": ("daguerre.run.preflight", "seconds"),
 }
 """Parts that are one call each."""
 FIRST = "first update"
@@ -63,10 +63,10 @@ class Times:
 def child(out: Path, begun: float, recipe: str, given: list[str]) -> None:
     """Trains until after the first update, writes the times and leaves."""
     times = Times()
-    configs = import_module("daguerre.config")
+    configs = import_module("daguerre.config.config")
     configs.load(recipe, given)
     times.add(IMPORTING, time.time() - begun, time.process_time())
-    times.timed(REST, import_module)("daguerre.commands.training_run")
+    times.timed(REST, import_module)("daguerre.run.trainer")
     for part, (module, path) in CALLS.items():
         owner: Any = import_module(module)
         *outer, name = path.split(".")
@@ -83,7 +83,7 @@ def child(out: Path, begun: float, recipe: str, given: list[str]) -> None:
         os._exit(0)
 
     step.update = first_update
-    import_module("daguerre.cli").run(["train", recipe, *given])
+    import_module("daguerre.cli.main").run(["train", recipe, *given])
 
 
 def measure(recipe: str, given: list[str]) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
-from daguerre.families import architectures
+from daguerre.models.weights import architectures
 
 
 class _Fused(torch.autograd.Function):

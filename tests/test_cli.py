@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import daguerre
-from daguerre import cli, errors, faults
+from daguerre import errors, faults
+from daguerre.cli import main
 from daguerre.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -33,15 +34,15 @@ def outcome(monkeypatch, capsys):
 
     def run(error):
         verb = Raising(error)
-        monkeypatch.setattr(cli, "import_module", lambda name: verb)
-        code = cli.run(["train", "x"])
+        monkeypatch.setattr(main, "import_module", lambda name: verb)
+        code = main.run(["train", "x"])
         return code, capsys.readouterr().err
 
     return run
 
 
 def test_every_file_of_a_verb_has_its_texts_as_literals():
-    found = cli.verbs()
+    found = main.verbs()
     assert list(found)[:1] == ["train"]
     assert {"recipes", "doctor"} <= set(found)
     for name, verb in found.items():
@@ -50,14 +51,14 @@ def test_every_file_of_a_verb_has_its_texts_as_literals():
         assert len(summary) < 75, name
         assert text.startswith(f"usage: daguerre {name}"), name
         assert max(map(len, text.splitlines())) <= 120, name
-        tree = ast.parse((cli.PACKAGE / "commands" / f"{name}.py").read_text(encoding="utf-8"))
+        tree = ast.parse((main.PACKAGE / "commands" / f"{name}.py").read_text(encoding="utf-8"))
         assert any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body), name
 
 
 def test_help_says_all_verbs_and_exit_codes(capsys):
-    assert cli.run([]) == cli.run(["--help"]) == cli.run(["help"]) == 0
+    assert main.run([]) == main.run(["--help"]) == main.run(["help"]) == 0
     text = capsys.readouterr().out
-    for name, verb in cli.verbs().items():
+    for name, verb in main.verbs().items():
         assert f"{name} " in text
         assert verb.texts["SUMMARY"] in text
     for code in errors.EXIT_CODES:
@@ -65,23 +66,23 @@ def test_help_says_all_verbs_and_exit_codes(capsys):
 
 
 def test_help_of_a_verb(capsys):
-    assert cli.run(["train", "--help"]) == cli.run(["help", "train"]) == cli.run(["train", "x", "-h"]) == 0
+    assert main.run(["train", "--help"]) == main.run(["help", "train"]) == main.run(["train", "x", "-h"]) == 0
     text = capsys.readouterr().out
-    assert text == (cli.verbs()["train"].texts["HELP"] + "\n") * 3
+    assert text == (main.verbs()["train"].texts["HELP"] + "\n") * 3
     assert "training.duration" in text
 
 
 def test_version_is_the_packages(capsys):
-    assert cli.run(["--version"]) == 0
+    assert main.run(["--version"]) == 0
     assert capsys.readouterr().out == f"daguerre {daguerre.__version__}\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project.get("version", daguerre.__version__) == daguerre.__version__
 
 
 def test_an_unknown_verb(capsys):
-    assert cli.run(["trian", "x"]) == 2
+    assert main.run(["trian", "x"]) == 2
     assert "Did you mean `daguerre train`?" in capsys.readouterr().err
-    assert cli.run(["quickstart"]) == 2
+    assert main.run(["quickstart"]) == 2
     assert "The verb comes first" in capsys.readouterr().err
 
 
@@ -101,7 +102,7 @@ def test_only_errors_meant_for_users_are_told_as_theirs(outcome):
 
 FAULTY = """
 from types import SimpleNamespace
-from daguerre import cli, credentials
+from daguerre.cli import main as cli; from daguerre import credentials
 def fail(arguments):
     credentials.put_aside("https://me:hunter2pass@host/x.tar?sig=s1gnature")
     raise ValueError("https://me:hunter2pass@host/x.tar?sig=s1gnature and hunter2pass are not what was expected")
@@ -172,7 +173,7 @@ def test_a_wrong_recipe_in_a_real_process(tmp_path):
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys; from daguerre import cli; cli.run(['--help']); print(sorted(sys.modules))"
+    code = "import sys; from daguerre.cli import main as cli; cli.run(['--help']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.splitlines()[-1]
     assert not [name for name in ("torch", "numpy", "pydantic", "omegaconf", "rich") if f"'{name}'" in loaded]

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre import config as configs
-from daguerre import layout, overrides, plugins, recipe
-from daguerre.config import Config
+from daguerre import plugins
+from daguerre.config import config as configs
+from daguerre.config import fields, overrides, recipe
+from daguerre.config.config import Config
+from daguerre.config.errors import ConfigError
+from daguerre.distributed.launch.slurm import SlurmSettings
 from daguerre.errors import UserError
-from daguerre.parallel.slurm import SlurmSettings
-from daguerre.problems import ConfigError
 from daguerre.settings import ADDRESS, Settings
 
 BASE = """
@@ -352,7 +353,7 @@ VALUES = st.recursive(
     ),
     max_leaves=4,
 )
-PATHS = [found.path for found in layout.walk(Config, {"model": {"family": "sd"}, "objective": {"name": "v"}})]
+PATHS = [found.path for found in fields.walk(Config, {"model": {"family": "sd"}, "objective": {"name": "v"}})]
 
 
 @settings(max_examples=150, deadline=None)
@@ -424,11 +425,11 @@ def test_peek_reads_place_and_name_only(base):
         configs.peek(beside(base, "seed: 1"))
 
 
-def every_leaf() -> list[layout.Leaf]:
-    found: dict[str, layout.Leaf] = {}
-    for section, plugin in layout.plugin_sections(Config).items():
+def every_leaf() -> list[fields.Leaf]:
+    found: dict[str, fields.Leaf] = {}
+    for section, plugin in fields.plugin_sections(Config).items():
         for name in plugins.names(plugin.kind):
-            found |= layout.leaves(Config, {section: {plugin.key: name}})
+            found |= fields.leaves(Config, {section: {plugin.key: name}})
     return list(found.values())
 
 
@@ -438,7 +439,7 @@ def test_every_setting_is_documented():
 
 def test_every_setting_says_what_it_allows():
     for leaf in every_leaf():
-        words = layout.allowed(leaf)
+        words = fields.allowed(leaf)
         assert words, leaf.path
         assert "typing" not in words, leaf.path
 
@@ -498,5 +499,5 @@ def test_every_setting_that_can_be_an_address_keeps_no_secret():
 
 
 def _members(annotation):
-    inner = {each for member in layout.alternatives(annotation) for each in (member, *get_args(member))}
+    inner = {each for member in fields.alternatives(annotation) for each in (member, *get_args(member))}
     return inner if get_origin(annotation) is not Literal else set()

@@ -9,7 +9,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from daguerre import cli, config, errors
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.config import config
 from daguerre.data.sources import mix
 
 DOCS = (Path(__file__).parents[1] / "docs" / "dreambooth.md").read_text(encoding="utf-8")
@@ -24,7 +26,7 @@ def test_its_commands_are_understood(command, tmp_path, monkeypatch, capsys):
         Image.fromarray(np.full((20, 20, 3), i, dtype=np.uint8)).save(f"my_dog/{i}.png")
     has_class_set = "dreambooth" in command[1] or any(word.startswith("instance_data_dir=") for word in command)
     size = [] if has_class_set else ["training.global_batch_size=2", "training.per_device_batch_size=2"]
-    assert cli.run([*command, *size, "--dry-run"]) == errors.DONE
+    assert main.run([*command, *size, "--dry-run"]) == errors.DONE
     assert ("200 pictures of 'a photo of a dog' will be drawn" in capsys.readouterr().out) == has_class_set
 
 

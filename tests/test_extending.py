@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n# src/(daguerre/\S+)\n(.*?)```", re.DOTALL)
 RUN = """
-from daguerre import cli, plugins
+from daguerre.cli import main as cli; from daguerre import plugins
 assert "difference" in plugins.names("objectives"), plugins.__file__
 raise SystemExit(cli.run(["train", "quickstart", "run_name=extended", "model.family=pixels", "model.channels=[8, 16]",
     "objective.name=difference", "adapter.name=biases", "data.source=stripes",

@@ -63,11 +63,11 @@ ABOVE |= {"adapter_forms", "alias_flags", "alias_later", "alias_peers", "alias_p
 
 LATE_IMPORTS = {
     # file: what it imports inside a function, with the reason beside the import
-    "cli.py": None,
+    "cli/main.py": None,
     "plugins.py": None,
-    "commands/train.py": {"daguerre.commands"},
+    "cli/train.py": {"daguerre.commands"},
     "data/sources/huggingface.py": {"datasets"},
-    "training/sinks.py": {"torch.utils.tensorboard"},
+    "tracking/sinks.py": {"torch.utils.tensorboard"},
     "training/optimizers/adamw_8bit.py": {"bitsandbytes"},
     "training/optimizers/prodigy.py": {"prodigyopt"},
     "training/optimizers/schedule_free.py": {"schedulefree"},
@@ -78,19 +78,19 @@ VAGUE_ERRORS = {"ValueError", "KeyError", "TypeError", "RuntimeError", "LookupEr
 PLAIN_ERRORS = {
     # file: the functions that raise such an error, and why it never reaches a user
     "checkpoint/atomic.py": {"to_json"},  # what we save is ours
-    "checkpoint/content.py": {"collect"},
+    "checkpoint/contents.py": {"collect"},
     "checkpoint/sharded.py": {"_agreed", "_needs_plan"},
-    "checkpoint/slices.py": {"_check_tiles", "holding", "plan", "from_bytes"},  # the last one is caught by who reads
-    "checkpoint/tensors.py": {"dtype_name"},
+    "checkpoint/shards.py": {"_check_tiles", "holding", "plan", "from_bytes"},  # the last one is caught by who reads
+    "checkpoint/safetensors.py": {"dtype_name"},
     "checkpoint/failed_saves.py": {"__post_init__"},  # settings have checked it
     "checkpoint/retention.py": {"__post_init__"},
-    "commands/generate_prompts.py": {"_no_number", "_number"},  # caught where the line is known
-    "data/arrow_files.py": {"_arrow"},  # caught where the file is known
-    "data/buckets.py": {"__post_init__"},  # sizes are computed
-    "data/index_file.py": {"_decoded"},  # caught where the file is known
-    "data/joined_index.py": {"__getitem__"},  # a mapping's
+    "generation/prompts.py": {"_no_number", "_number"},  # caught where the line is known
+    "data/table/arrow.py": {"_arrow"},  # caught where the file is known
+    "data/plan/buckets.py": {"__post_init__"},  # sizes are computed
+    "data/index/file.py": {"_decoded"},  # caught where the file is known
+    "data/index/join.py": {"__getitem__"},  # a mapping's
     "evaluation/shapes.py": {"check"},  # the pictures are ours
-    "parallel/sharding.py": {"_expect"},
+    "distributed/sharding.py": {"_expect"},
 }
 
 
@@ -153,8 +153,8 @@ def test_imports_point_one_way(path):
 
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_nothing_below_imports_a_command(path):
-    if path.relative_to(PACKAGE).parts[0] not in {"commands", "cli.py", "__main__.py"}:
-        above = [m for m in imported(TREES[path]) if m.startswith(("daguerre.commands", "daguerre.cli"))]
+    if path.relative_to(PACKAGE).parts[0] not in {"commands", "cli/main.py", "__main__.py"}:
+        above = [m for m in imported(TREES[path]) if m.startswith(("daguerre.commands", "daguerre.cli.main"))]
         assert not above
 
 
@@ -225,16 +225,16 @@ def test_no_cycles_between_modules():
 COMPONENTS = {"unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "image_encoder"}
 NAMES_COMPONENTS = {
     # file: why it names components of a family
-    "adapter_forms.py": "train_unet and the like, which stay as names",
-    "commands/convert_export.py": "format=unet is a form of files, as the layouts of Stable Diffusion are",
-    "commands/doctor.py": "looks for the files that ship",
+    "config/adapter_forms.py": "train_unet and the like, which stay as names",
+    "cli/convert/export.py": "format=unet is a form of files, as the layouts of Stable Diffusion are",
+    "cli/doctor.py": "looks for the files that ship",
 }
 SPEAKS_FOR_OTHERS = ("alias", "commands/convert_config")
 """Tables of other trainers' names: what they call a setting of a family."""
 
 
 def test_only_families_name_their_components():
-    """Shared code asks for roles (families/settings.py, ComponentSpec). Docstrings and help texts may name them."""
+    """Shared code asks for roles (models/settings.py, ComponentSpec). Docstrings and help texts may name them."""
     for path in FILES:
         shared = not name(path).startswith(("families/", *SPEAKS_FOR_OTHERS))
         found = {f"{line}: {word}" for line, word in words(TREES[path]) if word.removeprefix("train_") in COMPONENTS}

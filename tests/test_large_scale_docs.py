@@ -8,7 +8,8 @@ import pytest
 from activations import kept_gb
 from twins import Twins, shards
 
-from daguerre import cli, errors
+from daguerre import errors
+from daguerre.cli import main
 
 DOCS = (Path(__file__).parents[1] / "docs" / "large-scale.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (SD[\w., ]*) \| (\d+) px \| ([\d.]+) GB \| ([\d.]+) GB \| ([\d.]+) GB \|$", DOCS, re.MULTILINE)
@@ -29,7 +30,7 @@ def test_every_command_runs(tmp_path, monkeypatch, capsys):
         if verb == "train":
             given = {word.split("=")[0] for word in words}
             words += [change for change in twins.overrides(words[0]) if change.split("=")[0] not in given]
-        assert cli.run([verb, *words]) == errors.DONE, shlex.join([verb, *words])
+        assert main.run([verb, *words]) == errors.DONE, shlex.join([verb, *words])
     assert "starting from the weights of runs/sd2_scratch_stage1" in capsys.readouterr().out
     assert (tmp_path / "runs" / "sd2_scratch_stage2" / "pipeline" / "model_index.json").exists()
 

@@ -3,8 +3,8 @@ source drops what the recipe set for the old one."""
 
 import pytest
 
-from daguerre import config
-from daguerre.problems import ConfigError
+from daguerre.config import config
+from daguerre.config.errors import ConfigError
 
 MIX = ["data.source=mix", "data.resolution=64", "data.sources.b.source=folder", "data.sources.b.path=DIR"]
 

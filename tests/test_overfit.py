@@ -16,7 +16,9 @@ import twins
 from data_sets import folder as pictures
 from twins import Twins, tree
 
-from daguerre import cli, plugins, recipe
+from daguerre import plugins
+from daguerre.cli import main
+from daguerre.config import recipe
 
 BATCH = 8
 GIVEN = [
@@ -74,10 +76,10 @@ def test_a_twin_overfits_one_picture(name: str, tmp_path: Path, monkeypatch: pyt
     begun_from = Path(tree(name).get("init_from") or "").name
     if begun_from:
         first = [f"output_dir={tmp_path}", "training.duration=20 steps", *one_picture(begun_from, made), *GIVEN[1:]]
-        assert cli.run(["train", begun_from, *first]) == 0
+        assert main.run(["train", begun_from, *first]) == 0
     updates = UPDATES.get(name, 300)
     given = [f"output_dir={tmp_path}", f"training.duration={updates} steps", *GIVEN]
-    assert cli.run(["train", name, *one_picture(name, made), *given]) == 0
+    assert main.run(["train", name, *one_picture(name, made), *given]) == 0
     lines = (tmp_path / "overfit" / "metrics" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["learning/loss"] for line in lines]
     assert len(losses) == updates

@@ -4,10 +4,11 @@ from typing import Any, Literal
 
 import pytest
 
-from daguerre import alias_names, aliases, config, layout, overrides
-from daguerre.config import Config, load
+from daguerre.config import config, fields, overrides
+from daguerre.config.aliases import lookup, names
+from daguerre.config.config import Config, load
+from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
-from daguerre.problems import ConfigError
 from daguerre.settings import Duration
 
 TREE = {"data": {"source": "folder"}, "objective": {"name": "v"}}
@@ -65,8 +66,8 @@ def test_text_is_typed_by_its_field(text, annotation, value):
 
 
 @pytest.fixture(scope="module")
-def leaves() -> dict[str, layout.Leaf]:
-    return layout.leaves(Config, TREE | {"model": {"family": "sd"}})
+def leaves() -> dict[str, fields.Leaf]:
+    return fields.leaves(Config, TREE | {"model": {"family": "sd"}})
 
 
 def test_every_setting_is_reached_by_its_path_and_by_a_name_of_its_own(leaves):
@@ -74,7 +75,7 @@ def test_every_setting_is_reached_by_its_path_and_by_a_name_of_its_own(leaves):
         assert overrides.find(path, leaves, []) == (path, ())
         name = path.rpartition(".")[2]
         same = [other for other in leaves if other.rpartition(".")[2] == name]
-        if len(same) == 1 and name not in alias_names.REFUSED:
+        if len(same) == 1 and name not in names.REFUSED:
             assert overrides.find(name, leaves, []) == (path, ())
     assert overrides.find("seed", leaves, []) == ("seed", ())
     assert overrides.find("model.unet.layers.n", leaves, []) == ("model.unet", ("layers", "n"))
@@ -105,7 +106,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_seeds_name_becomes_ours(key):
     text, values = EXAMPLES[key]
-    assert dict(aliases.translate(key, text).values) == values
+    assert dict(lookup.translate(key, text).values) == values
 
 
 @pytest.mark.parametrize(
@@ -138,30 +139,30 @@ def test_what_is_no_sampler_is_told_as_it_was_written():
 
 
 def test_min_snr_comes_with_its_gamma():
-    values = dict(aliases.translate("snr_gamma", "5").values)
+    values = dict(lookup.translate("snr_gamma", "5").values)
     assert values == {"objective.weighting.name": "min_snr", "objective.weighting.snr_gamma": "5"}
     with pytest.raises(UserError, match="number"):
-        aliases.translate("snr_gamma", "big")
+        lookup.translate("snr_gamma", "big")
 
 
 def test_what_the_tables_name_exists(leaves):
     """A path that is renamed must be renamed in the tables; the members of a mix have names of the recipe."""
-    named = set(alias_names.SAME.values()) | {path for _, values in EXAMPLES.values() for path in values if "." in path}
+    named = set(names.SAME.values()) | {path for _, values in EXAMPLES.values() for path in values if "." in path}
     mixed = {path for path in named if path.startswith("data.sources.")}
-    assert (named | set(alias_names.VALUES)) - mixed <= set(leaves)
+    assert (named | set(names.VALUES)) - mixed <= set(leaves)
     ours = {*leaves, "data.sources"}
-    assert not {*alias_names.SAME, *alias_names.CONVERTED} & ours
+    assert not {*names.SAME, *names.CONVERTED} & ours
 
 
-@pytest.mark.parametrize("key", alias_names.REFUSED)
+@pytest.mark.parametrize("key", names.REFUSED)
 def test_refused_names_say_what_to_use(key):
     with pytest.raises(UserError, match=r"not a setting here: .{20}"):
-        aliases.translate(key, "1")
+        lookup.translate(key, "1")
 
 
-@pytest.mark.parametrize("key", alias_names.NOTICES)
+@pytest.mark.parametrize("key", names.NOTICES)
 def test_names_without_counterpart_are_one_notice(key):
-    meaning = aliases.translate(key, "1")
+    meaning = lookup.translate(key, "1")
     assert meaning.values == ()
     assert len(meaning.notices) == 1
     assert key in meaning.notices[0]
@@ -170,12 +171,12 @@ def test_names_without_counterpart_are_one_notice(key):
 def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
     for key in ("enable_profiler", "wandb.entity", "cache_latent"):
         with pytest.raises(UserError, match="not there yet"):
-            aliases.translate(key, "8")
+            lookup.translate(key, "8")
     for key, text in (("cache_latent", "False"), ("is_parallel", "False")):
-        assert "anyway" in aliases.translate(key, text).notices[0]
+        assert "anyway" in lookup.translate(key, text).notices[0]
 
 
-@pytest.mark.parametrize("table", [alias_names.CONVERTED], ids=["CONVERTED"])
+@pytest.mark.parametrize("table", [names.CONVERTED], ids=["CONVERTED"])
 def test_a_value_that_means_nothing_is_an_error(table):
     counted = {"max_train_steps", "updates", "warmup_updates", "num_examples_to_see", "checkpoint_every", "save_every"}
     counted |= {"warmup_length", "backup_every", "total_step"}

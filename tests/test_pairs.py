@@ -5,7 +5,8 @@ Where a pair can work but is likely a mistake, a line says so and the run starts
 
 import pytest
 
-from daguerre import cli, errors
+from daguerre import errors
+from daguerre.cli import main
 
 BIAS = ["timestep_bias.name=range", "timestep_bias.multiplier=2"]
 
@@ -53,7 +54,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "given", "reason"), REFUSED, ids=map(pair, REFUSED))
 def test_it_is_refused_with_the_reason(name, given, reason, capsys):
-    assert cli.run(["train", name, *given, "--dry-run"]) == errors.REFUSED
+    assert main.run(["train", name, *given, "--dry-run"]) == errors.REFUSED
     assert reason in " ".join(capsys.readouterr().err.split())
 
 
@@ -85,6 +86,6 @@ ALLOWED = [
 
 @pytest.mark.parametrize(("name", "given", "said"), ALLOWED, ids=map(pair, ALLOWED))
 def test_it_is_allowed_and_what_pretrained_weights_know_otherwise_is_said(name, given, said, capsys):
-    assert cli.run(["train", name, *given, "--dry-run"]) == errors.DONE
+    assert main.run(["train", name, *given, "--dry-run"]) == errors.DONE
     out = " ".join(capsys.readouterr().out.split())
     assert said in out if said else "the pretrained UNet" not in out

@@ -9,24 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from daguerre import (
-    adapter_forms,
-    alias_flags,
-    alias_later,
-    alias_names,
-    alias_peers,
-    aliases,
-    cli,
-    config,
-    foreign,
-    layout,
-    overrides,
-    plugins,
-    recipe,
-)
-from daguerre.config import Config
+from daguerre import plugins
+from daguerre.cli import main
+from daguerre.config import adapter_forms, config, fields, overrides, recipe
+from daguerre.config.aliases import flags, foreign, later, lookup, peers
+from daguerre.config.aliases import names as aliases_names
+from daguerre.config.config import Config
+from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
-from daguerre.problems import ConfigError
 
 CARRIED = [
     # diffusers: lengths are updates, but for epochs; the batch is that of one device
@@ -285,52 +275,52 @@ def test_other_options_need_a_value(words):
         overrides.split(words)
 
 
-@pytest.mark.parametrize("name", sorted(alias_flags.FLAGS | alias_flags.WORDS | alias_flags.PAIRS))
+@pytest.mark.parametrize("name", sorted(flags.FLAGS | flags.WORDS | flags.PAIRS))
 def test_a_switch_is_a_name_that_means_something(name):
-    known = name in aliases.SAME or name in aliases.CONVERTED
-    known = known or any(fnmatchcase(name, row) for row in aliases.LATER) or adapter_forms.SWITCH.fullmatch(name)
+    known = name in lookup.SAME or name in lookup.CONVERTED
+    known = known or any(fnmatchcase(name, row) for row in lookup.LATER) or adapter_forms.SWITCH.fullmatch(name)
     assert known or any(path.endswith(f".{name}") for path in settings_that_exist()), name
 
 
 def settings_that_exist() -> set[str]:
     """The paths of all settings, whichever plug-ins are chosen."""
     found = set()
-    for section, plugin in layout.plugin_sections(Config).items():
+    for section, plugin in fields.plugin_sections(Config).items():
         for name in plugins.names(plugin.kind):
-            found |= set(layout.leaves(Config, {section: {plugin.key: name}}))
+            found |= set(fields.leaves(Config, {section: {plugin.key: name}}))
     return found
 
 
 def test_no_row_of_a_part_that_is_there():
     there = {f"{kind}/{name}" for kind in plugins.FOLDERS for name in plugins.names(kind)}
-    there |= {f"verb/{name}" for verb in ("", "data", "convert") for name in cli.verbs(verb)}
+    there |= {f"verb/{name}" for verb in ("", "data", "convert") for name in main.verbs(verb)}
     there |= {f"setting/{path}" for path in settings_that_exist()}
     stale = {
         part: [name for name in there for pattern in patterns if fnmatchcase(name, pattern)]
-        for part, patterns in alias_later.PARTS.items()
+        for part, patterns in later.PARTS.items()
     }
     assert not {part: names for part, names in stale.items() if names}
-    others = {part for part, _ in alias_names.LATER.values()}
-    assert {part for part, _ in alias_later.ROWS.values()} <= set(alias_later.PARTS)
-    assert set(alias_later.PARTS) <= others | {part for part, _ in alias_later.ROWS.values()}
+    others = {part for part, _ in aliases_names.LATER.values()}
+    assert {part for part, _ in later.ROWS.values()} <= set(later.PARTS)
+    assert set(later.PARTS) <= others | {part for part, _ in later.ROWS.values()}
 
 
 def test_the_parts_of_the_other_table_are_known_here():
     others = {"profiling a run", "the family of Stable Cascade", "training of new tokens"}
     others |= {"a task other than training (the cache verb)", "LoRA"}
-    parts = {part for part, _ in alias_names.LATER.values()}
-    assert parts - set(alias_later.PARTS) <= others
+    parts = {part for part, _ in aliases_names.LATER.values()}
+    assert parts - set(later.PARTS) <= others
     files = {what.partition(" is not ")[0].partition(" for ")[0] for what in foreign.LATER.values()}
-    assert files - set(alias_later.PARTS) <= others | {"SDXL's refiner"}
+    assert files - set(later.PARTS) <= others | {"SDXL's refiner"}
 
 
 def test_a_test_for_stale_rows_sees_one(monkeypatch):
-    monkeypatch.setitem(alias_later.PARTS, alias_names.LORA, ("adapters/full",))
+    monkeypatch.setitem(later.PARTS, aliases_names.LORA, ("adapters/full",))
     with pytest.raises(AssertionError):
         test_no_row_of_a_part_that_is_there()
 
 
-@pytest.mark.parametrize("table", [aliases.SAME, aliases.CONVERTED, alias_peers.BESIDE])
+@pytest.mark.parametrize("table", [lookup.SAME, lookup.CONVERTED, peers.BESIDE])
 def test_names_are_written_as_they_are_looked_up(table):
     assert not [name for name in table if "-" in name]
 
@@ -339,7 +329,7 @@ def test_no_table_catches_a_setting_of_ours():
     """But for those that have two meanings, and those whose value is also understood as other trainers write it."""
     names = {name for path in settings_that_exist() for name in (path, path.rpartition(".")[2])}
     for name in sorted(names - {"cache_dir", "batch_size", "attention"}):
-        assert aliases.translate(name, "1", lambda _: None).values, name
+        assert lookup.translate(name, "1", lambda _: None).values, name
 
 
 @pytest.mark.parametrize(

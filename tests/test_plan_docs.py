@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from daguerre import cli, errors
+from daguerre import errors
+from daguerre.cli import main
 
 DOCS = (Path(__file__).parents[1] / "docs" / "plan.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -26,7 +27,7 @@ def test_the_page_has_commands_and_rows():
 def test_every_command_runs_and_fits_a_terminal(command, capsys):
     program, *words = shlex.split(command)
     assert program == "daguerre"
-    assert cli.run(words) == errors.DONE
+    assert main.run(words) == errors.DONE
     lines = capsys.readouterr().out.splitlines()
     if "--all" not in words:
         assert max(map(len, lines)) <= 100
@@ -35,7 +36,7 @@ def test_every_command_runs_and_fits_a_terminal(command, capsys):
 @pytest.mark.long
 @pytest.mark.parametrize(("recipe", "micro", "peak", "taken", "largest"), ROWS)
 def test_the_table_is_what_plan_says(recipe, micro, peak, taken, largest, capsys):
-    assert cli.run(["plan", recipe, "card=24GB", f"training.per_device_batch_size={micro}", "--json"]) == errors.DONE
+    assert main.run(["plan", recipe, "card=24GB", f"training.per_device_batch_size={micro}", "--json"]) == errors.DONE
     step = json.loads(capsys.readouterr().out)["step"]
     assert step["peak_bytes"] / 1e9 == pytest.approx(float(peak), abs=0.06)
     assert step["taken_bytes"] / 1e9 == pytest.approx(float(taken), abs=0.06)

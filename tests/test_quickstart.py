@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from daguerre import cli, config, errors
-from daguerre.commands.parts import build
+from daguerre import errors
+from daguerre.build.parts import build
+from daguerre.cli import main
+from daguerre.config import config
+from daguerre.config.recipe import FOLDER
 from daguerre.data.sources import shapes as pictures
 from daguerre.evaluation import shapes as checker
-from daguerre.recipe import FOLDER
 
 ASSETS = FOLDER.parent / "assets" / "quickstart"
 
@@ -42,7 +44,7 @@ def test_the_checker_reads_reconstructions_as_well_as_the_pictures():
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quickstart_reaches_its_marks(tmp_path, seed):
-    assert cli.run(["train", "quickstart", f"output_dir={tmp_path}", f"seed={seed}"]) == errors.DONE
+    assert main.run(["train", "quickstart", f"output_dir={tmp_path}", f"seed={seed}"]) == errors.DONE
     rows = json.loads((tmp_path / "quickstart" / "evaluation.json").read_text())["shapes"]["rows"]
     for row in rows:
         assert row["must"] is None or row["value"] >= row["must"], row

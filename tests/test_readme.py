@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from daguerre import cli, errors, plugins
+from daguerre import errors, plugins
+from daguerre.cli import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHORT = [
@@ -71,7 +72,7 @@ def done(place):
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(place)
         for words in commands():
-            assert cli.run(shortened(words)) == errors.DONE, shlex.join(words)
+            assert main.run(shortened(words)) == errors.DONE, shlex.join(words)
     return place
 
 

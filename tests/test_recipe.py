@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from daguerre import config as configs
-from daguerre import recipe
+from daguerre.config import config as configs
+from daguerre.config import recipe
 from daguerre.errors import UserError
 
 

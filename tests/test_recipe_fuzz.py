@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daguerre import config
+from daguerre.config import config
 from daguerre.errors import UserError
 
 DIGITS = "9" * 5000

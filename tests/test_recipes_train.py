@@ -11,7 +11,9 @@ import pytest
 from diffusers import DiffusionPipeline
 from twins import Twins, base, tree
 
-from daguerre import cli, config, errors, recipe
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.config import config, recipe
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def train(name, twins, output_dir, *more):
-    return cli.run(["train", name, f"output_dir={output_dir}", *twins.overrides(name), *more])
+    return main.run(["train", name, f"output_dir={output_dir}", *twins.overrides(name), *more])
 
 
 def step(run):
@@ -48,7 +50,7 @@ def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys
     assert any((run / "pipeline").iterdir())
     if (run / "pipeline" / "model_index.json").exists():
         DiffusionPipeline.from_pretrained(run / "pipeline", local_files_only=True)
-        assert cli.run(["generate", str(run), "prompt=a circle", f"out={tmp_path / 'drawn'}"]) == errors.DONE
+        assert main.run(["generate", str(run), "prompt=a circle", f"out={tmp_path / 'drawn'}"]) == errors.DONE
         assert list((tmp_path / "drawn").glob("*.png"))
 
 
@@ -58,12 +60,14 @@ def draws_only(name):
 
 @pytest.mark.parametrize("name", [name for name in recipe.shipped() if draws_only(name)])
 def test_a_recipe_to_draw_with_draws_without_a_run_and_is_not_trained(name, twins, tmp_path, capsys):
-    assert cli.run(["train", name, f"output_dir={tmp_path}"]) == errors.REFUSED
+    assert main.run(["train", name, f"output_dir={tmp_path}"]) == errors.REFUSED
     assert f"daguerre generate {name}" in capsys.readouterr().err
     changes = [change for change in twins.overrides(name) if not change.startswith(("training.duration", "lr_sch"))]
     (tmp_path / "twin.yaml").write_text(config.dump(config.load(name, changes).config), encoding="utf-8")
     for out in ("first", "again"):
-        assert cli.run(["generate", f"{tmp_path}/twin.yaml", "prompt=a circle", f"out={tmp_path / out}"]) == errors.DONE
+        assert (
+            main.run(["generate", f"{tmp_path}/twin.yaml", "prompt=a circle", f"out={tmp_path / out}"]) == errors.DONE
+        )
     first, again = (next((tmp_path / out).glob("*.png")).read_bytes() for out in ("first", "again"))
     assert first == again
 
@@ -103,5 +107,5 @@ def test_readme_has_a_row_with_the_memory_of_the_header(name):
 
 def test_a_loss_that_couples_samples_is_not_cut_into_micro_batches(tmp_path, capsys):
     cut = ["training.global_batch_size=4", "training.per_device_batch_size=2"]
-    assert cli.run(["train", "quickstart_text", f"output_dir={tmp_path}", *cut]) == errors.REFUSED
+    assert main.run(["train", "quickstart_text", f"output_dir={tmp_path}", *cut]) == errors.REFUSED
     assert "cannot be computed as 2 x 2" in capsys.readouterr().err

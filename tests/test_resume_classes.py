@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from pydantic_core import PydanticSerializationError
 
-from daguerre import config as configs
-from daguerre import layout, plugins
-from daguerre.checkpoint.run_folder import RunFolder
-from daguerre.commands.resuming import refuse_other_recipe
-from daguerre.config import Config
+from daguerre import plugins
+from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.config import config as configs
+from daguerre.config import fields
+from daguerre.config.config import Config
+from daguerre.config.recipe import paths
 from daguerre.errors import UserError
-from daguerre.recipe import paths
+from daguerre.run.resume import refuse_other_recipe
 from daguerre.settings import Settings
 
 ELASTIC = {
@@ -58,7 +59,7 @@ def classes() -> dict[str, str]:
         section, _, key = path.partition(".")
         trees += [{section: {key: name}} for name in plugins.names(kind)]
     for tree in trees:
-        for path, leaf in layout.leaves(Config, tree).items():
+        for path, leaf in fields.leaves(Config, tree).items():
             assert found.setdefault(path, leaf.resume) == leaf.resume, f"{path} is of two classes"
     return found
 
@@ -112,7 +113,7 @@ def test_a_run_goes_on_with_another_value_of_elastic_and_free_settings_alone(rec
 
 def _paths(config: Config) -> list[str]:
     """Settings that act in a recipe, down to the innermost group; without those that map names to values."""
-    leaves = layout.leaves(Config, config.model_dump())
+    leaves = fields.leaves(Config, config.model_dump())
     mappings = {"data.captions.weights"}
     found = paths(config.model_dump(mode="json"))
     return [path for path, value in found if path in leaves.keys() - mappings and not isinstance(value, dict)]

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import test_seed_keys
 
-from daguerre import cli, config, foreign, overrides, recipe
+from daguerre.cli import main
+from daguerre.config import config, overrides, recipe
+from daguerre.config.aliases import foreign
 
 PAGE = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -26,7 +28,7 @@ DREAMBOOTH |= {"num_class_images", "prior_loss_weight"}
 def test_a_command_means_something(line):
     program, verb, *rest = shlex.split(line)
     assert program == "daguerre"
-    assert verb in cli.verbs()
+    assert verb in main.verbs()
     if verb == "train":
         given = overrides.split(rest)
         assert config.load("sd2_base" if given.recipe == "mine.yaml" else given.recipe, given.overrides)

@@ -13,11 +13,11 @@ from typing import Any
 import foreign_names
 import pytest
 
-from daguerre import cli, config, overrides, recipe
-from daguerre.commands import doctor
-from daguerre.config import Config
+from daguerre.cli import doctor, main
+from daguerre.config import config, overrides, recipe
+from daguerre.config.config import Config
+from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
-from daguerre.problems import ConfigError
 
 
 @dataclass(frozen=True)
@@ -503,8 +503,8 @@ def test_tpu_settings_of_the_environment_are_mentioned_by_doctor(monkeypatch):
 
 
 def test_their_download_script_is_a_verb():
-    assert "[-o DIR]" in cli.verbs()["fetch"].texts["HELP"]
-    assert "-m MODEL" in cli.verbs()["fetch"].texts["HELP"]
+    assert "[-o DIR]" in main.verbs()["fetch"].texts["HELP"]
+    assert "-m MODEL" in main.verbs()["fetch"].texts["HELP"]
 
 
 def test_config_names_the_recipe():
@@ -522,7 +522,7 @@ def test_everything_that_must_be_given_is_reported_at_once(tmp_path):
 
 
 def test_the_template_is_an_annotated_recipe(capsys):
-    assert cli.run(["recipes", "--template"]) == 0
+    assert main.run(["recipes", "--template"]) == 0
     text = capsys.readouterr().out
     assert "run_name: ???" in text
     assert all(f"\n{section}:\n" in text for section in ("model", "objective", "data", "training", "optimizer"))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from daguerre import config as configs
-from daguerre.commands import description
-from daguerre.commands.intervals import Intervals, intervals
-from daguerre.commands.parts import BatchSizes
-from daguerre.problems import ConfigError
+from daguerre.build.parts import BatchSizes
+from daguerre.config import config as configs
+from daguerre.config.errors import ConfigError
+from daguerre.run import summary
+from daguerre.run.intervals import Intervals, intervals
 
 
 def load(*given, recipe="quickstart"):
@@ -64,7 +64,7 @@ def test_the_decay_of_a_recipe_is_shortened_as_well(tmp_path):
 
 def test_where_only_the_data_tell_it_is_said_at_the_start():
     def said(warmup, total):
-        return description.about_warmup(Intervals(total, warmup, 0, 10, None, None, None))
+        return summary.about_warmup(Intervals(total, warmup, 0, 10, None, None, None))
 
     assert said(50, 50) == said(50, 0) == []
     assert "never reaches its peak" in said(500, 21)[0]

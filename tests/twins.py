@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from shards import write as write_tar
 from tiny_models import write_sd, write_sdxl
 
-from daguerre import recipe
-from daguerre.families import architectures
+from daguerre.config import recipe
+from daguerre.models.weights import architectures
 
 KINDS: dict[str, Callable[[Path], Path]] = {
     "sd1": lambda folder: write_sd(folder, version=1),

@@ -1,5 +1,5 @@
 """`python -m daguerre` is `daguerre`."""
 
-from daguerre.cli import main
+from daguerre.cli.main import main
 
 main()

@@ -31,7 +31,7 @@ class Record:
     """What a person would call it: a file name, or shard and index. For messages only, never an identity."""
     images: Mapping[str, bytes | np.ndarray]
     """Encoded image files by name, or pixels [H, W, 3] uint8 where a source draws them itself. `image` is always there;
-    which others are read, and what a sample without them gets, is `data/image_kinds.py`."""
+    which others are read, and what a sample without them gets, is `data/images/kinds.py`."""
     texts: Mapping[str, str]
     """Caption fields by name; the usual caption is `text`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -11,10 +11,10 @@ from safetensors import safe_open
 from tiny_models import write_sd, write_sdxl
 from torch import nn
 
-from daguerre import config as configs
 from daguerre.adapters.lora import FILE
-from daguerre.commands import bases
-from daguerre.commands.parts import Parts, build, outline
+from daguerre.build import base_digests
+from daguerre.build.parts import Parts, build, outline
+from daguerre.config import config as configs
 from daguerre.types import Prompt
 
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
@@ -143,9 +143,9 @@ def test_training_starts_at_the_base(pipelines):
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_every_parameter_of_the_net_is_saved_or_of_the_base_that_is_named(kind, pipelines):
     parts = built(kind, pipelines[kind])
-    named = bases.of(config(kind, pipelines[kind]), parts)
+    named = base_digests.of(config(kind, pipelines[kind]), parts)
     assert named.keys() == {"unet", "vae", *ENCODERS[kind]}
-    whole = bases.of(config(kind, pipelines[kind], lora=False), untouched(kind, pipelines[kind]))
+    whole = base_digests.of(config(kind, pipelines[kind], lora=False), untouched(kind, pipelines[kind]))
     assert whole.keys() == {"vae", *ENCODERS[kind]}, "a UNet that is trained is no base"
     assert all(named[name] == whole[name] for name in whole), "additions do not change the base's digest"
     trained = {name for name, p in parts.net.named_parameters() if p.requires_grad}
@@ -156,7 +156,7 @@ def test_every_parameter_of_the_net_is_saved_or_of_the_base_that_is_named(kind, 
         before = p.detach().clone()
         with torch.no_grad():
             p.view(-1)[0] += 1
-        changed = bases.of(config(kind, pipelines[kind]), parts)
+        changed = base_digests.of(config(kind, pipelines[kind]), parts)
         assert [each for each in named if changed[each] != named[each]] == [name.partition(".")[0]], name
         with torch.no_grad():
             p.copy_(before)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.slice_reader import SliceReader
-from daguerre.checkpoint.slices import Piece, Sliced, in_order
+from daguerre.checkpoint.shard_reader import SliceReader
+from daguerre.checkpoint.shards import Piece, Sliced, in_order
 
 SHAPES = {
     "uneven": (7, 5),

@@ -31,8 +31,8 @@ from daguerre.checkpoint import manifest
 from daguerre.checkpoint.async_save import RunStore, Saver
 from daguerre.checkpoint.ranks import Ranks, RanksGone, over
 from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.slice_reader import opened
 from daguerre.checkpoint.store import Store
 
 GONE = 3

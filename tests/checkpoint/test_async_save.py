@@ -12,14 +12,14 @@ import torch
 from layouts import bits, content, equal, held
 from rank_threads import all_fine, together
 
-from daguerre.checkpoint import async_save, atomic, slices
+from daguerre.checkpoint import async_save, atomic, shards
 from daguerre.checkpoint.async_save import HostMemory, Saver
 from daguerre.checkpoint.failed_saves import FailedSaves
 from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.ranks import ALONE, RanksGone
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.slices import Sliced
+from daguerre.checkpoint.shards import Sliced
 from daguerre.checkpoint.store import Store
 
 
@@ -142,7 +142,7 @@ def test_memory_and_plan_are_there_before_the_first_save(tmp_path, monkeypatch):
     assert not (tmp_path / "c").exists()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", lambda *given, **options: made.append(given) or real(*given, **options))
-        patch.setattr(slices, "plan", None)
+        patch.setattr(shards, "plan", None)
         saving.save("step-00000002", groups(2), {})
         assert made == []
     saving.finish()

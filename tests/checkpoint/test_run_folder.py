@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from daguerre.checkpoint import run_folder
-from daguerre.checkpoint.run_folder import RunFolder, RunFolderError, RunFolderHeld, held_by
+from daguerre.checkpoint import run_dir
+from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderHeld, held_by
 from daguerre.errors import UserError
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.checkpoint.run_dir import RunFolder
 with RunFolder(Path(sys.argv[1])).hold():
     if "fork" in sys.argv and os.fork() == 0:
         os.write(1, b"%d\\n" % os.getpid())
@@ -95,9 +95,9 @@ def test_asking_does_not_disturb_who_comes(folder, monkeypatch):
     with folder.hold():
         pass
     asker = os.open(folder.lock, os.O_RDONLY)
-    run_folder.fcntl.flock(asker, run_folder.fcntl.LOCK_SH)
+    run_dir.fcntl.flock(asker, run_dir.fcntl.LOCK_SH)
     waits = []
-    monkeypatch.setattr(run_folder.time, "sleep", lambda seconds: (waits.append(seconds), os.close(asker)))
+    monkeypatch.setattr(run_dir.time, "sleep", lambda seconds: (waits.append(seconds), os.close(asker)))
     with folder.hold():
         assert len(waits) == 1
 
@@ -118,7 +118,7 @@ def test_a_path_under_a_file_is_told(tmp_path):
 UNWRITABLE = """
 import os, sys
 from pathlib import Path
-from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.checkpoint.run_dir import RunFolder
 if os.getuid() == 0:
     os.setuid(65534)
 try:
@@ -168,7 +168,7 @@ def test_status_is_replaced_whole(folder, monkeypatch):
 
 
 def test_asking_needs_no_torch(folder):
-    code = "import sys, daguerre.checkpoint.run_folder; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, daguerre.checkpoint.run_dir; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
 

@@ -13,13 +13,13 @@ from layouts import bits, content, equal, full, held
 from rank_threads import all_fine, together
 from tiny_checkpoints import save as save_alone
 
-from daguerre.checkpoint import atomic, manifest, shared_reading, slices, tensors
+from daguerre.checkpoint import atomic, manifest, safetensors, shards, shared_reading
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
 from daguerre.checkpoint.ranks import ALONE, RanksGone
 from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.slice_reader import opened
-from daguerre.checkpoint.slices import Piece, Region, Sliced
+from daguerre.checkpoint.shards import Piece, Region, Sliced
 from daguerre.checkpoint.store import Store
 
 MESHES = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 3: [(3, 1)], 4: [(1, 1), (4, 1), (2, 2), (2, 1)]}
@@ -94,7 +94,7 @@ def test_any_slice_of_either_layout(tmp_path):
                         assert bits(reader.read(group, name, region)) == bits(cut)
 
 
-@pytest.mark.parametrize("dtype", tensors._DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", safetensors._DTYPES, ids=str)
 def test_every_dtype(tmp_path, dtype):
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, (6, 8), dtype=torch.uint8)
     values = raw.view(dtype) if dtype is not torch.bool else raw.bool()
@@ -168,8 +168,8 @@ def test_what_does_not_fit_is_told_before_anything_is_read(tmp_path):
 
 
 def test_the_plan_is_made_again_only_when_slices_change(tmp_path, monkeypatch):
-    made, real = [], slices.plan
-    monkeypatch.setattr(slices, "plan", lambda holdings: made.append(len(holdings)) or real(holdings))
+    made, real = [], shards.plan
+    monkeypatch.setattr(shards, "plan", lambda holdings: made.append(len(holdings)) or real(holdings))
 
     def one(rank):
         store = ShardedStore(tmp_path / "c", rank)

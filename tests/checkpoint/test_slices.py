@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.checkpoint import slices
-from daguerre.checkpoint.slices import Piece, Region, Sliced, in_order, is_plain, plan, whole
+from daguerre.checkpoint import shards
+from daguerre.checkpoint.shards import Piece, Region, Sliced, in_order, is_plain, plan, whole
 
 
 def held(**named):
@@ -124,17 +124,17 @@ def test_tensors_without_elements_and_without_dims():
 
 def test_the_index_comes_back_equal():
     index = plan([held(**{"a@1": ((4, 3), [whole((4, 3))]), "a": ((2,), [whole((2,))])})] * 3) | {"empty": {}}
-    assert slices.from_bytes(slices.to_bytes(index)) == index
+    assert shards.from_bytes(shards.to_bytes(index)) == index
     with pytest.raises(ValueError, match="has format 2"):
-        slices.from_bytes(slices.to_bytes(index).replace(b'"format":1', b'"format":2'))
+        shards.from_bytes(shards.to_bytes(index).replace(b'"format":1', b'"format":2'))
 
 
 def test_a_piece_of_another_dtype_and_a_dtype_without_a_name_are_refused():
     piece = Piece((0,), torch.zeros(2, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"'w' of 'model' is torch.float32, a piece of it is torch.float64"):
-        slices.holding({"model": {"w": Sliced((2,), torch.float32, [piece])}})
+        shards.holding({"model": {"w": Sliced((2,), torch.float32, [piece])}})
     with pytest.raises(ValueError, match="complex64, which safetensors cannot hold"):
-        slices.holding({"model": {"w": Sliced.of(torch.zeros(2, dtype=torch.complex64))}})
+        shards.holding({"model": {"w": Sliced.of(torch.zeros(2, dtype=torch.complex64))}})
 
 
 @pytest.mark.parametrize(("begin", "length"), [(0, 8), (0, 4), (4, 4), (2, 3), (5, 0)])

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from daguerre.checkpoint.stop import StopSignals
+from daguerre.checkpoint.signals import StopSignals
 
 LOOP = """
 import sys, time
-from daguerre.checkpoint.stop import StopSignals
+from daguerre.checkpoint.signals import StopSignals
 with StopSignals() as stop:
     print("ready", flush=True)
     while not stop.requested:
@@ -83,7 +83,7 @@ def test_the_first_signal_counts_and_what_was_there_comes_back():
 
 FORKED = """
 import os, signal, time
-from daguerre.checkpoint.stop import StopSignals
+from daguerre.checkpoint.signals import StopSignals
 with StopSignals() as stop:
     child = os.fork()
     if child == 0:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_checkpoints import content, same, save
 
-from daguerre.checkpoint import manifest, tensors
+from daguerre.checkpoint import manifest, safetensors
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
 from daguerre.checkpoint.store import Store
 from daguerre.errors import UserError
@@ -34,7 +34,7 @@ def flip(path, position=-1, bit=0):
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "config.json", "tokenizer/vocab.json"]
 
 
-@pytest.mark.parametrize("dtype", tensors._DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", safetensors._DTYPES, ids=str)
 def test_every_dtype_comes_back_bit_equal(store, dtype):
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, (6, 8), dtype=torch.uint8)
     values = raw.view(dtype) if dtype is not torch.bool else raw.bool()

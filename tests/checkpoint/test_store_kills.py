@@ -18,7 +18,7 @@ from tiny_checkpoints import same, save
 
 from daguerre.checkpoint import atomic, manifest
 from daguerre.checkpoint.manifest import CheckpointError
-from daguerre.checkpoint.run_folder import RunFolder, RunFolderError
+from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
 from daguerre.checkpoint.store import Store
 
 HERE = Path(__file__).parent

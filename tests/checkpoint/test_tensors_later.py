@@ -5,7 +5,7 @@ import json
 import torch
 from safetensors.torch import load
 
-from daguerre.checkpoint.tensors import Later, encode
+from daguerre.checkpoint.safetensors import Later, encode
 
 
 def test_a_tensor_made_later_is_written_as_one_that_is_there():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from daguerre.checkpoint.content import Checkpoint
+from daguerre.checkpoint.contents import Checkpoint
 from daguerre.checkpoint.store import Store
 
 

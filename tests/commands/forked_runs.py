@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from daguerre import cli
-from daguerre.commands import training_run  # noqa: F401 (loaded once, before the forks)
+from daguerre.cli import main as cli_main
+from daguerre.run import trainer  # noqa: F401 (loaded once, before the forks)
 from daguerre.training import step
 from daguerre.training.state import TrainState
 
@@ -80,7 +80,7 @@ def _process(one: dict[str, Any], rank: int, port: int) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     _record_samples(f"{one['seen']}-{rank}")
-    return cli.run(one["arguments"])
+    return cli_main.run(one["arguments"])
 
 
 def _forked(one: dict[str, Any]) -> list[int]:

@@ -17,14 +17,15 @@ import torch.distributed as dist
 from measured_peak import batch, peak
 from torch import Tensor
 
-from daguerre import config as configs
-from daguerre.commands import plan_bytes, plan_target, several
-from daguerre.commands.parts import batch_sizes, build
-from daguerre.commands.placement import frozen as frozen_of
-from daguerre.config import Config
-from daguerre.parallel import apply
-from daguerre.parallel.agreement import Together
-from daguerre.parallel.mesh import AXES, Mesh
+from daguerre.build.parts import batch_sizes, build
+from daguerre.config import config as configs
+from daguerre.config.config import Config
+from daguerre.distributed import parallelize
+from daguerre.distributed.mesh import AXES, Mesh
+from daguerre.distributed.rank0 import Together
+from daguerre.memory import estimate, static
+from daguerre.models.placement import frozen as frozen_of
+from daguerre.run import distribute
 from daguerre.training import step
 from daguerre.training.state import TrainState
 
@@ -36,7 +37,7 @@ def storages(tensors: Iterable[Tensor | None]) -> int:
     found = {}
     for tensor in tensors:
         if tensor is not None:
-            memory = apply.local(tensor.detach()).untyped_storage()
+            memory = parallelize.local(tensor.detach()).untyped_storage()
             found[memory.data_ptr()] = memory.nbytes()
     return sum(found.values())
 
@@ -48,7 +49,7 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
     assert group is not None
     agreement = Together(group, SimpleNamespace(rank=rank, size=4))  # type: ignore[arg-type]
     here: Any = SimpleNamespace(world=SimpleNamespace(rank=rank), agreement=agreement)
-    sharding, _ = several.spread(config, parts, here, mesh)
+    sharding, _ = distribute.spread(config, parts, here, mesh)
     state = TrainState.start(
         parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed, sharding
     )
@@ -94,11 +95,11 @@ def main(rank: int, rendezvous: str, out: str, recipe: str, given: list[str]) ->
         mesh = mesh_of(shape)
         found[str(shape)] = {"held": held(config, mesh, rank)}
         if rank == 0:
-            target = plan_target.of(config, mesh, None)
+            target = estimate.of(config, mesh, None)
             parts = target.parts()
-            count = plan_bytes.count(target.config, parts, mesh)
-            planned = {kind: count.bytes_of(kind) for kind in plan_bytes.KINDS}
-            found[str(shape)]["planned"] = planned | {"peak": plan_target.step(target, parts, count).peak.whole}
+            count = static.count(target.config, parts, mesh)
+            planned = {kind: count.bytes_of(kind) for kind in static.KINDS}
+            found[str(shape)]["planned"] = planned | {"peak": estimate.step(target, parts, count).peak.whole}
     Path(f"{out}.{rank}").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import tiny_runs
 
-from daguerre import cli
-from daguerre.commands import pictures_samples, training_run
+from daguerre.cli import main as cli_main
+from daguerre.run import samples, trainer
 from daguerre.training import step
 
 FAKE_SLURM = Path(__file__).parents[1] / "parallel" / "fake_slurm.py"
@@ -193,12 +193,12 @@ def main() -> None:
     (folder / f"new-{rank}").write_text(str(os.getpid()))
     (folder / f"new-{rank}").rename(folder / f"pid-{rank}")
     step.update = _seen(folder, rank, "training", step.update)
-    training_run.validate = _seen(folder, rank, "validating", training_run.validate)
-    training_run.save = _seen(folder, rank, "saving", training_run.save)
-    pictures_samples.write = _seen(folder, rank, "drawing", pictures_samples.write)
-    training_run.evaluate = _seen(folder, rank, "evaluating", training_run.evaluate)
+    trainer.validate = _seen(folder, rank, "validating", trainer.validate)
+    trainer.save = _seen(folder, rank, "saving", trainer.save)
+    samples.write = _seen(folder, rank, "drawing", samples.write)
+    trainer.evaluate = _seen(folder, rank, "evaluating", trainer.evaluate)
     sys.argv[1:] = sys.argv[2:]
-    cli.main()
+    cli_main.main()
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from daguerre.commands.parts import Parts, build
-from daguerre.config import Config
-from daguerre.data.buckets import buckets
+from daguerre.build.parts import Parts, build
+from daguerre.config.config import Config
+from daguerre.data.plan.buckets import buckets
 from daguerre.training import step
 from daguerre.training.state import TrainState
 from daguerre.types import Batch

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from tiny_runs import TINY, assert_equal, lines, outcome, train
 
-from daguerre import cli, errors
-from daguerre.checkpoint import content
+from daguerre import errors
+from daguerre.checkpoint import contents
+from daguerre.cli import main
 from daguerre.training import step
 
 FORMATS = ("jpg", "png", "webp")
@@ -22,7 +23,7 @@ OF_ANY_SOURCE = [override for override in TINY if not override.startswith("data.
 def train_on(pictures, output_dir, *overrides):
     """Trains on a folder in this process; the exit code."""
     data = ["data.source=folder", f"data.path={pictures}"]
-    return cli.run(["train", "quickstart", f"output_dir={output_dir}", *OF_ANY_SOURCE, *data, *overrides])
+    return main.run(["train", "quickstart", f"output_dir={output_dir}", *OF_ANY_SOURCE, *data, *overrides])
 
 
 def picture(path, number=0):
@@ -171,7 +172,7 @@ def on_shapes(tmp_path_factory):
 
 def test_a_disk_that_refuses_a_save_costs_nothing_but_time(on_shapes, tmp_path, monkeypatch, capsys):
     """The error of the system is made here; the next test fills a real disk."""
-    unharmed = content.write_files
+    unharmed = contents.write_files
 
     def refusing(temporary, parts):
         if "step-00000006" in temporary.name:
@@ -179,7 +180,7 @@ def test_a_disk_that_refuses_a_save_costs_nothing_but_time(on_shapes, tmp_path, 
         return unharmed(temporary, parts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(content, "write_files", refusing)
+        patched.setattr(contents, "write_files", refusing)
         assert train(tmp_path, "checkpoint.max_failed_saves=1") == errors.REFUSED
     said = capsys.readouterr().err
     for part in ("cannot save step-00000006", "No space left on device", "Free some space", "same command again"):

@@ -10,19 +10,21 @@ import pytest
 import torch
 from tiny_runs import TINY
 
-from daguerre import cli, errors
-from daguerre.commands import bench as bench_cli
-from daguerre.commands import bench_arguments, bench_inputs, bench_model, bench_report, bench_rounds, bench_step
-from daguerre.commands.bench_rounds import Rounds, Row
-from daguerre.commands.parts import outline
-from daguerre.config import load
+from daguerre import errors
+from daguerre.bench import inputs as bench_inputs
+from daguerre.bench import options, random_model, report, timing, variants
+from daguerre.bench.timing import Rounds, Row
+from daguerre.build.parts import outline
+from daguerre.cli import bench as bench_cli
+from daguerre.cli import main
+from daguerre.config.config import load
 from daguerre.errors import UserError
-from daguerre.training import rates as measured
-from daguerre.training import speed
+from daguerre.training.performance import kernels
+from daguerre.training.performance import peak_rates as measured
 
 CPU = torch.device("cpu")
 QUICK = {"rounds": 2, "turn_seconds": 0.01, "soak_seconds": 0}
-RATES = bench_report.Rates({torch.float32: 1e12}, 1e10, None)
+RATES = report.Rates({torch.float32: 1e12}, 1e10, None)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def bench(tmp_path, *given):
     out = tmp_path / "bench.json"
     named = {word.partition("=")[0] for word in given}
     quick = [f"{name}={value}" for name, value in QUICK.items() if name not in named]
-    code = cli.run(["bench", "quickstart", *TINY, *quick, f"out={out}", *given])
+    code = main.run(["bench", "quickstart", *TINY, *quick, f"out={out}", *given])
     return code, json.loads(out.read_text())
 
 
@@ -127,8 +129,8 @@ def test_the_frozen_networks_alone(tmp_path):
 
 def test_the_update_is_that_of_a_run(tmp_path):
     """Weights, averages and counts move as a run moves them; losses are finite."""
-    request = bench_arguments.read(["quickstart", *TINY, "training.matmul_precision=medium"])
-    update = bench_step.Update(request.variants[0].config, request.options, tmp_path)
+    request = options.read(["quickstart", *TINY, "training.matmul_precision=medium"])
+    update = variants.Update(request.variants[0].config, request.options, tmp_path)
     torch.set_float32_matmul_precision("highest")
     update.begin()
     assert torch.get_float32_matmul_precision() == "medium"
@@ -145,24 +147,24 @@ def test_the_update_is_that_of_a_run(tmp_path):
 
 def test_a_base_that_is_not_here_gets_random_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    config, said = bench_model.at_hand(load("sd15").config, tmp_path)
+    config, said = random_model.at_hand(load("sd15").config, tmp_path)
     assert "random weights" in said
     assert config.model.unet is None
-    net = bench_step.outline(config).net
+    net = variants.outline(config).net
     assert sum(p.numel() for p in net.parameters()) == 859_520_964
-    assert load("quickstart").config == bench_model.at_hand(load("quickstart").config, tmp_path)[0]
+    assert load("quickstart").config == random_model.at_hand(load("quickstart").config, tmp_path)[0]
 
 
 def test_an_unknown_base_is_told(tmp_path):
     config = load("sd15", ["pretrained_model_name_or_path=nobody/nothing"]).config
     with pytest.raises(UserError, match="daguerre fetch nobody/nothing"):
-        bench_model.at_hand(config, tmp_path)
+        random_model.at_hand(config, tmp_path)
 
 
 def test_latents_are_cut_as_the_recipe_says():
     config = load("quickstart", [*TINY, "global_batch_size=6"]).config
-    parts = bench_step.build(config)
-    inputs = bench_inputs.latents(config, parts, bench_step.batch_sizes(config), random_weights=True)
+    parts = variants.build(config)
+    inputs = bench_inputs.latents(config, parts, variants.batch_sizes(config), random_weights=True)
     update = next(inputs.updates())
     assert [len(batch.names) for batch in update] == [2, 2, 2]
     assert len({batch.keys[0, 0] for batch in update}) == 3
@@ -174,12 +176,12 @@ def test_latents_are_cut_as_the_recipe_says():
 def test_the_speed_of_contestants_is_found(clock):
     race = rounds({"slow": lambda: Fake(0.004), "fast": lambda: Fake(0.002)}, rounds=7, turn_seconds=0.02)
     race.run()
-    found = bench_report.between(race.rows["slow"], race.rows["fast"])
+    found = report.between(race.rows["slow"], race.rows["fast"])
     assert found.low <= found.median <= found.high
     assert 1.98 < found.median < 2.02
     assert race.rows["slow"].seconds[0] == pytest.approx(0.004, rel=0.02)
     assert race.rows["fast"].peak_bytes is None
-    told = bench_report.document(race.rows["fast"], race.rows["slow"], RATES)
+    told = report.document(race.rows["fast"], race.rows["slow"], RATES)
     assert told["data_wait_ms"] == pytest.approx(0.2, rel=0.05)
 
 
@@ -208,7 +210,7 @@ def test_memory_that_runs_out_leaves_a_row(clock, at):
     assert row.problem == "out of memory"
     assert len(made) == 2
     assert all(each.closed for each in made[:-1] if each.done)
-    lines = bench_report.table(list(race.rows.values()), RATES, on_cpu=True)
+    lines = report.table(list(race.rows.values()), RATES, on_cpu=True)
     assert "out of memory" in lines[2]
 
 
@@ -225,8 +227,8 @@ def test_one_that_has_no_room_beside_the_others_is_measured_alone(clock):
     race.run()
     assert race.rows["greedy"].alone
     assert len(race.rows["greedy"].seconds) == 3
-    assert bench_report.between(race.rows["base"], race.rows["greedy"]) is not None
-    assert "measured alone" in bench_report.table(list(race.rows.values()), RATES, on_cpu=True)[2]
+    assert report.between(race.rows["base"], race.rows["greedy"]) is not None
+    assert "measured alone" in report.table(list(race.rows.values()), RATES, on_cpu=True)[2]
 
 
 @pytest.mark.parametrize("soak_seconds", [0, 0.01])
@@ -258,11 +260,11 @@ def test_a_retry_that_comes_to_nothing_costs_no_numbers(clock):
     def greedy():
         made.append(None)
         if len(made) > 1:
-            raise bench_rounds.Ended("the budget was over", errors.DONE)
-        return Fake(fails_at=bench_rounds.WARM_UP + 1 + 2, error=torch.OutOfMemoryError("CUDA out of memory"))
+            raise timing.Ended("the budget was over", errors.DONE)
+        return Fake(fails_at=timing.WARM_UP + 1 + 2, error=torch.OutOfMemoryError("CUDA out of memory"))
 
     race = rounds({"base": Fake, "greedy": greedy}, turn_seconds=0.001)
-    with pytest.raises(bench_rounds.Ended):
+    with pytest.raises(timing.Ended):
         race.run()
     assert [len(row.seconds) for row in race.rows.values()] == [3, 2]
 
@@ -271,15 +273,15 @@ def test_what_was_ready_has_a_number_when_the_budget_ends_in_building(clock):
     written = []
 
     def endless():
-        raise bench_rounds.Ended("the budget was over", errors.DONE)
+        raise timing.Ended("the budget was over", errors.DONE)
 
     race = rounds({"base": Fake, "quick": lambda: Fake(0.0005), "endless": endless})
     race.write = lambda: written.append([row.usual_seconds for row in race.rows.values()])
-    with pytest.raises(bench_rounds.Ended):
+    with pytest.raises(timing.Ended):
         race.run()
     assert written[-1] == [pytest.approx(0.001, rel=0.02), pytest.approx(0.0005, rel=0.02), None]
-    assert bench_report.between(race.rows["base"], race.rows["quick"]) is None, "their turns were not of one round"
-    lines = bench_report.table(list(race.rows.values()), RATES, on_cpu=True)
+    assert report.between(race.rows["base"], race.rows["quick"]) is None, "their turns were not of one round"
+    lines = report.table(list(race.rows.values()), RATES, on_cpu=True)
     assert all("1.0 ms" not in line and line.endswith("one turn before any round") for line in lines[1:3])
     assert "not measured" in lines[3]
 
@@ -335,7 +337,7 @@ def test_a_budget_that_ends_while_something_is_built(tmp_path, monkeypatch):
             with contextlib.suppress(Exception):
                 time.sleep(5)
 
-    monkeypatch.setattr(bench_step, "build", stubborn)
+    monkeypatch.setattr(variants, "build", stubborn)
     start = time.perf_counter()
     code, found = bench(tmp_path, "budget_seconds=.5")
     assert code == errors.DONE
@@ -365,7 +367,7 @@ def test_what_is_built_for_another_device_draws_on_the_cpu():
     """Only the networks' weights are drawn where they will be."""
     meta = torch.device("meta")
     config = load("quickstart", TINY).config
-    parts = bench_step.build(config, meta, drawn_on=meta)
+    parts = variants.build(config, meta, drawn_on=meta)
     assert {p.device for p in parts.net.parameters()} == {meta}
     draws = bench_inputs.random_batch(parts, 2, bench_inputs.picture_shape(config)).draws
     assert {value.device for value in draws.values()} == {CPU}
@@ -374,12 +376,12 @@ def test_what_is_built_for_another_device_draws_on_the_cpu():
 def test_arithmetic_is_counted_alike_whatever_device_is_at_hand(monkeypatch):
     """And nothing that a GPU has of its own is put into networks without memory, nor the process's settings touched."""
     config = load("quickstart", [*TINY, "training.matmul_precision=medium"]).config
-    parts, outlined = bench_step.build(config), []
-    on_cpu = bench_step.step_flops(config, parts)
+    parts, outlined = variants.build(config), []
+    on_cpu = variants.step_flops(config, parts)
     assert on_cpu > 1e6
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(bench_step, "outline", lambda config: outlined.append(outline(config)) or outlined[-1])
-    assert bench_step.step_flops(config, parts) == on_cpu
+    monkeypatch.setattr(variants, "outline", lambda config: outlined.append(outline(config)) or outlined[-1])
+    assert variants.step_flops(config, parts) == on_cpu
     assert outlined[0].device == CPU
     assert torch.get_float32_matmul_precision() == "medium"
 
@@ -405,10 +407,10 @@ def test_compiled_code_is_compared_before_it_is_timed(tmp_path, monkeypatch):
         assert parts.loss(parts.net, batch).loss_B.shape == (2,), "of what is timed"
         raise UserError("compiled wrongly")
 
-    monkeypatch.setattr(speed.blocks, "compile_blocks", lambda net, names, device, cache_dir: None)
-    monkeypatch.setattr(bench_step, "refuse_wrong_code", wrong)
-    request = bench_arguments.read(["quickstart", *TINY, "training.compile=blocks"])
-    contestant = bench_step.Update(request.variants[0].config, request.options, tmp_path)
+    monkeypatch.setattr(kernels.blocks, "compile_blocks", lambda net, names, device, cache_dir: None)
+    monkeypatch.setattr(variants, "refuse_wrong_code", wrong)
+    request = options.read(["quickstart", *TINY, "training.compile=blocks"])
+    contestant = variants.Update(request.variants[0].config, request.options, tmp_path)
     with pytest.raises(UserError, match="compiled wrongly"):
         contestant.step()
 
@@ -418,19 +420,19 @@ def test_a_gpu_has_no_rate_of_float32(monkeypatch):
     rates = bench_cli.denominators(torch.device("cuda"))
     assert set(rates.products) == {torch.bfloat16}
     row = Row("float32", 4, 1e6, seconds=[1.0], warm_up_seconds=[1.0])
-    assert bench_report.document(row, row, rates)["share_of_measured_rate"] is None
+    assert report.document(row, row, rates)["share_of_measured_rate"] is None
 
 
 def test_intervals():
-    steady = bench_report.ratio([2.0] * 9, [1.0] * 9)
+    steady = report.ratio([2.0] * 9, [1.0] * 9)
     assert (steady.low, steady.median, steady.high) == (2.0, 2.0, 2.0)
-    noisy = bench_report.ratio([2.0, 4.0, 2.0, 1.0, 2.0], [1.0] * 5)
+    noisy = report.ratio([2.0, 4.0, 2.0, 1.0, 2.0], [1.0] * 5)
     assert noisy.low < noisy.median == 2.0 < noisy.high
     # Paired: rounds that were slow for both say nothing about either.
-    assert bench_report.ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0]).high == 2.0
-    assert bench_report.ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0], paired=False).high > 2.0
-    assert bench_report.ratio([], [1.0]) is None
-    assert str(bench_report.ratio([2.0], [1.0])) == "2.000x (of one round)"
+    assert report.ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0]).high == 2.0
+    assert report.ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0], paired=False).high > 2.0
+    assert report.ratio([], [1.0]) is None
+    assert str(report.ratio([2.0], [1.0])) == "2.000x (of one round)"
 
 
 def test_compilation_is_what_the_first_updates_took_more():
@@ -450,14 +452,14 @@ def test_compilation_is_what_the_first_updates_took_more():
 )
 def test_what_cannot_be_is_refused(tmp_path, capsys, given, said):
     out = [] if given.startswith("out=") else [f"out={tmp_path / 'bench.json'}"]
-    assert cli.run(["bench", "quickstart", *TINY, *out, given]) == errors.REFUSED
+    assert main.run(["bench", "quickstart", *TINY, *out, given]) == errors.REFUSED
     assert said in capsys.readouterr().err
 
 
 def test_peaks_on_a_cpu():
-    if not bench_rounds.forget_peak(CPU):
+    if not timing.forget_peak(CPU):
         pytest.skip("this system does not forget a process's peak of memory")
-    before = bench_rounds.held_bytes(CPU)
+    before = timing.held_bytes(CPU)
     held = torch.ones(40_000_000)
     del held
-    assert 100e6 < bench_rounds.peak_bytes(CPU) - before < 400e6
+    assert 100e6 < timing.peak_bytes(CPU) - before < 400e6

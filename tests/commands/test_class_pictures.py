@@ -15,10 +15,12 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny_models import write_sd
 
-from daguerre import cli, config, errors
-from daguerre.commands import class_pictures
-from daguerre.commands.parts import build
+from daguerre import errors
+from daguerre.build.parts import build
+from daguerre.cli import main
+from daguerre.config import config
 from daguerre.errors import UserError
+from daguerre.run import class_images
 
 PROMPT = "a photo of a dog"
 SHORT = [
@@ -62,11 +64,11 @@ def given(base, tmp_path):
 
 def draw(given, *more, stop=lambda: 0):
     loaded = config.load("sd15_dreambooth", [*given, *more]).config
-    return class_pictures.draw(loaded, build(loaded), stop)
+    return class_images.draw(loaded, build(loaded), stop)
 
 
 def train(given, *more):
-    return cli.run(["train", "sd15_dreambooth", *given, *more])
+    return main.run(["train", "sd15_dreambooth", *given, *more])
 
 
 def contents(folder):
@@ -101,9 +103,7 @@ def test_drawing_is_stopped_between_batches_and_goes_on_from_there(given, tmp_pa
     whole = tmp_path / "whole"
     draw([*given, f"class_data_dir={whole}"])
     asked = iter([0, 0, 143, 143])
-    with pytest.raises(
-        class_pictures.Stopped, match=r"class has 4 of 5, and the same command draws the other"
-    ) as error:
+    with pytest.raises(class_images.Stopped, match=r"class has 4 of 5, and the same command draws the other") as error:
         draw(given, stop=lambda: next(asked))
     assert error.value.exit_code == errors.TERMINATED
     (tmp_path / "class" / "drawn-00001.json").unlink()  # as a kill between the two files leaves it
@@ -210,7 +210,7 @@ def test_a_dry_run_says_what_will_be_drawn_and_draws_nothing(given, tmp_path, ca
 
 def test_tools_of_the_data_say_that_there_is_nothing_yet(given, capsys):
     of_data = [setting for setting in given if setting.startswith(("instance", "class", "num_class", "data."))]
-    assert cli.run(["data", "stats", "sd15_dreambooth", *of_data]) == errors.REFUSED
+    assert main.run(["data", "stats", "sd15_dreambooth", *of_data]) == errors.REFUSED
     assert "does not exist yet: `daguerre train` draws 5 pictures into it before it trains" in capsys.readouterr().err
 
 
@@ -219,7 +219,7 @@ def test_a_lone_folder_can_be_drawn_as_well(given, tmp_path, capsys):
     lone += ["data.captions.text=a red cat", "data.held_out_fraction=0"]
     own = [g for g in given if "instance" not in g and "class" not in g]
     own += ["training.global_batch_size=2", "training.per_device_batch_size=2", "lr_scheduler.warmup=0 steps"]
-    assert cli.run(["train", "sd15", *own, *lone, "validation.every=null"]) == errors.DONE
+    assert main.run(["train", "sd15", *own, *lone, "validation.every=null"]) == errors.DONE
     assert "data.generate: drew 3 pictures of 'a red cat' (seed 9)" in capsys.readouterr().out
     assert json.loads((tmp_path / "lone" / "drawn-00002.json").read_bytes())["seed"] == 11
 

@@ -12,10 +12,12 @@ import foreign_configs
 import pytest
 import yaml
 
-from daguerre import cli, foreign, recipe
-from daguerre import config as configs
-from daguerre.commands import convert_config_trainers
-from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
+from daguerre.cli import main
+from daguerre.config import config as configs
+from daguerre.config import recipe
+from daguerre.config.aliases import foreign
+from daguerre.config_import import trainers
+from daguerre.config_import.reader import REQUIRED, Reading, leaves
 
 KINDS = {"carried over": "carried", "nothing to carry": "notice", "not carried over": "refused"}
 
@@ -28,7 +30,7 @@ def convert(tmp_path, monkeypatch, capsys):
     def run(text: str):
         Path("theirs.yaml").write_text(text, encoding="utf-8")
         Path("ours.yaml").unlink(missing_ok=True)
-        code = cli.run(["convert", "config", "theirs.yaml", "out=ours.yaml"])
+        code = main.run(["convert", "config", "theirs.yaml", "out=ours.yaml"])
         output = capsys.readouterr()
         values = dict(recipe.paths(recipe.read(Path("ours.yaml")))) if Path("ours.yaml").exists() else {}
         return code, values, said(output.out), output.out + output.err
@@ -342,7 +344,7 @@ def test_what_cannot_be_converted_is_said(tmp_path, monkeypatch, capsys, argumen
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("run_name: x\ntraining: {duration: 1 steps}\n", encoding="utf-8")
     Path("other.yaml").write_text("a: 1\n", encoding="utf-8")
-    assert cli.run(arguments) == 2
+    assert main.run(arguments) == 2
     assert word in capsys.readouterr().err
 
 
@@ -392,7 +394,7 @@ def test_what_their_config_does_not_have_at_all_is_required(convert):
 
 
 def test_each_reader_leaves_nothing_unsaid():
-    for convert_theirs in convert_config_trainers.CONVERT.values():
+    for convert_theirs in trainers.CONVERT.values():
         reading = Reading({"strange.key": 1, "run_name": "x"})
         convert_theirs(reading)
         reading.finish()

@@ -10,11 +10,12 @@ import pytest
 import yaml
 from pydantic_core import PydanticUndefined
 
-from daguerre import aliases, cli, config, foreign, layout, overrides, recipe
-from daguerre.commands import convert_config_defaults as defaults
-from daguerre.commands import convert_config_files, convert_config_trainers, theirs, train
-from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
-from daguerre.config import Config
+from daguerre.cli import main, train
+from daguerre.config import config, fields, overrides, recipe
+from daguerre.config.aliases import foreign, lookup
+from daguerre.config.config import Config
+from daguerre.config_import import defaults, files, in_memory, trainers
+from daguerre.config_import.reader import REQUIRED, Reading, leaves
 from daguerre.errors import UserError
 
 MAXDIFFUSION = {"run_name": "x", "output_dir": "out", "dataset_name": "someone/captions", "train_text_encoder": False}
@@ -29,7 +30,7 @@ def reading_of(text: str) -> Reading:
     tree = recipe.read(file(text))
     trainer = foreign.trainer(tree)
     assert trainer
-    return convert_config_trainers.converted(trainer, tree, "theirs.yml")
+    return trainers.converted(trainer, tree, "theirs.yml")
 
 
 def file(text: str) -> Path:
@@ -57,12 +58,12 @@ TREES = {
 """Families, objectives and sources that their configs come to; Cascade's own family is still to come."""
 
 
-def settings(trainer: str) -> dict[str, layout.Leaf]:
+def settings(trainer: str) -> dict[str, fields.Leaf]:
     """Every setting that changes what is learnt."""
-    found: dict[str, layout.Leaf] = {}
+    found: dict[str, fields.Leaf] = {}
     for family, objective, source in TREES[trainer]:
         tree = {"model": {"family": family}, "objective": {"name": objective}, "data": {"source": source}}
-        found |= {path: leaf for path, leaf in layout.leaves(Config, tree).items() if leaf.resume == "identity"}
+        found |= {path: leaf for path, leaf in fields.leaves(Config, tree).items() if leaf.resume == "identity"}
     return found
 
 
@@ -161,14 +162,14 @@ def test_what_a_key_says_wins_over_what_they_do_without():
 )
 def test_what_trains_something_else_is_named_and_not_converted(old, new, words, capsys):
     path = file(foreign_configs.mindone().replace(old, new))
-    assert cli.run(["convert", "config", str(path), "out=ours.yaml"]) == 2
+    assert main.run(["convert", "config", str(path), "out=ours.yaml"]) == 2
     assert words in capsys.readouterr().err
     assert not Path("ours.yaml").exists()
 
 
 def test_dreambooth_of_maxdiffusion_is_named_and_not_converted(capsys):
     path = file(foreign_configs.maxdiffusion(instance_data_dir="mine"))
-    assert cli.run(["convert", "config", str(path)]) == 2
+    assert main.run(["convert", "config", str(path)]) == 2
     assert "daguerre train sd15_dreambooth instance_data_dir=" in capsys.readouterr().err
 
 
@@ -189,7 +190,7 @@ def test_nothing_of_todays_config_is_lost():
 def test_an_axis_of_degree_one_is_left_out_with_a_line():
     rules = "[['batch', 'data'], ['activation_length', 'fsdp'], ['activation_batch', ['data', 'fsdp', 'context']]]"
     reading = reading_of(foreign_configs.maxdiffusion(logical_axis_rules=rules))
-    tree = convert_config_trainers.typed(reading.values)["mesh"]
+    tree = trainers.typed(reading.values)["mesh"]
     assert tree["mesh_axes"] == ["data", "fsdp", "tensor"]
     assert tree["data_sharding"] == [["data", "fsdp", "tensor"]]
     assert tree["logical_axis_rules"] == [["batch", "data"], ["activation_batch", ["data", "fsdp"]]]
@@ -234,7 +235,7 @@ def test_of_keys_given_twice_the_last_counts_where_it_does_there(capsys):
     path = file(
         "resolution: 256\n" + foreign_configs.maxdiffusion() + "timestep_bias: {strategy: none, strategy: later}\n"
     )
-    assert cli.run(["convert", "config", str(path), "out=ours.yaml"]) == 0
+    assert main.run(["convert", "config", str(path), "out=ours.yaml"]) == 0
     assert "given twice, of which MaxDiffusion takes the last: resolution, timestep_bias, timestep_bias.strategy" in (
         capsys.readouterr().out
     )
@@ -242,7 +243,7 @@ def test_of_keys_given_twice_the_last_counts_where_it_does_there(capsys):
     assert (ours["data"]["resolution"], ours["objective"]["timestep_bias"]["name"]) == (768, "later")
     path = file(foreign_configs.OPEN_DIFFUSION.replace("    workers: 6\n", "    workers: 6\n    workers: 7\n"))
     with pytest.raises(UserError, match="duplicate key workers"):
-        convert_config_files.read(path)
+        files.read(path)
 
 
 # The same meaning in a file and on the command line
@@ -343,8 +344,8 @@ def outcome(name: str, given: list[str], tree: dict[str, Any] | None) -> Any:
 
 
 def converted(tree: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    reading = convert_config_trainers.converted("MaxDiffusion", tree, "theirs.yml")
-    return convert_config_trainers.typed(reading.values), {line.key for line in reading.lines if line.kind == "refused"}
+    reading = trainers.converted("MaxDiffusion", tree, "theirs.yml")
+    return trainers.typed(reading.values), {line.key for line in reading.lines if line.kind == "refused"}
 
 
 @pytest.fixture(scope="module")
@@ -371,11 +372,11 @@ def test_names_of_the_others_mean_the_same_alone(text):
     for line in reading.lines:
         value = reading.whole[line.key]
         only_whole = line.key.startswith(("dataset.params.filters.", "model_version", "batch_size"))  # refused alone
-        if line.kind != "carried" or value == REQUIRED or only_whole or not aliases.known(line.key):
+        if line.kind != "carried" or value == REQUIRED or only_whole or not lookup.known(line.key):
             continue
-        meaning = dict(aliases.translate(line.key, text_of(value)).values)
+        meaning = dict(lookup.translate(line.key, text_of(value)).values)
         for path, said in meaning.items():
-            ours = reading.values.get(path, recipe.get(convert_config_trainers.typed(reading.values), path))
+            ours = reading.values.get(path, recipe.get(trainers.typed(reading.values), path))
             assert text_of(ours) == said or yaml.safe_load(said) == ours, line.key
             counted += 1
     assert counted > 5
@@ -386,32 +387,32 @@ def test_names_of_the_others_mean_the_same_alone(text):
 
 def test_a_file_of_theirs_trains_as_it_is():
     text = foreign_configs.maxdiffusion(train_text_encoder="False")
-    found = theirs.load(str(file(text)), ["run_name=x", "max_train_steps=500", "loader.num_workers=2"])
+    found = in_memory.load(str(file(text)), ["run_name=x", "max_train_steps=500", "loader.num_workers=2"])
     assert found.config.training.duration == "500 steps"
     assert found.config.lr_scheduler.warmup == "50 steps"  # a tenth of the new length, as there
     assert found.config.loader.num_workers == 2
     assert "is a config of MaxDiffusion, read as a recipe" in found.notices[0]
     assert "data.held_out_fraction: 0.0" in found.notices[1]
     assert any("left out context" in line for line in found.notices)
-    assert theirs.peek("theirs.yml", ["run_name=x"]) == ("out", "x")
+    assert in_memory.peek("theirs.yml", ["run_name=x"]) == ("out", "x")
     assert train._loaded("theirs.yml", ["run_name=x"], dry_run=True, first_look=False).config.run_name == "x"
 
 
 def test_a_file_of_which_something_would_be_lost_says_what_and_how_to_go_on():
     path = str(file(foreign_configs.maxdiffusion(enable_profiler="True", train_text_encoder="False")))
     with pytest.raises(UserError) as caught:
-        theirs.load(path, ["run_name=x"])
+        in_memory.load(path, ["run_name=x"])
     assert "enable_profiler: profiling a run is not there yet" in str(caught.value)
     assert f"daguerre convert config {path}" in str(caught.value)
-    assert theirs.load(path, ["run_name=x", "enable_profiler=False"]).config.run_name == "x"
+    assert in_memory.load(path, ["run_name=x", "enable_profiler=False"]).config.run_name == "x"
     with pytest.raises(UserError, match="whose family cascade_c is not there yet"):
-        theirs.load(str(file(foreign_configs.CASCADE)))
+        in_memory.load(str(file(foreign_configs.CASCADE)))
 
 
 def test_a_recipe_of_ours_is_no_config_of_theirs():
-    assert theirs.of("sd14", []) is None
-    assert not theirs.is_one("nothing.yml")
-    assert theirs.load("sd14", ["run_name=y"]).config.run_name == "y"
+    assert in_memory.of("sd14", []) is None
+    assert not in_memory.is_one("nothing.yml")
+    assert in_memory.load("sd14", ["run_name=y"]).config.run_name == "y"
 
 
 @pytest.mark.parametrize(

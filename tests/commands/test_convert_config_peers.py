@@ -11,10 +11,12 @@ import peer_configs
 import pytest
 from test_convert_config import ODD, places, said
 
-from daguerre import cli, foreign, recipe
-from daguerre import config as configs
-from daguerre.commands import convert_config_files, convert_config_trainers
-from daguerre.commands.convert_config_reading import REQUIRED, Reading, leaves
+from daguerre.cli import main
+from daguerre.config import config as configs
+from daguerre.config import recipe
+from daguerre.config.aliases import foreign
+from daguerre.config_import import files, trainers
+from daguerre.config_import.reader import REQUIRED, Reading, leaves
 from daguerre.errors import UserError
 
 FILES = {
@@ -45,7 +47,7 @@ def convert(tmp_path, monkeypatch, capsys):
         if text is not None:
             Path(name).write_text(text, encoding="utf-8")
         Path("ours.yaml").unlink(missing_ok=True)
-        code = cli.run(["convert", "config", name, "out=ours.yaml"])
+        code = main.run(["convert", "config", name, "out=ours.yaml"])
         output = capsys.readouterr()
         values = dict(recipe.paths(recipe.read(Path("ours.yaml")))) if Path("ours.yaml").exists() else {}
         return code, values, said(output.out), output.out + output.err
@@ -64,7 +66,7 @@ def refused(lines: dict[str, tuple[str, str]]) -> set[str]:
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_is_dropped(convert, name, tmp_path):
     code, _, lines, output = convert(name)
-    tree, _ = convert_config_files.read(tmp_path / name)
+    tree, _ = files.read(tmp_path / name)
     assert foreign.trainer(tree) == FILES[name]
     assert code == 0, output
     assert set(lines) == {key for key, _ in leaves(tree)}
@@ -313,7 +315,7 @@ def test_a_file_that_is_damaged_is_the_users_error(convert, name, text):
 def test_whatever_a_config_says_it_is_a_recipe_or_a_users_error(convert, seed):
     drawn = random.Random(seed)
     name = drawn.choice(["onetrainer.json", "simpletuner.json", "ai_toolkit.yaml", "kohya.json"])
-    tree, _ = convert_config_files.read(Path(name.replace("kohya.json", "kohya.toml")))
+    tree, _ = files.read(Path(name.replace("kohya.json", "kohya.toml")))
     name = name.replace(".yaml", ".json")
     for holder, key in drawn.sample(list(places(tree)), 3):
         holder[key] = drawn.choice(ODD)
@@ -323,7 +325,7 @@ def test_whatever_a_config_says_it_is_a_recipe_or_a_users_error(convert, seed):
     assert bool(values) == bool(lines)
 
 
-@pytest.mark.parametrize("convert_theirs", [convert_config_trainers.CONVERT[name] for name in set(FILES.values())])
+@pytest.mark.parametrize("convert_theirs", [trainers.CONVERT[name] for name in set(FILES.values())])
 def test_a_reader_leaves_nothing_unsaid(convert_theirs):
     reading = Reading({"strange.key": 1, "run_name": "x"})
     convert_theirs(reading)
@@ -333,4 +335,4 @@ def test_a_reader_leaves_nothing_unsaid(convert_theirs):
 
 def test_a_config_without_end_is_the_users_error(convert):
     with pytest.raises(UserError):
-        convert_config_files.read(Path("nowhere.toml"))
+        files.read(Path("nowhere.toml"))

@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import train
 
-from daguerre import cli, errors
+from daguerre import errors
+from daguerre.cli import main
 from daguerre.training import post_hoc
 
 
@@ -23,7 +24,7 @@ def unet(pipeline):
 
 
 def test_a_width_that_was_kept_comes_out_as_it_was(run, tmp_path, capsys):
-    assert cli.run(["convert", "ema", str(run), "width=0.2", f"out={tmp_path / 'p'}"]) == errors.DONE
+    assert main.run(["convert", "ema", str(run), "width=0.2", f"out={tmp_path / 'p'}"]) == errors.DONE
     assert "the profile is 0.0% off" in capsys.readouterr().out
     kept = load_file(run / "checkpoints" / "step-00000008" / "post_hoc_0_2.safetensors")
     found = unet(tmp_path / "p")
@@ -33,7 +34,7 @@ def test_a_width_that_was_kept_comes_out_as_it_was(run, tmp_path, capsys):
 
 
 def test_another_width_is_the_sum_that_its_profile_asks_for(run, capsys):
-    assert cli.run(["convert", "ema", str(run), "width=0.1"]) == errors.DONE
+    assert main.run(["convert", "ema", str(run), "width=0.1"]) == errors.DONE
     kept = [(step, width) for step in (2, 4, 6, 8) for width in (0.05, 0.2)]
     factors, error = post_hoc.coefficients(kept, 8, 0.1)
     said = capsys.readouterr().out
@@ -46,12 +47,12 @@ def test_another_width_is_the_sum_that_its_profile_asks_for(run, capsys):
         total += factor * load_file(run / "checkpoints" / f"step-{step:08d}" / file)["unet.conv_in.weight"].double()
     torch.testing.assert_close(found["conv_in.weight"], total.float(), rtol=1e-5, atol=1e-7)
     assert not torch.equal(found["conv_in.weight"], unet(run / "pipeline")["conv_in.weight"])
-    assert cli.run(["convert", "ema", str(run), "width=0.1"]) == errors.REFUSED
+    assert main.run(["convert", "ema", str(run), "width=0.1"]) == errors.REFUSED
     assert "exists" in capsys.readouterr().err
 
 
 def test_a_poor_average_is_said_to_be_one(run, tmp_path, capsys):
-    assert cli.run(["convert", "ema", str(run), "width=0.01", f"out={tmp_path / 'p'}"]) == errors.DONE
+    assert main.run(["convert", "ema", str(run), "width=0.01", f"out={tmp_path / 'p'}"]) == errors.DONE
     said = capsys.readouterr().out
     assert "a poor one" in said
     assert "nearer to those that are kept (0.05, 0.2)" in said
@@ -67,17 +68,17 @@ def test_a_poor_average_is_said_to_be_one(run, tmp_path, capsys):
     ],
 )
 def test_what_it_cannot_do_is_refused(run, given, word, capsys):
-    assert cli.run(["convert", "ema", str(run), *given]) == errors.REFUSED
+    assert main.run(["convert", "ema", str(run), *given]) == errors.REFUSED
     assert word in capsys.readouterr().err
 
 
 def test_runs_without_profiles_or_folders_without_a_run(tmp_path, capsys):
     assert train(tmp_path, "training.duration=2 steps", "sampling.num_images=0") == errors.DONE
     capsys.readouterr()
-    assert cli.run(["convert", "ema", str(tmp_path / "tiny"), "width=0.1"]) == errors.REFUSED
+    assert main.run(["convert", "ema", str(tmp_path / "tiny"), "width=0.1"]) == errors.REFUSED
     assert "train with ema.post_hoc=[0.05,0.1]" in capsys.readouterr().err
-    assert cli.run(["convert", "ema", str(tmp_path), "width=0.1"]) == errors.REFUSED
+    assert main.run(["convert", "ema", str(tmp_path), "width=0.1"]) == errors.REFUSED
     assert "give a run folder" in capsys.readouterr().err
-    assert cli.run(["convert", "latent"]) == errors.REFUSED
+    assert main.run(["convert", "latent"]) == errors.REFUSED
     assert "there is no verb `convert latent`" in capsys.readouterr().err
-    assert cli.run(["convert"]) == errors.DONE
+    assert main.run(["convert"]) == errors.DONE

@@ -9,9 +9,11 @@ from safetensors.torch import load_file
 from tiny_models import write_sdxl
 from twins import Twins
 
-from daguerre import cli, config, errors
-from daguerre.commands.parts import build
-from daguerre.families.original_names import with_wrapper
+from daguerre import errors
+from daguerre.build.parts import build
+from daguerre.cli import main
+from daguerre.config import config
+from daguerre.models.single_file.keys import with_wrapper
 
 UNET = "diffusion_pytorch_model.safetensors"
 
@@ -24,12 +26,12 @@ def run(tmp_path_factory):
     given += ["run_name=r", f"output_dir={folder}", "training.duration=3 steps", "model.train_text_encoder=true"]
     given += ["ema.decay=0.9", "optimizer.learning_rate=1e-3", "checkpoint.keep=3"]
     given += ["sampling.num_images=0", "checkpoint.every=1 step"]
-    assert cli.run(["train", "sd15", *given]) == errors.DONE
+    assert main.run(["train", "sd15", *given]) == errors.DONE
     return folder / "r"
 
 
 def export(*arguments):
-    return cli.run(["convert", "export", *map(str, arguments)])
+    return main.run(["convert", "export", *map(str, arguments)])
 
 
 def saved(run, group, component, name="step-00000003"):
@@ -76,7 +78,7 @@ def test_sdxl_with_both_text_encoders(tmp_path):
         "sampling.num_images=0",
         "ema.enabled=true",
     ]
-    assert cli.run(["train", "sdxl", *given]) == errors.DONE
+    assert main.run(["train", "sdxl", *given]) == errors.DONE
     file, run = tmp_path / "xl.safetensors", tmp_path / "xl"
     assert export(run, "format=single_file", f"out={file}") == errors.DONE
     pipe = StableDiffusionXLPipeline.from_single_file(str(file), config=str(run / "pipeline"), local_files_only=True)
@@ -176,4 +178,4 @@ def test_what_a_pipeline_cannot_have_is_refused(run, given, words, capsys):
     assert words in capsys.readouterr().err
     assert export(run / "checkpoints", *given) == errors.REFUSED
     assert "give a run folder" in capsys.readouterr().err
-    assert cli.run(["convert", "export"]) == errors.REFUSED
+    assert main.run(["convert", "export"]) == errors.REFUSED

@@ -8,8 +8,9 @@ from diffusers import StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd
 
-from daguerre import cli, errors
-from daguerre.families import single_file, single_file_export
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.models.single_file import load, save
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
 
@@ -19,12 +20,12 @@ def model(tmp_path_factory):
     """A tiny pipeline, and the same as one file."""
     place = tmp_path_factory.mktemp("model")
     folder = write_sd(place / "folder")
-    single_file_export.write(place / "model.safetensors", folder)
+    save.write(place / "model.safetensors", folder)
     return folder, place / "model.safetensors"
 
 
 def convert(*arguments):
-    return cli.run(["convert", "model", *map(str, arguments)])
+    return main.run(["convert", "model", *map(str, arguments)])
 
 
 def test_a_file_becomes_the_folder_it_came_from(model, tmp_path, capsys):
@@ -45,7 +46,7 @@ def test_averaged_weights_of_a_file_that_holds_both(model, tmp_path, capsys):
     tensors = load_file(file)
     unet = [name for name in tensors if name.startswith("model.diffusion_model.")]
     averages = {"model_ema." + "".join(name.split(".")[1:]): tensors[name] + 1 for name in unet}
-    with single_file._opened(file) as opened:
+    with load._opened(file) as opened:
         metadata = opened.metadata()
     save_file(tensors | averages, tmp_path / "both.safetensors", metadata)
     assert convert(tmp_path / "both.safetensors", f"out={tmp_path / 'raw'}") == errors.DONE

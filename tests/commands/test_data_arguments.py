@@ -8,8 +8,8 @@ import data_sets
 import pytest
 from pydantic import Field
 
-from daguerre import cli
-from daguerre.commands import data, data_arguments
+from daguerre.cli import data, main
+from daguerre.config import options
 from daguerre.data.sources import shapes
 from daguerre.errors import UserError
 from daguerre.settings import Settings
@@ -25,7 +25,7 @@ class Options(Settings):
 
 
 def read(*arguments):
-    return data_arguments.read(arguments, Options)
+    return options.read(arguments, Options)
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def test_the_verbs_are_those_that_have_a_file():
-    assert sorted(data.VERBS) == sorted(cli.verbs("data"))
-    for name, verb in cli.verbs("data").items():
+    assert sorted(data.VERBS) == sorted(main.verbs("data"))
+    for name, verb in main.verbs("data").items():
         text = verb.texts["HELP"]
         assert text.startswith(f"usage: daguerre data {name} ")
         assert max(map(len, text.splitlines())) <= 120
@@ -44,30 +44,30 @@ def test_the_verbs_are_those_that_have_a_file():
 
 
 def test_help_at_each_level(capsys):
-    assert cli.run(["data"]) == cli.run(["data", "--help"]) == cli.run(["help", "data"]) == 0
+    assert main.run(["data"]) == main.run(["data", "--help"]) == main.run(["help", "data"]) == 0
     text = capsys.readouterr().out
     assert text == (data.HELP.strip("\n") + "\n") * 3
     for words in (["data", "pack", "--help"], ["help", "data", "pack"], ["data", "pack", "-h"]):
-        assert cli.run(words) == 0
+        assert main.run(words) == 0
     assert capsys.readouterr().out.count("usage: daguerre data pack") == 3
 
 
 def test_a_verb_that_does_not_exist(capsys):
-    assert cli.run(["data", "pcak", "x"]) == 2
+    assert main.run(["data", "pcak", "x"]) == 2
     assert "Did you mean `daguerre data pack`?" in capsys.readouterr().err
-    assert cli.run(["data", "my_pictures"]) == 2
+    assert main.run(["data", "my_pictures"]) == 2
     assert "the verb comes first" in capsys.readouterr().err.lower()
 
 
 def test_words_are_sorted(place):
-    words = data_arguments.split(["a.tar", "-o", "out", "--count", "4", "data.x=1", "--data.y=2", "./year=2020/b.tar"])
+    words = options.split(["a.tar", "-o", "out", "--count", "4", "data.x=1", "--data.y=2", "./year=2020/b.tar"])
     assert words.bare == ("a.tar", "./year=2020/b.tar")
     assert words.overrides == ("out=out", "count=4", "data.x=1", "data.y=2")
-    assert data_arguments.split(["https://h/x.tar?sig=a&b=c"]).bare == ("https://h/x.tar?sig=a&b=c",)
+    assert options.split(["https://h/x.tar?sig=a&b=c"]).bare == ("https://h/x.tar?sig=a&b=c",)
     with pytest.raises(UserError, match="needs a value"):
-        data_arguments.split(["x", "-o"])
+        options.split(["x", "-o"])
     with pytest.raises(UserError, match="no option -v"):
-        data_arguments.split(["x", "-v"])
+        options.split(["x", "-v"])
 
 
 def test_a_recipe_gives_its_data_section_and_seed(place):
@@ -161,5 +161,5 @@ def test_mistakes_are_explained(place, given, why):
 
 
 def test_no_torch_is_needed_to_pack():
-    code = "import sys; from daguerre.commands import data_pack; sys.exit('torch' in sys.modules)"
+    code = "import sys; from daguerre.cli.data import pack as data_pack; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -7,8 +7,7 @@ from pathlib import Path
 import data_sets
 from PIL import Image
 
-from daguerre import cli
-from daguerre.commands import data
+from daguerre.cli import data, main
 
 DOCS = Path(__file__).parents[2] / "docs" / "data-tools.md"
 
@@ -23,7 +22,7 @@ def test_every_command_runs_and_every_verb_has_one(tmp_path, monkeypatch, capsys
     data_sets.folder(tmp_path / "my_pictures", 30)
     for program, *words in commands():
         assert program == "daguerre"
-        assert cli.run(words) == 0, shlex.join(words)
+        assert main.run(words) == 0, shlex.join(words)
     assert {words[2] for words in commands() if words[1] == "data"} == set(data.VERBS)
     for name in ("data-stats.html", "shapes.html", "my_shards/shard-00000.tar.index", "wide_shards/dataset.json"):
         assert (tmp_path / name).exists(), name
@@ -32,7 +31,7 @@ def test_every_command_runs_and_every_verb_has_one(tmp_path, monkeypatch, capsys
 
 
 def test_every_option_of_the_help_exists():
-    for name, verb in cli.verbs("data").items():
+    for name, verb in main.verbs("data").items():
         module = __import__(f"daguerre.commands.data_{name}", fromlist=["Options"])
         listed = set(re.findall(r"^  (?:-o \w+ or )?([a-z_]+)=", verb.texts["HELP"], flags=re.MULTILINE))
         assert listed - {"seed"} == set(module.Options.model_fields), name

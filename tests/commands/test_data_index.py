@@ -5,8 +5,8 @@ from pathlib import Path
 import data_sets
 import pytest
 
-from daguerre import cli
-from daguerre.data import shard_index
+from daguerre.cli import main
+from daguerre.data.index import cache
 from daguerre.data.sources import webdataset
 
 
@@ -17,7 +17,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def index(*arguments) -> int:
-    return cli.run(["data", "index", *arguments])
+    return main.run(["data", "index", *arguments])
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -55,7 +55,7 @@ def test_a_shard_that_changed_is_indexed_anew(place, capsys):
     capsys.readouterr()
     assert index("raw") == 0
     assert "indexed 2 shards: 30 samples" in capsys.readouterr().out
-    assert shard_index.load(raw / "part-01.tar.index").table.num_rows == 26
+    assert cache.load(raw / "part-01.tar.index").table.num_rows == 26
 
 
 def test_damage_is_told_and_is_the_exit_code(place, capsys):
@@ -66,7 +66,7 @@ def test_damage_is_told_and_is_the_exit_code(place, capsys):
     said = capsys.readouterr().out
     assert "damaged shard" in said
     assert "part-00.tar: bytes" in said or "part-00.tar: cut off" in said
-    assert shard_index.load(raw / "part-00.tar.index").about.damage
+    assert cache.load(raw / "part-00.tar.index").about.damage
 
 
 def test_pictures_that_cannot_be_used_are_told(place, capsys):

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from daguerre import cli
-from daguerre.commands import data_listing
-from daguerre.data import rows
+from daguerre.cli import main
 from daguerre.data.dataset import open_dataset
+from daguerre.data.loading import collate
 from daguerre.data.sources import shapes, webdataset
+from daguerre.data.tools import manifest
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def pack(*arguments) -> int:
-    return cli.run(["data", "pack", *arguments])
+    return main.run(["data", "pack", *arguments])
 
 
 def listing(folder) -> dict:
@@ -131,8 +131,8 @@ def test_what_the_network_sees_is_the_same_from_drawn_and_from_packed_pictures(p
 def made(dataset):
     """The batches of 8 of a data set, as they come."""
     for planned in dataset.plan(5, 8).batches(0):
-        task = rows.Task(dataset.reads(planned.slots), dataset.buckets[planned.bucket])
-        yield rows.Rows(dataset.members, 5).made(task)[0]
+        task = collate.Task(dataset.reads(planned.slots), dataset.buckets[planned.bucket])
+        yield collate.Rows(dataset.members, 5).made(task)[0]
 
 
 def test_killed_and_started_again(place):
@@ -221,7 +221,7 @@ def test_two_at_once_are_refused(place, capsys):
 
 def test_credentials_in_addresses_are_not_written_down():
     settings = webdataset.Settings(path=("https://me:secret@host/a.tar?X-Signature=secret", "s3://bucket/b.tar"))
-    written = json.dumps(data_listing.given(settings))
+    written = json.dumps(manifest.given(settings))
     assert "secret" not in written
     assert "https://***@host/a.tar?***" in written
     assert "s3://bucket/b.tar" in written

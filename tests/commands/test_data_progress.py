@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from daguerre.commands.data_progress import Counter, size_text
+from daguerre.tracking.progress import Counter, size_text
 
 
 class Terminal(io.StringIO):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
-from daguerre import cli
-from daguerre.commands import data_show
-from daguerre.commands.data_show import Cell
+from daguerre.cli import main
+from daguerre.cli.data import show as data_show
+from daguerre.cli.data.show import Cell
 from daguerre.data.sources import shapes
 
 
@@ -21,7 +21,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def show(*arguments) -> int:
-    return cli.run(["data", "show", *map(str, arguments)])
+    return main.run(["data", "show", *map(str, arguments)])
 
 
 def cell(width, height, caption="a cat", colour=(200, 30, 90)) -> Cell:

@@ -9,7 +9,7 @@ import data_sets
 import masked
 import pytest
 
-from daguerre import cli
+from daguerre.cli import main
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def stats(*arguments) -> int:
-    return cli.run(["data", "stats", *map(str, arguments)])
+    return main.run(["data", "stats", *map(str, arguments)])
 
 
 def words(path) -> str:

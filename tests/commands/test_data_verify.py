@@ -9,9 +9,9 @@ import masked
 import numpy as np
 import pytest
 
-from daguerre import cli
-from daguerre.commands import data_verify
-from daguerre.data.index import Index
+from daguerre.cli import main
+from daguerre.cli.data import verify as data_verify
+from daguerre.data.index.index import Index
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def place(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def packed(place, capsys) -> Path:
     data_sets.shards(place / "raw", 3, 10)
-    assert cli.run(["data", "pack", "raw", "-o", "packed", "shard_samples=10"]) == 0
+    assert main.run(["data", "pack", "raw", "-o", "packed", "shard_samples=10"]) == 0
     capsys.readouterr()
     return place / "packed"
 
 
 def verify(*arguments) -> int:
-    return cli.run(["data", "verify", *map(str, arguments)])
+    return main.run(["data", "verify", *map(str, arguments)])
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -112,7 +112,7 @@ def test_a_packing_that_was_not_finished(packed, capsys):
 def test_a_damaged_picture_that_was_packed_is_found_by_decoding(place, capsys):
     whole = data_sets.jpeg(3)
     data_sets.shard(place / "raw" / "a.tar", range(10), p3=whole[:-40])
-    assert cli.run(["data", "index", "raw"]) == 0
+    assert main.run(["data", "index", "raw"]) == 0
     assert verify("raw", "share=0") == 0
     capsys.readouterr()
     assert verify("raw", "share=1") == 1
@@ -169,7 +169,7 @@ def test_a_recipe(packed, place, capsys):
 
 def test_many_shards_are_not_listed_one_by_one(place, capsys):
     data_sets.shards(place / "raw", 25, 1)
-    assert cli.run(["data", "pack", "raw", "-o", "packed", "shard_samples=1"]) == 0
+    assert main.run(["data", "pack", "raw", "-o", "packed", "shard_samples=1"]) == 0
     capsys.readouterr()
     assert verify("packed") == 0
     assert "shard-000" not in capsys.readouterr().out

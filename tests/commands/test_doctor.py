@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from daguerre import __version__
-from daguerre.commands import doctor
+from daguerre.cli import doctor
 from daguerre.errors import UserError, install
 
 

@@ -7,8 +7,10 @@ import pytest
 from PIL import Image
 from tiny_models import write_sd, write_sdxl
 
-from daguerre import cli, config, errors, recipe
-from daguerre.problems import ConfigError
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.config import config, recipe
+from daguerre.config.errors import ConfigError
 
 BASES = {
     # recipe: (objective, resolution, learning rate)
@@ -66,11 +68,11 @@ def test_objective_and_resolution_are_the_recipes_and_the_rest_is_dreambooths(na
 def test_it_trains(name, given, tmp_path):
     base = tiny(name, tmp_path)
     command = ["train", name, *given, f"pretrained_model_name_or_path={base}"]
-    assert cli.run(command) == errors.DONE
+    assert main.run(command) == errors.DONE
     run = config.load(str(tmp_path / "out" / f"{name}_dreambooth")).config
     assert (run.objective.name, run.model.pretrained_model_name_or_path) == (BASES[name][0], str(base))
     assert len(list((tmp_path / "out" / "class_pictures" / name).rglob("*.png"))) == 3
-    assert cli.run([*command, "training.duration=2 steps"]) == errors.DONE, "the same command goes on"
+    assert main.run([*command, "training.duration=2 steps"]) == errors.DONE, "the same command goes on"
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
@@ -82,12 +84,12 @@ def test_a_base_that_predicts_something_else_is_refused_unless_nothing_is_compar
         Image.new("RGB", (16, 16), (i, 0, 0)).save(place / f"{i}.png")
     base = tiny("sd21", tmp_path)
     command = ["train", "sd2_base", *given, f"pretrained_model_name_or_path={base}", f"class_data_dir={place}", *dry]
-    assert cli.run(command) == errors.REFUSED
+    assert main.run(command) == errors.REFUSED
     said = " ".join(capsys.readouterr().err.split())
     assert "the pretrained UNet predicts v_prediction (objective.name=v), this recipe trains eps" in said
     assert "Take the objective of the base, or train another one all the same with model.scheduler=null" in said
-    assert cli.run([*command, "model.scheduler=null"]) == errors.DONE
-    assert cli.run([*command, "objective.name=v", "run_name=other"]) == errors.DONE
+    assert main.run([*command, "model.scheduler=null"]) == errors.DONE
+    assert main.run([*command, "objective.name=v", "run_name=other"]) == errors.DONE
 
 
 def test_other_recipes_are_left_alone(tmp_path):

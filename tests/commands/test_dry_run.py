@@ -10,8 +10,10 @@ import huggingface_hub
 import pytest
 from twins import base, shards, tree
 
-from daguerre import cli, errors, recipe
-from daguerre.families import architectures
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.config import recipe
+from daguerre.models.weights import architectures
 
 NAMES = [name for name in recipe.shipped() if base(name)]
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
@@ -44,7 +46,7 @@ def dry_run(name, place, capsys):
     if "stage" in name:
         shards(place / "shards", labelled=False)
         given = ["data.path=shards", "training.global_batch_size=4", "training.per_device_batch_size=4"]
-    assert cli.run(["train", name, *given, "--dry-run"]) == errors.DONE
+    assert main.run(["train", name, *given, "--dry-run"]) == errors.DONE
     return capsys.readouterr().out
 
 
@@ -95,5 +97,5 @@ def _terms(text):
 
 
 def test_what_the_device_has_not_is_refused_here_too(capsys):
-    assert cli.run(["train", "quickstart", "--dry-run", "training.max_device_memory=59GB"]) == errors.REFUSED
+    assert main.run(["train", "quickstart", "--dry-run", "training.max_device_memory=59GB"]) == errors.REFUSED
     assert "max_device_memory=59GB has no effect on a CPU" in capsys.readouterr().err

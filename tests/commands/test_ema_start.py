@@ -8,9 +8,9 @@ from tiny_runs import train
 
 from daguerre import errors
 from daguerre.checkpoint.store import Store
-from daguerre.commands import ema_start
 from daguerre.errors import UserError
 from daguerre.families import sdxl
+from daguerre.run import ema_start
 from daguerre.training.ema import EMA, decay_at
 from daguerre.training.settings import EMASettings
 

@@ -12,10 +12,10 @@ from diffusers import StableDiffusionPipeline
 from huggingface_hub import constants
 from tiny_models import write_sd
 
-from daguerre import cli, errors
-from daguerre.commands import fetch, fetch_files
+from daguerre import errors
+from daguerre.cli import fetch, fetch_files, main
 from daguerre.errors import UserError
-from daguerre.families import places
+from daguerre.models.weights import resolve
 
 MODEL = "owner/tiny-sd"
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -53,7 +53,7 @@ def hub(pipeline, monkeypatch, tmp_path):
 
 
 def run(*arguments):
-    return cli.run(["fetch", *map(str, arguments)])
+    return main.run(["fetch", *map(str, arguments)])
 
 
 def names(folder):
@@ -135,12 +135,12 @@ def test_the_cache_serves_recipes_offline(hub, tmp_path, monkeypatch, capsys):
     assert run(MODEL) == errors.DONE
     assert f"use it with model.pretrained_model_name_or_path={MODEL}\n" in capsys.readouterr().out
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    needed = {"unet": places.network("unet", places.Options()), "tokenizer": places.TOKENIZER}
-    found = places.locate(MODEL, needed)
+    needed = {"unet": resolve.network("unet", resolve.Options()), "tokenizer": resolve.TOKENIZER}
+    found = resolve.locate(MODEL, needed)
     assert tmp_path / "cache" in found.parents
     assert (found / WEIGHTS).is_file()
     with pytest.raises(UserError, match=f"daguerre fetch {MODEL} -o DIR"):
-        places.locate(MODEL, {"safety_checker": places.network("text_encoder", places.Options())})
+        resolve.locate(MODEL, {"safety_checker": resolve.network("text_encoder", resolve.Options())})
 
 
 def test_what_the_hub_refuses_is_explained(hub, tmp_path, monkeypatch, capsys):

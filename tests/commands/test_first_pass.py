@@ -12,10 +12,10 @@ from torch import nn
 
 from daguerre import errors
 from daguerre.adapters.adapter import Attached
-from daguerre.commands import first_pass
-from daguerre.commands.parts import Parts
+from daguerre.build.parts import Parts
 from daguerre.errors import UserError
-from daguerre.training.precision import Precision
+from daguerre.run import preflight
+from daguerre.training.precision.dtypes import Precision
 from daguerre.types import Batch, LossTerms
 
 BATCH = Batch(None, {"image": torch.zeros(2, 3, 1, 1)}, ["", ""], torch.ones(2), ["a", "b"], np.zeros((2, 6)))
@@ -47,7 +47,7 @@ def parts(net, compute=torch.float32):
     return Parts(family, SimpleNamespace(loss=loss), Attached(net, {}), torch.device("cpu"), Precision(compute), 0)
 
 
-@pytest.mark.parametrize("measure", [first_pass.seconds, first_pass.refuse_wrong_code])
+@pytest.mark.parametrize("measure", [preflight.seconds, preflight.refuse_wrong_code])
 def test_it_leaves_no_trace(measure):
     net, random = Net(), torch.get_rng_state()
     measure(parts(net), BATCH)
@@ -58,7 +58,7 @@ def test_it_leaves_no_trace(measure):
 
 def test_arithmetic_is_counted_without_a_trace():
     net = Net()
-    assert first_pass.training_flops_per_sample(parts(net), BATCH) == 0.0, "no products"
+    assert preflight.training_flops_per_sample(parts(net), BATCH) == 0.0, "no products"
     assert net.calls == 0
 
 
@@ -69,9 +69,9 @@ def test_what_was_compiled_wrongly_is_refused_and_what_was_not_trains(compute):
         net.compile(backend="eager")
         if wrong:
             with pytest.raises(UserError, match=r"compiled these networks wrongly: .* 2 of 2 parameters"):
-                first_pass.refuse_wrong_code(parts(net, compute), BATCH)
+                preflight.refuse_wrong_code(parts(net, compute), BATCH)
         else:
-            first_pass.refuse_wrong_code(parts(net, compute), BATCH)
+            preflight.refuse_wrong_code(parts(net, compute), BATCH)
         assert net.calls == 0
 
 
@@ -79,14 +79,14 @@ def test_gradients_that_are_not_finite_uncompiled_are_no_sign_of_wrong_code():
     net = Net()
     net.weight.data[0] = torch.nan
     net.compile(backend="eager")
-    first_pass.refuse_wrong_code(parts(net), BATCH)
+    preflight.refuse_wrong_code(parts(net), BATCH)
 
 
 def test_gradients_that_are_not_finite_when_compiled_are():
     net = Net(torch.inf)
     net.compile(backend="eager")
     with pytest.raises(UserError, match="compiled these networks wrongly"):
-        first_pass.refuse_wrong_code(parts(net), BATCH)
+        preflight.refuse_wrong_code(parts(net), BATCH)
 
 
 @pytest.mark.long

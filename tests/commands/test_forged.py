@@ -10,9 +10,9 @@ import torch
 
 from daguerre import errors
 from daguerre.checkpoint.store import Store
-from daguerre.commands import training_run
 from daguerre.errors import UserError
-from daguerre.families import pickled, weights
+from daguerre.models.weights import files, pickled
+from daguerre.run import trainer
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_forged_checkpoint_is_refused(begun, tmp_path, capsys, forged):
 def test_an_index_of_weights_that_leads_elsewhere(tmp_path, name):
     text = json.dumps({"weight_map": {"a": name}})
     for file, read in (
-        ("diffusion_pytorch_model.safetensors.index.json", weights.read),
+        ("diffusion_pytorch_model.safetensors.index.json", files.read),
         ("diffusion_pytorch_model.bin.index.json", lambda folder: pickled.convert(folder, folder / "fresh")),
     ):
         folder = tmp_path / file
@@ -77,14 +77,14 @@ def test_an_empty_pickle(tmp_path, data):
 
 
 def test_a_folder_that_is_renamed_under_its_run(tmp_path, capsys, monkeypatch):
-    after = training_run.after
+    after = trainer.after
 
     def rename(run, update, stopping):
         if update.step == 1:
             run.folder.path.rename(tmp_path / "renamed")
         return after(run, update, stopping)
 
-    monkeypatch.setattr(training_run, "after", rename)
+    monkeypatch.setattr(trainer, "after", rename)
     assert tiny_runs.train(tmp_path, "training.duration=2 steps") != errors.DONE
     said = capsys.readouterr().err
     assert "was renamed, moved or deleted while this run worked in it" in said

@@ -12,10 +12,11 @@ import tiny_drawings
 from PIL import Image
 from tiny_drawings import documents, drawn, generate, weights
 
-from daguerre import cli
-from daguerre import config as configs
-from daguerre.checkpoint.run_folder import RunFolder
-from daguerre.commands import parts, pictures
+from daguerre.build import parts
+from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.cli import main
+from daguerre.config import config as configs
+from daguerre.generation import generate as generation_generate
 from daguerre.samplers.draw import initial_noise
 
 PROMPT = "a small green star: on a white background"
@@ -32,7 +33,7 @@ def run(recipe: Path) -> Path:
 
 
 def draw(run: Path, out: Path, *given: str) -> np.ndarray:
-    assert cli.run(["generate", str(run), f"prompt={PROMPT}", f"out={out}", *given]) == 0
+    assert main.run(["generate", str(run), f"prompt={PROMPT}", f"out={out}", *given]) == 0
     return drawn(out)
 
 
@@ -95,7 +96,7 @@ def test_the_newest_averaged_weights_are_used(run, recipe, tmp_path):
     built = parts.build(config)
     built.net.load_state_dict(weights(-0.02, built))
     built.net.eval()
-    expected = list(pictures.draw_pictures(built, 64, config.sampling, [PROMPT], [7]))
+    expected = list(generation_generate.draw_pictures(built, 64, config.sampling, [PROMPT], [7]))
     assert np.array_equal(draw(run, tmp_path / "a", "seed=7"), np.stack(expected))
     older = draw(run, tmp_path / "b", "seed=7", "resume_from_checkpoint=step-00000001")
     assert not np.array_equal(older, np.stack(expected))
@@ -106,7 +107,7 @@ def test_a_shift_of_the_levels_that_are_visited(run, tmp_path, capsys):
     assert np.array_equal(plain, same)
     assert not np.array_equal(plain, other)
     assert [document.get("shift") for i in range(3) for document in documents(tmp_path / f"{i}")] == [None, 1, 2]
-    assert cli.run(["generate", str(run), f"prompt={PROMPT}", f"out={tmp_path / '2'}"]) != 0
+    assert main.run(["generate", str(run), f"prompt={PROMPT}", f"out={tmp_path / '2'}"]) != 0
     assert "shift" in capsys.readouterr().err
 
 
@@ -209,18 +210,18 @@ def test_the_negative_prompt_counts(run, tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_refused(run, capsys, given, said):
-    assert cli.run(["generate", str(run), *given]) == 2
+    assert main.run(["generate", str(run), *given]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_places_without_a_run_are_refused(recipe, tmp_path, capsys):
-    assert cli.run(["generate", str(recipe), "prompt=a", "run_name=none"]) == 2
+    assert main.run(["generate", str(recipe), "prompt=a", "run_name=none"]) == 2
     said = capsys.readouterr().err
     assert "daguerre train" in said
     assert "base=true" in said
-    assert cli.run(["generate", str(tmp_path), "prompt=a"]) == 2
+    assert main.run(["generate", str(tmp_path), "prompt=a"]) == 2
     assert "no run folder" in capsys.readouterr().err
-    assert cli.run(["generate"]) == 2
+    assert main.run(["generate"]) == 2
     assert "which run" in capsys.readouterr().err
 
 
@@ -228,7 +229,7 @@ def test_a_run_without_a_checkpoint_says_so(run, tmp_path, capsys):
     young = RunFolder(tmp_path / "young")
     young.path.mkdir()
     young.config.write_text((run / "config.yaml").read_text())
-    assert cli.run(["generate", str(young.path), "prompt=a"]) == 2
+    assert main.run(["generate", str(young.path), "prompt=a"]) == 2
     assert "no checkpoint yet" in capsys.readouterr().err
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 from tiny_drawings import documents, drawn, generate
 from tiny_models import write_sd, write_sdxl
 
-from daguerre import cli
-from daguerre.commands import generate_model
+from daguerre.cli import main
 from daguerre.errors import UserError
+from daguerre.generation import load
 
 SMALL = ("resolution=16", "num_inference_steps=2", "training.device=cpu")
 
@@ -107,7 +107,7 @@ def test_a_scheduler_that_means_nothing_here_is_refused(sd1, tmp_path, changes, 
     config = json.loads((sd1 / "scheduler" / "scheduler_config.json").read_text()) | changes
     (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=said):
-        generate_model.find(str(tmp_path), [], False)
+        load.find(str(tmp_path), [], False)
 
 
 def test_the_pipeline_of_a_run_points_to_the_run(tmp_path, capsys):
@@ -118,7 +118,7 @@ def test_the_pipeline_of_a_run_points_to_the_run(tmp_path, capsys):
     assert "give the run" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    assert cli.run(["generate", str(tmp_path / "other"), "prompt=a"]) == 2
+    assert main.run(["generate", str(tmp_path / "other"), "prompt=a"]) == 2
     assert "is a FluxPipeline" in capsys.readouterr().err
 
 
@@ -148,7 +148,7 @@ def test_long_prompts_beside_short_ones_change_no_picture(recipe, sd1, xl, tmp_p
 
 def test_a_single_file_is_a_pipeline(sd1, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["convert", "export", str(sd1), "format=single_file", f"out={tmp_path / 'one.safetensors'}"]) == 0
+    assert main.run(["convert", "export", str(sd1), "format=single_file", f"out={tmp_path / 'one.safetensors'}"]) == 0
     settings = ["prompt=a cat", "num_inference_steps=2", "training.device=cpu"]
     assert generate("one.safetensors", *settings) == 0
     assert generate(sd1, *settings, "out=folder") == 0

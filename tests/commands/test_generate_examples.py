@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from daguerre import overrides
-from daguerre.commands import generate_arguments, generate_prompts
+from daguerre.cli import generate_options
+from daguerre.config import overrides
 from daguerre.errors import UserError
+from daguerre.generation import prompts
 
 FLAGS = (
     "--pipeline sd --prompt-file list.csv --out-dir drawn --batch-size 4 --guidance-scale 7.5 --scratch-dir /dev/shm"
@@ -17,7 +18,7 @@ FLAGS = (
 
 def test_its_flags_are_options_here():
     notices: list[str] = []
-    given = generate_arguments._of_examples(overrides.split([*FLAGS.split(), "--tar", "true"]), notices)
+    given = generate_options._of_examples(overrides.split([*FLAGS.split(), "--tar", "true"]), notices)
     assert given.recipe == "sd"
     assert dict(map(overrides.pair, given.overrides)) == {
         "prompts_file": "list.csv",
@@ -39,15 +40,15 @@ def test_its_flags_are_options_here():
 def test_its_lists_of_captions_are_prompts(tmp_path, name, text):
     path = Path(tmp_path / name)
     path.write_text(text, encoding="utf-8")
-    (row,) = generate_prompts.rows(path)
+    (row,) = prompts.rows(path)
     assert (row.prompt, row.file_name, row.about) == ("a cat", "first", {"mood": "calm"})
 
 
 def test_beside_a_column_of_prompts_a_caption_is_only_kept(tmp_path):
     path = Path(tmp_path / "list.csv")
     path.write_text("prompt,caption,uid\na dog,a cat,7\n", encoding="utf-8")
-    (row,) = generate_prompts.rows(path)
+    (row,) = prompts.rows(path)
     assert (row.prompt, row.file_name, row.about) == ("a dog", None, {"caption": "a cat", "uid": "7"})
     path.write_text("uid,text\n7,a cat\n", encoding="utf-8")
     with pytest.raises(UserError, match="there is no column 'prompt'"):
-        list(generate_prompts.rows(path))
+        list(prompts.rows(path))

@@ -19,15 +19,16 @@ import tiny_drawings
 from PIL import Image
 from tiny_drawings import documents, drawn, generate
 
-from daguerre import cli
-from daguerre.commands import generate as generate_command
-from daguerre.commands import generate_arguments, generate_prompts, generate_ranks, pictures
-from daguerre.commands.generate_folder import Folder
-from daguerre.commands.generate_list import PictureList
-from daguerre.commands.pictures import Wanted, batches
+from daguerre.cli import generate as generate_command
+from daguerre.cli import generate_options, main
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import webdataset
 from daguerre.errors import UserError
+from daguerre.generation import generate as generation_generate
+from daguerre.generation import prompts, ranks
+from daguerre.generation.generate import Wanted, batches
+from daguerre.generation.output_dir import Folder
+from daguerre.generation.requests import PictureList
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Prompt
 
@@ -164,7 +165,7 @@ def test_processes_that_start_at_once_take_one_folder(run, tmp_path, capsys):
     with pytest.raises(UserError, match="seed: 0 -> 1"):
         second.begin({"seed": 1})
     code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)"
-    for part in (generate_ranks.Part(), generate_ranks.Part(1, 2)):  # either holds what the second of two would
+    for part in (ranks.Part(), ranks.Part(1, 2)):  # either holds what the second of two would
         with first.held(part):
             found = subprocess.run([sys.executable, "-c", code, str(first.path / "request.json")], capture_output=True)
             assert b"BlockingIOError" in found.stderr
@@ -214,7 +215,7 @@ def test_a_changed_list_is_another_request(run, tmp_path, capsys):
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """A SIGTERM comes while that batch is drawn."""
-    draw_batch, drawn_batches = pictures.draw_batch, []
+    draw_batch, drawn_batches = generation_generate.draw_batch, []
 
     def draw(*given):
         drawn_batches.append(given)
@@ -222,7 +223,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return draw_batch(*given)
 
-    monkeypatch.setattr(pictures, "draw_batch", draw)
+    monkeypatch.setattr(generation_generate, "draw_batch", draw)
 
 
 def test_a_signal_keeps_what_is_drawn(run, tmp_path, capsys, monkeypatch):
@@ -248,11 +249,11 @@ def test_a_signal_loses_the_open_shard_alone(run, tmp_path, capsys, monkeypatch)
         stop_after(patch, 6)
         assert generate(*given) == 143
     assert "4 pictures are in finished shards, 2 of the open shard are lost" in capsys.readouterr().out
-    assert cli.run(["data", "verify", str(out)]) != 0
+    assert main.run(["data", "verify", str(out)]) != 0
     assert "packing that was not finished: the same command" in capsys.readouterr().out
     assert generate(*given) == 0
     assert "4 of 12 pictures are there and are whole: kept" in capsys.readouterr().out
-    assert cli.run(["data", "verify", str(out)]) == 0
+    assert main.run(["data", "verify", str(out)]) == 0
 
 
 @pytest.mark.long
@@ -283,7 +284,7 @@ def test_shards_that_our_own_reader_and_verify_take(run, tmp_path, capsys, monke
         assert generate(*given, *shards, f"shard={part}") == 0
     assert sorted(p.name for p in out.glob("*.tar")) == [f"shard-0000{i}.tar" for i in range(3)]
     assert json.loads((out / "dataset.json").read_text())["complete"] is True
-    assert cli.run(["data", "verify", str(out)]) == 0
+    assert main.run(["data", "verify", str(out)]) == 0
 
     settings = webdataset.Settings(path=str(out), resolution=32, held_out_fraction=0.0)
     source = webdataset.open_source(settings, "train")
@@ -373,10 +374,10 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_written(run, t
 
 def test_columns_that_are_no_text_are_mended_and_a_pipe_is_not_waited_for(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "note\\ud83d": ["\\ud83d"]}\n')
-    (row,) = generate_prompts.of_file(str(tmp_path / "a.jsonl")).rows()
+    (row,) = prompts.of_file(str(tmp_path / "a.jsonl")).rows()
     assert row.about == {"note?": ["?"]}
     with pytest.raises(UserError, match="is a pipe, a socket or a device"):
-        generate_prompts.of_file("/dev/null")
+        prompts.of_file("/dev/null")
 
 
 def test_a_long_list_is_never_held():
@@ -387,9 +388,9 @@ def test_a_long_list_is_never_held():
         nonlocal read
         for i in range(100_000):
             read += 1
-            yield generate_prompts.Row(f"prompt {i}", height=64 if i % 3 else 32)
+            yield prompts.Row(f"prompt {i}", height=64 if i % 3 else 32)
 
-    listed = PictureList(generate_prompts.Prompts("many", "", rows), SamplingSettings(num_images=1), 32)
+    listed = PictureList(prompts.Prompts("many", "", rows), SamplingSettings(num_images=1), 32)
     assert listed.survey().sizes_px == {(32, 32): 33_334, (64, 32): 66_666}
     read = 0
     first = next(batches(iter(listed), 16))
@@ -418,28 +419,28 @@ def test_batches_are_of_one_kind_and_led_by_the_first_that_waits():
     ],
 )
 def test_parts_of_launchers(environ, part):
-    found = generate_ranks.part(None, environ)
+    found = ranks.part(None, environ)
     assert (found.index, found.count) == part
-    assert generate_ranks.part("2/8", environ).index == 1
-    numbers = [n for i in range(3) for n in range(10) if n in generate_ranks.Part(i, 3)]
+    assert ranks.part("2/8", environ).index == 1
+    numbers = [n for i in range(3) for n in range(10) if n in ranks.Part(i, 3)]
     assert sorted(numbers) == list(range(10))
-    assert generate_ranks.Part(1, 3).share(10) == 3
+    assert ranks.Part(1, 3).share(10) == 3
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])
 def test_parts_that_cannot_be(shard):
     with pytest.raises(UserError, match="counted from 1"):
-        generate_ranks.part(shard, {})
+        ranks.part(shard, {})
     with pytest.raises(UserError, match="do not fit"):
-        generate_ranks.part(None, torchrun(4, 4))
+        ranks.part(None, torchrun(4, 4))
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "2", "WORLD_SIZE": "4"}, {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}])
 def test_what_a_launcher_says_in_part_needs_a_word(environ):
     """A shell of a job that srun did not start would draw one part of four, and nobody the others."""
     with pytest.raises(UserError, match="or give shard=I/N"):
-        generate_ranks.part(None, environ)
-    assert generate_ranks.part("1/1", environ).count == 1
+        ranks.part(None, environ)
+    assert ranks.part("1/1", environ).count == 1
 
 
 def test_pictures_of_a_list_have_the_seeds_of_their_places(run, tmp_path):
@@ -454,10 +455,10 @@ def test_pictures_of_a_list_have_the_seeds_of_their_places(run, tmp_path):
 def test_what_the_documentation_says_is_accepted():
     """Keys and columns in docs/generate.md and in the help."""
     said = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
-    for name in generate_prompts.KNOWN:
+    for name in prompts.KNOWN:
         assert f"`{name}`" in said
         assert name in generate_command.HELP
     keys = set(re.findall(r"(?<![\w.-])(\w+)=", said + generate_command.HELP))
-    known = {*generate_arguments.Options.model_fields, *generate_arguments.SAMPLING, *generate_arguments.PLACE}
+    known = {*generate_options.Options.model_fields, *generate_options.SAMPLING, *generate_options.PLACE}
     assert keys - known <= {"key", "resume_from_checkpoint", "pretrained_model_name_or_path"}
     assert known - set(re.findall(r"\w+", generate_command.HELP)) <= {"prompts_file"}

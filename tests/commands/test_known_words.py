@@ -4,10 +4,12 @@ import pytest
 import tiny_drawings
 import tiny_runs
 
-from daguerre import cli, config, errors
-from daguerre.commands import known_words
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.config import config
+from daguerre.data.images.words import words
 from daguerre.data.sources import shapes
-from daguerre.data.words import words
+from daguerre.run import known_words
 
 STRANGE = "hold none of these words: dog, beach (as in 'a red dog on a beach')"
 KNOWS = "the 26 that it knows are: a, background, black, blue, circle, cross, cyan, front, green, in, is, large, medium"
@@ -58,15 +60,15 @@ def test_few_known_words_are_listed_and_many_are_counted(monkeypatch):
 
 
 def test_generate_says_it(run, tmp_path, capsys):
-    assert cli.run(["generate", str(run), "prompt=a red dog on a beach", f"out={tmp_path / 'out'}"]) == errors.DONE
+    assert main.run(["generate", str(run), "prompt=a red dog on a beach", f"out={tmp_path / 'out'}"]) == errors.DONE
     out = capsys.readouterr().out
     assert STRANGE in out
     assert KNOWS in out
     assert out.index(STRANGE) < out.index("drawn: 1 picture")
     given = ["prompt=a red star", "negative_prompt=blurry blue", f"out={tmp_path / 'other'}"]
-    assert cli.run(["generate", str(run), *given]) == errors.DONE
+    assert main.run(["generate", str(run), *given]) == errors.DONE
     assert "hold none of these words: blurry (as in 'blurry blue')" in capsys.readouterr().out
-    assert cli.run(["generate", str(run), "prompt=a red star", f"out={tmp_path / 'known'}"]) == errors.DONE
+    assert main.run(["generate", str(run), "prompt=a red star", f"out={tmp_path / 'known'}"]) == errors.DONE
     assert "hold none" not in capsys.readouterr().out
 
 
@@ -75,7 +77,7 @@ def test_a_run_says_it_of_its_sampling_prompts_when_it_starts(tmp_path, capsys):
     assert tiny_runs.train(tmp_path, prompts, "training.duration=2 steps") == errors.DONE
     said = " ".join(capsys.readouterr().out.split())
     assert STRANGE in said
-    assert cli.run(["train", "quickstart", prompts, "--dry-run"]) == errors.DONE
+    assert main.run(["train", "quickstart", prompts, "--dry-run"]) == errors.DONE
     assert STRANGE in " ".join(capsys.readouterr().out.split())
-    assert cli.run(["train", "quickstart", prompts, "sampling.num_images=0", "--dry-run"]) == errors.DONE
+    assert main.run(["train", "quickstart", prompts, "sampling.num_images=0", "--dry-run"]) == errors.DONE
     assert "hold none" not in capsys.readouterr().out

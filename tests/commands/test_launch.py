@@ -13,18 +13,19 @@ from pathlib import Path
 import pytest
 import tiny_runs
 
-from daguerre import cli, credentials
-from daguerre.commands import launch_local
-from daguerre.commands.launch_slurm import Options
-from daguerre.parallel import local
-from daguerre.parallel.settings import DistributedSettings, MeshSettings
+from daguerre import credentials
+from daguerre.cli import main
+from daguerre.cli.launch import local as launch_local
+from daguerre.cli.launch.slurm import Options
+from daguerre.distributed.launch import local
+from daguerre.distributed.settings import DistributedSettings, MeshSettings
 from daguerre.settings import Settings
 
 FAKE = Path(__file__).parents[1] / "parallel" / "fake_slurm.py"
 
 
 def launch(*words: str) -> int:
-    return cli.run(["launch", "slurm", *words])
+    return main.run(["launch", "slurm", *words])
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +122,7 @@ def test_handing_in(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypat
 
 
 def test_the_help_names_every_option():
-    text = cli.verbs("launch")["slurm"].texts["HELP"]
+    text = main.verbs("launch")["slurm"].texts["HELP"]
     assert [name for name in Options.model_fields if name not in text] == []
 
 
@@ -129,18 +130,18 @@ def test_launch_local_starts_train_with_what_it_was_given(tmp_path: Path, monkey
     started: list[tuple[list[str], int]] = []
     monkeypatch.setattr(local, "run", lambda command, count: started.append((command, count)) or 143)
     given = ["run_name=a b", "training.device=cpu"]
-    assert cli.run(["launch", "local", "sdxl", "processes=2", *given]) == 143, "the code of the run passes through"
+    assert main.run(["launch", "local", "sdxl", "processes=2", *given]) == 143, "the code of the run passes through"
     assert started == [([sys.executable, "-m", "daguerre", "train", "sdxl", *given], 2)]
     monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 0)
-    assert cli.run(["launch", "local", "sdxl"]) == 2
+    assert main.run(["launch", "local", "sdxl"]) == 2
     assert "no GPU that torch sees: say how many processes" in capsys.readouterr().err
     monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 4)
-    assert cli.run(["launch", "local", "sdxl", "processes=8"]) == 2
+    assert main.run(["launch", "local", "sdxl", "processes=8"]) == 2
     assert "processes=8, but there are 4 GPUs" in capsys.readouterr().err
-    assert cli.run(["launch", "local", "sdxl"]) == 143
+    assert main.run(["launch", "local", "sdxl"]) == 143
     assert started[1][1] == 4
-    assert cli.run(["launch", "local", "sdxl", "training.global_batch_size=3"]) == 2
-    assert cli.run(["launch", "local", "sdxl_lightning"]) == 2
+    assert main.run(["launch", "local", "sdxl", "training.global_batch_size=3"]) == 2
+    assert main.run(["launch", "local", "sdxl_lightning"]) == 2
     assert len(started) == 2
     assert not list(tmp_path.iterdir())
 
@@ -153,7 +154,7 @@ def test_launch_local_hands_secrets_on_in_the_environment_alone(tmp_path: Path, 
         local, "run", lambda words, count: started.append((words, os.environ[credentials.VARIABLE])) or 0
     )
     given = ["run_name=mine", "training.device=cpu", "data.source=webdataset", f"data.path={address}"]
-    assert cli.run(["launch", "local", "sdxl", "processes=2", *given]) == 0
+    assert main.run(["launch", "local", "sdxl", "processes=2", *given]) == 0
     ((words, handed_on),) = started
     assert "hidden" not in " ".join(words)
     assert "data.path=https://***@host/{000..009}.tar?***" in words
@@ -177,8 +178,8 @@ def test_launch_local_trains_saves_at_a_signal_and_goes_on(tmp_path: Path):
 
 
 def test_launch_alone(capsys: pytest.CaptureFixture[str]):
-    assert cli.run(["launch"]) == 0
-    assert cli.run(["launch", "kubernetes"]) == 2
+    assert main.run(["launch"]) == 0
+    assert main.run(["launch", "kubernetes"]) == 2
     assert "there is no verb `launch kubernetes`; there are: local, slurm" in capsys.readouterr().err
 
 

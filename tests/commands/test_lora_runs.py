@@ -14,10 +14,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
-from daguerre import cli, errors
+from daguerre import errors
 from daguerre.adapters.lora import FILE
+from daguerre.build import base_digests
 from daguerre.checkpoint.store import Store
-from daguerre.commands import bases
+from daguerre.cli import main
 
 RECIPE = """
 run_name: lora
@@ -59,7 +60,7 @@ class Place:
     def train(self, name: str, *more: str) -> int:
         """In this process."""
         place = [f"output_dir={self.folder}", f"run_name={name}"]
-        return cli.run(["train", str(self.recipe), *place, *self.given(*more)])
+        return main.run(["train", str(self.recipe), *place, *self.given(*more)])
 
     def on(self, name: str, mesh: tuple[int, int, int, int], *more: str) -> dict:
         """A run on a mesh, for `forked_runs.together`."""
@@ -149,7 +150,7 @@ def test_stopped_and_killed_runs_end_equal_to_the_bit(place):
 def test_generate_draws_what_the_run_drew(place, capsys):
     run = place.folder / "whole"
     given = ["prompt=a dog", "seed=0", f"out={place.folder / 'drawn'}", "num_images=1"]
-    assert cli.run(["generate", str(run), *given]) == errors.DONE, capsys.readouterr()
+    assert main.run(["generate", str(run), *given]) == errors.DONE, capsys.readouterr()
     (drawn,) = (place.folder / "drawn").glob("*.png")
     (sample,) = (run / "samples/step-00000004").glob("*.png")
     assert np.array_equal(np.asarray(Image.open(drawn)), np.asarray(Image.open(sample)))
@@ -157,11 +158,11 @@ def test_generate_draws_what_the_run_drew(place, capsys):
 
 def test_convert_export_writes_the_adapter_and_the_merged_networks(place):
     run, folder = place.folder / "whole", place.folder
-    assert cli.run(["convert", "export", str(run), "format=adapters", f"out={folder / 'raw'}", "weights=raw"]) == 0
+    assert main.run(["convert", "export", str(run), "format=adapters", f"out={folder / 'raw'}", "weights=raw"]) == 0
     raw, model = load_file(folder / "raw" / FILE), place.tensors("whole")
     key = next(key for key in raw if key.startswith("unet."))
     assert torch.equal(raw[key], model[key.replace(".weight", ".default.weight")])
-    assert cli.run(["convert", "export", str(run), "format=diffusers", f"out={folder / 'merged'}"]) == 0
+    assert main.run(["convert", "export", str(run), "format=diffusers", f"out={folder / 'merged'}"]) == 0
     for part in ("unet", "text_encoder"):
         (of_base,), (merged,) = ([*(folder / p / part).glob("*.safetensors")] for p in ("base", "merged"))
         before, after = load_file(of_base), load_file(merged)
@@ -196,14 +197,14 @@ def test_another_base_is_refused_with_both_names(place, capsys):
     (of_base,) = (place.folder / "base" / "unet").glob("*.safetensors")
     before = of_base.read_bytes()
     shutil.copyfile(file, of_base)
-    assert cli.run(["generate", str(place.folder / "whole"), "prompt=x"]) == errors.REFUSED
+    assert main.run(["generate", str(place.folder / "whole"), "prompt=x"]) == errors.REFUSED
     of_base.write_bytes(before)
     assert "stands on another unet" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_names_no_base_is_refused():
     with pytest.raises(errors.UserError, match="does not say on which base it stands"):
-        bases.refuse_another(None, {}, "step-00000001")
+        base_digests.refuse_another(None, {}, "step-00000001")
 
 
 def test_other_meshes_learn_what_one_process_does(place):

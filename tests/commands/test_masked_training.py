@@ -13,7 +13,8 @@ from test_several_devices import RECIPE, Runs, zeros
 from tiny_models import write_sd
 from tiny_runs import train
 
-from daguerre import cli, errors
+from daguerre import errors
+from daguerre.cli import main
 
 MASKED = ["objective.mask.outside_weight=0.2", "data.crop=random", "data.random_flip=true"]
 MASKED += ["data.buckets.aspects=[1/1, 1/2]", "data.buckets.step=8"]
@@ -75,7 +76,7 @@ def single(folder: Path, name: str, masks, *overrides: str) -> Runs:
     runs = Runs(place, "sd", steps=2)
     runs.recipe.write_text(RECIPE.replace("weighting: {name: adaptive, adaptive_buckets: 12}", ""))
     mask_all(place / "pictures", masks)
-    assert cli.run(runs.on("run", (1, 1, 1, 1), *overrides)["arguments"]) == errors.DONE
+    assert main.run(runs.on("run", (1, 1, 1, 1), *overrides)["arguments"]) == errors.DONE
     return runs
 
 
@@ -123,4 +124,4 @@ def test_time_and_memory_are_measured_with_masks(tmp_path, verb, capsys):
     quick = ["rounds=1", "turn_seconds=0.01", "soak_seconds=0", f"out={tmp_path / 'b.json'}"]
     quick = [*quick, f"inputs={more or 'latents'}"] if verb == "bench" else [more] * bool(more)
     words = [verb, str(recipe), *own, "training.global_batch_size=1", "objective.mask={}", *quick]
-    assert cli.run(words) == errors.DONE, capsys.readouterr().err
+    assert main.run(words) == errors.DONE, capsys.readouterr().err

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from tiny_runs import assert_equal, lines, outcome, train
 
-from daguerre import cli, errors
-from daguerre import config as configs
-from daguerre.commands import new_duration
-from daguerre.commands.parts import BatchSizes
-from daguerre.commands.resuming import Beginning
+from daguerre import errors
+from daguerre.build.parts import BatchSizes
+from daguerre.cli import main
+from daguerre.config import config as configs
 from daguerre.errors import UserError
+from daguerre.run import new_duration
+from daguerre.run.resume import Beginning
 from daguerre.training import step
 
 SIZES = BatchSizes(16, 16)
@@ -210,7 +211,7 @@ def test_a_finished_run_grows_by_what_is_chosen_and_goes_on_exactly(finished, tm
     with monkeypatch.context() as patched:
         patched.setattr(step, "update", signalled)
         assert train(tmp_path / "parts", *given, *CHOSEN) == errors.TERMINATED
-    assert cli.run(["train", str(tmp_path / "parts" / "tiny")]) == errors.DONE  # as it was recorded
+    assert main.run(["train", str(tmp_path / "parts" / "tiny")]) == errors.DONE  # as it was recorded
     assert_equal(tmp_path / "parts" / "tiny", expected)
     recorded = configs.load(str(tmp_path / "parts" / "tiny")).config.lr_scheduler
     assert (recorded.on_new_duration, recorded.restart_from) == ("refuse", None), "a choice is for one start"

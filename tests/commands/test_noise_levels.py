@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from daguerre import cli
-from daguerre import config as configs
-from daguerre.commands import parts
-from daguerre.commands.parts import Parts
+from daguerre.build import parts
+from daguerre.build.parts import Parts
+from daguerre.cli import main
+from daguerre.config import config as configs
 
 KEYS = np.array([[5, 0, 0], [6, 1, 0], [2**62, 0, 3]], dtype=np.int64)
 
@@ -51,9 +51,9 @@ def test_each_bucket_has_the_shift_of_its_size():
 
 def test_the_shifts_are_said_before_a_run(capsys):
     given = ["objective.schedule.resolution_shift.name=area", "objective.schedule.resolution_shift.base_px=32"]
-    assert cli.run(["train", "quickstart", *given, "--dry-run"]) == 0
+    assert main.run(["train", "quickstart", *given, "--dry-run"]) == 0
     assert "shift of the noise levels: 64x64 2" in capsys.readouterr().out
-    assert cli.run(["train", "quickstart", "--dry-run"]) == 0
+    assert main.run(["train", "quickstart", "--dry-run"]) == 0
     assert "shift of the noise levels" not in capsys.readouterr().out
 
 

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
-from daguerre import cli
 from daguerre.checkpoint.atomic import to_json
-from daguerre.commands import data_arguments
+from daguerre.cli import main
+from daguerre.config import options
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loader import Loading
+from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import LoaderSettings
-from daguerre.data.skips import Skips
+from daguerre.data.skipped import Skips
 from daguerre.settings import Settings
 
 HALF = b"\\ud83d"
@@ -175,7 +175,7 @@ CASES: dict[str, Case] = {
 
 def trained(given: list[str], file: Path) -> tuple[set[str], dict[str, dict]]:
     """Captions of an epoch as a tokenizer takes them, and what data.json says was left out."""
-    request = data_arguments.read([*given, "data.resolution=32"], Settings)
+    request = options.read([*given, "data.resolution=32"], Settings)
     data = open_dataset(request.settings, "train")
     skips = Skips(file=file, say=lambda line: line.encode())
     run = Loading(data, LoaderSettings(num_workers=0), 0, 2, 2, lambda batch: {}, lambda texts: {}, skips=skips)
@@ -202,7 +202,7 @@ def test_an_odd_sample_is_named_and_ends_nothing(tmp_path, monkeypatch, capsys, 
         ("pack", ["-o", "p"]),
     ):
         capsys.readouterr()
-        assert cli.run(["data", verb, *given, *own]) in (0, int(verb == "verify")), capsys.readouterr().err
+        assert main.run(["data", verb, *given, *own]) in (0, int(verb == "verify")), capsys.readouterr().err
         if verb != "show" and reason:
             said = next(line for line in capsys.readouterr().out.splitlines() if reason in line)
             assert name in said
@@ -212,7 +212,7 @@ def test_an_odd_sample_is_named_and_ends_nothing(tmp_path, monkeypatch, capsys, 
     if reason:
         assert any(reason in found and name in entry["examples"][0] for found, entry in skipped.items())
     if source == "webdataset":
-        assert cli.run(["data", "index", "odd", "again=true"]) == 0
+        assert main.run(["data", "index", "odd", "again=true"]) == 0
 
 
 @contextmanager
@@ -232,7 +232,7 @@ def test_a_pipe_in_place_of_a_picture_is_left_out(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     table(tmp_path / "odd", b"pipe.jpg,a cat,1")
     with pipe(tmp_path / "odd" / "pipe.jpg", data_sets.jpeg(0)):
-        assert cli.run(["data", "stats", "odd/a.csv", "data.cache_dir=cache"]) == 0
+        assert main.run(["data", "stats", "odd/a.csv", "data.cache_dir=cache"]) == 0
         assert NO_FILE in capsys.readouterr().out
 
 
@@ -240,7 +240,7 @@ def test_a_pipe_in_place_of_an_index_is_passed_by(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shard(tmp_path / "odd")
     with pipe(tmp_path / "odd" / "a.tar.index", b"no index"):
-        assert cli.run(["data", "stats", "odd", "data.cache_dir=cache"]) == 0
+        assert main.run(["data", "stats", "odd", "data.cache_dir=cache"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_what_names_no_text_is_refused(tmp_path, monkeypatch, capsys, arguments,
     Path("halves.json").write_bytes(b'["a cat", "%s"]' % HALF)
     Path("odd.csv").write_bytes(b"image,text,\xff\n000.jpg,a cat,1\n")
     with pipe(Path("pipe"), b'["a cat"]'):
-        assert cli.run([*arguments, "data.cache_dir=cache"]) == 2
+        assert main.run([*arguments, "data.cache_dir=cache"]) == 2
     assert why in capsys.readouterr().err
 
 
@@ -266,6 +266,6 @@ def test_messages_with_what_is_no_text_are_printed(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     arrow(tmp_path / "odd")
     (tmp_path / "odd" / "state.json").write_bytes(b'{"_data_files": [{"filename": "%s"}]}' % HALF)
-    assert cli.run(["data", "stats", "data.source=huggingface", f"data.path={tmp_path}/odd"]) == 2
+    assert main.run(["data", "stats", "data.source=huggingface", f"data.path={tmp_path}/odd"]) == 2
     stream.flush()
     assert b"are missing: \\ud83d" in stream.buffer.getvalue()

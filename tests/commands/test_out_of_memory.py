@@ -8,9 +8,10 @@ import torch
 from tiny_runs import train
 
 from daguerre import errors
-from daguerre.commands import out_of_memory, pictures
-from daguerre.commands.parts import Parts
-from daguerre.families.family import Family
+from daguerre.build.parts import Parts
+from daguerre.generation import generate
+from daguerre.memory import advice as memory_advice
+from daguerre.models.family import Family
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.training.optimizers.optimizer import Part
 
@@ -99,7 +100,7 @@ def test_other_errors_keep_their_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("owner", "name", "said"),
     [
-        (pictures, "draw", "while drawing pictures: CUDA .*\nDraw fewer at once: sampling.batch_size is 16"),
+        (generate, "draw", "while drawing pictures: CUDA .*\nDraw fewer at once: sampling.batch_size is 16"),
         (Family, "export", "while exporting: .*\nSwitch it off .*export later"),
     ],
 )
@@ -120,8 +121,8 @@ def test_after_a_save_it_says_what_there_may_be_less_of(tmp_path, capsys, owner,
 
 
 def test_advice_for_one_picture_at_a_time():
-    assert "sampling.batch_size is 16" in out_of_memory.of_drawing(SamplingSettings())
-    assert "Draw smaller pictures" in out_of_memory.of_drawing(SamplingSettings(batch_size=1))
+    assert "sampling.batch_size is 16" in memory_advice.of_drawing(SamplingSettings())
+    assert "Draw smaller pictures" in memory_advice.of_drawing(SamplingSettings(batch_size=1))
 
 
 def test_in_validation_it_is_told(tmp_path, capsys):

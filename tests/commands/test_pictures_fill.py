@@ -10,11 +10,11 @@ import pytest
 import tiny_drawings
 from PIL import Image
 
-from daguerre.commands import pictures
-from daguerre.commands.parts import Parts
-from daguerre.commands.pictures_fill import Filled, fill
+from daguerre.build.parts import Parts
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import folder as folder_source
+from daguerre.generation import generate
+from daguerre.generation.fill import Filled, fill
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Prompt
 
@@ -65,7 +65,7 @@ def test_it_stops_between_batches_and_keeps_what_is_drawn(built, tmp_path):
     found = fill(built, SAMPLING, PROMPT, tmp_path, 5, size_px=SIZE, stop=lambda: next(asked))
     assert found == Filled(kept=0, drawn=2, missing=3)
     assert fill(built, SAMPLING, PROMPT, tmp_path, 5, size_px=SIZE) == Filled(kept=2, drawn=3, missing=0)
-    wanted = [pictures.Wanted(i, Prompt(PROMPT), 5 + i, SIZE, SAMPLING.guidance_scale) for i in range(5)]
-    for drawn in pictures.draw_batch(built, SAMPLING, wanted):
+    wanted = [generate.Wanted(i, Prompt(PROMPT), 5 + i, SIZE, SAMPLING.guidance_scale) for i in range(5)]
+    for drawn in generate.draw_batch(built, SAMPLING, wanted):
         found_px = pixels(tmp_path / f"drawn-0000{drawn.wanted.number}.png")
         assert np.abs(found_px - drawn.pixels_HWC).max() <= 1

@@ -9,10 +9,11 @@ import pytest
 import tiny_drawings
 import tiny_runs
 
-from daguerre import cli
-from daguerre import config as configs
-from daguerre.commands import parts, pictures_samples
+from daguerre.build import parts
+from daguerre.cli import main
+from daguerre.config import config as configs
 from daguerre.errors import UserError
+from daguerre.run import samples
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def recipe(tiny_sd: Path, tmp_path: Path) -> Path:
 
 def wanted(recipe: Path, *given: str):
     config = configs.load(str(recipe), ["sampling.num_images=5", "sampling.seed=10", *given]).config
-    return pictures_samples.wanted(config, lambda count: [f"caption {i}" for i in range(count)])
+    return samples.wanted(config, lambda count: [f"caption {i}" for i in range(count)])
 
 
 def test_prompts_come_in_turn(recipe, tmp_path):
@@ -49,8 +50,8 @@ def test_what_cannot_be_drawn_is_refused_at_the_start(recipe, tmp_path):
         wanted(recipe, "sampling.prompts_file=none.txt", "sampling.prompts=[a]")
     config = configs.load(str(recipe), ["sampling.height=33"]).config
     with pytest.raises(UserError, match="33"):
-        pictures_samples.check(config, parts.build(config))
-    assert cli.run(["train", str(recipe), "sampling.height=33", "--dry-run"]) == 2
+        samples.check(config, parts.build(config))
+    assert main.run(["train", str(recipe), "sampling.height=33", "--dry-run"]) == 2
 
 
 def test_a_run_draws_from_a_file_at_each_save(tmp_path):

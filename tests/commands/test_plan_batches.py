@@ -12,14 +12,17 @@ import pytest
 from tiny_runs import TINY
 from twins import tree
 
-from daguerre import cli, errors, recipe
-from daguerre import config as configs
-from daguerre.checkpoint.run_folder import RunFolder
-from daguerre.commands import homes, launch_local, plan, resuming
-from daguerre.commands.parts import shared_out
-from daguerre.commands.resuming import Beginning
+from daguerre import errors
+from daguerre.build.parts import shared_out
+from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.cli import main, plan
+from daguerre.cli.launch import local as launch_local
+from daguerre.config import config as configs
+from daguerre.config import recipe
+from daguerre.distributed.launch import local
 from daguerre.errors import UserError
-from daguerre.parallel import local
+from daguerre.run import resume, storage
+from daguerre.run.resume import Beginning
 
 DEVICES = (1, 2, 4, 8, 16, 64, 128)
 LAUNCHED = (1, 8, 128)
@@ -62,7 +65,7 @@ def test_every_recipe_trains_on_every_size_or_is_refused_with_the_reason(name, d
     launched = ["launch", "slurm", name, f"nodes={nodes(devices)}", f"gpus_per_node={min(8, devices)}"]
     both = [["plan", name, f"devices={devices}", f"nodes={nodes(devices)}"]] + [launched] * (devices in LAUNCHED)
     for words in both:
-        assert cli.run([*words, *needed(name)]) == (errors.REFUSED if why else errors.DONE), words
+        assert main.run([*words, *needed(name)]) == (errors.REFUSED if why else errors.DONE), words
         assert why in capsys.readouterr().err
     assert bool(list(checked_only.glob("*.sbatch"))) is (devices in LAUNCHED and not why)
     if not why:
@@ -159,19 +162,21 @@ def test_a_raised_batch_is_recorded_and_read_back(tmp_path, monkeypatch, capsys)
     folder = RunFolder(tmp_path / "sd15")
     folder.path.mkdir()
     sizes, _ = told("sd15", 6)
-    resuming.record(loaded.config, folder, Beginning(None, {}, None, []), sizes, {})
+    resume.record(loaded.config, folder, Beginning(None, {}, None, []), sizes, {})
     recorded = configs.load(str(folder.path)).config.training
     assert (recorded.global_batch_size, recorded.per_device_batch_size) == (18, 3)
 
     leads = SimpleNamespace(world=SimpleNamespace(rank=0), agreement=SimpleNamespace(tell=lambda what: what))
     store = SimpleNamespace(recover=lambda: SimpleNamespace(path=None, notices=[]))
-    assert resuming.begin(loaded, folder, store, leads).global_batch_size == 18
+    assert resume.begin(loaded, folder, store, leads).global_batch_size == 18
     typed = configs.load("sd15", [f"output_dir={tmp_path}", "training.global_batch_size=16"])
     with pytest.raises(UserError, match="the run has 18, this command says 16"):
-        resuming.begin(typed, folder, store, leads)
+        resume.begin(typed, folder, store, leads)
 
     monkeypatch.setattr(local, "run", lambda command, count: errors.DONE)
-    assert cli.run(["launch", "local", "sd15", f"output_dir={tmp_path}", "processes=4", "device=cpu"]) == errors.REFUSED
+    assert (
+        main.run(["launch", "local", "sd15", f"output_dir={tmp_path}", "processes=4", "device=cpu"]) == errors.REFUSED
+    )
     assert "the global batch of 18 samples cannot be shared by 4 devices alike" in capsys.readouterr().err
 
 
@@ -195,14 +200,14 @@ def commands() -> list[list[str]]:
 def test_every_plan_and_launch_command_of_the_docs_is_one_that_trains(checked_only):
     assert len(commands()) >= 10
     for words in commands():
-        assert cli.run(words) == errors.DONE, shlex.join(words)
+        assert main.run(words) == errors.DONE, shlex.join(words)
         for file in checked_only.glob("*.sbatch"):
             file.unlink()
 
 
 def test_a_tiny_run_on_too_many_devices_writes_nothing(tmp_path, capsys):
     words = ["launch", "local", "quickstart", *TINY, f"output_dir={tmp_path}", "processes=3", "device=cpu"]
-    assert cli.run(words) == errors.REFUSED
+    assert main.run(words) == errors.REFUSED
     assert "the global batch of 2 samples cannot be shared by 3 devices alike" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -215,7 +220,7 @@ def test_train_refuses_before_a_folder_is_made(tmp_path, monkeypatch, capsys):
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", rank)
-        assert cli.run(["train", "quickstart", *TINY, f"output_dir={tmp_path}", "device=cpu"]) == errors.REFUSED
+        assert main.run(["train", "quickstart", *TINY, f"output_dir={tmp_path}", "device=cpu"]) == errors.REFUSED
         assert ("the global batch of 2 samples cannot be shared by 3" in capsys.readouterr().err) is (rank == "0")
     assert not list(tmp_path.iterdir())
 
@@ -224,10 +229,10 @@ def test_a_run_that_goes_on_elsewhere_needs_not_the_numbers_of_its_first_start(t
     """All three sizes were said for one device; on two the same command goes on."""
     sizes = ["global_batch_size=16", "per_device_batch_size=2", "gradient_accumulation_steps=8"]
     loaded = configs.load("sdxl", [f"output_dir={tmp_path}", *(f"training.{size}" for size in sizes)])
-    home, mesh = homes.of(str(tmp_path), "sdxl"), loaded.config.mesh.resolved(2, 1)
+    home, mesh = storage.of(str(tmp_path), "sdxl"), loaded.config.mesh.resolved(2, 1)
     with pytest.raises(UserError, match="leave out one of the three"):
-        resuming.foreseen_sizes(loaded, home, mesh)
+        resume.foreseen_sizes(loaded, home, mesh)
     home.folder.path.mkdir()
     home.folder.config.write_text(configs.dump(loaded.config))
-    assert resuming.foreseen_sizes(loaded, home, mesh).accumulation == 4
-    assert resuming.foreseen_sizes(loaded, homes.of("s3://bucket/runs", "sdxl"), mesh) is None
+    assert resume.foreseen_sizes(loaded, home, mesh).accumulation == 4
+    assert resume.foreseen_sizes(loaded, storage.of("s3://bucket/runs", "sdxl"), mesh) is None

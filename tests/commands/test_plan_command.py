@@ -7,11 +7,12 @@ from math import prod
 import pytest
 import torch
 
-from daguerre import cli, errors
-from daguerre import config as configs
-from daguerre.commands import plan_bytes, plan_text
-from daguerre.commands.parts import outline
-from daguerre.parallel.rules import DEFAULT
+from daguerre import errors
+from daguerre.build.parts import outline
+from daguerre.cli import main
+from daguerre.config import config as configs
+from daguerre.distributed.sharding_rules import DEFAULT
+from daguerre.memory import report, static
 
 UNET = 2_567_463_684
 FROZEN = 83_653_863 + 123_060_480 + 694_659_840
@@ -41,8 +42,8 @@ def sdxl():
     def counted(devices, nodes, *given):
         config = configs.load("sdxl", ["training.device=cpu", *given]).config
         numerics = replace(parts.numerics, weights=getattr(torch, config.training.weights_dtype))
-        found = plan_bytes.count(config, replace(parts, numerics=numerics), config.mesh.resolved(devices, nodes))
-        return {kind: found.bytes_of(kind) for kind in plan_bytes.KINDS} | {"total": found.whole}, found
+        found = static.count(config, replace(parts, numerics=numerics), config.mesh.resolved(devices, nodes))
+        return {kind: found.bytes_of(kind) for kind in static.KINDS} | {"total": found.whole}, found
 
     return counted
 
@@ -77,7 +78,7 @@ def test_sixteen_bits_averages_and_whole_frozen_networks_count_as_they_are_store
 
 def test_every_parameter_is_told_and_they_add_up(sdxl):
     _, count = sdxl(8, 1, "mesh.ici_fsdp_parallelism=4", "mesh.ici_tensor_parallelism=2")
-    found = plan_text.document(count, [], True)
+    found = report.document(count, [], True)
     parameters = {each["name"]: each for each in found["parameters"]}
     assert len(parameters) == 1680 + 248 + 196 + 517
     assert sum(prod(each["shape"]) for name, each in parameters.items() if name.startswith("unet.")) == UNET
@@ -92,10 +93,10 @@ def test_every_parameter_is_told_and_they_add_up(sdxl):
 
 def test_what_cannot_be_split_is_told_with_the_rule(sdxl):
     _, count = sdxl(4, 1, "mesh.ici_tensor_parallelism=4")
-    said = " ".join(" ".join(plan_text.about_problems(count.problems, every=False)).split())
+    said = " ".join(" ".join(report.about_problems(count.problems, every=False)).split())
     assert "heads -> tensor cannot be: 10 heads over 4 devices: unet.down_blocks.1" in said
     assert "heads -> tensor cannot be: 1 heads over 4 devices: vae.encoder" in said
-    rules = " ".join(" ".join(plan_text.about_rules(DEFAULT, count.mesh, count.said)).split())
+    rules = " ".join(" ".join(report.about_rules(DEFAULT, count.mesh, count.said)).split())
     assert "out_channels -> tensor does nothing: convolutions are not split by channel" in rules
     assert "used: activation_heads -> tensor; activation_kv -> tensor; heads -> tensor; mlp -> tensor" in rules
     assert "no effect, as these axes have one device: batch -> data; activation_batch -> data, fsdp; embed" in rules
@@ -103,7 +104,7 @@ def test_what_cannot_be_split_is_told_with_the_rule(sdxl):
 
 def test_a_table_fits_a_terminal_of_100_columns(sdxl):
     _, count = sdxl(64, 8, "mesh.ici_fsdp_parallelism=4", "mesh.ici_tensor_parallelism=2")
-    lines = plan_text.about_parameters(count, every=False)
+    lines = report.about_parameters(count, every=False)
     assert max(map(len, lines)) <= 98
     assert len(lines) < 100
 
@@ -122,5 +123,5 @@ def test_a_table_fits_a_terminal_of_100_columns(sdxl):
     ],
 )
 def test_what_cannot_be_is_refused(given, text, capsys):
-    assert cli.run(["plan", "sdxl", *given]) == errors.REFUSED
+    assert main.run(["plan", "sdxl", *given]) == errors.REFUSED
     assert text in capsys.readouterr().err

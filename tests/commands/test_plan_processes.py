@@ -10,7 +10,7 @@ import pytest
 from held_bytes import MESHES
 from twins import Twins
 
-from daguerre.commands.plan_bytes import KINDS
+from daguerre.memory.static import KINDS
 
 SCRIPT = Path(__file__).parent / "held_bytes.py"
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import pytest
 from tiny_runs import TINY
 
-from daguerre import config as configs
-from daguerre.commands import plan, plan_bytes, plan_remedies, plan_target
-from daguerre.commands.plan_progress import Stages
-from daguerre.commands.plan_step import Peak
-from daguerre.commands.plan_target import Step
+from daguerre.cli import plan
+from daguerre.config import config as configs
+from daguerre.memory import estimate, remedies, static
+from daguerre.memory.estimate import Step
+from daguerre.memory.peak import Peak
+from daguerre.tracking.stages import Stages
 
 GIVEN = [*TINY, "training.device=cpu", "training.global_batch_size=8", "training.per_device_batch_size=4"]
 
@@ -22,8 +23,8 @@ GIVEN = [*TINY, "training.device=cpu", "training.global_batch_size=8", "training
 class Formula:
     """A step takes what is held, gradients, and 1 MB a sample; half of that with activations computed again."""
 
-    target: plan_target.Target
-    count: plan_bytes.Count
+    target: estimate.Target
+    count: static.Count
 
     def peak(self, micro: int) -> Peak:
         each = 500_000 if self.target.given.training.gradient_checkpointing else 1_000_000
@@ -31,10 +32,10 @@ class Formula:
         return Peak(micro, self.count.whole - gradients, gradients + micro * each, gradients, 0)
 
 
-def lacking(card: str) -> tuple[Step, plan_bytes.Count]:
+def lacking(card: str) -> tuple[Step, static.Count]:
     target = target_of([], card)
     parts = target.parts()
-    count = plan_bytes.count(target.config, parts, target.mesh)
+    count = static.count(target.config, parts, target.mesh)
     return Step(target, Formula(target, count).peak(4), "fp32", None, ()), count
 
 
@@ -45,8 +46,8 @@ def target_of(more, card: str):
 @pytest.fixture
 def found(monkeypatch):
     """The overrides that are found for a card, and how many steps were computed for it."""
-    monkeypatch.setattr(plan_target, "rehearsal", lambda target, parts, count, say: Formula(target, count))
-    bare = plan_target.outline
+    monkeypatch.setattr(estimate, "rehearsal", lambda target, parts, count, say: Formula(target, count))
+    bare = estimate.outline
     outlined = {}
 
     def once(config):
@@ -55,12 +56,12 @@ def found(monkeypatch):
             outlined[key] = bare(config)
         return outlined[key]
 
-    monkeypatch.setattr(plan_target, "outline", once)
+    monkeypatch.setattr(estimate, "outline", once)
 
     def search(card, typed=()):
         step, count = lacking(card)
         said = []
-        fitting = plan_remedies.find(step, count, typed, lambda more: target_of(more, card), said.append)
+        fitting = remedies.find(step, count, typed, lambda more: target_of(more, card), said.append)
         return fitting, [line.split("=")[0] for line in said]
 
     return search
@@ -105,7 +106,7 @@ def test_a_smaller_micro_batch_is_enough(found, monkeypatch):
     step, count = lacking("14MB")
     largest = Formula(step.target, count).peak(2)
     step = Step(step.target, step.peak, "fp32", largest, ())
-    fitting = plan_remedies.find(step, count, (), lambda more: target_of(more, "14MB"), lambda stage: None)
+    fitting = remedies.find(step, count, (), lambda more: target_of(more, "14MB"), lambda stage: None)
     assert fitting.given == ("training.per_device_batch_size=2",)
 
 
@@ -113,23 +114,21 @@ def test_several_devices_split_what_they_hold_but_not_for_adafactor():
     options = plan.Options(devices=4, card="10MB")
     given = [word for word in GIVEN if word not in ("training.device=cpu", "training.per_device_batch_size=4")]
     target = plan.prepared("quickstart", given, options)[1]
-    count = plan_bytes.count(target.config, target.parts(), target.mesh)
+    count = static.count(target.config, target.parts(), target.mesh)
     monstrous = replace(target, card=1 << 40)
-    for chosen, beside in plan_remedies._likely(monstrous, count, ()):
+    for chosen, beside in remedies._likely(monstrous, count, ()):
         together = {remedy.name for remedy in (*chosen, *beside)}
         assert ("fsdp" in together) is ("moments" not in together)
     split = plan.prepared("quickstart", [*given, "mesh.ici_fsdp_parallelism=4"], options)[1]
-    assert not {"fsdp", "moments"} & {remedy.name for remedy in plan_remedies.remedies(split.given, split)}
+    assert not {"fsdp", "moments"} & {remedy.name for remedy in remedies.remedies(split.given, split)}
 
 
 def test_the_command_is_whole_and_can_be_pasted(found):
     fitting, _ = found("12.5MB")
-    kept = plan_remedies.without_batch_cut(
-        ["run_name=a b", "per_batch_size=4", "training.gradient_accumulation_steps=2"]
-    )
+    kept = remedies.without_batch_cut(["run_name=a b", "per_batch_size=4", "training.gradient_accumulation_steps=2"])
     assert kept == ["run_name=a b"]
     command = ("daguerre", "train", "quickstart", *kept, *fitting.given)
-    lines = plan_remedies.Fitting(fitting.target, fitting.peak, fitting.given, command).lines()
+    lines = remedies.Fitting(fitting.target, fitting.peak, fitting.given, command).lines()
     assert max(map(len, lines)) <= 98
     assert shlex.split(" ".join(line.removesuffix("\\") for line in lines[1:])) == list(command)
 

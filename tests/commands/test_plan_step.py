@@ -9,9 +9,10 @@ from measured_peak import measured
 from tiny_runs import TINY
 from twins import Twins
 
-from daguerre import cli, errors, plugins
-from daguerre import config as configs
-from daguerre.commands import plan_bytes, plan_target
+from daguerre import errors, plugins
+from daguerre.cli import main
+from daguerre.config import config as configs
+from daguerre.memory import estimate, static
 
 NAMES = [name for name in plugins.names("optimizers") if name != "adamw_8bit"]
 OWN = {"schedule_free": ["ema.enabled=false", "lr_scheduler.name=constant"], "prodigy": ["lr_scheduler.name=constant"]}
@@ -20,9 +21,9 @@ LARGER = ["training.global_batch_size=8", "training.per_device_batch_size=8", "d
 
 def predicted(config):
     mesh = config.mesh.resolved(1, 1)
-    target = plan_target.of(config, mesh, None)
+    target = estimate.of(config, mesh, None)
     parts = target.parts()
-    return plan_target.step(target, parts, plan_bytes.count(target.config, parts, mesh)).peak
+    return estimate.step(target, parts, static.count(target.config, parts, mesh)).peak
 
 
 def compare(recipe, *given):
@@ -39,10 +40,10 @@ def test_a_tiny_run_takes_what_was_predicted():
 
 def test_what_cannot_be_trained_is_refused_before_anything_is_planned(capsys):
     """A global batch that four GPUs cannot share, and a recipe to draw with."""
-    assert cli.run(["plan", "quickstart", *TINY, "devices=4", "training.global_batch_size=6"]) == errors.REFUSED
+    assert main.run(["plan", "quickstart", *TINY, "devices=4", "training.global_batch_size=6"]) == errors.REFUSED
     told = capsys.readouterr()
     assert "the global batch of 6 samples cannot be shared by 4 devices alike" in told.err
-    assert cli.run(["plan", "sdxl_lightning"]) == errors.REFUSED
+    assert main.run(["plan", "sdxl_lightning"]) == errors.REFUSED
     assert "nothing to train. To draw with the networks as they are: daguerre generate sdxl_lightning" in (
         capsys.readouterr().err
     )
@@ -52,7 +53,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_planned(capsys):
 def test_a_page_says_what_acts(capsys):
     """Four GPUs that are not here; a setting without effect; how far the planning is."""
     given = ["devices=4", "nodes=2", "mesh.shard_frozen=true", "training.global_batch_size=8"]
-    assert cli.run(["plan", "quickstart", *TINY, *given]) == errors.DONE
+    assert main.run(["plan", "quickstart", *TINY, *given]) == errors.DONE
     told = capsys.readouterr()
     assert told.err.splitlines() == [
         "planning: putting the networks together, without weights",
@@ -118,7 +119,7 @@ def test_other_trainings_take_what_was_predicted(recipe):
 def test_fine_tuning_at_batch_two_fits_24_gb(recipe, capsys):
     """Issue 6: on a GPU, with averages and clipping on."""
     given = [recipe, "card=24GB", "training.per_device_batch_size=2"]
-    assert cli.run(["plan", *given, "--json"]) == errors.DONE
+    assert main.run(["plan", *given, "--json"]) == errors.DONE
     step = json.loads(capsys.readouterr().out)["step"]
     assert step["device"] == "cuda"
     assert step["precision"].startswith("bf16")
@@ -130,7 +131,7 @@ def test_fine_tuning_at_batch_two_fits_24_gb(recipe, capsys):
 
 @pytest.mark.long
 def test_what_does_not_fit_is_told_with_what_to_do(capsys):
-    assert cli.run(["plan", "sdxl", "card=24GB"]) == errors.REFUSED
+    assert main.run(["plan", "sdxl", "card=24GB"]) == errors.REFUSED
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"device 24.00 GB DOES NOT FIT: [\d.]+ GB too much", said)
     assert "largest micro-batch that fits none not even one sample has room" in said
@@ -145,7 +146,7 @@ def test_what_does_not_fit_is_told_with_what_to_do(capsys):
 def test_the_largest_micro_batch_is_found_and_proved(capsys):
     """The next larger one does not fit."""
     limit = ["card=300MB", "training.device=cpu", "quickstart", *TINY]
-    assert cli.run(["plan", *limit, "--json"]) == errors.DONE
+    assert main.run(["plan", *limit, "--json"]) == errors.DONE
     found = json.loads(capsys.readouterr().out)["step"]
     largest = found["largest_micro_batch"]
     assert found["fits"]
@@ -159,7 +160,7 @@ def test_the_largest_micro_batch_is_found_and_proved(capsys):
 @pytest.mark.parametrize(("recipe", "card"), [("sdxl_24gb", "24GB"), ("sd15_8gb", "8GiB")])
 def test_recipes_for_small_cards_fit_with_a_margin(recipe, card, capsys):
     """A tenth of the card is left to what the prediction does not know."""
-    assert cli.run(["plan", recipe, f"card={card}", "--json"]) == errors.DONE
+    assert main.run(["plan", recipe, f"card={card}", "--json"]) == errors.DONE
     step = json.loads(capsys.readouterr().out)["step"]
     assert step["taken_bytes"] < 0.9 * step["card_bytes"]
     text = (Path(configs.__file__).parent / "recipes" / f"{recipe}.yaml").read_text()

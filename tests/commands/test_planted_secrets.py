@@ -16,8 +16,10 @@ import data_sets
 import pytest
 import tiny_runs
 
-from daguerre import cli, config, credentials, errors
+from daguerre import credentials, errors
 from daguerre.checkpoint.environment import environment
+from daguerre.cli import main
+from daguerre.config import config
 
 USER, PASSWORD, SIGNATURE = "planteduser", "planted-pa55word", "plantedS1gnature"
 SECRETS = (USER, PASSWORD, SIGNATURE, "planted")
@@ -125,24 +127,24 @@ def test_a_run_on_protected_shards(place, tmp_path, capfd, monkeypatch):
         )  # fmt: skip
         argv = [word for word in argv if not word.startswith(("data.checked", "validation.num"))]
         monkeypatch.setattr(sys, "argv", ["daguerre", *argv])
-        assert cli.run(argv) == errors.DONE, capfd.readouterr().err
+        assert main.run(argv) == errors.DONE, capfd.readouterr().err
         assert_clean(place, capfd)
         written = config.load(str(run)).config.data.path
         assert written == re.sub("//.*@", "//***@", url) + "/part-{00..01}.tar?***"
 
         forget()
         more = ["train", str(run), "training.duration=4 steps"]
-        assert cli.run(more) == errors.REFUSED
+        assert main.run(more) == errors.REFUSED
         said = assert_clean(place, capfd)
         assert "given with a user and password, or a query, where *** stands" in said
         assert credentials.VARIABLE in said
 
-        assert cli.run([*more, given.replace("sv=2024", "sv=2025")]) == errors.DONE, capfd.readouterr().err
+        assert main.run([*more, given.replace("sv=2024", "sv=2025")]) == errors.DONE, capfd.readouterr().err
         assert_clean(place, capfd)
 
         forget()
         monkeypatch.setenv(credentials.VARIABLE, f"https://other@host/ {given.removeprefix('data.path=')}")
-        assert cli.run(["train", str(run), "training.duration=5 steps"]) == errors.DONE, capfd.readouterr().err
+        assert main.run(["train", str(run), "training.duration=5 steps"]) == errors.DONE, capfd.readouterr().err
         assert_clean(place, capfd)
     assert json.loads((run / "status.json").read_text())["step"] == 5
 
@@ -158,7 +160,7 @@ def test_data_verbs(place, tmp_path, capfd):
             ["data", "show", shards, "out=show.png"],
             ["data", "pack", shards, "out=packed"],
         ):
-            cli.run([*verb, f"data.cache_dir={place / 'data'}"])
+            main.run([*verb, f"data.cache_dir={place / 'data'}"])
         assert (place / "packed" / "dataset.json").is_file(), capfd.readouterr().err
         assert (place / "stats.html").is_file()
     assert_clean(place, capfd)
@@ -217,7 +219,7 @@ def test_what_is_refused_or_written_holds_none(place, capfd, monkeypatch, comman
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for address in ADDRESSES:
         words = [word.replace("@", address, 1) if "@" in word else word for word in shlex.split(command)]
-        code = cli.run(words)
+        code = main.run(words)
         assert code in (errors.DONE, errors.REFUSED, errors.FAILED), (code, words)
         assert_clean(place, capfd)
         forget()
@@ -227,7 +229,7 @@ def test_a_job_takes_them_from_its_environment(place, capfd, monkeypatch):
     address = f"https://{USER}:{PASSWORD}@host/x.tar?sig={SIGNATURE}"
     given = ["data.source=webdataset", f"data.path={address}", "data.resolution=64", "validation.every=null"]
     command = ["launch", "slurm", "quickstart", "nodes=1", "gpus_per_node=0", "out=job", *given]
-    assert cli.run(command) == errors.DONE, capfd.readouterr().err
+    assert main.run(command) == errors.DONE, capfd.readouterr().err
     assert credentials.VARIABLE in assert_clean(place, capfd)
     (word,) = re.findall(r"'(data\.path=.*)'", (place / "job").read_text())
     forget()
@@ -246,7 +248,7 @@ def test_a_converted_config_holds_none(place, tmp_path, capfd):
         "per_device_batch_size: 1\nresolution: 512\nunet_checkpoint: ''\n",
         encoding="utf-8",
     )
-    cli.run(["convert", "config", str(theirs), "out=recipe.yaml"])
+    main.run(["convert", "config", str(theirs), "out=recipe.yaml"])
     assert_clean(place, capfd)
 
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from daguerre import keys
-from daguerre.commands import pictures
-from daguerre.commands.parts import Parts
-from daguerre.commands.pictures import Wanted
+from daguerre.build.parts import Parts
 from daguerre.errors import UserError
-from daguerre.families.pixel_codec import levels
+from daguerre.generation import generate
+from daguerre.generation.generate import Wanted
+from daguerre.models.pixel_codec import levels
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Cond, Latents, Prompt
 
@@ -34,7 +34,7 @@ def built(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
 def drawn(built: Parts, prompts: Sequence[Prompt], batch_size: int = 4, scale: float = 3.0) -> list[np.ndarray]:
     wanted = (Wanted(i, prompt, 7 + i, SIZE, scale) for i, prompt in enumerate(prompts))
     sampling = SAMPLING.model_copy(update={"batch_size": batch_size})
-    return [one.pixels_HWC for one in pictures.draw_all(built, sampling, wanted)]
+    return [one.pixels_HWC for one in generate.draw_all(built, sampling, wanted)]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def test_a_decoder_gets_the_prompt_and_seed_of_each_row_however_batches_are_cut(
     prompts = [Prompt(text) for text in ("red", "a blue square", "red", "green", "")]
     whole = drawn(own, prompts, batch_size=5)
     assert [seed for latents in decoder.seen for seed in latents.seeds] == [7, 8, 9, 10, 11]
-    monkeypatch.setattr(pictures, "_DECODED_PX", 2 * 32 * 32)  # two at once
+    monkeypatch.setattr(generate, "_DECODED_PX", 2 * 32 * 32)  # two at once
     for batch_size in (5, 2):
         decoder.seen.clear()
         again = drawn(own, prompts, batch_size)

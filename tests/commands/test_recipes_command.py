@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from daguerre import config as configs
-from daguerre import layout, plugins, recipe
-from daguerre.commands import recipes
-from daguerre.config import Config
-from daguerre.layout import Leaf
+from daguerre import plugins
+from daguerre.cli import recipes
+from daguerre.config import config as configs
+from daguerre.config import fields, recipe
+from daguerre.config.config import Config
+from daguerre.config.fields import Leaf
 
 
 def test_the_list_names_every_recipe_with_the_head_of_its_file(capsys):
@@ -49,7 +50,7 @@ def test_the_template_shows_every_setting(capsys):
     recipes.run(["--template", "data=shapes"])
     lines = [line.strip().removeprefix("# ") for line in capsys.readouterr().out.splitlines()]
     tree = {"model": {"family": "sd"}, "data": {"source": "shapes"}, "objective": {"name": "v"}}
-    for leaf in layout.leaves(Config, tree).values():
+    for leaf in fields.leaves(Config, tree).values():
         assert any(line.startswith(f"{leaf.path.rpartition('.')[2]}:") for line in lines), leaf.path
 
 
@@ -58,14 +59,14 @@ def test_the_schema_documents_every_setting_of_every_plugin(capsys):
     schema = json.loads(capsys.readouterr().out)
     assert "required" not in schema
     assert "extends" in schema["properties"]
-    for section, plugin in layout.plugin_sections(Config).items():
+    for section, plugin in fields.plugin_sections(Config).items():
         alternatives = [resolved(schema, item) for item in schema["properties"][section]["anyOf"]]
         assert [item["properties"][plugin.key]["const"] for item in alternatives] == list(plugins.names(plugin.kind))
         for item in alternatives:
             for name, field in item["properties"].items():
                 assert "description" in field or "$ref" in field, (section, name)
-    for leaf in layout.walk(Config):
-        if isinstance(leaf, Leaf) and leaf.path.partition(".")[0] not in layout.plugin_sections(Config):
+    for leaf in fields.walk(Config):
+        if isinstance(leaf, Leaf) and leaf.path.partition(".")[0] not in fields.plugin_sections(Config):
             assert find(schema, leaf.path)["description"]
 
 

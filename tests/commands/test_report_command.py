@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daguerre.commands import report
+from daguerre.cli import report
 from daguerre.errors import UserError
 
 

@@ -20,7 +20,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from twins import Twins, shards
 
-from daguerre import cli, errors, overrides, recipe
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.config import overrides, recipe
 
 BASES = {
     "CompVis/stable-diffusion-v1-4": "sd1",
@@ -61,7 +63,7 @@ def run(twins, hub, tmp_path, monkeypatch, capsys):
         words = shlex.split(line)
         assert words.pop(0) == "daguerre"
         name = recipe.locate(overrides.split(words[1:]).recipe).stem if words[0] == "train" else ""
-        code = cli.run([*words, *(tiny(twins, name, line) if name in recipe.shipped() else ()), *more])
+        code = main.run([*words, *(tiny(twins, name, line) if name in recipe.shipped() else ()), *more])
         printed = capsys.readouterr()
         return code, printed.out + printed.err
 
@@ -227,5 +229,5 @@ def test_open_diffusions_config_is_converted_and_trained(run, hub, tmp_path):
     ],
 )
 def test_what_is_to_come_is_refused_with_its_name(capsys, line, words):
-    assert cli.run(shlex.split(line)[1:]) == errors.REFUSED
+    assert main.run(shlex.split(line)[1:]) == errors.REFUSED
     assert words in capsys.readouterr().err

@@ -16,9 +16,10 @@ from PIL import Image
 from shards import build
 from tiny_runs import assert_equal, lines, outcome, train
 
-from daguerre import cli, errors
-from daguerre.commands import training_run
-from daguerre.commands.train import own_place
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.cli.train import own_place
+from daguerre.run import trainer
 from daguerre.training import step
 from daguerre.types import Batch
 
@@ -123,7 +124,7 @@ def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, mon
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(training_run, what, deadly)
+        patched.setattr(trainer, what, deadly)
         with pytest.raises(Killed):
             train(tmp_path)
     assert train(tmp_path) == errors.DONE
@@ -141,7 +142,7 @@ def test_tensorboard_gets_each_picture_and_its_prompt_once(tmp_path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(training_run, "write_json_atomically", deadly)
+        patched.setattr(trainer, "write_json_atomically", deadly)
         with pytest.raises(Killed):
             train(tmp_path, *given)
     assert (tmp_path / "tiny" / "samples" / "step-00000003" / "samples.json").is_file()
@@ -179,14 +180,14 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path,
 
 
 def test_a_signal_while_validating_is_not_taken_for_saved(tmp_path, monkeypatch):
-    unharmed = training_run.validate
+    unharmed = trainer.validate
 
     def signalled(run):
         signal.raise_signal(signal.SIGTERM)
         unharmed(run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training_run, "validate", signalled)
+        patched.setattr(trainer, "validate", signalled)
         assert train(tmp_path) == errors.TERMINATED
     status = json.loads((tmp_path / "tiny" / "status.json").read_text())
     assert (status["state"], status["step"]) == ("saved", 5)
@@ -256,7 +257,7 @@ def test_a_run_folder_as_recipe_is_that_run_wherever_it_lies(whole, tmp_path, mo
     shutil.copytree(whole, tmp_path / "moved")
     monkeypatch.chdir(tmp_path)
     for place in ("moved", "./moved/"):
-        assert cli.run(["train", place]) == errors.DONE
+        assert main.run(["train", place]) == errors.DONE
         said = capsys.readouterr().out
         assert "this run is finished" in said
         assert "pictures: moved/samples" in said
@@ -274,7 +275,7 @@ def test_held_out_samples_that_cannot_be_decoded_are_said():
     said = []
     valid_B = torch.tensor([1.0, 0.0])
     batch = Batch(None, {"image": torch.zeros(2, 3, 1, 1)}, ["", ""], valid_B, ["good", "broken"], np.zeros((2, 6)))
-    assert list(training_run.named(SimpleNamespace(say=said.extend), iter([batch]))) == [batch]
+    assert list(trainer.named(SimpleNamespace(say=said.extend), iter([batch]))) == [batch]
     assert len(said) == 1
     assert said[0].endswith(": broken")
 
@@ -322,7 +323,9 @@ def test_dry_run_shows_every_setting_on_demand(tmp_path, capsys):
 def test_dry_run_refuses_a_data_set_smaller_than_a_batch(tmp_path, capsys):
     build(tmp_path / "raw", 1, 3)
     path = f"data.path={tmp_path / 'raw'}"
-    code = cli.run(["train", "quickstart", "--dry-run", "data.source=webdataset", path, "training.global_batch_size=4"])
+    code = main.run(
+        ["train", "quickstart", "--dry-run", "data.source=webdataset", path, "training.global_batch_size=4"]
+    )
     assert code == errors.REFUSED
     assert "a batch of 4 samples is more than the data set has in an epoch (2 to train on)" in capsys.readouterr().err
 
@@ -356,7 +359,7 @@ def test_a_second_run_on_the_folder_is_refused_before_the_heavy_imports_and_name
         assert second.returncode == errors.HELD
         assert f"process {first.pid}" in said
         loaded = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
-        assert "daguerre.commands.homes" in loaded
+        assert "daguerre.run.storage" in loaded
         assert "torch" not in loaded
     finally:
         tiny_runs.kill(first)

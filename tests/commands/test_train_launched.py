@@ -13,7 +13,8 @@ import tiny_runs
 from launched import Launched, Queue, runs
 from tiny_runs import assert_equal, outcome
 
-from daguerre import cli, errors
+from daguerre import errors
+from daguerre.cli import main
 
 LONGER = (
     "training.per_device_batch_size=1",
@@ -50,7 +51,7 @@ def test_a_job_whose_time_is_up_goes_on_by_itself(tmp_path: Path, tasks: int):
     words = tiny_runs.arguments(tmp_path / "runs", *LONGER)[1:]
     job = Queue(tmp_path, tmp_path / "run.sbatch", 1, tasks)
     own = ["gpus_per_node=0", f"tasks_per_node={tasks}", "cpus_per_task=1", f"out={job.script}", f"python={job.python}"]
-    assert cli.run(["launch", "slurm", *words, "num_workers=0", *own]) == 0
+    assert main.run(["launch", "slurm", *words, "num_workers=0", *own]) == 0
     steps, updates = [], job.work / "training-0"
     for _ in range(2):
         seen = updates.stat().st_size if updates.exists() else 0

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from tiny_models import TINY_UNET
 
-from daguerre import cli
-from daguerre import config as configs
-from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.build import base_digests, parts
+from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Store
-from daguerre.commands import bases, parts
+from daguerre.cli import main
+from daguerre.config import config as configs
 
 
 def write_recipe(folder: Path, tiny_sd: Path) -> Path:
@@ -52,7 +52,7 @@ def write_run(recipe: Path) -> Path:
     built = parts.build(config)
     for step in (1, 2):
         tensors = {"model": weights(0.01 * step, built), "ema": weights(-0.01 * step, built)}
-        own = {"state": {"step": step, "slots": 0, "samples": 0}, "base": bases.of(config, built)}
+        own = {"state": {"step": step, "slots": 0, "samples": 0}, "base": base_digests.of(config, built)}
         Store(folder.checkpoints).save(f"step-{step:08d}", tensors, own, built.family.files())
     folder.config.write_text(configs.dump(config))
     return folder.path
@@ -71,4 +71,4 @@ def documents(folder: Path) -> list[dict[str, Any]]:
 
 def generate(*arguments: object) -> int:
     """The exit code of `daguerre generate`."""
-    return cli.run(["generate", *(str(argument) for argument in arguments)])
+    return main.run(["generate", *(str(argument) for argument in arguments)])

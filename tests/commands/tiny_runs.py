@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daguerre import cli
+from daguerre.cli import main
 
 TINY = [
     "run_name=tiny",
@@ -43,7 +43,7 @@ def arguments(output_dir: Path, *overrides: str) -> list[str]:
 
 def train(output_dir: Path, *overrides: str) -> int:
     """Trains in this process; the exit code."""
-    return cli.run(arguments(output_dir, *overrides))
+    return main.run(arguments(output_dir, *overrides))
 
 
 def start(output_dir: Path, *overrides: str) -> subprocess.Popen[str]:

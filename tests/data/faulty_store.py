@@ -24,8 +24,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from daguerre.data import store_clients
-from daguerre.data.place import Place
+from daguerre.storage import clients
+from daguerre.storage.location import Place
 
 ACCESS_KEY, SECRET_KEY, SESSION_TOKEN = "AKIADAGUERRETEST", "s3cretKeyOfTheTests/+", "t0kenOfTheTests=="
 SECRETS = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN)
@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "AWS_CONFIG_FILE": "/nonexistent",
     "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
 }
-SHORT = store_clients.Patience(
+SHORT = clients.Patience(
     attempts=12,
     first_pause_seconds=0.005,
     longest_pause_seconds=0.05,
@@ -240,10 +240,10 @@ def environment(patch: pytest.MonkeyPatch, **variables: str) -> Iterator[None]:
         patch.delenv(name, raising=False)
     for name, value in {**ENVIRONMENT, **variables}.items():
         patch.setenv(name, value)
-    patch.setattr(store_clients, "PATIENCE", SHORT)
-    store_clients.forget()
+    patch.setattr(clients, "PATIENCE", SHORT)
+    clients.forget()
     yield
-    store_clients.forget()
+    clients.forget()
 
 
 @pytest.fixture

@@ -109,11 +109,12 @@ def apart(place: Path) -> dict[str, object]:
 
 def packed(place: Path) -> dict[str, object]:
     """Shards that `data pack` wrote."""
-    from daguerre import cli, errors
+    from daguerre import errors
+    from daguerre.cli import main
 
     files = folder(place / "files")
     arguments = ["data", "pack", str(files), "-o", str(place / "shards"), "shard_samples=5", "processes=1"]
-    assert cli.run(arguments) == errors.DONE
+    assert main.run(arguments) == errors.DONE
     shutil.rmtree(files)
     return {"source": "webdataset", "path": str(place / "shards")}
 

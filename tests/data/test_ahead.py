@@ -14,14 +14,14 @@ import pytest
 import shards
 from faulty_store import s3  # noqa: F401
 
-from daguerre.data import room
-from daguerre.data.ahead import prefetching
-from daguerre.data.buckets import Bucket
 from daguerre.data.dataset import Dataset, Member, open_dataset
-from daguerre.data.index import Index
-from daguerre.data.index_file import BadIndex
-from daguerre.data.loader import Loading
-from daguerre.data.selection import select
+from daguerre.data.index.file import BadIndex
+from daguerre.data.index.index import Index
+from daguerre.data.loading.loader import Loading
+from daguerre.data.loading.prefetch import prefetching
+from daguerre.data.plan import cache_window
+from daguerre.data.plan.buckets import Bucket
+from daguerre.data.plan.selection import select
 from daguerre.data.settings import LoaderSettings, SourceSettings
 from daguerre.data.source import Files
 from daguerre.data.sources import webdataset
@@ -129,7 +129,7 @@ def test_the_room_is_enough_and_not_much_more(given):
     plan = data.plan(0, 10)
     settings = data.settings
     segment = settings.lane_samples * (settings.lanes if settings.shuffle else 1)
-    needed = room.needed_bytes(data.far_streams(plan.orders), 10) // 10**9
+    needed = cache_window.needed_bytes(data.far_streams(plan.orders), 10) // 10**9
     used = used_at_a_time(data, plan, max(40, segment), 2 * SHARDS * EACH)
     assert used <= needed <= max(1.5 * used, used + 2 * settings.lanes)
 
@@ -140,7 +140,7 @@ def test_in_a_cache_of_that_room_no_file_goes_before_its_use(given):
     data = dataset(Far(), cache_gb=99, **given)
     plan = data.plan(3, 10)
     streams = data.far_streams(plan.orders)
-    lead, capacity = room.lead_batches(streams, 10), room.needed_bytes(streams, 10) // 10**9
+    lead, capacity = cache_window.lead_batches(streams, 10), cache_window.needed_bytes(streams, 10) // 10**9
     batches = [
         [file for _, file in data.far_files_of(b.slots)] for b in islice(plan.batches(0), 2 * SHARDS * EACH // 10)
     ]
@@ -160,16 +160,16 @@ def test_in_a_cache_of_that_room_no_file_goes_before_its_use(given):
 def test_files_read_by_range_or_near_need_no_room_and_shared_files_count_once():
     streams = dataset(Far(), cache_gb=99).far_streams(dataset(Far(), cache_gb=99).plan(0, 10).orders)
     ranges = Files(np.arange(SHARDS), np.zeros(SHARDS, np.int64))
-    assert room.needed_bytes([streams[0]._replace(files=ranges)], 10) == 0
+    assert cache_window.needed_bytes([streams[0]._replace(files=ranges)], 10) == 0
     shared = Files(np.arange(SHARDS) % 2, np.array([5, 7]))
-    assert room.needed_bytes([streams[0]._replace(files=shared)], 10) == 12
+    assert cache_window.needed_bytes([streams[0]._replace(files=shared)], 10) == 12
 
 
 def test_sources_of_a_mix_need_room_together():
     both = [dataset(Far(), cache_gb=99, lanes=lanes) for lanes in (2, 4)]
     streams = [data.far_streams(data.plan(0, 10).orders)[0]._replace(share=Fraction(1, 2)) for data in both]
-    alone = [room.needed_bytes([stream._replace(share=Fraction(1))], 10) for stream in streams]
-    assert room.needed_bytes(streams, 10) == sum(alone)
+    alone = [cache_window.needed_bytes([stream._replace(share=Fraction(1))], 10) for stream in streams]
+    assert cache_window.needed_bytes(streams, 10) == sum(alone)
 
 
 def test_each_rank_fetches_its_own():
@@ -236,7 +236,7 @@ def test_of_a_store_with_a_cache_that_just_fits_each_shard_is_fetched_once(s3, t
     usual = {"path": f"s3://{s3.bucket}/set/", "resolution": 16, "held_out_fraction": 0, "cache_dir": str(tmp_path)}
     settings = webdataset.Settings(**usual, lanes=2, lane_samples=20)
     whole = open_dataset(settings, "train")
-    needed = room.needed_bytes(whole.far_streams(whole.plan(0, 4).orders), 4)
+    needed = cache_window.needed_bytes(whole.far_streams(whole.plan(0, 4).orders), 4)
     assert needed < 0.7 * sum(path.stat().st_size for path in folder.glob("*.tar"))
 
     small = open_dataset(settings.model_copy(update={"cache_gb": (needed - 1) / 1e9}), "train")

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from daguerre.data import buckets as shapes
-from daguerre.data.buckets import Bucket, assign, buckets, check_fractions
+from daguerre.data.plan import buckets as shapes
+from daguerre.data.plan.buckets import Bucket, assign, buckets, check_fractions
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
 

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from daguerre.data import captions
 from daguerre.data.dataset import open_dataset
-from daguerre.data.headers import Undecodable
-from daguerre.data.loader import Loading
-from daguerre.data.rows import Rows
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import CaptionSettings, LoaderSettings, SourceSettings
 from daguerre.data.sources import folder
 from daguerre.types import Record

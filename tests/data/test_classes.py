@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from daguerre.data import classes
-from daguerre.data.classes import Labels
-from daguerre.data.headers import Undecodable
+from daguerre.data import class_labels
+from daguerre.data.class_labels import Labels
+from daguerre.data.images.headers import Undecodable
 from daguerre.errors import UserError
 
 SETTING: TypeAdapter[Any] = TypeAdapter(Labels)
 
 
 def test_imagenet_has_a_thousand_names_and_no_two_alike():
-    names = classes.imagenet()
+    names = class_labels.imagenet()
     assert len(names) == 1000
     assert len({name.lower() for name in names}) == 1000
     assert all(name == name.strip() and name.isascii() and name for name in names)
@@ -27,7 +27,7 @@ def test_imagenet_has_a_thousand_names_and_no_two_alike():
 
 
 def test_imagenet_by_its_name():
-    opened = classes.opened(SETTING.validate_python("imagenet"))
+    opened = class_labels.opened(SETTING.validate_python("imagenet"))
     assert opened.text(207) == "golden retriever"
     assert len(opened.prompts) == 1000
     with pytest.raises(Undecodable, match="class that idx_to_prompt has no text for"):
@@ -36,13 +36,13 @@ def test_imagenet_by_its_name():
 
 @pytest.mark.parametrize("label", [7, 7.0, "7", " 007\n", b"7\n", np.int64(7), np.float32(7), np.uint8(7), "+7"])
 def test_a_label_is_a_number_however_it_is_stored(label):
-    assert classes.opened({"7": "seven"}).text(label) == "seven"
+    assert class_labels.opened({"7": "seven"}).text(label) == "seven"
 
 
 @pytest.mark.parametrize("label", [7.5, -7, "", "seven", None, b"\xff", float("nan"), float("inf"), "7 8", "9" * 5000])
 def test_a_label_without_a_text_leaves_the_slot_empty(label):
     with pytest.raises(Undecodable, match="class that idx_to_prompt has no text for"):
-        classes.opened({"7": "seven"}).text(label)
+        class_labels.opened({"7": "seven"}).text(label)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def test_a_label_without_a_text_leaves_the_slot_empty(label):
 )
 def test_maps_and_lists(given, prompts, tmp_path):
     checked = SETTING.validate_python(given)
-    assert classes.opened(checked).prompts == prompts
+    assert class_labels.opened(checked).prompts == prompts
     assert SETTING.validate_python(SETTING.dump_python(checked, mode="json")) == checked
     path = tmp_path / "names.json"
     path.write_text("\ufeff" + json.dumps(given), encoding="utf-8")
-    assert classes.opened(SETTING.validate_python(str(path))).prompts == prompts
+    assert class_labels.opened(SETTING.validate_python(str(path))).prompts == prompts
 
 
 def test_a_file_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "names.json").write_text('["x"]', encoding="utf-8")
-    assert classes.opened("~/names.json").text(0) == "x"
+    assert class_labels.opened("~/names.json").text(0) == "x"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_files_that_cannot_be_used_are_named_with_the_setting(content, words, tm
     path = tmp_path / "names.json"
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        classes.opened(str(path), "data.sources.cats.idx_to_prompt")
+        class_labels.opened(str(path), "data.sources.cats.idx_to_prompt")
     message = str(caught.value)
     assert message.startswith(f"data.sources.cats.idx_to_prompt: {str(path)!r} ")
     assert words in message
@@ -125,18 +125,18 @@ def test_files_that_cannot_be_used_are_named_with_the_setting(content, words, tm
 def test_a_file_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"data\.idx_to_prompt: 'imagenet\.json' does not exist \(seen from '/"):
-        classes.opened("imagenet.json")
+        class_labels.opened("imagenet.json")
     with pytest.raises(UserError, match="cannot be read"):
-        classes.opened(str(tmp_path))
+        class_labels.opened(str(tmp_path))
 
 
 def test_a_file_that_is_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(classes, "FILE_BYTES", 100)
+    monkeypatch.setattr(class_labels, "FILE_BYTES", 100)
     (tmp_path / "names.json").write_text(json.dumps(["x" * 200]), encoding="utf-8")
     with pytest.raises(UserError, match="more than 100 bytes"):
-        classes.opened(str(tmp_path / "names.json"))
+        class_labels.opened(str(tmp_path / "names.json"))
 
 
 def test_a_map_in_the_recipe_that_is_wrong_is_named_too():
     with pytest.raises(UserError, match=r"^data\.idx_to_prompt: names no class\. Give the path"):
-        classes.opened({})
+        class_labels.opened({})

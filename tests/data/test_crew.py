@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from daguerre.data import crew
-from daguerre.data.place import Place
-from daguerre.data.store_errors import Missing
+from daguerre.data.loading import job_pool
 from daguerre.errors import ProcessLost, UserError
+from daguerre.storage.errors import Missing
+from daguerre.storage.location import Place
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ def importable(monkeypatch):
 
 
 def run(task, jobs, processes):
-    steps = list(crew.work(task, jobs, processes))
-    done = {step.job: step.result for step in steps if isinstance(step, crew.Done)}
+    steps = list(job_pool.work(task, jobs, processes))
+    done = {step.job: step.result for step in steps if isinstance(step, job_pool.Done)}
     return done, sum(step for step in steps if isinstance(step, int))
 
 
@@ -78,7 +78,7 @@ def test_a_worker_that_is_killed_is_said():
 def test_workers_end_with_a_parent_that_is_killed():
     code = (
         "import sys, time\n"
-        "from daguerre.data import crew\n"
+        "from daguerre.data.loading import job_pool as crew\n"
         "from test_crew import Squares\n"
         "steps = crew.work(Squares(), range(1000000), 2)\n"
         "for step in steps:\n"

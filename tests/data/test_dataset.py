@@ -7,12 +7,13 @@ import pytest
 import shards
 from pydantic import ValidationError
 
-from daguerre import cli, config
+from daguerre.cli import main
+from daguerre.config import config
+from daguerre.config.errors import ConfigError
 from daguerre.data.dataset import open_dataset, open_datasets
-from daguerre.data.loader import fixed_batches
+from daguerre.data.loading.loader import fixed_batches
 from daguerre.data.sources import folder, mix, webdataset
 from daguerre.errors import UserError
-from daguerre.problems import ConfigError
 from daguerre.settings import Duration
 
 
@@ -162,7 +163,7 @@ def test_sources_of_equal_size_go_in_orders_of_their_own(pictures, tmp_path):
 def test_the_same_samples_in_other_shards_are_another_order(pictures, tmp_path):
     def fingerprint(samples):
         out = str(tmp_path / f"of-{samples}")
-        assert cli.run(["data", "pack", str(pictures), "-o", out, f"shard_samples={samples}"]) == 0
+        assert main.run(["data", "pack", str(pictures), "-o", out, f"shard_samples={samples}"]) == 0
         settings = webdataset.Settings(path=out, resolution=16, held_out_fraction=0, cache_dir=str(tmp_path))
         return open_dataset(settings, "train").fingerprint, open_dataset(settings, "train").selections[0].ids.tolist()
 

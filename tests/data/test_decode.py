@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageOps
 
-from daguerre.data import decode, headers
-from daguerre.data.buckets import Bucket
-from daguerre.data.decode import Undecodable
+from daguerre.data.images import decode, headers
+from daguerre.data.images.decode import Undecodable
+from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import SourceSettings
 
 KEY = np.array([5, 0, 0])

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.data import filter_columns
-from daguerre.data.filter_columns import verdict
-from daguerre.data.filter_grammar import expression
-from daguerre.data.filter_tree import (
+from daguerre.data.filters import evaluate
+from daguerre.data.filters.evaluate import verdict
+from daguerre.data.filters.expression import (
     Among,
     Arithmetic,
     Compare,
@@ -28,7 +27,8 @@ from daguerre.data.filter_tree import (
     Truth,
     canonical,
 )
-from daguerre.data.index import Index
+from daguerre.data.filters.parser import expression
+from daguerre.data.index.index import Index
 
 FIELDS = ("a", "b", "t", "width")
 NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 2.0, 3.0, -7.25, 1e308, 5e-324, 1e-9, 512.0]) | st.floats(-1e3, 1e3)
@@ -91,7 +91,7 @@ def test_verdicts_are_those_of_plain_python(tree, rows, chunk):
     except ValueError:
         return  # means nothing: the grammar's tests say what
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filter_columns, "CHUNK_SAMPLES", chunk)
+        patch.setattr(evaluate, "CHUNK_SAMPLES", chunk)
         found = verdict(tree, index(rows))
     reasons = [rejection(tree, row) for row in rows]
     assert found.passes.tolist() == [reason is None for reason in reasons]

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.data import filter_grammar, filter_tree, index_file
-from daguerre.data.filter_grammar import DEPTH, about, expression
-from daguerre.data.filter_tokens import CHARACTERS
-from daguerre.data.filter_tree import canonical, uses
+from daguerre.data.filters import expression as filters_expression
+from daguerre.data.filters import parser
+from daguerre.data.filters.expression import canonical, uses
+from daguerre.data.filters.parser import DEPTH, about, expression
+from daguerre.data.filters.tokens import CHARACTERS
+from daguerre.data.index import file
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_as_much_as_is_allowed_is_read_and_worked_with():
     nots = "not " * (DEPTH - 1) + "a"
     assert canonical(expression(nots)) == nots
     wide = " and ".join(f"f{i} > 1" for i in range(700))
-    assert len(filter_tree.clauses(expression(wide))) == 700
+    assert len(filters_expression.clauses(expression(wide))) == 700
     either = " or ".join("a > 1" for _ in range(1_000))
     assert canonical(expression(either)) == either
     assert len(either) <= CHARACTERS
@@ -392,24 +394,24 @@ def from_python(node, condition=True):
     """Our tree of a part of Python's."""
     match node:
         case ast.Name(name):
-            return filter_tree.Flag(name) if condition else filter_tree.Field(name)
+            return filters_expression.Flag(name) if condition else filters_expression.Field(name)
         case ast.Constant(str() as value):
-            return filter_tree.Text(value)
+            return filters_expression.Text(value)
         case ast.Constant(value):
-            return filter_tree.Number(float(value))
+            return filters_expression.Number(float(value))
         case ast.UnaryOp(ast.USub(), inner):
-            return filter_tree.Negative(from_python(inner, False))
+            return filters_expression.Negative(from_python(inner, False))
         case ast.UnaryOp(ast.Not(), inner):
-            return filter_tree.Not(from_python(inner))
+            return filters_expression.Not(from_python(inner))
         case ast.BinOp(left, sign, right):
-            return filter_tree.Arithmetic(SIGNS[type(sign)], from_python(left, False), from_python(right, False))
+            return filters_expression.Arithmetic(SIGNS[type(sign)], from_python(left, False), from_python(right, False))
         case ast.BoolOp(sign, parts):
-            join = filter_tree.every if isinstance(sign, ast.And) else filter_tree.either
+            join = filters_expression.every if isinstance(sign, ast.And) else filters_expression.either
             return join([from_python(part) for part in parts])
         case ast.Compare(left, signs, rights):
             sides = [left, *rights]
             pairs = zip(sides[:-1], signs, rights, strict=True)
-            return filter_tree.every([link(*pair) for pair in pairs])
+            return filters_expression.every([link(*pair) for pair in pairs])
     raise AssertionError(ast.dump(node))
 
 
@@ -417,8 +419,8 @@ def link(left, sign, right):
     left = from_python(left, False)
     if isinstance(sign, ast.In | ast.NotIn):
         members = tuple(from_python(member, False) for member in right.elts)
-        return filter_tree.Among(left, members, isinstance(sign, ast.NotIn))
-    return filter_tree.Compare(SIGNS[type(sign)], left, from_python(right, False))
+        return filters_expression.Among(left, members, isinstance(sign, ast.NotIn))
+    return filters_expression.Compare(SIGNS[type(sign)], left, from_python(right, False))
 
 
 @settings(max_examples=500, deadline=None)
@@ -436,9 +438,9 @@ def test_whatever_is_given_is_a_tree_or_a_refusal(text):
 
 
 def test_texts_are_as_long_as_indexes_keep_them():
-    assert filter_tree.TEXT_CHARACTERS == index_file.TEXT_LIMIT
+    assert filters_expression.TEXT_CHARACTERS == file.TEXT_LIMIT
 
 
 def test_nothing_is_run():
-    names = vars(filter_grammar)
+    names = vars(parser)
     assert not {"ast", "builtins", "operator"} & set(names)

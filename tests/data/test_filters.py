@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from daguerre import config as configs
-from daguerre import schema
-from daguerre.data.filters import CONDITIONS, Filters
-from daguerre.data.index import Index
-from daguerre.problems import ConfigError
+from daguerre.config import config as configs
+from daguerre.config import schema
+from daguerre.config.errors import ConfigError
+from daguerre.data.filters.filter import CONDITIONS, Filters
+from daguerre.data.index.index import Index
 
 SPELLINGS = [
     ("pwatermark <= 0.5", "pwatermark <= 0.5"),

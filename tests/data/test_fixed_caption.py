@@ -6,10 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from daguerre import cli, config
+from daguerre.cli import main
+from daguerre.config import config
 from daguerre.data import captions
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loader import fixed_captions
+from daguerre.data.loading.loader import fixed_captions
 from daguerre.data.settings import CaptionSettings, SourceSettings
 from daguerre.data.sources import folder, parquet, webdataset
 from daguerre.types import Record
@@ -65,7 +66,7 @@ def test_a_table_needs_no_column_of_captions(pictures, tmp_path):
 
 
 def test_shards_are_captioned_anew(pictures, tmp_path):
-    assert cli.run(["data", "pack", str(pictures), "-o", str(tmp_path / "packed")]) == 0
+    assert main.run(["data", "pack", str(pictures), "-o", str(tmp_path / "packed")]) == 0
     dataset = open_dataset(
         webdataset.Settings(path=str(tmp_path / "packed"), captions=TEXT, **usual(tmp_path)), "train"
     )

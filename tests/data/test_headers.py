@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from daguerre.data import decode, headers
+from daguerre.data.images import decode, headers
 from daguerre.data.settings import SourceSettings
 
 EVERY = ("jpeg", "png", "webp", "gif", "bmp", "tiff")

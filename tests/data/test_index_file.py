@@ -7,20 +7,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from daguerre.data import index_file
-from daguerre.data.index_file import FIELD_LIMIT, TEXT_LIMIT, About, BadIndex, ShardIndex
+from daguerre.data.index import file
+from daguerre.data.index.file import FIELD_LIMIT, TEXT_LIMIT, About, BadIndex, ShardIndex
 
 
 def made(count: int = 4, **about) -> ShardIndex:
     digest = "0123456789abcdef" * 2
-    columns, fields, not_kept = index_file.metadata_columns([{"n": i, "s": f"text {i}"} for i in range(count)])
+    columns, fields, not_kept = file.metadata_columns([{"n": i, "s": f"text {i}"} for i in range(count)])
     table = {
-        "id": index_file.sample_ids(digest, np.arange(count)),
+        "id": file.sample_ids(digest, np.arange(count)),
         "height": np.arange(count, dtype=np.int32),
         "width": np.arange(count, dtype=np.int32) + 1,
         "digest": np.arange(count, dtype=np.uint64),
         **columns,
-        **index_file.caption_columns([{"text"} if i % 2 else set() for i in range(count)]),
+        **file.caption_columns([{"text"} if i % 2 else set() for i in range(count)]),
     }
     left_out = {"a reason": {"count": 2, "examples": ["x", "\udcff"], "kept": False}}
     about = {"left_out": left_out, "damage": ((3, 3), (512, 1024)), **about}
@@ -31,31 +31,31 @@ def made(count: int = 4, **about) -> ShardIndex:
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
     index = made()
-    index_file.save(index, tmp_path / "deep" / "a.index")
-    loaded = index_file.load(tmp_path / "deep" / "a.index")
+    file.save(index, tmp_path / "deep" / "a.index")
+    loaded = file.load(tmp_path / "deep" / "a.index")
     assert loaded.whole().equals(index.table)
     assert loaded.about == index.about
     assert not loaded.numpy("id").flags.owndata  # a view of the file
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.index"]
-    assert (tmp_path / "deep" / "a.index").read_bytes() == index_file.encoded(index) == index_file.encoded(loaded)
+    assert (tmp_path / "deep" / "a.index").read_bytes() == file.encoded(index) == file.encoded(loaded)
 
 
 def test_an_index_without_samples(tmp_path):
-    index_file.save(made(0), tmp_path / "a.index")
-    assert index_file.load(tmp_path / "a.index").table.num_rows == 0
+    file.save(made(0), tmp_path / "a.index")
+    assert file.load(tmp_path / "a.index").table.num_rows == 0
 
 
 def test_a_file_that_is_written_anew_is_loaded_anew(tmp_path):
     path = tmp_path / "a.index"
     for count in (1, 2, 3):
-        index_file.save(made(count), path)
-        assert index_file.load(path).table.num_rows == count
+        file.save(made(count), path)
+        assert file.load(path).table.num_rows == count
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_damage_is_told_unless_it_changes_nothing(seed, tmp_path):
     draw = random.Random(seed)
-    data = bytearray(index_file.encoded(made()))
+    data = bytearray(file.encoded(made()))
     at = draw.randrange(len(data))
     if seed % 3 == 0:
         data[at] ^= 1 << draw.randrange(8)
@@ -65,7 +65,7 @@ def test_damage_is_told_unless_it_changes_nothing(seed, tmp_path):
         data[at : at + 64] = draw.randbytes(64)
     (tmp_path / "a.index").write_bytes(data)
     try:
-        loaded = index_file.load(tmp_path / "a.index").whole()
+        loaded = file.load(tmp_path / "a.index").whole()
     except BadIndex:
         return
     assert loaded.equals(made().table)  # it was in the bytes between columns
@@ -75,20 +75,20 @@ def test_damage_is_told_unless_it_changes_nothing(seed, tmp_path):
 def test_files_of_another_kind(data, tmp_path):
     (tmp_path / "a.index").write_bytes(data)
     with pytest.raises(BadIndex):
-        index_file.load(tmp_path / "a.index")
+        file.load(tmp_path / "a.index")
 
 
 def test_another_version_is_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(index_file, "FORMAT", 99)
-    index_file.save(made(), tmp_path / "a.index")
+    monkeypatch.setattr(file, "FORMAT", 99)
+    file.save(made(), tmp_path / "a.index")
     monkeypatch.undo()
     with pytest.raises(BadIndex, match="format is 99"):
-        index_file.load(tmp_path / "a.index")
+        file.load(tmp_path / "a.index")
 
 
 def test_an_index_that_is_missing_is_an_error_of_the_disk(tmp_path):
     with pytest.raises(FileNotFoundError):
-        index_file.load(tmp_path / "a.index")
+        file.load(tmp_path / "a.index")
 
 
 def test_a_thousand_indexes_hold_no_files_open(tmp_path):
@@ -96,18 +96,18 @@ def test_a_thousand_indexes_hold_no_files_open(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     kept = []
     for number in range(50):
-        index_file.save(made(3), tmp_path / f"{number}.index")
-        kept.append(index_file.load(tmp_path / f"{number}.index"))
+        file.save(made(3), tmp_path / f"{number}.index")
+        kept.append(file.load(tmp_path / f"{number}.index"))
     assert len(os.listdir("/proc/self/fd")) == before
     assert all(index.numpy("width").tolist() == [1, 2, 3] for index in kept)
 
 
 def test_ids_hang_on_contents_and_row():
-    first = index_file.sample_ids("00" * 16, np.arange(1000))
+    first = file.sample_ids("00" * 16, np.arange(1000))
     assert len(set(first.tolist())) == 1000
     assert first.min() >= 0
-    assert not set(first.tolist()) & set(index_file.sample_ids("01" + "00" * 15, np.arange(1000)).tolist())
-    assert index_file.sample_ids("00" * 16, np.array([999])) == first[999]
+    assert not set(first.tolist()) & set(file.sample_ids("01" + "00" * 15, np.arange(1000)).tolist())
+    assert file.sample_ids("00" * 16, np.array([999])) == first[999]
 
 
 def test_metadata_that_filters_can_use():
@@ -115,7 +115,7 @@ def test_metadata_that_filters_can_use():
         {"n": 1, "b": True, "mixed": 1, "long": "x" * (TEXT_LIMIT + 1), "list": [1], "null": None, "big": 10**400},
         {"n": 2.5, "mixed": "one", "long": "short", "object": {}, "\ud800": "\ud800", "nan": float("nan")},
     ]
-    columns, kept, not_kept = index_file.metadata_columns(rows)
+    columns, kept, not_kept = file.metadata_columns(rows)
     assert {name: column.to_pylist() for name, column in columns.items()} == {
         "n:b": [1.0, None],
         "n:big": [None, None],
@@ -127,11 +127,11 @@ def test_metadata_that_filters_can_use():
     }
     assert kept == ("?", "b", "big", "mixed", "n", "nan")
     assert not_kept == ("list", "long", "object")
-    assert index_file.metadata_columns([index_file.brief(row) for row in rows]) == (columns, kept, not_kept)
+    assert file.metadata_columns([file.brief(row) for row in rows]) == (columns, kept, not_kept)
 
 
 def test_made_up_names_do_not_fill_the_memory():
     rows = [{f"key {number}": number} for number in range(3000)]
-    columns, kept, not_kept = index_file.metadata_columns(rows)
+    columns, kept, not_kept = file.metadata_columns(rows)
     assert len(columns) == len(kept) == FIELD_LIMIT
     assert len(not_kept) == 3000 - FIELD_LIMIT

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from daguerre.data import index_file, joined_index
-from daguerre.data.filter_columns import verdict
-from daguerre.data.filter_grammar import expression
-from daguerre.data.index_file import About, ShardIndex
-from daguerre.data.joined_index import chance_pairs, combined
+from daguerre.data.filters.evaluate import verdict
+from daguerre.data.filters.parser import expression
+from daguerre.data.index import file, join
+from daguerre.data.index.file import About, ShardIndex
+from daguerre.data.index.join import chance_pairs, combined
 from daguerre.errors import UserError
 
 
@@ -23,7 +23,7 @@ def save(path: Path, ids: list[int], digests: list[int] | None = None, **columns
         **columns,
     }
     about = About("kind", path.name, 1, "00" * 16)
-    index_file.save(ShardIndex(pa.table(table), about), path)
+    file.save(ShardIndex(pa.table(table), about), path)
     return path
 
 
@@ -44,7 +44,7 @@ def paths(tmp_path):
 
 @pytest.mark.parametrize("group", [1, 2, 5, 1000])
 def test_columns_are_put_together_in_groups_of_shards(paths, group, monkeypatch):
-    monkeypatch.setattr(joined_index, "GROUP_SHARDS", group)
+    monkeypatch.setattr(join, "GROUP_SHARDS", group)
     index = combined(paths)
     assert index.ids.tolist() == index.heights_px.tolist() == [0, 1, 10, 20, 21, 22, 40]
     assert index.numbers["score"].to_pylist() == [0.0, 0.5, 5.0, 10.0, 10.5, 11.0, None]
@@ -55,7 +55,7 @@ def test_columns_are_put_together_in_groups_of_shards(paths, group, monkeypatch)
 def test_no_file_stays_mapped_for_an_index(paths):
     index = combined(paths)
     columns = [index.numbers["score"], index.texts["word"], index.captioned["text"]]
-    index_file._loaded.cache_clear()
+    file._loaded.cache_clear()
     assert str(paths[0].parent) not in Path("/proc/self/maps").read_text()
     assert [len(column) for column in columns] == [7, 7, 7]
     assert index.numbers["score"].equals(columns[0])  # loaded again
@@ -70,7 +70,7 @@ def test_texts_may_be_more_than_two_gigabytes(paths):
 
 def test_whether_there_is_a_column_is_known_without_reading(paths, monkeypatch):
     index = combined(paths)
-    monkeypatch.delattr(joined_index, "load")
+    monkeypatch.delattr(join, "load")
     assert "score" in index.numbers
     assert "score" not in index.texts
     assert (list(index.captioned), len(index.captioned)) == (["text", "other"], 2)
@@ -93,10 +93,10 @@ def test_different_samples_may_share_an_id_by_chance_where_there_are_many(tmp_pa
     paths = [save(tmp_path / "a", [1, 2, 3]), save(tmp_path / "b", [4, 3, 2], [4, 33, 22])]
     with pytest.raises(UserError, match="have the same id"):
         combined(paths)  # so few samples do not meet by chance: these were packed twice, and not alike
-    monkeypatch.setattr(joined_index, "chance_pairs", lambda count: 1)
+    monkeypatch.setattr(join, "chance_pairs", lambda count: 1)
     with pytest.raises(UserError, match="have the same id"):
         combined(paths)
-    monkeypatch.setattr(joined_index, "chance_pairs", lambda count: 2)
+    monkeypatch.setattr(join, "chance_pairs", lambda count: 2)
     assert combined(paths).ids.tolist() == [1, 2, 3, 4, 3, 2]
     save(tmp_path / "b", [4, 3, 2], [4, 33, 2])
     with pytest.raises(UserError, match=r"sample 1 of a and sample 2 of b have the same id"):

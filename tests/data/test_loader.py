@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from daguerre.data import decode, loader, rows
-from daguerre.data.buckets import Bucket
 from daguerre.data.dataset import Dataset, Member, open_dataset
+from daguerre.data.images import decode
+from daguerre.data.loading import collate, loader
+from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import LoaderSettings, SourceSettings
-from daguerre.data.skips import Skips
+from daguerre.data.skipped import Skips
 from daguerre.data.sources import folder
 from daguerre.errors import UserError
 from daguerre.types import Record
@@ -267,20 +268,20 @@ def flaky(source, draw=drawn):
 
 
 def test_a_passing_fault_is_tried_again_and_never_a_skip(monkeypatch):
-    monkeypatch.setattr(rows, "FIRST_PAUSE_SECONDS", 0.001)
-    run = flaky(Flaky(faults=rows.ATTEMPTS - 1))
+    monkeypatch.setattr(collate, "FIRST_PAUSE_SECONDS", 0.001)
+    run = flaky(Flaky(faults=collate.ATTEMPTS - 1))
     assert take(run, 0, 1)[0].valid_B.tolist() == [1] * 4
     assert run.report()["skipped"] == {}
 
 
 def test_a_lasting_fault_stops_the_run(monkeypatch):
-    monkeypatch.setattr(rows, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(collate, "FIRST_PAUSE_SECONDS", 0.001)
     with pytest.raises(UserError, match=r"after 4 attempts: the disk is away\. Nothing was skipped"):
         take(flaky(Flaky(faults=10**6)), 0, 1)
 
 
 def test_a_fault_while_a_sample_is_named_is_one_as_any_other(monkeypatch):
-    monkeypatch.setattr(rows, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(collate, "FIRST_PAUSE_SECONDS", 0.001)
     source, calls = Flaky(0), []
 
     def name(number):

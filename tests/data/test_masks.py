@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from daguerre import plugins
-from daguerre.data import decode, image_kinds
-from daguerre.data.buckets import Bucket
 from daguerre.data.dataset import open_dataset
-from daguerre.data.image_kinds import KINDS, Kind
-from daguerre.data.loader import Loading, fixed_batches
-from daguerre.data.rows import Rows
+from daguerre.data.images import decode, kinds
+from daguerre.data.images.kinds import KINDS, Kind
+from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.loader import Loading, fixed_batches
+from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import LoaderSettings, SourceSettings
 from daguerre.errors import UserError
 from daguerre.types import MASK
@@ -147,10 +147,10 @@ def test_a_frame_shows_the_same_place_of_images_of_every_scale(height, width, ta
 @hypothesis_settings(max_examples=200, deadline=None)
 def test_an_image_at_another_scale_fits_and_one_of_another_shape_does_not(height, width, scale):
     scaled = max(1, round(height * scale)), max(1, round(width * scale))
-    image_kinds.refuse_other_shape(scaled, (height, width))
-    image_kinds.refuse_other_shape((height, width), (height, width))
+    kinds.refuse_other_shape(scaled, (height, width))
+    kinds.refuse_other_shape((height, width), (height, width))
     with pytest.raises(decode.Undecodable, match="aspect"):
-        image_kinds.refuse_other_shape((height + max(height, width) // min(height, width) + 3, width), (height, width))
+        kinds.refuse_other_shape((height + max(height, width) // min(height, width) + 3, width), (height, width))
 
 
 def test_a_mask_of_half_the_size_lies_on_the_same_place(tmp_path):
@@ -334,7 +334,7 @@ def test_columns_that_cannot_be_masks_are_refused(tmp_path):
 
 def test_an_image_that_every_sample_needs(tmp_path, monkeypatch):
     """A kind without a value for samples that have none, of three channels, resized as the picture: control images."""
-    for module in (decode, image_kinds):
+    for module in (decode, kinds):
         monkeypatch.setattr(module, "KINDS", {**KINDS, "control": Kind(3, absent=None)})
     picture = masked.picture(1, 40, 48)
     own = SourceSettings(source="test", resolution=32, crop="random", random_flip=True)

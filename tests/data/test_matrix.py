@@ -9,11 +9,11 @@ import pytest
 import shards
 
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loader import Loading
-from daguerre.data.rows import Rows
+from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.loader import Loading
+from daguerre.data.loading.workers import made_by, workers
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import mix
-from daguerre.data.workers import made_by, workers
 
 BATCH, STEPS = 12, 14
 RANKS, WORKERS = (1, 2, 3, 4), (0, 1, 3)

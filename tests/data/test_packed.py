@@ -4,7 +4,7 @@ import pytest
 import tiny_runs
 from faulty_store import Faults, s3  # noqa: F401
 
-from daguerre import cli
+from daguerre.cli import main
 
 COUNT = 16
 PACKED = ["data.source=webdataset", "data.resolution=64", "data.shuffle=false", "data.held_out_fraction=0"]
@@ -29,9 +29,9 @@ def drawn(tmp_path_factory):
 @pytest.mark.parametrize("faults", [Faults(), Faults(0.3)], ids=["clean", "faulty"])
 def test_the_quickstart_from_shards_in_a_store_has_the_same_losses(drawn, s3, tmp_path, faults):  # noqa: F811
     url = f"s3://{s3.bucket}/set/"
-    assert cli.run(["data", "pack", "quickstart", "-o", url, f"count={COUNT}"]) == 0
+    assert main.run(["data", "pack", "quickstart", "-o", url, f"count={COUNT}"]) == 0
     s3.proxy.faults = faults
     given = [*PACKED, f"data.path={url}", f"data.cache_dir={tmp_path / 'shards'}", "loader.num_workers=1"]
     arguments = tiny_runs.arguments(tmp_path, *given)
-    assert cli.run([word for word in arguments if not word.startswith("data.checked_prompts")]) == 0
+    assert main.run([word for word in arguments if not word.startswith("data.checked_prompts")]) == 0
     assert losses(tmp_path / "tiny") == drawn

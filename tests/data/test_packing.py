@@ -11,11 +11,14 @@ from shards import build
 from tars import jpeg, sample, write
 
 from daguerre import plugins
-from daguerre.data import crew, packing, shard_index, stores
-from daguerre.data.headers import USUAL
-from daguerre.data.packing import Packer
-from daguerre.data.place import Place
+from daguerre.data.images.headers import USUAL
+from daguerre.data.index import cache
+from daguerre.data.loading import job_pool
 from daguerre.data.sources import webdataset
+from daguerre.data.tools import pack as tools_pack
+from daguerre.data.tools.pack import Packer
+from daguerre.storage import io as storage_io
+from daguerre.storage.location import Place
 
 
 def source(path):
@@ -26,8 +29,8 @@ def source(path):
 def pack(of, to, samples_per_shard=4, recorded=(), processes=1, numbers=None):
     numbers = np.arange(of.index.count) if numbers is None else numbers
     packer = Packer(of, USUAL, str(to), tuple(recorded))
-    steps = list(crew.work(packer, packing.shards(numbers, samples_per_shard), processes))
-    done = sorted((step.result for step in steps if isinstance(step, crew.Done)), key=lambda result: result[0].name)
+    steps = list(job_pool.work(packer, tools_pack.shards(numbers, samples_per_shard), processes))
+    done = sorted((step.result for step in steps if isinstance(step, job_pool.Done)), key=lambda result: result[0].name)
     assert sum(step for step in steps if isinstance(step, int)) == len(numbers)
     return [packed for packed, _ in done], [kept for _, kept in done]
 
@@ -71,11 +74,11 @@ def test_the_index_beside_is_what_reading_the_shard_gives(raw, tmp_path):
     packed, _ = pack(raw, tmp_path / "out")
     for one in packed:
         path = tmp_path / "out" / one.name
-        beside = shard_index.load(path.with_name(f"{one.name}.index"))
+        beside = cache.load(path.with_name(f"{one.name}.index"))
         built = webdataset.build(Place(str(path)))
         assert beside.table.equals(built.table)
         assert beside.about == built.about
-        assert (one.bytes, one.digest) == (path.stat().st_size, shard_index.file_digest(path))
+        assert (one.bytes, one.digest) == (path.stat().st_size, cache.file_digest(path))
 
 
 def test_packing_what_was_packed_changes_no_byte(raw, tmp_path):
@@ -137,23 +140,23 @@ def test_drawn_pictures_keep_their_pixels_and_ids(tmp_path):
 def test_what_a_sample_takes_in_a_shard(raw, tmp_path):
     numbers = np.arange(18)
     sizes = [len(raw.record(n).image) for n in range(18)]
-    each = packing.mean_bytes(raw, numbers, USUAL)
+    each = tools_pack.mean_bytes(raw, numbers, USUAL)
     assert np.mean(sizes) + 1536 + 512 < each < np.mean(sizes) + 1536 + 512 + 1536
     (packed,), _ = pack(raw, tmp_path, samples_per_shard=18)
     assert packed.bytes == pytest.approx(18 * each, abs=10240 + 1024)  # the archive's end
 
 
 def test_names_are_sorted_however_many_there_are():
-    names = [shard.name for shard in packing.shards(np.arange(100_001), 1)]
+    names = [shard.name for shard in tools_pack.shards(np.arange(100_001), 1)]
     assert names == sorted(names)
     assert names[-1] == "shard-100000.tar"
-    assert packing.shards(np.arange(0), 4) == []
+    assert tools_pack.shards(np.arange(0), 4) == []
 
 
 def test_a_packing_is_known_by_what_is_packed_and_how():
-    marks = {packing.fingerprint(ids, how) for ids in ([1, 2], [2, 1], [1, 2, 3]) for how in ("a", "b")}
+    marks = {tools_pack.fingerprint(ids, how) for ids in ([1, 2], [2, 1], [1, 2, 3]) for how in ("a", "b")}
     assert len(marks) == 6
-    assert packing.fingerprint([1, 2], "a") == packing.fingerprint(np.array([1, 2]), "a")
+    assert tools_pack.fingerprint([1, 2], "a") == tools_pack.fingerprint(np.array([1, 2]), "a")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
@@ -162,16 +165,16 @@ def test_into_a_store_and_back(raw, tmp_path, s3, share):  # noqa: F811
     packed, _ = pack(raw, "s3://bucket/packed")
     assert all(one.version for one in packed)
     s3.proxy.faults = Faults(0.0)
-    names = [place.url.rpartition("/")[2] for place in stores.listing("s3://bucket/packed/")]
+    names = [place.url.rpartition("/")[2] for place in storage_io.listing("s3://bucket/packed/")]
     assert names == sorted(f"shard-0000{i}.tar{end}" for i in range(5) for end in ("", ".index"))
     again = source("s3://bucket/packed/")
     for number in range(18):
         same(raw, again, number, number)
-    stores.write("s3://bucket/packed/shard-00001.tar", b"other")
+    storage_io.write("s3://bucket/packed/shard-00001.tar", b"other")
     assert pack(raw, "s3://bucket/packed", recorded=packed)[1] == [True, False, True, True, True]
 
 
 def test_a_listing_document_holds_what_a_shard_is():
-    packed = packing.Packed("shard-00000.tar", 3, 10240, "00" * 16, {"broken": {"count": 1, "examples": ["x"]}}, "v")
-    document = json.loads(json.dumps(packing.document(packed)))
-    assert packing.Packed(**document) == packed
+    packed = tools_pack.Packed("shard-00000.tar", 3, 10240, "00" * 16, {"broken": {"count": 1, "examples": ["x"]}}, "v")
+    document = json.loads(json.dumps(tools_pack.document(packed)))
+    assert tools_pack.Packed(**document) == packed

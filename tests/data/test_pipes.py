@@ -2,8 +2,8 @@
 
 import pytest
 
-from daguerre.data.pipes import address_in
 from daguerre.errors import UserError
+from daguerre.storage.pipes import address_in
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from faulty_store import SECRETS, Faults, s3  # noqa: F401
 
-from daguerre.data import places, stores
-from daguerre.data.place import Place, shown
-from daguerre.data.places import expand
 from daguerre.errors import UserError
+from daguerre.storage import expand as storage_expand
+from daguerre.storage import io as storage_io
+from daguerre.storage.expand import expand
+from daguerre.storage.location import Place, shown
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_what_cannot_be_meant_is_refused_with_the_setting(shards, given, said):
 
 
 def test_a_range_without_measure_is_refused(shards, monkeypatch):
-    monkeypatch.setattr(places, "PLACES_LIMIT", 1000)
+    monkeypatch.setattr(storage_expand, "PLACES_LIMIT", 1000)
     with pytest.raises(UserError, match="names more than 1,000 files"):
         expand("set/part-{000..9999999999}.tar")
 
@@ -162,7 +163,7 @@ def test_a_folder_without_shards_says_what_is_in_it(shards):
 
 
 def test_a_folder_that_may_not_be_read(shards, monkeypatch):
-    monkeypatch.setattr(places.os, "access", lambda *_: False)
+    monkeypatch.setattr(storage_expand.os, "access", lambda *_: False)
     with pytest.raises(UserError, match=r"'set/more' may not be read"):
         expand("set/more")
 
@@ -289,7 +290,7 @@ def test_listing_a_store(stored, given, keys):
 
 
 def test_a_glob_means_what_the_local_disk_means_by_it(stored, tmp_path, monkeypatch):
-    for place in stores.listing("s3://bucket/"):
+    for place in storage_io.listing("s3://bucket/"):
         path = tmp_path / place.key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
@@ -329,14 +330,14 @@ def test_a_listing_without_what_is_meant(stored, given, said):
 
 
 def test_a_listing_survives_faults(stored):
-    expected = stores.listing("s3://bucket/")
+    expected = storage_io.listing("s3://bucket/")
     stored.proxy.faults = Faults(0.3)
     for _ in range(5):
-        assert stores.listing("s3://bucket/") == expected
+        assert storage_io.listing("s3://bucket/") == expected
 
 
 def test_a_long_listing_comes_in_pages(stored, monkeypatch):
-    monkeypatch.setattr(stores, "_PAGE_KEYS", 4)
-    assert len(stores.listing("s3://bucket/")) == 11
+    monkeypatch.setattr(storage_io, "_PAGE_KEYS", 4)
+    assert len(storage_io.listing("s3://bucket/")) == 11
     stored.proxy.faults = Faults(0.3)
-    assert len(stores.listing("s3://bucket/")) == 11
+    assert len(storage_io.listing("s3://bucket/")) == 11

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.data.order import Endless, Passes
-from daguerre.data.plan import BLOCK, Plan
+from daguerre.data.plan.batches import BLOCK, Plan
+from daguerre.data.plan.order import Endless, Passes
 
 
 def order(count, buckets=None, num_buckets=1, seed=3, **given):
@@ -74,7 +74,7 @@ def test_chunks_do_not_show_in_the_batches(monkeypatch):
     buckets = np.random.default_rng(0).integers(0, 3, 3000)
     whole = plan([order(3000, buckets, 3)], 7, 3)
     expected = [content(b) for b in islice(whole.batches(0), 2000)]
-    monkeypatch.setattr("daguerre.data.plan.LARGEST_CHUNK", BLOCK)
+    monkeypatch.setattr("daguerre.data.plan.batches.LARGEST_CHUNK", BLOCK)
     small = plan([order(3000, buckets, 3)], 7, 3)
     assert small._chunk < whole._chunk
     assert [content(b) for b in islice(small.batches(0), 2000)] == expected

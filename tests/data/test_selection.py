@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from daguerre.data.buckets import Bucket
-from daguerre.data.index import Index
-from daguerre.data.selection import select, unfilled
+from daguerre.data.index.index import Index
+from daguerre.data.plan.buckets import Bucket
+from daguerre.data.plan.selection import select, unfilled
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import UserError
 

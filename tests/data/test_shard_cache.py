@@ -16,10 +16,11 @@ import pytest
 import xxhash
 from faulty_store import Faults, environment, s3, web_server  # noqa: F401
 
-from daguerre.data import fetching, shard_cache, stores
-from daguerre.data.place import Place
-from daguerre.data.shard_cache import ShardCache, default_folder
 from daguerre.errors import UserError
+from daguerre.storage import download, file_cache
+from daguerre.storage import io as storage_io
+from daguerre.storage.file_cache import ShardCache, default_folder
+from daguerre.storage.location import Place
 
 SHARD_BYTES = 50_000
 
@@ -35,7 +36,7 @@ def digest(data: bytes) -> str:
 @pytest.fixture
 def shards(s3, monkeypatch):  # noqa: F811
     """Six of them."""
-    monkeypatch.setattr(fetching, "PART_BYTES", 10_000)
+    monkeypatch.setattr(download, "PART_BYTES", 10_000)
     return [s3.put(f"{i}.tar", content(i)) for i in range(6)]
 
 
@@ -150,16 +151,16 @@ def test_a_copy_that_is_removed_before_it_is_read_comes_again(shards, cache, mon
     monkeypatch.setattr(ShardCache, "path", stolen)
     assert cache.read(shards[0], 0, 10, digest(content(0))) == content(0)[:10]
     removed.clear()
-    monkeypatch.setattr(shard_cache, "_OPENINGS", 3)
+    monkeypatch.setattr(file_cache, "_OPENINGS", 3)
     with pytest.raises(
-        stores.Passing,
+        storage_io.Passing,
         match=r"^data\.cache_gb: .*was removed .* before it could be read, again and again: raise data\.cache_gb",
     ):
         cache.read(shards[1], 0, 10, digest(content(1)))
 
 
 def test_a_file_that_is_nowhere_is_missing(cache, shards, tmp_path):
-    with pytest.raises(stores.Missing, match=r"^data\.path: s3://bucket/nope\.tar does not exist"):
+    with pytest.raises(storage_io.Missing, match=r"^data\.path: s3://bucket/nope\.tar does not exist"):
         cache.read(Place("s3://bucket/nope.tar"), 0, 10)
     with pytest.raises(FileNotFoundError):
         cache.read(Place(str(tmp_path / "nope.tar")), 0, 10)
@@ -170,7 +171,7 @@ def test_a_copy_that_rots_is_told_from_a_shard_that_is_damaged(s3, shards, cache
     path = cache.path(shards[0], known)
     path.write_bytes(content(1))
     assert cache.read(shards[0], 0, 100, known, lambda data: data == content(0)[:100]) == content(0)[:100]
-    with pytest.raises(stores.Mismatch, match=r"^data\.path: s3://bucket/0\.tar holds other bytes") as found:
+    with pytest.raises(storage_io.Mismatch, match=r"^data\.path: s3://bucket/0\.tar holds other bytes") as found:
         cache.read(shards[0], 0, 100, known, lambda data: False)
     assert found.value.data == content(0)[:100]
     assert s3.proxy.body_bytes == 2 * SHARD_BYTES
@@ -189,7 +190,7 @@ def test_what_a_power_cut_hurt_is_fetched_again(s3, shards, cache, monkeypatch):
     path = cache.path(shards[0], known)
     cache.path(shards[1])
     started = time.time() + 1
-    monkeypatch.setattr(shard_cache.time, "clock_gettime", lambda _: time.time() - started)  # the machine starts now
+    monkeypatch.setattr(file_cache.time, "clock_gettime", lambda _: time.time() - started)  # the machine starts now
     path.write_bytes(bytes(SHARD_BYTES))
     before = s3.proxy.body_bytes
     assert cache.path(shards[0], known).read_bytes() == content(0)
@@ -202,7 +203,7 @@ def test_a_full_disk_names_the_setting(shards, cache, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(fetching.os, "pwrite", full)
+    monkeypatch.setattr(download.os, "pwrite", full)
     with pytest.raises(
         UserError, match=r"^data\.cache_dir: the disk of .* is full: choose another folder, or lower data\.cache_gb"
     ):
@@ -226,7 +227,7 @@ def test_the_default_folder(monkeypatch, tmp_path):
 
 def test_a_store_that_fails_leaves_nothing(s3, shards, cache):  # noqa: F811
     s3.proxy.faults = Faults(1.0, ("error",))
-    with pytest.raises(stores.StoreError, match=r"s3://bucket/0\.tar cannot be read: the server answered HTTP 50"):
+    with pytest.raises(storage_io.StoreError, match=r"s3://bucket/0\.tar cannot be read: the server answered HTTP 50"):
         cache.path(shards[0])
     assert parts(cache) == kept(cache) == []
     s3.proxy.faults = Faults()
@@ -258,9 +259,9 @@ sys.path.insert(0, {tests!r})
 from faulty_store import SHORT
 from pathlib import Path
 import xxhash
-from daguerre.data import fetching, store_clients
-from daguerre.data.place import Place
-from daguerre.data.shard_cache import ShardCache
+from daguerre.storage import download as fetching, clients as store_clients
+from daguerre.storage.location import Place
+from daguerre.storage.file_cache import ShardCache
 store_clients.PATIENCE, fetching.PART_BYTES = SHORT, 10_000
 cache, seed, rounds = ShardCache(Path({folder!r}), {limit}), int(sys.argv[1]), {rounds}
 draw = random.Random(seed)

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from daguerre.data import index_file, shard_index
-from daguerre.data.index_file import About, ShardIndex
-from daguerre.data.places import Place
+from daguerre.data.index import cache
+from daguerre.data.index import file as index_file
+from daguerre.data.index.file import About, ShardIndex
 from daguerre.errors import UserError
+from daguerre.storage.expand import Place
 
 
 @dataclass(frozen=True)
@@ -57,50 +58,50 @@ def files(tmp_path):
 
 def test_indexes_are_made_once(files, tmp_path):
     places, build = files((1, 2), (3,), ()), Lines(tmp_path / "calls")
-    paths = shard_index.indexes(places, "lines", build, tmp_path / "cache")
-    assert shard_index.indexes(places, "lines", build, tmp_path / "cache") == paths
+    paths = cache.indexes(places, "lines", build, tmp_path / "cache")
+    assert cache.indexes(places, "lines", build, tmp_path / "cache") == paths
     assert sorted((tmp_path / "calls").read_text().split()) == ["0.lines", "1.lines", "2.lines"]
     assert all(path.parent == tmp_path / "cache" / "indexes" for path in paths)
     assert [index_file.load(path).about.shard for path in paths] == [place.name for place in places]
 
 
 def test_many_are_made_in_processes(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_index, "_LITTLE_BYTES", 0)
-    monkeypatch.setattr(shard_index.crew, "usual_processes", lambda: 2)
+    monkeypatch.setattr(cache, "_LITTLE_BYTES", 0)
+    monkeypatch.setattr(cache.crew, "usual_processes", lambda: 2)
     places = files(*((n, n + 100) for n in range(6)))
-    paths = shard_index.indexes(places, "lines", Lines(), tmp_path / "cache")
-    assert shard_index.combined(paths).heights_px.tolist() == [m for n in range(6) for m in (n, n + 100)]
+    paths = cache.indexes(places, "lines", Lines(), tmp_path / "cache")
+    assert cache.combined(paths).heights_px.tolist() == [m for n in range(6) for m in (n, n + 100)]
 
 
 def test_one_beside_the_shard_comes_first(files, tmp_path):
     places, build = files((1, 2), (3,)), Lines(tmp_path / "calls")
     beside = tmp_path / "0.lines.index"
     index_file.save(Lines()(places[0]), beside)
-    paths = shard_index.indexes(places, "lines", build, tmp_path / "cache")
+    paths = cache.indexes(places, "lines", build, tmp_path / "cache")
     assert paths[0] == beside
     assert (tmp_path / "calls").read_text().split() == ["1.lines"]
-    assert shard_index.found(places[0], "lines", tmp_path / "cache") == beside
-    assert shard_index.found(places[1], "other", tmp_path / "cache") is None
+    assert cache.found(places[0], "lines", tmp_path / "cache") == beside
+    assert cache.found(places[1], "other", tmp_path / "cache") is None
 
 
 def test_one_of_another_kind_or_a_damaged_one_is_made_again(files, tmp_path):
     places, build = files((1, 2), (3,)), Lines(tmp_path / "calls")
-    paths = shard_index.indexes(places, "lines", build, tmp_path / "cache")
+    paths = cache.indexes(places, "lines", build, tmp_path / "cache")
     (tmp_path / "0.lines.index").write_bytes(paths[0].read_bytes()[:-1])
     paths[0].write_bytes(paths[0].read_bytes()[5:])
     other = Lines()(places[1])
     index_file.save(ShardIndex(other.table, About("other", "x", 0, "00")), tmp_path / "1.lines.index")
-    assert shard_index.indexes(places, "lines", build, tmp_path / "cache") == paths
+    assert cache.indexes(places, "lines", build, tmp_path / "cache") == paths
     assert sorted((tmp_path / "calls").read_text().split()) == ["0.lines", "0.lines", "1.lines"]
 
 
 def test_an_index_is_kept_for_a_shard_that_changed_and_the_change_is_said(files, tmp_path):
     places, build = files((1, 2), (3,)), Lines(tmp_path / "calls")
-    paths = shard_index.indexes(places, "lines", build, tmp_path / "cache")
-    assert shard_index.changed(places, paths) == {}
+    paths = cache.indexes(places, "lines", build, tmp_path / "cache")
+    assert cache.changed(places, paths) == {}
     places[0].local.write_text("1\n")
-    assert shard_index.indexes(places, "lines", build, tmp_path / "cache") == paths
-    (entry,) = shard_index.changed(places, paths).values()
+    assert cache.indexes(places, "lines", build, tmp_path / "cache") == paths
+    (entry,) = cache.changed(places, paths).values()
     assert entry == {"count": 1, "examples": [f"{places[0].name} (4 bytes, now 2)"], "kept": True}
 
 
@@ -113,35 +114,35 @@ def test_a_process_waits_while_another_makes_indexes(files, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         thread = threading.Thread(
             target=lambda: done.extend(
-                shard_index.indexes(places, "lines", Lines(tmp_path / "calls"), tmp_path / "cache", said.append)
+                cache.indexes(places, "lines", Lines(tmp_path / "calls"), tmp_path / "cache", said.append)
             )
         )
         thread.start()
         while not said:
             thread.join(0.01)
         assert "waiting for another process" in said[0]
-        index_file.save(Lines()(places[0]), shard_index.home(places[0], "lines", tmp_path / "cache"))
+        index_file.save(Lines()(places[0]), cache.home(places[0], "lines", tmp_path / "cache"))
     thread.join()
     assert len(done) == 1
     assert not (tmp_path / "calls").exists()  # the other had made it
 
 
 def test_a_long_build_says_how_far_it_is(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_index, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(cache, "_PROGRESS_SECONDS", 0.0)
     said = []
-    shard_index.indexes(files((1, 2), (3,)), "lines", Lines(), tmp_path / "cache", said.append)
+    cache.indexes(files((1, 2), (3,)), "lines", Lines(), tmp_path / "cache", said.append)
     assert said[-1].startswith("indexed 2 of 2 shards, 3 samples")
 
 
 def test_a_cache_that_cannot_be_written_names_the_setting(files, tmp_path):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(UserError, match=r"data\.cache_dir: .*cannot be written"):
-        shard_index.indexes(files((1,)), "lines", Lines(), tmp_path / "cache")
+        cache.indexes(files((1,)), "lines", Lines(), tmp_path / "cache")
 
 
 def test_several_as_one(files, tmp_path):
-    paths = shard_index.indexes(files((1, 2), (), (3, 5)), "lines", Lines(), tmp_path / "cache")
-    index = shard_index.combined(paths)
+    paths = cache.indexes(files((1, 2), (), (3, 5)), "lines", Lines(), tmp_path / "cache")
+    index = cache.combined(paths)
     assert index.count == 4
     assert index.shard_starts.tolist() == [0, 2, 2, 4]
     assert (index.ids.dtype, index.heights_px.dtype, index.widths_px.tolist()) == (np.int64, np.int32, [1, 2, 3, 5])
@@ -156,7 +157,7 @@ def test_several_as_one(files, tmp_path):
 
 
 def test_none_at_all():
-    index = shard_index.combined([])
+    index = cache.combined([])
     assert (index.count, index.shard_starts.tolist(), list(index.numbers)) == (0, [0], [])
 
 
@@ -170,7 +171,7 @@ def test_what_one_shard_could_not_keep_is_kept_of_none(tmp_path):
         paths.append(tmp_path / f"{number}.index")
         about = About("kind", "x", 1, digest, fields=fields, not_kept=not_kept)
         index_file.save(ShardIndex(pa.table(table), about), paths[-1])
-    index = shard_index.combined(paths)
+    index = cache.combined(paths)
     assert (list(index.texts), list(index.numbers)) == ([], ["n"])
     assert index.captioned == {}  # these do not say
 
@@ -183,26 +184,26 @@ def test_damage_is_part_of_what_was_left_out(tmp_path):
         paths.append(tmp_path / f"{number}.index")
         about = About("kind", f"{number}.tar", 1, "00", left_out=left_out, damage=damage)
         index_file.save(ShardIndex(pa.table(table), about), paths[-1])
-    report = shard_index.left_out(paths)
+    report = cache.left_out(paths)
     assert report["broken image"]["count"] == 4
-    assert report[shard_index.DAMAGED] == {
+    assert report[cache.DAMAGED] == {
         "count": 3,
         "examples": ["0.tar: bytes 512 to 2,048", "0.tar: cut off at byte 9,000", "1.tar: bytes 0 to 5"],
         "kept": False,
     }
-    assert report == shard_index.skips.merged(*(shard_index.found_in(index_file.load(path).about) for path in paths))
+    assert report == cache.skips.merged(*(cache.found_in(index_file.load(path).about) for path in paths))
 
 
 def test_damage_that_shows_later_says_what_to_do(files, tmp_path):
     places = files((1, 2), (3,))
-    paths = shard_index.indexes(places, "lines", Lines(), tmp_path / "cache")
+    paths = cache.indexes(places, "lines", Lines(), tmp_path / "cache")
     data = bytearray(paths[1].read_bytes())
     at = data.index(index_file.load(paths[1]).numpy("id").tobytes())
     data[at] ^= 1
     paths[1].write_bytes(data)
-    assert shard_index.indexes(places, "lines", Lines(), tmp_path / "cache") == paths  # columns are not read yet
+    assert cache.indexes(places, "lines", Lines(), tmp_path / "cache") == paths  # columns are not read yet
     with pytest.raises(UserError, match=r"this index is damaged \(column id\): delete it"):
-        shard_index.combined(paths)
+        cache.combined(paths)
 
 
 def test_a_file_system_without_locks(files, tmp_path, monkeypatch):
@@ -211,11 +212,11 @@ def test_a_file_system_without_locks(files, tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     said = []
-    paths = shard_index.indexes(files((1,)), "lines", Lines(), tmp_path / "cache", said.append)
+    paths = cache.indexes(files((1,)), "lines", Lines(), tmp_path / "cache", said.append)
     assert paths[0].exists()
     assert "knows no locks (No locks available)" in said[0]
 
 
 def test_a_name_that_is_not_utf_8_has_a_home(tmp_path):
-    homes = {shard_index.home(Place(f"/data/\udc80{name}.tar"), "lines", tmp_path) for name in "ab"}
+    homes = {cache.home(Place(f"/data/\udc80{name}.tar"), "lines", tmp_path) for name in "ab"}
     assert len(homes) == 2

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from daguerre.data import shard_writer, tar_samples
-from daguerre.data.headers import USUAL, Undecodable
+from daguerre.data.images.headers import USUAL, Undecodable
+from daguerre.data.tar import samples as tar_samples
+from daguerre.data.tar import writer
 from daguerre.errors import UserError
 from daguerre.types import Record
 
@@ -32,19 +33,19 @@ def record(**changes) -> Record:
 
 
 def files(one: Record, formats=USUAL) -> dict[str, bytes]:
-    return dict(shard_writer.members(one, 5, formats))
+    return dict(writer.members(one, 5, formats))
 
 
 def written(samples) -> bytes:
     buffer = io.BytesIO()
-    assert list(shard_writer.write_tar(buffer, samples)) == [key for key, _ in samples]
+    assert list(writer.write_tar(buffer, samples)) == [key for key, _ in samples]
     return buffer.getvalue()
 
 
 @pytest.mark.parametrize(("form", "extension"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")])
 def test_pictures_are_copied_and_named_by_what_they_are(form, extension):
     image = encoded(form)
-    found = shard_writer.members(record(image=image), 5, USUAL)
+    found = writer.members(record(image=image), 5, USUAL)
     assert found[0] == (extension, image)
     assert [name for name, _ in found] == [extension, "txt", "json"]
 
@@ -120,7 +121,7 @@ def test_texts_are_read_back_as_they_were(texts):
 
 
 def test_the_same_samples_give_the_same_bytes_without_time_or_owner():
-    samples = [(f"{i:09d}", shard_writer.members(record(image=encoded("JPEG", i)), i, USUAL)) for i in range(4)]
+    samples = [(f"{i:09d}", writer.members(record(image=encoded("JPEG", i)), i, USUAL)) for i in range(4)]
     data = written(samples)
     assert data == written(samples)
     assert len(data) % 10240 == 0
@@ -135,7 +136,7 @@ def test_webdataset_reads_what_we_write():
     samples = []
     for i in range(20):
         one = record(image=encoded("PNG", i), texts={"text": "word " * lengths.randrange(1, 300)})
-        samples.append((f"{i:09d}", shard_writer.members(one, i, USUAL)))
+        samples.append((f"{i:09d}", writer.members(one, i, USUAL)))
     stream = {"url": "shard.tar", "stream": io.BytesIO(written(samples))}
     read = list(group_by_keys(tar_file_expander([stream])))
     assert len(read) == 20

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from daguerre.data.skips import Failure, Skips
+from daguerre.data.skipped import Failure, Skips
 from daguerre.errors import UserError
 
 DAMAGE = "truncated image"

@@ -5,12 +5,14 @@ from itertools import islice
 import pytest
 import torch
 
-from daguerre import cli, config, errors
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.config import config
+from daguerre.config.errors import ConfigError
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loader import Loading, fixed_batches
+from daguerre.data.loading.loader import Loading, fixed_batches
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import folder, mix
-from daguerre.problems import ConfigError
 
 
 @pytest.fixture
@@ -109,6 +111,6 @@ def test_weights_that_mean_nothing_are_refused(given, told):
 def test_a_loss_that_couples_samples_refuses_weights(tmp_path, capsys):
     given = ["data.source=mix", "data.sources.a.source=shapes", "data.sources.b.source=shapes", "data.resolution=64"]
     given += ["data.sources.b.loss_weight=2", f"output_dir={tmp_path}"]
-    assert cli.run(["train", "quickstart_text", *given]) == errors.REFUSED
+    assert main.run(["train", "quickstart_text", *given]) == errors.REFUSED
     told = "data.sources.b.loss_weight: the objective contrastive compares the samples of a batch with each other"
     assert told in capsys.readouterr().err

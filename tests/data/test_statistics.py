@@ -4,10 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from daguerre.data import statistics
-from daguerre.data.filters import Filters
-from daguerre.data.index import Index
+from daguerre.data.filters.filter import Filters
+from daguerre.data.index.index import Index
 from daguerre.data.settings import BucketSettings, SourceSettings
+from daguerre.data.tools import statistics
 
 
 def index(sizes, **columns) -> Index:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from faulty_store import ACCESS_KEY, SECRETS, Faults, environment, s3, web_server  # noqa: F401
 
-from daguerre.data import store_clients, stores
-from daguerre.data.place import Place
-from daguerre.data.places import expand
 from daguerre.errors import UserError
+from daguerre.storage import clients
+from daguerre.storage import io as storage_io
+from daguerre.storage.expand import expand
+from daguerre.storage.location import Place
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
@@ -25,7 +26,7 @@ def stranger(s3, monkeypatch):  # noqa: F811
         monkeypatch.delenv(name)
     s3.put("x.tar", b"0123456789")
     s3.boto().put_object(Bucket=s3.bucket, Key="public.tar", Body=b"0123456789", ACL="public-read")
-    store_clients.forget()
+    clients.forget()
     return s3
 
 
@@ -36,12 +37,12 @@ def signer(store) -> str:
 
 
 def access(store) -> str:
-    return store_clients.client(Place(f"s3://{store.bucket}/x.tar")).access
+    return clients.client(Place(f"s3://{store.bucket}/x.tar")).access
 
 
 def test_credentials_of_the_environment(s3):  # noqa: F811
     s3.put("x.tar", b"0123456789")
-    assert stores.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
+    assert storage_io.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
     assert signer(s3) == ACCESS_KEY
     assert "credentials from the environment" in access(s3)
 
@@ -62,8 +63,8 @@ def test_credentials_endpoint_and_region_of_the_aws_folder(stranger, tmp_path, m
     for profile, key, region in ((None, "AKIADEFAULT", "eu-north-1"), ("mine", "AKIAMINE", "us-west-2")):
         if profile:
             monkeypatch.setenv("AWS_PROFILE", profile)
-        store_clients.forget()
-        assert stores.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
+        clients.forget()
+        assert storage_io.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
         assert signer(stranger) == key
         assert f"/{region}/s3/" in stranger.proxy.seen[-1].authorization
         assert (
@@ -110,19 +111,19 @@ def test_credentials_of_an_instance_role(stranger, monkeypatch):
     with instance() as address:
         monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", address)
-        assert stores.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
+        assert storage_io.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
     assert signer(stranger) == "AKIAOFTHEROLE"
     assert "credentials from the instance's role" in access(stranger)
 
 
 def test_a_public_object_needs_no_credentials(stranger):
-    assert stores.read(Place("s3://bucket/public.tar"), 2, 3) == b"234"
+    assert storage_io.read(Place("s3://bucket/public.tar"), 2, 3) == b"234"
     assert stranger.proxy.seen[-1].authorization == ""
 
 
 def test_without_credentials_a_refusal_says_that_there_were_none(stranger):
-    with pytest.raises(stores.StoreError) as refused:
-        stores.read(Place("s3://bucket/x.tar"), 2, 3)
+    with pytest.raises(storage_io.StoreError) as refused:
+        storage_io.read(Place("s3://bucket/x.tar"), 2, 3)
     assert "may not be read: HTTP 403" in str(refused.value)
     assert "no credentials found in the environment, ~/.aws or the instance's role" in str(refused.value)
     assert "Only public buckets can be read without credentials" in str(refused.value)
@@ -131,8 +132,8 @@ def test_without_credentials_a_refusal_says_that_there_were_none(stranger):
 def test_signatures_can_be_left_away(s3, monkeypatch):  # noqa: F811
     s3.boto().put_object(Bucket=s3.bucket, Key="public.tar", Body=b"0123456789", ACL="public-read")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    store_clients.forget()
-    assert stores.read(Place("s3://bucket/public.tar"), 2, 3) == b"234"
+    clients.forget()
+    assert storage_io.read(Place("s3://bucket/public.tar"), 2, 3) == b"234"
     assert s3.proxy.seen[-1].authorization == ""
 
 
@@ -175,8 +176,8 @@ def test_refusals_of_a_store_are_told_without_its_words(monkeypatch, status, cod
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=partial(server.serve_forever, poll_interval=0.01), daemon=True).start()
         with environment(monkeypatch, AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.server_address[1]}"):
-            for request in (lambda: stores.read(Place("s3://bucket/x"), 0, 9), lambda: expand("s3://bucket/*.tar")):
-                with pytest.raises((stores.StoreError, UserError)) as refused:
+            for request in (lambda: storage_io.read(Place("s3://bucket/x"), 0, 9), lambda: expand("s3://bucket/*.tar")):
+                with pytest.raises((storage_io.StoreError, UserError)) as refused:
                     request()
                 for words in ("data.path: s3://bucket/", *said):
                     assert words in str(refused.value)
@@ -187,16 +188,16 @@ def test_refusals_of_a_store_are_told_without_its_words(monkeypatch, status, cod
 
 def test_credentials_that_cannot_be_loaded(stranger, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    store_clients.forget()
-    with pytest.raises(stores.StoreError, match=r"no usable AWS settings \(ProfileNotFound\).*AWS_PROFILE"):
-        stores.size(Place("s3://bucket/x.tar"))
+    clients.forget()
+    with pytest.raises(storage_io.StoreError, match=r"no usable AWS settings \(ProfileNotFound\).*AWS_PROFILE"):
+        storage_io.size(Place("s3://bucket/x.tar"))
 
 
 def test_half_a_pair_of_credentials(stranger, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAHALF")
-    store_clients.forget()
-    with pytest.raises(stores.StoreError, match=r"no usable AWS settings \(PartialCredentialsError\)"):
-        stores.size(Place("s3://bucket/x.tar"))
+    clients.forget()
+    with pytest.raises(storage_io.StoreError, match=r"no usable AWS settings \(PartialCredentialsError\)"):
+        storage_io.size(Place("s3://bucket/x.tar"))
 
 
 @pytest.mark.parametrize(
@@ -214,23 +215,23 @@ def test_unencrypted_only_on_this_machine(monkeypatch, endpoint, allowed):
     place = Place("s3://bucket/x.tar")
     with environment(monkeypatch, AWS_ENDPOINT_URL=endpoint):
         if allowed:
-            assert store_clients.client(place)
+            assert clients.client(place)
             return
         with pytest.raises(
-            stores.StoreError, match=r"unencrypted connection \(http://store\.example/\).*AWS_ALLOW_HTTP"
+            storage_io.StoreError, match=r"unencrypted connection \(http://store\.example/\).*AWS_ALLOW_HTTP"
         ) as no:
-            store_clients.client(place)
+            clients.client(place)
         assert "pa55" not in str(no.value)
         monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-        assert "pa55" not in store_clients.client(place).access
+        assert "pa55" not in clients.client(place).access
 
 
 def test_one_connection_a_bucket_and_process(s3):  # noqa: F811
-    first = store_clients.client(Place("s3://bucket/a"))
-    assert store_clients.client(Place("s3://bucket/b/c")) is first
-    assert store_clients.client(Place("s3://other/a")) is not first
-    store_clients.forget()
-    assert store_clients.client(Place("s3://bucket/a")) is not first
+    first = clients.client(Place("s3://bucket/a"))
+    assert clients.client(Place("s3://bucket/b/c")) is first
+    assert clients.client(Place("s3://other/a")) is not first
+    clients.forget()
+    assert clients.client(Place("s3://bucket/a")) is not first
 
 
 @pytest.mark.parametrize(
@@ -248,13 +249,13 @@ def test_one_connection_a_bucket_and_process(s3):  # noqa: F811
 )
 def test_one_connection_a_host_where_the_address_stays_as_it_is(url, connected, name):
     place = Place(url)
-    assert (store_clients._parts(place)[0], store_clients.path_in(place)) == (connected, name)
+    assert (clients._parts(place)[0], clients.path_in(place)) == (connected, name)
 
 
 def test_addresses_are_asked_for_as_they_are_written(tmp_path, monkeypatch):
     with web_server(tmp_path) as web, environment(monkeypatch):
         for path in ("/a/b-1_2.tar", "/a.tar?x=1&y=%2F", "/a%20b%2Fc.tar", "/a+b~.tar"):
-            assert not stores.exists(Place(web.url + path))
+            assert not storage_io.exists(Place(web.url + path))
             assert web.seen[-1].path == path
 
 
@@ -262,13 +263,13 @@ def test_the_region_is_asked_for_where_no_setting_says_it(s3, monkeypatch):  # n
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     west = {"LocationConstraint": "us-west-2"}
     s3.boto().create_bucket(Bucket="west", CreateBucketConfiguration=west)
-    real = store_clients.boto3.client
-    monkeypatch.setattr(store_clients.boto3, "client", lambda *a, **more: real(*a, endpoint_url=s3.proxy.url, **more))
-    assert "region us-west-2" in store_clients.client(Place("s3://west/x")).access
-    assert "region us-east-1" in store_clients.client(Place("s3://nobucket/x")).access
+    real = clients.boto3.client
+    monkeypatch.setattr(clients.boto3, "client", lambda *a, **more: real(*a, endpoint_url=s3.proxy.url, **more))
+    assert "region us-west-2" in clients.client(Place("s3://west/x")).access
+    assert "region us-east-1" in clients.client(Place("s3://nobucket/x")).access
     s3.proxy.faults = Faults(1.0, ("error",))
-    store_clients.forget()
-    assert "region us-east-1" in store_clients.client(Place("s3://west/x")).access
+    clients.forget()
+    assert "region us-east-1" in clients.client(Place("s3://west/x")).access
 
 
 @pytest.fixture
@@ -284,7 +285,7 @@ def google(s3, monkeypatch, tmp_path):  # noqa: F811
         monkeypatch.delenv(f"GOOGLE_{name}", raising=False)
     monkeypatch.setenv("GOOGLE_BASE_URL", s3.proxy.url)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(store_clients, "_MACHINE", Path("/nonexistent"))
+    monkeypatch.setattr(clients, "_MACHINE", Path("/nonexistent"))
     return s3
 
 
@@ -298,26 +299,28 @@ def test_google_storage(google, tmp_path):
     ]
     google.proxy.faults = Faults(0.3)
     place = Place("gs://bucket/set/00.tar")
-    assert stores.read(place, 2, 3, twice=True) == b"234"
-    stores.fetch(place, tmp_path / "x")
+    assert storage_io.read(place, 2, 3, twice=True) == b"234"
+    storage_io.fetch(place, tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == b"0123456789"
     assert google.proxy.seen[-1].authorization == ""
 
 
 def test_google_storage_refuses(google):
     google.put("x.tar", b"x")
-    with pytest.raises(stores.StoreError, match=r"gs://bucket/x\.tar may not be read: HTTP 403.*no credentials found"):
-        stores.read(Place("gs://bucket/x.tar"), 0, 1)
+    with pytest.raises(
+        storage_io.StoreError, match=r"gs://bucket/x\.tar may not be read: HTTP 403.*no credentials found"
+    ):
+        storage_io.read(Place("gs://bucket/x.tar"), 0, 1)
 
 
 def test_google_credentials_of_the_environment(google, monkeypatch):
     google.put("x.tar", b"0123456789")
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "t0ken")
-    store_clients.forget()
-    assert "credentials from GOOGLE_BEARER_TOKEN" in store_clients.client(Place("gs://bucket/x.tar")).access
-    assert stores.read(Place("gs://bucket/x.tar"), 2, 3) == b"234"
+    clients.forget()
+    assert "credentials from GOOGLE_BEARER_TOKEN" in clients.client(Place("gs://bucket/x.tar")).access
+    assert storage_io.read(Place("gs://bucket/x.tar"), 2, 3) == b"234"
     assert google.proxy.seen[-1].authorization == "Bearer t0ken"
     google.proxy.faults = Faults(1.0, ("error",))
-    with pytest.raises(stores.StoreError) as refused:
-        stores.read(Place("gs://bucket/x.tar"), 0, 1)
+    with pytest.raises(storage_io.StoreError) as refused:
+        storage_io.read(Place("gs://bucket/x.tar"), 0, 1)
     assert "t0ken" not in str(refused.value)

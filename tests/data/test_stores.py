@@ -15,9 +15,10 @@ import pytest
 import xxhash
 from faulty_store import SECRETS, SHORT, Faults, environment, s3, web_server  # noqa: F401
 
-from daguerre.data import fetching, store_clients, stores
-from daguerre.data.place import Place
 from daguerre.errors import UserError
+from daguerre.storage import clients, download
+from daguerre.storage import io as storage_io
+from daguerre.storage.location import Place
 
 IMPATIENT = replace(SHORT, attempts=4)
 KINDS = ("error", "cut", "stall", "flip")
@@ -33,34 +34,34 @@ def digest(data: bytes) -> str:
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(fetching, "PART_BYTES", 10_000)
+    monkeypatch.setattr(download, "PART_BYTES", 10_000)
 
 
 def test_size_range_and_existence(s3):  # noqa: F811
     data = content()
     place = s3.put("a/b c+d%20é.tar", data)
-    assert stores.size(place) == stores.Stat(len(data), f'"{md5(data).hexdigest()}"')
-    assert stores.read(place, 5_000, 17) == data[5_000:5_017]
-    assert stores.read(place, 99_999, 1) == data[-1:]
-    assert stores.read(place, 0, 0) == b""
-    assert stores.exists(place)
-    assert not stores.exists(Place("s3://bucket/a"))
+    assert storage_io.size(place) == storage_io.Stat(len(data), f'"{md5(data).hexdigest()}"')
+    assert storage_io.read(place, 5_000, 17) == data[5_000:5_017]
+    assert storage_io.read(place, 99_999, 1) == data[-1:]
+    assert storage_io.read(place, 0, 0) == b""
+    assert storage_io.exists(place)
+    assert not storage_io.exists(Place("s3://bucket/a"))
     assert s3.proxy.body_bytes < 1_000
 
 
 def test_the_same_of_a_local_file(tmp_path):
     (tmp_path / "x.tar").write_bytes(content())
     place = Place(str(tmp_path / "x.tar"))
-    assert stores.size(place).bytes == 100_000
-    assert stores.read(place, 5_000, 17) == content()[5_000:5_017]
-    assert stores.opening(place, 8) == stores.Opening(content()[:8], "")
-    assert stores.exists(place)
-    assert stores.fetch(place, tmp_path / "y.tar") == digest(content())
+    assert storage_io.size(place).bytes == 100_000
+    assert storage_io.read(place, 5_000, 17) == content()[5_000:5_017]
+    assert storage_io.opening(place, 8) == storage_io.Opening(content()[:8], "")
+    assert storage_io.exists(place)
+    assert storage_io.fetch(place, tmp_path / "y.tar") == digest(content())
     assert (tmp_path / "y.tar").read_bytes() == content()
     with pytest.raises(FileNotFoundError):
-        stores.size(Place(str(tmp_path / "z.tar")))
-    with pytest.raises(stores.Mismatch, match="ends at byte 100,000, before 100,005"):
-        stores.read(place, 99_995, 10)
+        storage_io.size(Place(str(tmp_path / "z.tar")))
+    with pytest.raises(storage_io.Mismatch, match="ends at byte 100,000, before 100,005"):
+        storage_io.read(place, 99_995, 10)
 
 
 def test_how_a_file_begins(s3):  # noqa: F811
@@ -68,8 +69,8 @@ def test_how_a_file_begins(s3):  # noqa: F811
         Bucket="bucket", Key="login.tar", Body=b"<!doctype html><title>Log in", ContentType="text/html"
     )
     page = Place("s3://bucket/login.tar")
-    assert stores.opening(page, 15) == stores.Opening(b"<!doctype html>", "text/html")
-    assert stores.opening(s3.put("empty", b"")).data == b""
+    assert storage_io.opening(page, 15) == storage_io.Opening(b"<!doctype html>", "text/html")
+    assert storage_io.opening(s3.put("empty", b"")).data == b""
 
 
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS])
@@ -79,8 +80,8 @@ def test_ranges_with_faults_are_right(s3, kinds):  # noqa: F811
     s3.proxy.faults = Faults(0.3, kinds)
     for start in range(0, 100_000, 8_000):
         expected = data[start : start + 2_500]
-        assert stores.read(place, start, 2_500, check=lambda got, right=expected: got == right) == expected
-        assert stores.read(place, start, 2_500, twice=True) == expected
+        assert storage_io.read(place, start, 2_500, check=lambda got, right=expected: got == right) == expected
+        assert storage_io.read(place, start, 2_500, twice=True) == expected
     assert {one.fault for one in s3.proxy.seen} >= set(kinds)
 
 
@@ -92,7 +93,7 @@ def test_whole_files_with_faults_are_right(s3, small_parts, tmp_path, kinds, kno
     if known == "nothing":
         place = uploaded_in_parts(s3, "x.tar", data)
     s3.proxy.faults = Faults(0.3, kinds)
-    assert stores.fetch(place, tmp_path / "x.tar", digest(data) if known == "digest" else None) == digest(data)
+    assert storage_io.fetch(place, tmp_path / "x.tar", digest(data) if known == "digest" else None) == digest(data)
     assert (tmp_path / "x.tar").read_bytes() == data
     assert os.listdir(tmp_path) == ["x.tar"]
 
@@ -112,7 +113,7 @@ def uploaded_in_parts(s3, key: str, data: bytes, part_bytes: int = 5 << 20) -> P
 
 def fetched_bytes(s3, place: Place, to: Path, known: str | None = None) -> int:  # noqa: F811
     before = s3.proxy.body_bytes
-    stores.fetch(place, to, known)
+    storage_io.fetch(place, to, known)
     return s3.proxy.body_bytes - before
 
 
@@ -121,7 +122,7 @@ def test_a_file_is_read_twice_only_where_nothing_tells_its_bytes(s3, tmp_path): 
     plain = s3.put("plain", data)
     usual = uploaded_in_parts(s3, "usual", data)
     odd = uploaded_in_parts(s3, "odd", data, 6 << 20)
-    assert stores.size(usual).version.endswith('-3"')
+    assert storage_io.size(usual).version.endswith('-3"')
     assert fetched_bytes(s3, plain, tmp_path / "x") == len(data)
     assert fetched_bytes(s3, usual, tmp_path / "x") == len(data)
     assert fetched_bytes(s3, odd, tmp_path / "x") == 2 * len(data)
@@ -133,20 +134,20 @@ def test_bytes_that_are_stored_wrong_are_told_from_a_fault(s3, small_parts, tmp_
     hurt = data[:500] + b"?" + data[501:]
     place = s3.put("x.tar", hurt)
     s3.proxy.faults = Faults(0.3)
-    with pytest.raises(stores.Mismatch, match="holds other bytes than expected from 0 to 1,000") as found:
-        stores.read(place, 0, 1_000, check=lambda got: got == data[:1_000])
+    with pytest.raises(storage_io.Mismatch, match="holds other bytes than expected from 0 to 1,000") as found:
+        storage_io.read(place, 0, 1_000, check=lambda got: got == data[:1_000])
     assert found.value.data == hurt[:1_000]
-    with pytest.raises(stores.Mismatch, match=f"digest is {digest(hurt)}, not {digest(data)}"):
-        stores.fetch(place, tmp_path / "x.tar", digest(data))
+    with pytest.raises(storage_io.Mismatch, match=f"digest is {digest(hurt)}, not {digest(data)}"):
+        storage_io.fetch(place, tmp_path / "x.tar", digest(data))
     assert os.listdir(tmp_path) == []
-    assert stores.fetch(place, tmp_path / "x.tar", digest(data), keep_other=True) == digest(hurt)
+    assert storage_io.fetch(place, tmp_path / "x.tar", digest(data), keep_other=True) == digest(hurt)
     assert (tmp_path / "x.tar").read_bytes() == hurt
 
 
 def test_a_local_file_that_is_damaged_is_a_mismatch(tmp_path):
     (tmp_path / "x.tar").write_bytes(b"damaged")
-    with pytest.raises(stores.Mismatch) as found:
-        stores.read(Place(str(tmp_path / "x.tar")), 0, 7, check=lambda data: False)
+    with pytest.raises(storage_io.Mismatch) as found:
+        storage_io.read(Place(str(tmp_path / "x.tar")), 0, 7, check=lambda data: False)
     assert found.value.data == b"damaged"
 
 
@@ -154,10 +155,10 @@ def test_a_line_that_hurts_everything_ends_in_an_error(s3, small_parts, tmp_path
     data = content()
     place = s3.put("x.tar", data)
     s3.proxy.faults = Faults(1.0, ("flip",), methods=("GET",))
-    with pytest.raises(stores.Passing, match="other bytes at each of 12 readings"):
-        stores.read(place, 0, 50_000, check=lambda got: got == data[:50_000])
-    with pytest.raises(stores.Passing, match="other bytes at each of 12 readings"):
-        stores.fetch(place, tmp_path / "x.tar")
+    with pytest.raises(storage_io.Passing, match="other bytes at each of 12 readings"):
+        storage_io.read(place, 0, 50_000, check=lambda got: got == data[:50_000])
+    with pytest.raises(storage_io.Passing, match="other bytes at each of 12 readings"):
+        storage_io.fetch(place, tmp_path / "x.tar")
     assert os.listdir(tmp_path) == []
 
 
@@ -173,12 +174,12 @@ def test_a_line_that_hurts_everything_ends_in_an_error(s3, small_parts, tmp_path
     ],
 )
 def test_a_fault_that_stays_is_bounded_and_clear(s3, small_parts, tmp_path, monkeypatch, kind, said):  # noqa: F811
-    monkeypatch.setattr(store_clients, "PATIENCE", IMPATIENT)
+    monkeypatch.setattr(clients, "PATIENCE", IMPATIENT)
     place = s3.put("set/x.tar", content())
     s3.proxy.faults = Faults(1.0, (kind,), methods=("GET",))
-    for request in (lambda: stores.read(place, 0, 1_000), lambda: stores.fetch(place, tmp_path / "x")):
+    for request in (lambda: storage_io.read(place, 0, 1_000), lambda: storage_io.fetch(place, tmp_path / "x")):
         began = time.monotonic()
-        with pytest.raises(stores.StoreError, match=said) as refused:
+        with pytest.raises(storage_io.StoreError, match=said) as refused:
             request()
         assert time.monotonic() - began < 6
         assert len([one for one in s3.proxy.seen if one.range.startswith("bytes=0-")]) == IMPATIENT.attempts
@@ -193,85 +194,85 @@ def test_a_fault_that_stays_is_bounded_and_clear(s3, small_parts, tmp_path, monk
 @pytest.mark.parametrize(
     ("request_of", "said"),
     [
-        (lambda place: stores.size(Place("s3://bucket/nope")), "s3://bucket/nope does not exist"),
-        (lambda place: stores.read(Place("s3://nobucket/x"), 0, 1), "bucket that does not exist"),
-        (lambda place: stores.read(place, 99_995, 10), "ends at byte 100,000, before 100,005"),
-        (lambda place: stores.read(place, 200_000, 10), "ends before the bytes"),
-        (lambda place: stores.read(Place("s3://bucket/a//b.tar"), 0, 1), "cannot be asked for"),
-        (lambda place: stores.read(Place("s3://bucket/../b.tar"), 0, 1), "cannot be asked for"),
-        (lambda place: stores.listing("s3://nobucket/"), "bucket that does not exist"),
+        (lambda place: storage_io.size(Place("s3://bucket/nope")), "s3://bucket/nope does not exist"),
+        (lambda place: storage_io.read(Place("s3://nobucket/x"), 0, 1), "bucket that does not exist"),
+        (lambda place: storage_io.read(place, 99_995, 10), "ends at byte 100,000, before 100,005"),
+        (lambda place: storage_io.read(place, 200_000, 10), "ends before the bytes"),
+        (lambda place: storage_io.read(Place("s3://bucket/a//b.tar"), 0, 1), "cannot be asked for"),
+        (lambda place: storage_io.read(Place("s3://bucket/../b.tar"), 0, 1), "cannot be asked for"),
+        (lambda place: storage_io.listing("s3://nobucket/"), "bucket that does not exist"),
     ],
 )
 def test_what_will_not_pass_is_asked_for_once(s3, request_of, said, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(store_clients, "PATIENCE", replace(SHORT, stall_seconds=20))  # a slow machine is no fault
-    store_clients.forget()
+    monkeypatch.setattr(clients, "PATIENCE", replace(SHORT, stall_seconds=20))  # a slow machine is no fault
+    clients.forget()
     place = s3.put("x.tar", content())
-    with pytest.raises(stores.StoreError, match=said) as refused:
+    with pytest.raises(storage_io.StoreError, match=said) as refused:
         request_of(place)
     assert not refused.value.passing
     assert len(s3.proxy.seen) <= 1
 
 
 def test_errors_travel_between_processes(s3):  # noqa: F811
-    with pytest.raises(stores.Missing) as refused:
-        stores.size(Place("s3://bucket/nope"))
+    with pytest.raises(storage_io.Missing) as refused:
+        storage_io.size(Place("s3://bucket/nope"))
     copy = pickle.loads(pickle.dumps(refused.value))  # noqa: S301
-    assert type(copy) is stores.Missing
+    assert type(copy) is storage_io.Missing
     assert str(copy) == str(refused.value)
     assert isinstance(copy, FileNotFoundError)
 
 
 def test_an_object_that_is_replaced_while_it_is_fetched(s3, small_parts, tmp_path, monkeypatch):  # noqa: F811
     place = s3.put("x.tar", content())
-    stat = stores.size(place)
+    stat = storage_io.size(place)
     s3.put("x.tar", content(seed=1))
-    monkeypatch.setattr(fetching, "size", lambda _: stat)
-    with pytest.raises(stores.StoreError, match="was replaced while it was read"):
-        stores.fetch(place, tmp_path / "x.tar")
+    monkeypatch.setattr(download, "size", lambda _: stat)
+    with pytest.raises(storage_io.StoreError, match="was replaced while it was read"):
+        storage_io.fetch(place, tmp_path / "x.tar")
     assert os.listdir(tmp_path) == []
 
 
 def test_writing(s3, tmp_path):  # noqa: F811
     data = content()
     for _ in range(2):
-        stores.write("s3://bucket/new/x.tar", data)
-        stores.write(Place("s3://bucket/new/empty"), b"")
-        stores.write(tmp_path / "new" / "x.tar", data)
+        storage_io.write("s3://bucket/new/x.tar", data)
+        storage_io.write(Place("s3://bucket/new/empty"), b"")
+        storage_io.write(tmp_path / "new" / "x.tar", data)
     assert s3.get("new/x.tar") == data
     assert s3.get("new/empty") == b""
     assert (tmp_path / "new" / "x.tar").read_bytes() == data
     assert os.listdir(tmp_path / "new") == ["x.tar"]
     with pytest.raises(UserError, match=r"https://host/x\.tar: nothing can be written to a web server"):
-        stores.write("https://user:pa55@host/x.tar?s1gn", data)
+        storage_io.write("https://user:pa55@host/x.tar?s1gn", data)
 
 
 @pytest.mark.parametrize("kinds", [KINDS, ("upload",)])
 def test_writing_with_faults_arrives_whole(s3, kinds):  # noqa: F811
     s3.proxy.faults = Faults(0.3, kinds)
     for number in range(15):
-        stores.write(f"s3://bucket/{number}", content(seed=number))
+        storage_io.write(f"s3://bucket/{number}", content(seed=number))
         assert s3.get(str(number)) == content(seed=number)
 
 
 def test_writing_in_parts_with_faults_arrives_whole(s3, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(stores, "_PUT_BYTES", 5 << 20)
+    monkeypatch.setattr(storage_io, "_PUT_BYTES", 5 << 20)
     s3.proxy.faults = Faults(0.3, ("upload", "error"), methods=("PUT", "POST"))
     data = content(11 << 20)
-    stores.write("s3://bucket/x", data)
+    storage_io.write("s3://bucket/x", data)
     assert s3.get("x") == data
 
 
 def test_writing_in_parts_arrives_whole(s3, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(stores, "_PUT_BYTES", 5 << 20)
+    monkeypatch.setattr(storage_io, "_PUT_BYTES", 5 << 20)
     data = content(11 << 20)
-    stores.write("s3://bucket/x", data)
+    storage_io.write("s3://bucket/x", data)
     assert s3.get("x") == data
     assert not [one for one in s3.proxy.seen if one.method == "GET"]  # the entity tag told that it arrived
 
 
 def test_writing_where_one_may_not(s3):  # noqa: F811
-    with pytest.raises(stores.StoreError, match=r"^s3://nobucket/x is in a bucket that does not exist"):
-        stores.write("s3://nobucket/x", b"x")
+    with pytest.raises(storage_io.StoreError, match=r"^s3://nobucket/x is in a bucket that does not exist"):
+        storage_io.write("s3://nobucket/x", b"x")
 
 
 @pytest.fixture
@@ -284,14 +285,14 @@ def web(tmp_path, monkeypatch):
 
 def test_a_web_server_without_ranges(web, tmp_path):
     place = Place(f"{web.url}/x%20y.tar?X-Amz-Signature=s1gn")
-    assert stores.size(place).bytes == 100_000
+    assert storage_io.size(place).bytes == 100_000
     assert web.seen[-1].path == "/x%20y.tar?X-Amz-Signature=s1gn"
-    with pytest.raises(stores.NoRanges, match=r"/x%20y\.tar is on a server that sends files whole only"):
-        stores.read(place, 5, 10)
-    assert stores.fetch(place, tmp_path / "x.tar") == digest(content())
+    with pytest.raises(storage_io.NoRanges, match=r"/x%20y\.tar is on a server that sends files whole only"):
+        storage_io.read(place, 5, 10)
+    assert storage_io.fetch(place, tmp_path / "x.tar") == digest(content())
     web.faults = Faults(0.3)
     for known in (None, digest(content())) * 5:
-        assert stores.fetch(place, tmp_path / "x.tar", known) == digest(content())
+        assert storage_io.fetch(place, tmp_path / "x.tar", known) == digest(content())
         assert (tmp_path / "x.tar").read_bytes() == content()
 
 
@@ -301,30 +302,30 @@ def test_a_web_server_with_ranges(s3, small_parts, tmp_path):  # noqa: F811
     s3.proxy.faults = Faults(0.3)
     place = Place(f"{s3.proxy.url}/bucket/a%20b.tar")
     for start in range(0, 100_000, 10_000):
-        assert stores.read(place, start, 50, twice=True) == data[start : start + 50]
-    assert stores.fetch(place, tmp_path / "x.tar") == digest(data)
+        assert storage_io.read(place, start, 50, twice=True) == data[start : start + 50]
+    assert storage_io.fetch(place, tmp_path / "x.tar") == digest(data)
     assert (tmp_path / "x.tar").read_bytes() == data
 
 
 def test_a_web_file_that_is_replaced_while_it_is_fetched(web, tmp_path, monkeypatch):
     place = Place(f"{web.url}/x%20y.tar")
-    stat = stores.size(place)
+    stat = storage_io.size(place)
     os.utime(tmp_path / "www" / "x y.tar", (1, 1))
     answers = iter([stat])
-    monkeypatch.setattr(fetching, "size", lambda asked: next(answers, None) or stores.size(asked))
-    with pytest.raises(stores.StoreError, match="was replaced"):
-        stores.fetch(place, tmp_path / "x.tar")
+    monkeypatch.setattr(download, "size", lambda asked: next(answers, None) or storage_io.size(asked))
+    with pytest.raises(storage_io.StoreError, match="was replaced"):
+        storage_io.fetch(place, tmp_path / "x.tar")
 
 
 def test_user_and_password_of_an_address_are_sent_and_never_shown(web, monkeypatch):
-    monkeypatch.setattr(store_clients, "PATIENCE", IMPATIENT)
+    monkeypatch.setattr(clients, "PATIENCE", IMPATIENT)
     place = Place(f"{web.url.replace('//', '//us%40er:pa55%2Fword@')}/x%20y.tar?X-Amz-Signature=s1gn")
-    stores.size(place)
+    storage_io.size(place)
     assert web.seen[-1].authorization == "Basic dXNAZXI6cGE1NS93b3Jk"  # us@er:pa55/word
     for kind in ("error", "cut", "stall"):
         web.faults = Faults(1.0, (kind,))
-        with pytest.raises(stores.StoreError) as refused:
-            stores.opening(place, 100_000)
+        with pytest.raises(storage_io.StoreError) as refused:
+            storage_io.opening(place, 100_000)
         assert f"data.path: {web.url}/x%20y.tar " in str(refused.value)
         assert not any(
             secret in repr(vars(refused.value)["what"]) + str(refused.value) for secret in ("er:", "word", "s1gn")
@@ -334,9 +335,9 @@ def test_user_and_password_of_an_address_are_sent_and_never_shown(web, monkeypat
 
 def test_a_password_is_not_sent_in_clear():
     with pytest.raises(
-        stores.StoreError, match=r"http://example\.org/x\.tar would send user and password unencrypted"
+        storage_io.StoreError, match=r"http://example\.org/x\.tar would send user and password unencrypted"
     ) as refused:
-        stores.size(Place("http://user:pa55word@example.org/x.tar"))
+        storage_io.size(Place("http://user:pa55word@example.org/x.tar"))
     assert "pa55" not in str(refused.value)
 
 
@@ -382,11 +383,11 @@ def pages(monkeypatch):
 
 
 def test_unusual_web_servers(pages, tmp_path):
-    with pytest.raises(stores.StoreError, match=r"/page has no size: .* a page"):
-        stores.size(Place(f"{pages}/page"))
-    assert stores.size(Place(f"{pages}/head-refused")).bytes == 5
-    assert stores.size(Place(f"{pages}/moved")).bytes == 5
-    assert stores.fetch(Place(f"{pages}/moved"), tmp_path / "x") == digest(b"hello")
+    with pytest.raises(storage_io.StoreError, match=r"/page has no size: .* a page"):
+        storage_io.size(Place(f"{pages}/page"))
+    assert storage_io.size(Place(f"{pages}/head-refused")).bytes == 5
+    assert storage_io.size(Place(f"{pages}/moved")).bytes == 5
+    assert storage_io.fetch(Place(f"{pages}/moved"), tmp_path / "x") == digest(b"hello")
 
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])
@@ -398,8 +399,8 @@ def test_an_unreachable_store_says_so_soon(monkeypatch, scheme, how):
         with environment(monkeypatch, AWS_ENDPOINT_URL=endpoint):
             place = Place("s3://bucket/x.tar" if scheme == "s3" else f"{endpoint}/x.tar")
             began = time.monotonic()
-            with pytest.raises(stores.StoreError) as refused:
-                stores.size(place)
+            with pytest.raises(storage_io.StoreError) as refused:
+                storage_io.size(place)
             assert time.monotonic() - began < SHORT.unreachable_seconds + SHORT.stall_seconds + 1
     message = str(refused.value)
     assert f"data.path: {place.name} cannot be reached: " in message
@@ -410,7 +411,7 @@ def test_an_unreachable_store_says_so_soon(monkeypatch, scheme, how):
 
 
 def test_real_patience_finds_a_store_unreachable_within_about_20_seconds():
-    real = store_clients.Patience()
+    real = clients.Patience()
     worst = max(real.unreachable_seconds, real.stall_seconds) + real.stall_seconds
     assert worst <= 22
     assert real.attempts * real.stall_seconds <= 120  # the longest that a store which has answered before may be silent

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.data.order import Endless, Passes
+from daguerre.data.plan.order import Endless, Passes
 
 
 def passes(shards, seed=3, buckets=None, num_buckets=1, **given):

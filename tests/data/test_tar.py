@@ -10,7 +10,7 @@ import time
 import pytest
 import tars
 
-from daguerre.data import tar
+from daguerre.data.tar import reader
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 NAMES = [
@@ -32,7 +32,7 @@ def archive(names, form) -> bytes:
     return tars.packed(((name, f"data of {number}".encode() * number) for number, name in enumerate(names)), form)
 
 
-def read(data: bytes, contents: tar.Contents) -> list[tuple[str, bytes]]:
+def read(data: bytes, contents: reader.Contents) -> list[tuple[str, bytes]]:
     return [(m.name, data[m.offset : m.offset + m.size]) for m in contents.members]
 
 
@@ -44,7 +44,7 @@ def as_tarfile(data: bytes) -> list[tuple[str, bytes]]:
 @pytest.mark.parametrize("form", FORMATS)
 def test_names_and_bytes_are_those_of_tarfile(form):
     data = archive(NAMES + (LONG if form != "ustar" else LONG[:1]), FORMATS[form])
-    contents = tar.contents(data)
+    contents = reader.contents(data)
     assert not contents.damage
     assert not contents.others
     assert read(data, contents) == as_tarfile(data)
@@ -62,7 +62,7 @@ def test_gnu_tars_formats(form, tmp_path):
     (folder / "hard.jpg").hardlink_to(folder / "a.jpg")
     subprocess.run(["tar", f"--format={form}", "-cf", tmp_path / "a.tar", "-C", folder, "."], check=True)
     data = (tmp_path / "a.tar").read_bytes()
-    contents = tar.contents(data)
+    contents = reader.contents(data)
     assert not contents.damage
     assert sorted(read(data, contents)) == sorted(as_tarfile(data))
     assert {kind: len(found) for kind, found in contents.others.items()} == {
@@ -77,12 +77,12 @@ def test_sizes_that_octal_digits_cannot_hold():
     info.size = 1 << 40
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         header = info.tobuf(form)
-        assert tar.contents(header).damage == ((0, len(header)),)  # it is read, and its data is not there
+        assert reader.contents(header).damage == ((0, len(header)),)  # it is read, and its data is not there
     small = tarfile.TarInfo("small.jpg")
     small.size = 3
     small.pax_headers = {"size": "5"}
     data = small.tobuf(tarfile.PAX_FORMAT) + b"12345".ljust(512, b"\0") + bytes(1024)
-    assert read(data, tar.contents(data)) == [("small.jpg", b"12345")]
+    assert read(data, reader.contents(data)) == [("small.jpg", b"12345")]
 
 
 def test_sparse_files_are_counted_and_stepped_over(tmp_path):
@@ -97,7 +97,7 @@ def test_sparse_files_are_counted_and_stepped_over(tmp_path):
         command = ["tar", "-S", f"--format={form}", "-cf", "a.tar", "holes.jpg", "whole.jpg"]
         subprocess.run(command, check=True, cwd=tmp_path)
         data = (tmp_path / "a.tar").read_bytes()
-        contents = tar.contents(data)
+        contents = reader.contents(data)
         assert not contents.damage
         assert read(data, contents) == [("whole.jpg", b"y" * 600)]
         assert len(contents.others["sparse file"]) == 1
@@ -109,21 +109,21 @@ STEP = 512 + 1024
 
 
 def names(data: bytes) -> list[str]:
-    return [member.name for member in tar.contents(data).members]
+    return [member.name for member in reader.contents(data).members]
 
 
 def test_a_header_whose_checksum_fails_is_a_range_and_the_rest_is_read():
     hurt = bytearray(WHOLE)
     hurt[2 * STEP + 10] ^= 1
     assert names(bytes(hurt)) == ["0.jpg", "1.jpg", "3.jpg", "4.jpg"]
-    assert tar.contents(bytes(hurt)).damage == ((2 * STEP, 3 * STEP),)
+    assert reader.contents(bytes(hurt)).damage == ((2 * STEP, 3 * STEP),)
 
 
 @pytest.mark.parametrize("length", [512, 1024, 2048, 3 * STEP])
 def test_zeros_in_the_middle_are_no_end(length):
     hurt = bytearray(WHOLE)
     hurt[STEP : STEP + length] = bytes(length)
-    contents = tar.contents(bytes(hurt))
+    contents = reader.contents(bytes(hurt))
     assert contents.members[-1].name == "4.jpg"
     assert contents.damage[0][0] == STEP
     assert contents.damage[0][1] >= STEP + length
@@ -135,18 +135,18 @@ def test_a_file_that_was_never_filled():
     step = 512 + 6144
     hurt = whole[: 4 * step] + bytes(len(whole) - 4 * step)
     assert len(names(hurt)) == 4
-    assert tar.contents(hurt).damage == ((4 * step, len(whole)),)
+    assert reader.contents(hurt).damage == ((4 * step, len(whole)),)
 
 
 def test_two_archives_one_after_the_other_are_both_read_and_said():
-    contents = tar.contents(WHOLE + tars.packed([("z.jpg", b"z")]))
+    contents = reader.contents(WHOLE + tars.packed([("z.jpg", b"z")]))
     assert [member.name for member in contents.members] == [*(name for name, _ in MEMBERS), "z.jpg"]
     assert contents.damage == ((5 * STEP, len(WHOLE)),)
 
 
 @pytest.mark.parametrize("length", [0, 1, 511, 512, 513, STEP - 1, STEP, 5 * STEP - 1, 5 * STEP, 5 * STEP + 512])
 def test_an_archive_that_is_cut_says_so(length):
-    contents = tar.contents(WHOLE[:length])
+    contents = reader.contents(WHOLE[:length])
     assert contents.damage
     assert contents.damage[-1][1] == length
     whole = [(name, data) for number, (name, data) in enumerate(MEMBERS) if number * STEP + 512 + 600 <= length]
@@ -157,7 +157,7 @@ def test_an_archive_that_is_cut_says_so(length):
 def test_bytes_that_are_missing_within_a_member(removed):
     """What is left of the member is not taken for it, and the next header is found wherever it is."""
     at = 2 * STEP + 512 + 50
-    contents = tar.contents(WHOLE[:at] + WHOLE[at + removed :])
+    contents = reader.contents(WHOLE[:at] + WHOLE[at + removed :])
     found = [member.name for member in contents.members]
     assert [name for name in found if name != "2.jpg"] == ["0.jpg", "1.jpg", "3.jpg", "4.jpg"]
     assert any(start <= at < end for start, end in contents.damage)
@@ -175,7 +175,7 @@ def test_a_pax_record_that_is_broken_takes_its_member_along():
     data = archive(["caf\u00e9.jpg", "next.jpg"], tarfile.PAX_FORMAT)
     hurt = bytearray(data)
     hurt[512] = ord("x")
-    contents = tar.contents(bytes(hurt))
+    contents = reader.contents(bytes(hurt))
     assert [member.name for member in contents.members] == ["next.jpg"]
     assert contents.damage == ((0, 1536),)
 
@@ -193,7 +193,7 @@ def test_signed_checksums_of_old_programs_hold():
 def test_noise_raises_nothing_and_is_all_accounted_for(seed):
     draw = random.Random(seed)
     data = draw.randbytes(draw.randrange(20_000))
-    contents = tar.contents(data)
+    contents = reader.contents(data)
     assert not contents.members
     assert contents.damage == ((0, len(data)),)
 
@@ -204,7 +204,7 @@ def test_what_is_lost_lies_in_the_ranges(seed):
     draw = random.Random(seed)
     headers = [number * STEP for number in range(len(MEMBERS))]
     _, hurt = tars.damaged(WHOLE, headers, draw)
-    contents = tar.contents(hurt)
+    contents = reader.contents(hurt)
     found = [member.name for member in contents.members]
     lost = [number for number, (name, _) in enumerate(MEMBERS) if name not in found]
     end = contents.members[-1].offset + contents.members[-1].size if contents.members else 0
@@ -219,5 +219,5 @@ def test_thousands_of_bad_headers_take_no_long_time():
     info.size = 1 << 30
     data = info.tobuf(tarfile.USTAR_FORMAT) * 5000
     start = time.process_time()
-    assert tar.contents(data).damage == ((0, len(data)),)
+    assert reader.contents(data).damage == ((0, len(data)),)
     assert time.process_time() - start < 5

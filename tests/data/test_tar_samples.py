@@ -7,8 +7,10 @@ import sys
 import pytest
 import tars
 
-from daguerre.data import tar, tar_index, tar_samples
-from daguerre.data.tar_samples import Unusable, words
+from daguerre.data.tar import index as tar_index
+from daguerre.data.tar import reader
+from daguerre.data.tar import samples as tar_samples
+from daguerre.data.tar.samples import Unusable, words
 
 USUAL = ("jpeg", "png", "webp")
 
@@ -16,7 +18,7 @@ USUAL = ("jpeg", "png", "webp")
 def joined(*names: str, formats=USUAL):
     data = tars.packed((name, name.encode("utf-8", "surrogateescape")) for name in names)
     counts = {}
-    samples = tar_samples.joined(tar.contents(data).members, formats, counts)
+    samples = tar_samples.joined(reader.contents(data).members, formats, counts)
     shown = {
         sample.key: {"": sample.image.name}
         | {f"{name} image": member.name for name, member in sample.images}
@@ -98,7 +100,7 @@ def test_whole_samples_of_one_key_are_samples_of_their_own():
         [(name, b"") for name in ("0.jpg", "0.txt", "1.jpg", "1.txt", "0.jpg", "0.txt", "1.jpg", "1.txt")]
     )
     counts = {}
-    samples = tar_samples.joined(tar.contents(data).members, USUAL, counts)
+    samples = tar_samples.joined(reader.contents(data).members, USUAL, counts)
     assert [sample.key for sample in samples] == ["0", "1", "0", "1"]
     assert all(len(sample.parts) == 1 for sample in samples)
     assert not counts
@@ -183,11 +185,11 @@ def test_members_that_are_no_text_are_not_used():
 
 
 def members_of(names):
-    return [tar.Member(name, 512 * i, 512 * i + 512, 1) for i, name in enumerate(names)]
+    return [reader.Member(name, 512 * i, 512 * i + 512, 1) for i, name in enumerate(names)]
 
 
 def lines_run(names):
-    """How many lines of tar_samples.py it takes to join members: work, whatever the machine."""
+    """How many lines of data/tar/samples.py it takes to join members: work, whatever the machine."""
     members, lines = members_of(names), 0
 
     def within(frame, event, argument):

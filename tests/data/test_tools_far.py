@@ -7,9 +7,9 @@ import pytest
 from faulty_store import SECRETS, Faults, s3  # noqa: F401
 from shards import build
 
-from daguerre import cli
-from daguerre.data import stores
-from daguerre.data.place import Place
+from daguerre.cli import main
+from daguerre.storage import io as storage_io
+from daguerre.storage.location import Place
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def data(*arguments) -> int:
-    return cli.run(["data", *arguments])
+    return main.run(["data", *arguments])
 
 
 def whole(url) -> bytes:
-    return stores.read(Place(url), 0, stores.size(Place(url)).bytes)
+    return storage_io.read(Place(url), 0, storage_io.size(Place(url)).bytes)
 
 
 def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811
@@ -43,7 +43,7 @@ def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811
     assert data("show", "s3://bucket/set/", "data.resolution=32", "count=4") == 0
     shard = bytearray(whole("s3://bucket/set/shard-00001.tar"))
     shard[shard.index(b"000000006.txt") + 512] ^= 1
-    stores.write("s3://bucket/set/shard-00001.tar", bytes(shard))
+    storage_io.write("s3://bucket/set/shard-00001.tar", bytes(shard))
     capsys.readouterr()
     assert data("verify", "s3://bucket/set/", "processes=1") == 1
     said = capsys.readouterr().out

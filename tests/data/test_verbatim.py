@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from daguerre.data import stores, verbatim
-from daguerre.data.place import Place
+from daguerre.data.table import verbatim
+from daguerre.storage import io as storage_io
+from daguerre.storage.location import Place
 
 
 def jpegs(number, side):
@@ -78,5 +79,5 @@ def test_a_file_that_became_shorter(tmp_path):
     assert all(places)
     path.write_bytes(path.read_bytes()[:-10])
     assert verbatim.read(Place(str(path)), places[0]) == pictures[0]
-    with pytest.raises(stores.Mismatch):
+    with pytest.raises(storage_io.Mismatch):
         verbatim.read(Place(str(path)), places[2])

@@ -18,24 +18,24 @@ import pytest
 import torch
 
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loader import Loading
-from daguerre.data.processes import Worker
-from daguerre.data.rows import Rows, Task
+from daguerre.data.loading.collate import Rows, Task
+from daguerre.data.loading.loader import Loading
+from daguerre.data.loading.processes import Worker
+from daguerre.data.loading.workers import _received, _send, made_by, workers
 from daguerre.data.settings import LoaderSettings
-from daguerre.data.skips import Failure
+from daguerre.data.skipped import Failure
 from daguerre.data.sources import folder
-from daguerre.data.workers import _received, _send, made_by, workers
 from daguerre.errors import ProcessLost, UserError
 from daguerre.types import Batch
 
 TRAINER = """
 import sys, time
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loader import Loading
-from daguerre.data.rows import Rows
+from daguerre.data.loading.loader import Loading
+from daguerre.data.loading.collate import Rows
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import folder
-from daguerre.data.workers import made_by, workers
+from daguerre.data.loading.workers import made_by, workers
 
 dataset = open_dataset(folder.Settings(path=sys.argv[1], resolution=16), "train")
 tasks = (task for task, _ in Loading(dataset, LoaderSettings(), 0, 4, 4, None, None).tasks(0))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from daguerre.errors import UserError
 from daguerre.families import autoencoder
-from daguerre.families.family import Family
+from daguerre.models.family import Family
 from daguerre.objectives import autoencoder as objective
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch

@@ -14,9 +14,10 @@ from tiny_models import TEXT_WIDTH, TINY_UNET, prompts, write_sd, write_sdxl
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from daguerre.errors import Absent, UserError
-from daguerre.families import places, sd, sdxl
-from daguerre.families.family import Family
-from daguerre.families.places import Options
+from daguerre.families import sd, sdxl
+from daguerre.models.family import Family
+from daguerre.models.weights import resolve
+from daguerre.models.weights.resolve import Options
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_shards_that_did_not_arrive_are_missed(base: Path, tmp_path: Path):
 
 
 def test_the_shards_of_a_variant_are_asked_for_by_both_their_names():
-    asked = places._patterns({"unet": places.network("unet", Options(variant="fp16"))})
+    asked = resolve._patterns({"unet": resolve.network("unet", Options(variant="fp16"))})
     assert {name for name in asked if "-of-" in name} == {
         "unet/diffusion_pytorch_model.fp16-*-of-*.safetensors",
         "unet/diffusion_pytorch_model-*-of-*.fp16.safetensors",
@@ -203,13 +204,13 @@ def test_without_memory_the_networks_have_the_same_shapes(write: Any, tmp_path: 
 
 def test_what_a_model_is_made_of(monkeypatch, tmp_path: Path):
     """Offline: a known hub model is described by the numbers that ship, and its files are named."""
-    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(resolve.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(resolve.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     name = "stabilityai/stable-diffusion-2-base"
     settings = sd.Settings(pretrained_model_name_or_path=name, unet=None, vae="stabilityai/sd-vae-ft-mse")
     with torch.device("meta"):
         family = sd.load(settings, 0)
-    wanted = {w.place: places.missing_files(tmp_path, w.needed) for w in family.pretrained.wanted()}
+    wanted = {w.place: resolve.missing_files(tmp_path, w.needed) for w in family.pretrained.wanted()}
     assert wanted[name] == [
         "unet/config.json",
         "text_encoder/config.json",
@@ -217,7 +218,7 @@ def test_what_a_model_is_made_of(monkeypatch, tmp_path: Path):
         "tokenizer/tokenizer_config.json",
     ]
     assert wanted["stabilityai/sd-vae-ft-mse"] == ["vae/config.json", "vae/diffusion_pytorch_model.safetensors"]
-    assert places.here(name, Options()) is None
+    assert resolve.here(name, Options()) is None
     with pytest.raises(Absent, match="daguerre fetch stabilityai/sd-vae-ft-mse -o DIR"):
         sd.load(settings, 0)
 

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import write_sd
 
-from daguerre.families import converted, single_file, single_file_export
+from daguerre.models.single_file import load, save
+from daguerre.models.weights import conversion_cache
 
 
 def test_the_content_decides_not_the_name(tmp_path):
@@ -20,17 +21,17 @@ def test_the_content_decides_not_the_name(tmp_path):
         (fresh / "copy").write_bytes((tmp_path / "a").read_bytes())
 
     (tmp_path / "a").write_bytes(b"one")
-    first = converted.once([tmp_path / "a"], make)
-    assert converted.once([tmp_path / "a"], make) == first
+    first = conversion_cache.once([tmp_path / "a"], make)
+    assert conversion_cache.once([tmp_path / "a"], make) == first
     assert len(made) == 1
     stat = (tmp_path / "a").stat()
     (tmp_path / "a").write_bytes(b"two")
     os.utime(tmp_path / "a", ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the size and the time are as they were
-    second = converted.once([tmp_path / "a"], make)
+    second = conversion_cache.once([tmp_path / "a"], make)
     assert (second / "copy").read_bytes() == b"two"
     (tmp_path / "a").write_bytes(b"one")
-    assert converted.once([tmp_path / "a"], make) == first
-    assert converted.once([tmp_path / "a"], make, "another way") != first
+    assert conversion_cache.once([tmp_path / "a"], make) == first
+    assert conversion_cache.once([tmp_path / "a"], make, "another way") != first
     assert len(made) == 3
 
 
@@ -44,7 +45,9 @@ def test_processes_that_want_the_same_wait_for_each_other(tmp_path):
 
     (tmp_path / "b").write_bytes(b"three")
     found = []
-    threads = [threading.Thread(target=lambda: found.append(converted.once([tmp_path / "b"], make))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(conversion_cache.once([tmp_path / "b"], make))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -62,17 +65,17 @@ def test_what_fails_leaves_no_folder(tmp_path):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        converted.once([tmp_path / "c"], fail)
-    made = converted.once([tmp_path / "c"], lambda fresh: (fresh / "whole").touch())
+        conversion_cache.once([tmp_path / "c"], fail)
+    made = conversion_cache.once([tmp_path / "c"], lambda fresh: (fresh / "whole").touch())
     assert [path.name for path in made.iterdir()] == ["whole"]
 
 
 def test_a_dry_run_that_builds_without_memory_converts_real_weights(tmp_path):
     folder = write_sd(tmp_path / "p", seed=11)
     file = tmp_path / "model.safetensors"
-    single_file_export.write(file, folder)
+    save.write(file, folder)
     with torch.device("meta"):
-        made = single_file.folder(file, pickled=False)
+        made = load.folder(file, pickled=False)
     expected = load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
     found = load_file(made / "unet" / "diffusion_pytorch_model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

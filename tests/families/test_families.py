@@ -12,10 +12,11 @@ import pytest
 import torch
 from tiny_models import TINY_UNET, prompts, write_sd, write_sdxl
 
-from daguerre import plugins, recipe
+from daguerre import plugins
+from daguerre.config import recipe
 from daguerre.errors import UserError
-from daguerre.families.family import Family
-from daguerre.families.settings import FamilySettings
+from daguerre.models.family import Family
+from daguerre.models.settings import FamilySettings
 from daguerre.types import Batch
 
 SHAPE = (3, 16, 16)

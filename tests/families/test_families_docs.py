@@ -8,7 +8,8 @@ import data_sets
 import pytest
 from tiny_models import write_sd
 
-from daguerre import cli, errors
+from daguerre import errors
+from daguerre.cli import main
 
 DOCS = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -31,7 +32,7 @@ def test_the_run_could_start(command, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     program, *words = shlex.split(command)
     assert program == "daguerre"
-    assert cli.run([*words, "--dry-run"]) == errors.DONE, capsys.readouterr().err
+    assert main.run([*words, "--dry-run"]) == errors.DONE, capsys.readouterr().err
 
 
 def test_there_are_commands_for_most_recipes():

@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd
 from twins import Twins
 
-from daguerre import config
-from daguerre.commands.parts import build
+from daguerre.build.parts import build
+from daguerre.config import config
 from daguerre.errors import UserError
-from daguerre.families import original_layout, single_file_export
-from daguerre.families.original_names import with_wrapper
+from daguerre.models.single_file import layout, save
+from daguerre.models.single_file.keys import with_wrapper
 
 UNET, VAE, TEXT = (
     "unet/diffusion_pytorch_model.safetensors",
@@ -26,7 +26,7 @@ def other(tmp_path_factory):
     """A pipeline with other weights than the twin's, and the same as one file."""
     place = tmp_path_factory.mktemp("other")
     folder = write_sd(place / "folder", seed=5)
-    single_file_export.write(place / "model.safetensors", folder)
+    save.write(place / "model.safetensors", folder)
     return folder, place / "model.safetensors"
 
 
@@ -60,7 +60,7 @@ def test_a_whole_model_from_one_file(twin, other):
 @pytest.mark.parametrize("suffix", [".safetensors", ".ckpt"])
 def test_an_autoencoder_alone_in_original_names(twin, other, tmp_path, suffix):
     folder, file = other
-    prefix = original_layout.VAE
+    prefix = layout.VAE
     bare = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items() if name.startswith(prefix)}
     path = tmp_path / f"vae{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(bare, path)

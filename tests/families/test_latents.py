@@ -16,10 +16,11 @@ from pydantic import ValidationError
 
 from daguerre import keys as keyed
 from daguerre import plugins
-from daguerre.families import sd, vae
-from daguerre.families.components import Components
-from daguerre.families.settings import LatentSettings
-from daguerre.families.vae import VAE
+from daguerre.families import sd
+from daguerre.models import vae
+from daguerre.models.components import Components
+from daguerre.models.settings import LatentSettings
+from daguerre.models.vae import VAE
 from daguerre.samplers.settings import SamplingSettings
 
 MEAN, STD = [-1.6574, 1.886, -1.383, 2.5155], [8.4927, 5.9022, 6.5498, 5.2299]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_models import write_sd
 
 from daguerre.errors import UserError
-from daguerre.families import converted, pickled
+from daguerre.models.weights import conversion_cache, pickled
 
 
 class Evil:
@@ -46,7 +46,7 @@ def test_a_folder_is_converted_once(tmp_path, capsys):
     (source / "safety_checker").mkdir()
     (source / "safety_checker" / "pytorch_model.bin").write_bytes(b"not looked at")
     made = pickled.folder(source)
-    assert made.parent == converted.root()
+    assert made.parent == conversion_cache.root()
     assert "converting the pickled weights" in capsys.readouterr().err
     assert pickled.folder(source) == made
     assert capsys.readouterr().err == ""

@@ -16,8 +16,9 @@ from tiny_models import MAX_TOKENS, TEXT_WIDTH, TINY_UNET, latents, prompts
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from daguerre import keys as keyed
-from daguerre.families import places, sd
-from daguerre.families.family import Family
+from daguerre.families import sd
+from daguerre.models.family import Family
+from daguerre.models.weights import resolve
 from daguerre.types import Batch
 
 CAPTIONS = ["a red circle", "", "blue"]
@@ -213,8 +214,8 @@ def test_files_are_a_whole_tokenizer(family, tmp_path):
 
 
 def test_a_missing_place_says_what_was_looked_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(resolve.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(resolve.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match=r"no folder 'nowhere'.*diffusers' layout"):
         load(Path("nowhere"))
     with pytest.raises(ValueError, match=r"owner/model.*daguerre fetch owner/model"):
@@ -222,8 +223,8 @@ def test_a_missing_place_says_what_was_looked_for(monkeypatch, tmp_path):
 
 
 def test_a_hub_id_is_read_from_the_local_cache(tiny_sd, monkeypatch, tmp_path):
-    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(places.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(resolve.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(resolve.huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     model, commit = tmp_path / "models--owner--model", "0" * 40
     shutil.copytree(tiny_sd, model / "snapshots" / commit)
     (model / "refs").mkdir()

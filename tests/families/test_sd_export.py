@@ -19,8 +19,8 @@ from diffusers_noise import inject
 from tiny_models import latents, prompts, tiny_sd_folder
 
 from daguerre.families import sd
-from daguerre.families.family import Family
-from daguerre.families.scheduler import choose
+from daguerre.models.export.scheduler import choose
+from daguerre.models.family import Family
 from daguerre.objectives.algebra import Diffusion
 from daguerre.plugins import find, names
 from daguerre.samplers.draw import draw, fresh_noise, initial_noise

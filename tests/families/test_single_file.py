@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.errors import UserError
-from daguerre.families import converted, single_file, single_file_export, single_file_readers
-from daguerre.families.original_names import with_wrapper
-from daguerre.families.single_file_numbers import METADATA
+from daguerre.models.single_file import compatibility, load, save
+from daguerre.models.single_file.configs import METADATA
+from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.weights import conversion_cache
 
 KINDS = {
     "sd1": lambda folder: write_sd(folder, version=1),
@@ -29,7 +30,7 @@ def exported(request, tmp_path_factory):
     place = tmp_path_factory.mktemp(request.param)
     folder = KINDS[request.param](place / "pipeline")
     file = place / "model.safetensors"
-    assert any("ComfyUI and A1111 do not open" in line for line in single_file_export.write(file, folder))
+    assert any("ComfyUI and A1111 do not open" in line for line in save.write(file, folder))
     return folder, file
 
 
@@ -66,10 +67,10 @@ def test_diffusers_opens_the_file_with_equal_weights(exported):
 
 def test_import_of_export_is_equal_to_the_bit(exported, capsys):
     folder, file = exported
-    made = single_file.folder(file, pickled=False)
-    assert made.parent == converted.root()
+    made = load.folder(file, pickled=False)
+    assert made.parent == conversion_cache.root()
     assert f"converting {file} to diffusers' layout" in capsys.readouterr().err
-    assert single_file.folder(file, pickled=False) == made
+    assert load.folder(file, pickled=False) == made
     assert capsys.readouterr().err == ""
     assert_equal(weights(made), weights(folder))
     for path in folder.rglob("*.json"):
@@ -89,7 +90,7 @@ def test_the_file_says_what_it_is(exported):
     assert metadata["modelspec.prediction_type"] == ("v" if v else "epsilon")
     assert ("v_pred" in names) == v
     assert ("ztsnr" in names) == bool(scheduler.get("rescale_betas_zero_snr"))
-    assert single_file.components(file) == tuple(
+    assert load.components(file) == tuple(
         name for name in ("unet", "vae", "text_encoder", "text_encoder_2") if (folder / name).is_dir()
     )
 
@@ -97,8 +98,8 @@ def test_the_file_says_what_it_is(exported):
 @pytest.mark.parametrize(("name", "dtype"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])
 def test_another_type_of_numbers(exported, tmp_path, name, dtype):
     folder, _ = exported
-    single_file_export.write(tmp_path / "half.safetensors", folder, dtype)
-    single_file.convert(tmp_path / "half.safetensors", tmp_path)
+    save.write(tmp_path / "half.safetensors", folder, dtype)
+    load.convert(tmp_path / "half.safetensors", tmp_path)
     expected = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights(folder).items()}
     assert_equal(weights(tmp_path), expected)
 
@@ -118,9 +119,9 @@ def test_a_full_disk_leaves_nothing_under_the_name(tmp_path_factory, tmp_path, m
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(single_file_export, "write_durably", fail)
+    monkeypatch.setattr(save, "write_durably", fail)
     with pytest.raises(OSError, match="No space left"):
-        single_file_export.write(tmp_path / "a.safetensors", folder)
+        save.write(tmp_path / "a.safetensors", folder)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,7 +130,7 @@ def test_float16_that_would_overflow_is_refused(tmp_path):
     path = folder / "vae" / "diffusion_pytorch_model.safetensors"
     save_file(load_file(path) | {"decoder.conv_in.bias": torch.full((16,), 1e5)}, path)
     with pytest.raises(UserError, match=r"decoder.conv_in.bias has values above float16's 65504"):
-        single_file_export.write(tmp_path / "a.safetensors", folder, torch.float16)
+        save.write(tmp_path / "a.safetensors", folder, torch.float16)
     assert not (tmp_path / "a.safetensors").exists()
 
 
@@ -138,12 +139,12 @@ def test_pipelines_of_another_kind_are_refused(tmp_path):
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxPipeline"}))
     with pytest.raises(UserError, match="is a FluxPipeline"):
-        single_file_export.write(tmp_path / "a.safetensors", folder)
+        save.write(tmp_path / "a.safetensors", folder)
     (folder / "model_index.json").write_text(json.dumps(index))
     config = json.loads((folder / "text_encoder" / "config.json").read_text())
     (folder / "text_encoder" / "config.json").write_text(json.dumps(config | {"model_type": "t5"}))
     with pytest.raises(UserError, match="place for CLIP, not for a t5 as text_encoder"):
-        single_file_export.write(tmp_path / "a.safetensors", folder)
+        save.write(tmp_path / "a.safetensors", folder)
 
 
 @torch.no_grad()
@@ -155,9 +156,9 @@ def test_a_scaling_that_readers_do_not_know_is_folded_into_the_vae(tmp_path, mon
     if statistics:
         vae.register_to_config(latents_mean=mean, latents_std=std)
         vae.save_pretrained(folder / "vae")
-    monkeypatch.setattr(single_file_readers, "_known", lambda numbers: numbers)  # as if its shapes were SDXL's
-    assert any("folded into the VAE" in line for line in single_file_export.write(tmp_path / "a.safetensors", folder))
-    single_file.convert(tmp_path / "a.safetensors", tmp_path)
+    monkeypatch.setattr(compatibility, "_known", lambda numbers: numbers)  # as if its shapes were SDXL's
+    assert any("folded into the VAE" in line for line in save.write(tmp_path / "a.safetensors", folder))
+    load.convert(tmp_path / "a.safetensors", tmp_path)
     found = AutoencoderKL.from_pretrained(tmp_path / "vae", local_files_only=True)
     assert (found.config.scaling_factor, found.config.latents_mean) == (0.13025, None)
     x = torch.rand(2, 3, 16, 16)

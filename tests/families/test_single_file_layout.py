@@ -15,19 +15,12 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.errors import UserError
-from daguerre.families import (
-    architectures,
-    clip_vocabulary,
-    original_layout,
-    original_names,
-    single_file,
-    single_file_export,
-    single_file_numbers,
-    single_file_readers,
-)
-from daguerre.families.original_layout import LAYOUTS
-from daguerre.families.original_names import with_wrapper
-from daguerre.families.single_file_numbers import of_architecture, of_file, shapes
+from daguerre.models.single_file import compatibility, configs, keys, layout, load, save
+from daguerre.models.single_file.configs import of_architecture, of_file, shapes
+from daguerre.models.single_file.keys import with_wrapper
+from daguerre.models.single_file.layout import LAYOUTS
+from daguerre.models.tokenizers import clip_vocabulary
+from daguerre.models.weights import architectures
 
 V = {"v_pred": torch.empty(0)}
 EPSILON = {"modelspec.prediction_type": "epsilon"}
@@ -41,7 +34,7 @@ def published(name):
         place, own = LAYOUTS[numbers.layout][component], shapes(component, config)
         for link in place.links(own):
             network = {n: torch.empty(own[n], device="meta") for n in link.names}
-            later = single_file_export._packed(link, network, torch.float32)
+            later = save._packed(link, network, torch.float32)
             found[place.prefix + link.original] = torch.empty(later.shape, device="meta")
     return numbers, found
 
@@ -55,7 +48,7 @@ def test_published_models_are_recognised_by_names_and_shapes(name):
     assert (got, notices) == (numbers, [])
     wrong = torch.empty((3, 3), device="meta")
     with pytest.raises(UserError, match=r"have the shapes of none that is known.*proj_in.weight is"):
-        of_file(found | {f"{original_layout.UNET}middle_block.1.proj_in.weight": wrong}, EPSILON)
+        of_file(found | {f"{layout.UNET}middle_block.1.proj_in.weight": wrong}, EPSILON)
 
 
 @pytest.mark.parametrize("name", architectures.names())
@@ -68,7 +61,7 @@ def test_names_and_shapes_are_those_of_diffusers_own_converters(name):
     if numbers.layout != "sd1":
         component = "text_encoder" if numbers.layout == "sd2" else "text_encoder_2"
         with torch.device("meta"):
-            kind = single_file_numbers.KINDS[component]
+            kind = configs.KINDS[component]
             network = kind(kind.config_class(**numbers.configs[component]))
         prefix = LAYOUTS[numbers.layout][component].prefix
         assert_alike(convert_open_clip_checkpoint(network, found, prefix=prefix), numbers, component)
@@ -83,7 +76,7 @@ def assert_alike(converted, numbers, component):
 
 def test_2x_without_a_mark_is_told_apart_by_its_weights():
     numbers, found = published("sd21")
-    norm = f"{original_layout.UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
+    norm = f"{layout.UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
     for scale, expected in ((0.2, "v_prediction"), (0.01, "epsilon")):
         weights = torch.linspace(-scale, scale, found[norm].numel())
         got, notices = of_file({**found, norm: weights}, {})
@@ -99,13 +92,13 @@ def test_a_unet_alone_is_converted_alone_and_says_so(tmp_path, monkeypatch):
     folder = write_sd(tmp_path / "p")
     config = json.loads((folder / "unet" / "config.json").read_text())
     own = load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
-    alone = {link.original: own[link.names[0]] for link in original_names.unet(own)}
+    alone = {link.original: own[link.names[0]] for link in keys.unet(own)}
     save_file(alone, tmp_path / "unet.safetensors")
     numbers = of_architecture("sd1", ("unet",))
     numbers.configs["unet"] = config  # as if the tiny one were published
-    monkeypatch.setattr(single_file_numbers, "of_architecture", lambda name, parts: numbers)
+    monkeypatch.setattr(configs, "of_architecture", lambda name, parts: numbers)
     (tmp_path / "made").mkdir()
-    notices = single_file.convert(tmp_path / "unet.safetensors", tmp_path / "made")
+    notices = load.convert(tmp_path / "unet.safetensors", tmp_path / "made")
     assert notices == ["it holds no vae, text_encoder: give it as model.unet or model.vae beside a whole base model"]
     found = load_file(tmp_path / "made" / "unet" / "diffusion_pytorch_model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
@@ -115,34 +108,34 @@ def test_playground_is_written_and_read_as_edm():
     numbers, found = published("sdxl")
     numbers.configs["vae"].update(
         scaling_factor=0.5,
-        latents_mean=list(single_file_readers.PLAYGROUND_MEAN),
-        latents_std=list(single_file_readers.PLAYGROUND_STD),
+        latents_mean=list(compatibility.PLAYGROUND_MEAN),
+        latents_std=list(compatibility.PLAYGROUND_STD),
     )
     numbers.scheduler.clear()
     numbers.scheduler.update(_class_name="EDMDPMSolverMultistepScheduler", sigma_data=0.5, prediction_type="epsilon")
-    assert single_file_readers.differences(numbers) == []
-    got, _ = of_file(found | single_file_readers.marks(numbers), {})
+    assert compatibility.differences(numbers) == []
+    got, _ = of_file(found | compatibility.marks(numbers), {})
     assert got.configs["vae"] == numbers.configs["vae"]
     assert got.scheduler["_class_name"] == "EDMDPMSolverMultistepScheduler"
     numbers.configs["vae"]["scaling_factor"] = 0.4
-    assert "trained for EDM" in single_file_readers.differences(numbers)[0]
+    assert "trained for EDM" in compatibility.differences(numbers)[0]
 
 
 def test_what_readers_would_compute_otherwise_is_said():
     numbers, _ = published("sd1")
-    assert single_file_readers.differences(numbers) == []
+    assert compatibility.differences(numbers) == []
     numbers.configs["unet"]["attention_head_dim"] = [8, 8, 8, 8]
-    assert single_file_readers.differences(numbers) == []
+    assert compatibility.differences(numbers) == []
     numbers.configs["unet"]["norm_eps"] = 1e-6
     numbers.configs["text_encoder"]["hidden_act"] = "gelu"
     numbers.scheduler.update(beta_end=0.02, prediction_type="v_prediction")
-    said = " ".join(single_file_readers.differences(numbers))
+    said = " ".join(compatibility.differences(numbers))
     for words in ("norm_eps is 1e-06", "hidden_act is gelu", "noise levels are not", "ModelSamplingDiscrete"):
         assert words in said
     numbers.scheduler.update(prediction_type="v_prediction", rescale_betas_zero_snr=True)
-    assert "trained with zero terminal SNR" in " ".join(single_file_readers.differences(numbers))
+    assert "trained with zero terminal SNR" in " ".join(compatibility.differences(numbers))
     numbers.scheduler["prediction_type"] = "flow_prediction"
-    assert "no mark" in " ".join(single_file_readers.differences(numbers))
+    assert "no mark" in " ".join(compatibility.differences(numbers))
 
 
 def test_2x_that_comfyui_would_take_for_another_is_told():
@@ -152,10 +145,10 @@ def test_2x_that_comfyui_would_take_for_another_is_told():
         ("sd21", 0.0, "takes it for epsilon"),
         ("sd2_base", 0.3, "takes it for v"),
     ):
-        said = single_file_readers.taken_for(published(name)[0], {norm: torch.linspace(-scale, scale, 320)})
+        said = compatibility.taken_for(published(name)[0], {norm: torch.linspace(-scale, scale, 320)})
         assert told in " ".join(said)
         assert bool(said) == bool(told)
-    assert single_file_readers.taken_for(published("sd1")[0], {}) == []
+    assert compatibility.taken_for(published("sd1")[0], {}) == []
 
 
 @pytest.fixture(scope="module")
@@ -163,38 +156,38 @@ def tiny(tmp_path_factory):
     """A tiny 1.x pipeline and its tensors in the original layout."""
     place = tmp_path_factory.mktemp("layout")
     folder = write_sd(place / "p")
-    single_file_export.write(place / "a.safetensors", folder)
+    save.write(place / "a.safetensors", folder)
     return folder, place / "a.safetensors"
 
 
 def metadata(file):
-    with single_file._opened(file) as opened:
+    with load._opened(file) as opened:
         return opened.metadata()
 
 
 def test_old_names_and_things_beside_the_networks(tiny, tmp_path):
     folder, file = tiny
     tensors = {re.sub("^(cond_stage_model.transformer.)text_model.", r"\1", n): t for n, t in load_file(file).items()}
-    averaged = {original_layout.averaged_name(n): t + 1 for n, t in tensors.items() if n.startswith("model.diff")}
+    averaged = {layout.averaged_name(n): t + 1 for n, t in tensors.items() if n.startswith("model.diff")}
     beside = {"betas": torch.ones(4), "sqrt_alphas_cumprod": torch.ones(4), "first_stage_model.loss.a": torch.ones(1)}
     save_file(tensors | averaged | beside | {"stranger": torch.ones(1)}, tmp_path / "b.safetensors", metadata(file))
     (tmp_path / "raw").mkdir()
-    notices = single_file.convert(tmp_path / "b.safetensors", tmp_path / "raw")
+    notices = load.convert(tmp_path / "b.safetensors", tmp_path / "raw")
     assert "averaged weights, too; the plain ones are taken" in notices[0]
     assert "1 tensors belong to none of its networks and are left out: stranger" in notices[1]
     (tmp_path / "ema").mkdir()
-    single_file.convert(tmp_path / "b.safetensors", tmp_path / "ema", weights="ema")
+    load.convert(tmp_path / "b.safetensors", tmp_path / "ema", weights="ema")
     unet = "unet/diffusion_pytorch_model.safetensors"
     expected, raw, ema = (load_file(f / unet) for f in (folder, tmp_path / "raw", tmp_path / "ema"))
     assert all(torch.equal(raw[n], t) and torch.equal(ema[n], t + 1) for n, t in expected.items())
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="holds no averaged weights"):
-        single_file.convert(file, tmp_path / "none", weights="ema")
+        load.convert(file, tmp_path / "none", weights="ema")
 
 
 @pytest.mark.parametrize(
     ("component", "prefix", "kept"),
-    [("unet", original_layout.UNET, ""), ("vae", original_layout.VAE, ""), ("vae", original_layout.VAE, "vae.")],
+    [("unet", layout.UNET, ""), ("vae", layout.VAE, ""), ("vae", layout.VAE, "vae.")],
 )
 def test_one_network_out_of_any_file(tiny, tmp_path, component, prefix, kept):
     folder, file = tiny
@@ -204,24 +197,24 @@ def test_one_network_out_of_any_file(tiny, tmp_path, component, prefix, kept):
     torch.save({"state_dict": alone}, tmp_path / "alone.ckpt")
     own_names = folder / component / "diffusion_pytorch_model.safetensors"
     for path in (file, tmp_path / "alone.safetensors", tmp_path / "alone.ckpt", own_names):
-        found = single_file.network_tensors(path, component, own, pickled=path.suffix == ".ckpt")
+        found = load.network_tensors(path, component, own, pickled=path.suffix == ".ckpt")
         assert found.keys() == own.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
     with pytest.raises(UserError, match=f"holds no text_encoder; it holds: {component}"):
-        single_file.network_tensors(tmp_path / "alone.safetensors", "text_encoder", own, pickled=False)
+        load.network_tensors(tmp_path / "alone.safetensors", "text_encoder", own, pickled=False)
     with pytest.raises(UserError, match=r"model.pickled_weights=true"):
-        single_file.network_tensors(tmp_path / "alone.ckpt", component, own, pickled=False)
+        load.network_tensors(tmp_path / "alone.ckpt", component, own, pickled=False)
 
 
 def test_a_text_encoder_out_of_files_with_and_without_the_wrapper(tmp_path):
     folder = write_sdxl(tmp_path / "p")
-    single_file_export.write(tmp_path / "a.safetensors", folder)
+    save.write(tmp_path / "a.safetensors", folder)
     for name in ("text_encoder", "text_encoder_2"):
         own = load_file(folder / name / "model.safetensors")
         save_file({with_wrapper(n): t for n, t in own.items()}, tmp_path / "wrapped.safetensors")
         save_file({n.removeprefix("text_model."): t for n, t in own.items()}, tmp_path / "bare.safetensors")
         for file in ("a", "wrapped", "bare"):
-            found = single_file.network_tensors(tmp_path / f"{file}.safetensors", name, own, pickled=False)
+            found = load.network_tensors(tmp_path / f"{file}.safetensors", name, own, pickled=False)
             assert found.keys() == own.keys()
             assert all(torch.equal(found[n], t) for n, t in own.items())
 
@@ -230,11 +223,11 @@ def test_a_pickled_checkpoint_is_read_on_request_alone(tiny, tmp_path):
     folder, file = tiny
     torch.save({"state_dict": load_file(file), "global_step": 3}, tmp_path / "a.ckpt")
     with pytest.raises(UserError, match=r"is pickled: set model.pickled_weights=true"):
-        single_file.folder(tmp_path / "a.ckpt", pickled=False)
+        load.folder(tmp_path / "a.ckpt", pickled=False)
     with pytest.raises(UserError, match="the shapes of none that is known"):  # a pickle has no metadata
-        single_file.folder(tmp_path / "a.ckpt", pickled=True)
+        load.folder(tmp_path / "a.ckpt", pickled=True)
     with pytest.raises(UserError, match=r"a checkpoint of one file is a .safetensors"):
-        single_file.folder(folder / "model_index.json", pickled=True)
+        load.folder(folder / "model_index.json", pickled=True)
 
 
 @pytest.mark.parametrize(
@@ -256,32 +249,32 @@ def test_a_pickled_checkpoint_is_read_on_request_alone(tiny, tmp_path):
 def test_everything_else_is_refused_by_name(names, words, tmp_path):
     save_file({name: torch.zeros(shape) for name, shape in names.items()}, tmp_path / "a.safetensors")
     with pytest.raises(UserError, match=words):
-        single_file.folder(tmp_path / "a.safetensors", pickled=False)
+        load.folder(tmp_path / "a.safetensors", pickled=False)
 
 
 def test_damaged_and_incomplete_files_are_refused(tiny, tmp_path):
     _, file = tiny
     (tmp_path / "a.safetensors").write_bytes(file.read_bytes()[:1000])
     with pytest.raises(UserError, match=r"cannot be read as safetensors.*Copy it anew"):
-        single_file.folder(tmp_path / "a.safetensors", pickled=False)
+        load.folder(tmp_path / "a.safetensors", pickled=False)
     tensors = load_file(file)
     del tensors["first_stage_model.decoder.conv_in.weight"]
     save_file(tensors, tmp_path / "b.safetensors", metadata(file))
     with pytest.raises(UserError, match=r"lacks first_stage_model.decoder.conv_in.weight of its vae"):
-        single_file.folder(tmp_path / "b.safetensors", pickled=False)
-    save_file(load_file(file), tmp_path / "c.safetensors", {single_file_numbers.METADATA: "{"})
+        load.folder(tmp_path / "b.safetensors", pickled=False)
+    save_file(load_file(file), tmp_path / "c.safetensors", {configs.METADATA: "{"})
     with pytest.raises(UserError, match=r"metadata 'daguerre.model' cannot be read: Invalid JSON"):
-        single_file.folder(tmp_path / "c.safetensors", pickled=False)
+        load.folder(tmp_path / "c.safetensors", pickled=False)
 
 
 def test_a_unet_that_the_layout_has_no_place_for_is_refused():
     for name in ("class_embedding.weight", "mid_block.attentions.1.norm.weight", "down_blocks.0.resnets.0.x.weight"):
         with pytest.raises(UserError, match="has no place for"):
-            original_names.unet(["down_blocks.0.resnets.0.norm1.weight", name])
+            keys.unet(["down_blocks.0.resnets.0.norm1.weight", name])
     with pytest.raises(UserError, match="has no place for"):
-        original_names.vae(["encoder.down_blocks.0.attentions.0.to_q.weight"])
+        keys.vae(["encoder.down_blocks.0.attentions.0.to_q.weight"])
     with pytest.raises(UserError, match="has no place for"):
-        original_names.open_clip(["text_model.encoder.layers.0.other.weight"])
+        keys.open_clip(["text_model.encoder.layers.0.other.weight"])
 
 
 def test_clips_own_words():

@@ -8,14 +8,14 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd
 
 from daguerre.errors import UserError
-from daguerre.families import single_file, single_file_export
-from daguerre.families.single_file_numbers import METADATA
+from daguerre.models.single_file import load, save
+from daguerre.models.single_file.configs import METADATA
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     place = tmp_path_factory.mktemp("trust")
-    single_file_export.write(place / "a.safetensors", write_sd(place / "p"))
+    save.write(place / "a.safetensors", write_sd(place / "p"))
     return place / "a.safetensors"
 
 
@@ -48,7 +48,7 @@ def test_metadata_chooses_no_place_and_no_class(file, tmp_path, path, value, wor
     save_file(load_file(file), tmp_path / "b.safetensors", metadata | {METADATA: json.dumps(document)})
     (tmp_path / "made").mkdir()
     with pytest.raises(UserError, match=words):
-        single_file.convert(tmp_path / "b.safetensors", tmp_path / "made")
+        load.convert(tmp_path / "b.safetensors", tmp_path / "made")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["b.safetensors", "made"]
 
 
@@ -57,7 +57,7 @@ def test_a_pipeline_with_a_safety_checker_comes_back_without(file, tmp_path):
     index = json.loads((folder / "model_index.json").read_text())
     index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
     (folder / "model_index.json").write_text(json.dumps(index))
-    single_file_export.write(tmp_path / "c.safetensors", folder)
+    save.write(tmp_path / "c.safetensors", folder)
     (tmp_path / "made").mkdir()
-    single_file.convert(tmp_path / "c.safetensors", tmp_path / "made")
+    load.convert(tmp_path / "c.safetensors", tmp_path / "made")
     assert json.loads((tmp_path / "made" / "model_index.json").read_text())["safety_checker"] == [None, None]

@@ -10,8 +10,9 @@ import torch
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from daguerre.errors import UserError
-from daguerre.families import bpe, text_image
-from daguerre.families.family import Family
+from daguerre.families import clip
+from daguerre.models.family import Family
+from daguerre.models.tokenizers import bpe
 from daguerre.objectives import contrastive
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch
@@ -23,8 +24,8 @@ NUMBERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "
 
 @pytest.fixture
 def family() -> Family:
-    settings = text_image.Settings(words=WORDS, max_tokens=12, text_encoder=NUMBERS, image_channels=[8, 16])
-    return text_image.load(settings, seed=1)
+    settings = clip.Settings(words=WORDS, max_tokens=12, text_encoder=NUMBERS, image_channels=[8, 16])
+    return clip.load(settings, seed=1)
 
 
 def batch() -> Batch:
@@ -92,6 +93,6 @@ def test_the_export_is_read_by_stock_transformers(family: Family, tmp_path: Path
 
 
 def test_bad_numbers_are_refused() -> None:
-    settings = text_image.Settings(words=WORDS, text_encoder={"hidden_size": 15, "num_attention_heads": 2})
+    settings = clip.Settings(words=WORDS, text_encoder={"hidden_size": 15, "num_attention_heads": 2})
     with pytest.raises(UserError, match=r"model\.text_encoder: transformers cannot build"):
-        text_image.load(settings, seed=0)
+        clip.load(settings, seed=0)

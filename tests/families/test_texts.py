@@ -16,7 +16,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 from daguerre import plugins
 from daguerre.errors import UserError
 from daguerre.families import sd, sdxl
-from daguerre.families.family import Family
+from daguerre.models.family import Family
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend
 from daguerre import user_cache
 from daguerre.kernels import attention
 from daguerre.kernels.attention import Question
-from daguerre.training import flops
+from daguerre.training.performance import flops
 
 QUESTION = Question("a device", "torch.float32", (1, 2, 3, 4), 3, False, True)
 

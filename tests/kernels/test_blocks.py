@@ -12,9 +12,9 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounter
 
 from daguerre.errors import UserError
-from daguerre.families.logical_axes import BLOCKS
 from daguerre.kernels import available, blocks, channels_last
-from daguerre.training import flops
+from daguerre.models.sharding_axes import BLOCKS
+from daguerre.training.performance import flops
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

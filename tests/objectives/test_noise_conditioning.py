@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from daguerre import config as configs
-from daguerre import plugins, recipe
+from daguerre import plugins
+from daguerre.config import config as configs
+from daguerre.config import recipe
 from daguerre.objectives.algebra import Diffusion
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from daguerre.distributed.launch.environment import read
+from daguerre.distributed.process_group import Processes, Watching, start
+from daguerre.distributed.settings import DistributedSettings
+from daguerre.distributed.watchdog.failure import Verdict
 from daguerre.errors import UserError
-from daguerre.parallel.settings import DistributedSettings
-from daguerre.parallel.start import Processes, Watching, start
-from daguerre.parallel.verdict import Verdict
-from daguerre.parallel.world import read
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -85,7 +85,7 @@ def main() -> int:
     try:
         with start(world, settings, "cpu", watching) as here:
             return train(here, folder, told, do)
-    except UserError as error:  # as cli.py does
+    except UserError as error:  # as cli/main.py does
         print(f"daguerre: {error}", file=sys.stderr)
         return error.exit_code
 

@@ -16,25 +16,27 @@ import torch.distributed as dist
 from splits import MESHES, ONE, Both, build
 
 from daguerre.checkpoint.ranks import over
+from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.slice_reader import opened
-from daguerre.checkpoint.slices import Groups, Piece, Sliced, in_order
+from daguerre.checkpoint.shards import Groups, Piece, Sliced, in_order
 from daguerre.checkpoint.store import Store
-from daguerre.families import logical_axes
-from daguerre.parallel import apply, rules
-from daguerre.parallel.mesh import Mesh
-from daguerre.parallel.parts import own_region
+from daguerre.distributed import parallelize, sharding_rules
+from daguerre.distributed.mesh import Mesh
+from daguerre.distributed.parts import own_region
+from daguerre.models import sharding_axes
 
 CHAINS = {"some": {"sd": [(1, 2, 2), (1, 4, 1)]}}
 """Each mesh loads what the one before it saved."""
 CHAINS["all"] = {kind: [*MESHES, MESHES[0]] for kind in ("sd", "sdxl")}
 
 
-def slices_of(net: Both, placed: list[rules.Placed], split: apply.Split, mesh: Mesh, rank: int) -> Groups:
+def slices_of(
+    net: Both, placed: list[sharding_rules.Placed], split: parallelize.Split, mesh: Mesh, rank: int
+) -> Groups:
     """What a rank holds of each parameter, as views of it."""
     where, found = {each.name: each for each in placed}, {}
     for name, p in net.named_parameters():
-        local, (offsets, shape) = apply.local(p.detach()), own_region(where[name], mesh, rank)
+        local, (offsets, shape) = parallelize.local(p.detach()), own_region(where[name], mesh, rank)
         assert tuple(local.shape) == shape, (name, local.shape, shape)
         if name in split.rows:
             found[name] = in_order(split.rows[name], offsets, local, where[name].shape)
@@ -43,14 +45,14 @@ def slices_of(net: Both, placed: list[rules.Placed], split: apply.Split, mesh: M
     return {"model": found}
 
 
-def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[rules.Placed], apply.Split]:
+def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[sharding_rules.Placed], parallelize.Split]:
     net, placed = build(kind), []
     for name, part in net.named_children():
         shapes = {key: tuple(p.shape) for key, p in part.named_parameters()}
-        dims = rules.logical(logical_axes.patterns(part), shapes)
-        found, _ = rules.place(shapes, dims, rules.DEFAULT, mesh, logical_axes.heads(part))
-        placed += [rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
-    return net, placed, apply.apply(net, mesh, placed, apply.device_mesh(mesh, "cpu"), logical_axes.BLOCKS)
+        dims = sharding_rules.logical(sharding_axes.patterns(part), shapes)
+        found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
+        placed += [sharding_rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
+    return net, placed, parallelize.apply(net, mesh, placed, parallelize.device_mesh(mesh, "cpu"), sharding_axes.BLOCKS)
 
 
 def work(rank: int, folder: Path, chain: str) -> None:
@@ -73,11 +75,11 @@ def work(rank: int, folder: Path, chain: str) -> None:
             if before is not None:  # what another mesh saved
                 with torch.no_grad():
                     for p in net.parameters():
-                        apply.local(p).zero_()
+                        parallelize.local(p).zero_()
                 with opened(before) as reader:
                     reader.fill(groups)
             for name, p in net.named_parameters():
-                assert torch.equal(split.own_order(name, apply.whole(p.detach())), reference[name]), (shape, name)
+                assert torch.equal(split.own_order(name, parallelize.whole(p.detach())), reference[name]), (shape, name)
             before = store.commit(store.plan(f"{kind}-{number:08d}", groups, {}))
     dist.barrier()
     if rank == 0:

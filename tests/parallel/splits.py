@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from daguerre.families import logical_axes
-from daguerre.parallel import apply, collectives, rules
-from daguerre.parallel.mesh import Mesh
+from daguerre.distributed import collectives, parallelize, sharding_rules
+from daguerre.distributed.mesh import Mesh
+from daguerre.models import sharding_axes
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 MESHES = [(4, 1, 1), (2, 2, 1), (1, 4, 1), (1, 2, 2), (2, 1, 2)]
@@ -72,21 +72,21 @@ def cut(value: Any, part: slice) -> Any:
     return None if value is None else value[part]
 
 
-def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], apply.Split | None]:
+def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], parallelize.Split | None]:
     """Losses and gradient norms of five updates with two micro-batches each; the net is moved."""
     placed = []
     for name, part in net.named_children():
         shapes = {key: tuple(p.shape) for key, p in part.named_parameters()}
-        dims = rules.logical(logical_axes.patterns(part), shapes)
-        found, _ = rules.place(shapes, dims, rules.DEFAULT, mesh, logical_axes.heads(part))
-        placed += [rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
-    devices = apply.device_mesh(mesh, "cpu")
-    split = apply.apply(net, mesh, placed, devices, logical_axes.BLOCKS)
+        dims = sharding_rules.logical(sharding_axes.patterns(part), shapes)
+        found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
+        placed += [sharding_rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
+    devices = parallelize.device_mesh(mesh, "cpu")
+    split = parallelize.apply(net, mesh, placed, devices, sharding_axes.BLOCKS)
     reducer = None
     if mesh.degree("fsdp") == 1 and mesh.degree("data") > 1:
         reducer = collectives.Reducer(list(net.parameters()), devices["data"].get_group())
     parameters = list(net.parameters())
-    parts = apply.own_parts(parameters)
+    parts = parallelize.own_parts(parameters)
     optimizer = torch.optim.AdamW(parts, lr=1e-4, eps=EPS)
     numbers = []
     for step in range(STEPS):
@@ -97,7 +97,7 @@ def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], app
         halves = [slice(first, first + own // 2), slice(first + own // 2, first + own)]
         for i, part in enumerate(halves):
             last = i == len(halves) - 1
-            apply.sync_gradients(net, last)
+            parallelize.sync_gradients(net, last)
             if reducer is not None:
                 reducer.now = last
             loss = net(*(cut(value, part) for value in given)).square().mean((1, 2, 3)).sum() / BATCH
@@ -108,7 +108,7 @@ def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], app
         for axis in ("data", "fsdp"):
             dist.all_reduce(total, group=devices[axis].get_group())
         norm = collectives.squared_norm(by_split(parameters), devices).sqrt()
-        apply.hand_over(parameters, parts)
+        parallelize.hand_over(parameters, parts)
         clip_grads_with_norm_([p for p in parts if p.grad is not None], 0.05, norm, foreach=True)
         optimizer.step()
         optimizer.zero_grad()
@@ -120,7 +120,7 @@ def by_split(parameters: list[nn.Parameter]) -> dict[frozenset[str], list[Tensor
     kinds: dict[frozenset[str], list[Tensor]] = {}
     for p in parameters:
         if p.grad is not None:
-            kinds.setdefault(collectives.split_over(p), []).append(apply.local(p.grad))
+            kinds.setdefault(collectives.split_over(p), []).append(parallelize.local(p.grad))
     return kinds
 
 
@@ -134,7 +134,7 @@ def compared(kind: str, shape: tuple[int, int, int], rank: int) -> dict[str, flo
     if split is not None:
         reference = dict(alone.named_parameters())
         for name, p in together.named_parameters():
-            ours = split.own_order(name, apply.whole(p.detach()))
+            ours = split.own_order(name, parallelize.whole(p.detach()))
             theirs = reference[name].detach()
             found["weights"] = max(
                 found["weights"], ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3)).item()

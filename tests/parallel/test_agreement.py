@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
+from daguerre.distributed.rank0 import Alone, Meeting, RanksMissing, ToldToStop
 from daguerre.errors import LOST
-from daguerre.parallel.agreement import Alone, Meeting, RanksMissing, ToldToStop
 
 
 def test_all_come():

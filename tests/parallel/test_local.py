@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from daguerre.parallel import local, world
+from daguerre.distributed.launch import environment, local
 
 
 def program(folder: Path, text: str) -> list[str]:
@@ -32,7 +32,7 @@ def test_each_is_told_which_one_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = local.environment(3) | {"RANK": "2", "LOCAL_RANK": "2"}
-    own = world.read(found)
+    own = environment.read(found)
     assert (own.rank, own.local_rank, own.size, own.local_size, own.nodes) == (2, 2, 3, 3, 1)
     assert own.address == "127.0.0.1"
     assert own.port
@@ -85,7 +85,7 @@ def test_a_signal_reaches_every_process(tmp_path: Path, sent: signal.Signals, he
         open(r"{tmp_path}/here-%d" % rank, "w")
         time.sleep(600)
     """
-    code = f"import sys; from daguerre.parallel import local; sys.exit(local.run({program(tmp_path, listens)!r}, 2))"
+    code = f"import sys; from daguerre.distributed.launch import local; sys.exit(local.run({program(tmp_path, listens)!r}, 2))"
     launcher = subprocess.Popen([sys.executable, "-c", code])
     wait_for(tmp_path / "here-0", tmp_path / "here-1")
     launcher.send_signal(sent)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from daguerre.distributed.mesh import AXES, Mesh, resolve
 from daguerre.errors import UserError
-from daguerre.parallel.mesh import AXES, Mesh, resolve
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 REST = {"data": -1, "fsdp": 1, "tensor": 1}

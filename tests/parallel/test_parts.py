@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from daguerre.parallel.mesh import AXES, Mesh
-from daguerre.parallel.parts import own_region
-from daguerre.parallel.rules import Placed
+from daguerre.distributed.mesh import AXES, Mesh
+from daguerre.distributed.parts import own_region
+from daguerre.distributed.sharding_rules import Placed
 
 TESTS = Path(__file__).parent.parent
 

@@ -10,10 +10,11 @@ from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from tiny_models import SDXL_UNET, TINY_UNET
 from transformers import T5Config, T5EncoderModel
 
+from daguerre.distributed import sharding_rules
+from daguerre.distributed.mesh import Mesh
 from daguerre.errors import UserError
-from daguerre.families import logical_axes, sd, sdxl
-from daguerre.parallel import rules
-from daguerre.parallel.mesh import Mesh
+from daguerre.families import sd, sdxl
+from daguerre.models import sharding_axes
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 HUB = {
@@ -31,10 +32,12 @@ def shapes(network: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 
 
-def placed(network: torch.nn.Module, on: Mesh, by: rules.Rules = rules.DEFAULT) -> tuple[dict[str, Any], list[str]]:
+def placed(
+    network: torch.nn.Module, on: Mesh, by: sharding_rules.Rules = sharding_rules.DEFAULT
+) -> tuple[dict[str, Any], list[str]]:
     own = shapes(network)
-    dims = rules.logical(logical_axes.patterns(network), own)
-    found, said = rules.place(own, dims, by, on, logical_axes.heads(network))
+    dims = sharding_rules.logical(sharding_axes.patterns(network), own)
+    found, said = sharding_rules.place(own, dims, by, on, sharding_axes.heads(network))
     return {each.name: each for each in found}, said
 
 
@@ -44,9 +47,9 @@ def test_every_parameter_of_the_published_networks_has_its_axes(hub_id: str):
     with torch.device("meta"):
         parts = family.load(family.Settings(pretrained_model_name_or_path=hub_id), 0).components
     for network in parts.values():
-        dims = rules.logical(logical_axes.patterns(network), shapes(network))
+        dims = sharding_rules.logical(sharding_axes.patterns(network), shapes(network))
         assert dims.keys() == shapes(network).keys()
-        heads = logical_axes.heads(network)
+        heads = sharding_axes.heads(network)
         assert all(name in heads for name, axes in dims.items() if "heads" in axes)
 
 
@@ -77,14 +80,14 @@ def networks() -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["unet", "sdxl", "controlnet", "vae", "one level", "t5", "gated t5"])
 def test_every_parameter_of_other_networks_has_its_axes(name: str):
     network = networks()[name]
-    assert rules.logical(logical_axes.patterns(network), shapes(network)).keys() == shapes(network).keys()
+    assert sharding_rules.logical(sharding_axes.patterns(network), shapes(network)).keys() == shapes(network).keys()
 
 
 def test_both_lists_are_shown_where_patterns_and_parameters_do_not_agree():
     patterns = {"b.*": ("embed",), "*.weight": ("embed",), "c": ()}
     said = r"b\.weight \(2,\): b\.\*, \*\.weight\n  a\.bias \(2, 2\): no pattern\n  c: no parameter"
     with pytest.raises(UserError, match=said):
-        rules.logical(patterns, {"b.weight": (2,), "a.bias": (2, 2)})
+        sharding_rules.logical(patterns, {"b.weight": (2,), "a.bias": (2, 2)})
 
 
 def test_the_default_rules_on_sdxl():
@@ -123,10 +126,10 @@ def test_heads_are_split_whole():
 
 
 def test_dim_0_serves_where_a_rule_does_not_divide():
-    found, _ = rules.place(
+    found, _ = sharding_rules.place(
         {"a": (6, 10), "b": (7, 8), "c": (5,)},
         {"a": (None, "embed"), "b": (None, "embed"), "c": ("norm",)},
-        rules.DEFAULT,
+        sharding_rules.DEFAULT,
         mesh(fsdp=4),
         {},
     )
@@ -144,11 +147,11 @@ def test_dim_0_serves_where_a_rule_does_not_divide():
 )
 def test_rules_that_cannot_be_are_refused_by_name(given, said):
     with pytest.raises(UserError, match=said):
-        rules.check(given, mesh(fsdp=2, tensor=2))
+        sharding_rules.check(given, mesh(fsdp=2, tensor=2))
 
 
 def test_what_does_nothing_on_this_mesh_is_said():
-    assert rules.check(rules.DEFAULT, mesh(data=4)) == []
-    assert rules.check([("activation_heads", ["fsdp"])], mesh(data=4)) == []
-    (line,) = rules.check(rules.DEFAULT, mesh(tensor=2))
+    assert sharding_rules.check(sharding_rules.DEFAULT, mesh(data=4)) == []
+    assert sharding_rules.check([("activation_heads", ["fsdp"])], mesh(data=4)) == []
+    (line,) = sharding_rules.check(sharding_rules.DEFAULT, mesh(tensor=2))
     assert "out_channels -> tensor does nothing" in line

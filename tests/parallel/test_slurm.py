@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from daguerre.distributed.launch.environment import read
+from daguerre.distributed.launch.slurm import SlurmSettings, batch_file, refuse_misspelt, submit_command
 from daguerre.errors import UserError
-from daguerre.parallel.slurm import SlurmSettings, batch_file, refuse_misspelt, submit_command
-from daguerre.parallel.world import read
 
 FAKE = Path(__file__).parent / "fake_slurm.py"
 

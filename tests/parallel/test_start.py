@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from daguerre.distributed.launch.environment import World
+from daguerre.distributed.process_group import Watching, chosen_backend, own_device, start
+from daguerre.distributed.rank0 import Alone
+from daguerre.distributed.settings import DistributedSettings
 from daguerre.errors import LOST, STUCK, UserError
-from daguerre.parallel.agreement import Alone
-from daguerre.parallel.settings import DistributedSettings
-from daguerre.parallel.start import Watching, chosen_backend, own_device, start
-from daguerre.parallel.world import World
 
 GROUP = Path(__file__).parent / "group.py"
 

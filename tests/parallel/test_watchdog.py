@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from daguerre.distributed.launch.environment import World
+from daguerre.distributed.watchdog import heartbeat
+from daguerre.distributed.watchdog.failure import Limits, Report, Verdict, named, stuck
+from daguerre.distributed.watchdog.lines import Line
+from daguerre.distributed.watchdog.processes import DUMP_SIGNAL, Peer, myself
+from daguerre.distributed.watchdog.watchdog import Watchdog, may_come_from_others
 from daguerre.errors import LOST, STUCK
-from daguerre.parallel import hub
-from daguerre.parallel.lines import Line
-from daguerre.parallel.peers import DUMP_SIGNAL, Peer, myself
-from daguerre.parallel.verdict import Limits, Report, Verdict, named, stuck
-from daguerre.parallel.watchdog import Watchdog, may_come_from_others
-from daguerre.parallel.world import World
 
 WATCHED = Path(__file__).parent / "watched.py"
 
@@ -216,8 +216,8 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_stranger_is_shown_out():
-    listener = hub.listen()
-    watch = hub.Hub(listener, "word", myself(0), 2, Limits(60, 60))
+    listener = heartbeat.listen()
+    watch = heartbeat.Hub(listener, "word", myself(0), 2, Limits(60, 60))
     report = Report(0, 0, "starting", None, "here", False)
     for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"word": "guess", "peer": {}}\n', b"[]\n"):
         with socket.create_connection(listener.getsockname()[:2]) as stranger:
@@ -243,9 +243,9 @@ def test_documents_come_whole():
 
 
 def test_who_is_at_fault():
-    waiting = Report(9, 9, "training", 0, "finish (collectives.py:70)", True)
-    reading = Report(8, 9, "training", 0, "next (loader.py:9)", False)
-    behind = Report(8, 8, "training", 0, "finish (collectives.py:70)", True)
+    waiting = Report(9, 9, "training", 0, "finish (distributed/collectives.py:70)", True)
+    reading = Report(8, 9, "training", 0, "next (data/loading/loader.py:9)", False)
+    behind = Report(8, 8, "training", 0, "finish (distributed/collectives.py:70)", True)
     peers = {rank: Peer(rank, 7, 8, "", f"n{rank}") for rank in range(4)}
     assert stuck(peers, {0: waiting, 1: waiting, 2: reading}, set(), 3, 5).ranks == (2,)
     assert stuck(peers, {0: waiting, 1: behind, 2: waiting}, set(), 3, 5).ranks == (1,)
@@ -289,7 +289,7 @@ def test_a_peer_is_its_process_and_no_other():
 
 def test_a_slow_step_is_not_stuck():
     """What steps have taken so far is the measure, on machines where they take minutes."""
-    own = hub.Hub(None, "", myself(0), 1, Limits(60, 60))
+    own = heartbeat.Hub(None, "", myself(0), 1, Limits(60, 60))
     watch = Watchdog(World(), own, None, print)
     assert watch.report().allowed_seconds is None
     watch.step(1)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daguerre.distributed.launch.environment import World, read
+from daguerre.distributed.launch.hostlist import expand
+from daguerre.distributed.settings import DistributedSettings
 from daguerre.errors import UserError
-from daguerre.parallel.hostlist import expand
-from daguerre.parallel.settings import DistributedSettings
-from daguerre.parallel.world import World, read
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",

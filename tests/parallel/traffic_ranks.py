@@ -19,9 +19,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from daguerre.families import logical_axes
-from daguerre.parallel import apply, collectives, rules
-from daguerre.parallel.mesh import Mesh
+from daguerre.distributed import collectives, parallelize, sharding_rules
+from daguerre.distributed.mesh import Mesh
+from daguerre.models import sharding_axes
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 MESHES = {2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)], 4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (1, 2, 2), (2, 1, 2)]}
@@ -82,17 +82,17 @@ class Counted(TorchDispatchMode):
         self.calls[where] += 1
 
 
-def placed(net: Net, mesh: Mesh) -> list[rules.Placed]:
+def placed(net: Net, mesh: Mesh) -> list[sharding_rules.Placed]:
     shapes = {key: tuple(p.shape) for key, p in net.unet.named_parameters()}
-    dims = rules.logical(logical_axes.patterns(net.unet), shapes)
-    found, _ = rules.place(shapes, dims, rules.DEFAULT, mesh, logical_axes.heads(net.unet))
-    return [rules.Placed(f"unet.{each.name}", *list(vars(each).values())[1:]) for each in found]
+    dims = sharding_rules.logical(sharding_axes.patterns(net.unet), shapes)
+    found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(net.unet))
+    return [sharding_rules.Placed(f"unet.{each.name}", *list(vars(each).values())[1:]) for each in found]
 
 
 def counted(shape: tuple[int, int, int]) -> dict[str, Any]:
     mesh = Mesh(ONE, dict(zip(("data", "fsdp", "tensor"), shape, strict=True)))
-    net, devices = Net(), apply.device_mesh(mesh, "cpu")
-    apply.apply(net, mesh, placed(net, mesh), devices, logical_axes.BLOCKS)
+    net, devices = Net(), parallelize.device_mesh(mesh, "cpu")
+    parallelize.apply(net, mesh, placed(net, mesh), devices, sharding_axes.BLOCKS)
     reducer = None
     if mesh.degree("data") > 1 and mesh.degree("fsdp") == 1:
         reducer = collectives.Reducer(list(net.parameters()), devices["data"].get_group())
@@ -102,7 +102,7 @@ def counted(shape: tuple[int, int, int]) -> dict[str, Any]:
     given = [torch.randn(SAMPLES, 4, PIXELS, PIXELS), torch.rand(SAMPLES), torch.randn(SAMPLES, TOKENS, WIDTH)]
     with Counted(axes) as count:
         for number in range(MICRO_BATCHES):
-            apply.sync_gradients(net, number == MICRO_BATCHES - 1)
+            parallelize.sync_gradients(net, number == MICRO_BATCHES - 1)
             if reducer is not None:
                 reducer.now = number == MICRO_BATCHES - 1
             net(*given).square().mean().backward()

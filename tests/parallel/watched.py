@@ -17,26 +17,26 @@ import threading
 import time
 from pathlib import Path
 
-from daguerre.parallel import hub
-from daguerre.parallel.peers import myself
-from daguerre.parallel.stacks import StacksFile
-from daguerre.parallel.verdict import Limits, Verdict
-from daguerre.parallel.watchdog import Watchdog
-from daguerre.parallel.world import World
+from daguerre.distributed.launch.environment import World
+from daguerre.distributed.watchdog import heartbeat
+from daguerre.distributed.watchdog.failure import Limits, Verdict
+from daguerre.distributed.watchdog.processes import myself
+from daguerre.distributed.watchdog.stacks import StacksFile
+from daguerre.distributed.watchdog.watchdog import Watchdog
 
 
-def link(folder: Path, rank: int, size: int, limits: Limits) -> hub.Link:
-    """As start.py does it, over a file."""
+def link(folder: Path, rank: int, size: int, limits: Limits) -> heartbeat.Link:
+    """As distributed/process_group.py does it, over a file."""
     place = folder / "invitation.json"
     if rank == 0:
-        listener = hub.listen() if size > 1 else None
-        invited = hub.invitation(listener, ["127.0.0.1"]) if listener else {"word": ""}
+        listener = heartbeat.listen() if size > 1 else None
+        invited = heartbeat.invitation(listener, ["127.0.0.1"]) if listener else {"word": ""}
         place.with_suffix(".new").write_text(json.dumps(invited))
         place.with_suffix(".new").rename(place)
-        return hub.Hub(listener, invited["word"], myself(0), size, limits)
+        return heartbeat.Hub(listener, invited["word"], myself(0), size, limits)
     while not place.exists():
         time.sleep(0.01)
-    return hub.Spoke(hub.connect(json.loads(place.read_text()), myself(rank)), myself(rank), size, limits)
+    return heartbeat.Spoke(heartbeat.connect(json.loads(place.read_text()), myself(rank)), myself(rank), size, limits)
 
 
 def act(what: str, watch: Watchdog, folder: Path) -> None:

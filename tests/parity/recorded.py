@@ -13,7 +13,7 @@ from data_sets import folder as pictures
 from safetensors.torch import load_file
 from torch import Tensor
 
-from daguerre import cli
+from daguerre.cli import main
 from daguerre.training import step
 from daguerre.types import Batch
 
@@ -73,7 +73,7 @@ def train(place: Path, recipe: Mapping[str, Any], *given: str) -> Recorded:
     recorded = Recorded()
     with pytest.MonkeyPatch.context() as patch:
         write_down(patch, recorded)
-        assert cli.run(["train", str(place / "recorded.yaml"), *given]) == 0
+        assert main.run(["train", str(place / "recorded.yaml"), *given]) == 0
     run = place / "runs" / "recorded"
     lines = [json.loads(line) for line in (run / "metrics" / "metrics.jsonl").read_text().splitlines()]
     recorded.losses = [line["learning/loss"] for line in lines]

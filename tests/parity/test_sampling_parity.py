@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tiny_models import TEXT_WIDTH, write_sd, write_sdxl
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
-from daguerre import cli
+from daguerre.cli import main
 from daguerre.samplers.draw import initial_noise
 
 # diffusers' schedulers hand a tensor to np.array, which numpy 2 warns of.
@@ -65,7 +65,7 @@ def trained(place: Path, model: dict[str, Any], objective: dict[str, Any], *give
         "logging": {"tensorboard": False},
     }
     (place / "drawn.yaml").write_text(json.dumps(recipe))
-    assert cli.run(["train", str(place / "drawn.yaml"), *given]) == 0
+    assert main.run(["train", str(place / "drawn.yaml"), *given]) == 0
     return place / "drawn"
 
 
@@ -74,7 +74,7 @@ def ours(run: Path | str, out: Path, prompts: Sequence[str], *given: str) -> np.
     listed = out.with_suffix(".txt")
     listed.write_text("\n".join(prompts))
     size = [f"height={HEIGHT_PX}", f"width={WIDTH_PX}"]
-    assert cli.run(["generate", str(run), f"prompts_file={listed}", f"seed={SEED}", f"out={out}", *size, *given]) == 0
+    assert main.run(["generate", str(run), f"prompts_file={listed}", f"seed={SEED}", f"out={out}", *size, *given]) == 0
     return np.stack([np.asarray(Image.open(path)).astype(int) for path in sorted(out.glob("*.png"))])
 
 
@@ -106,7 +106,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_pictures_are_those_of_the_exported_pipeline(run, tmp_path, number, sampler):
     """With guidance, with a negative prompt and with none (SDXL's none is zeros, in both)."""
     more = [str(run), f"sampler={sampler}", f"training.duration={3 + number} steps", "num_inference_steps=9"]
-    assert cli.run(["train", *more]) == 0  # goes on and exports for this sampler
+    assert main.run(["train", *more]) == 0  # goes on and exports for this sampler
     call: dict[str, Any] = {"num_inference_steps": 9, "guidance_scale": 4.0}
     given = [f"sampler={sampler}", "num_inference_steps=9", "guidance_scale=4"]
     drawn = {}

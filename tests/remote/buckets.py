@@ -14,10 +14,10 @@ from faulty_store import S3, environment, s3_server
 from google_store import google_server
 from obstore.store import MemoryStore
 
-from daguerre.data import store_clients
-from daguerre.data.place import Place
-from daguerre.data.store_clients import Client
-from daguerre.remote.prefix import Prefix, prefix
+from daguerre.storage import clients
+from daguerre.storage.bucket import Prefix, prefix
+from daguerre.storage.clients import Client
+from daguerre.storage.location import Place
 
 
 def in_memory(patch: pytest.MonkeyPatch) -> dict[str, MemoryStore]:
@@ -27,8 +27,8 @@ def in_memory(patch: pytest.MonkeyPatch) -> dict[str, MemoryStore]:
     def opened(place: Place, made: Any) -> Client:
         return Client(stores.setdefault(place.bucket, MemoryStore()), "a store in memory")  # type: ignore[arg-type]
 
-    patch.setattr(store_clients, "_gs", opened)
-    store_clients.forget()
+    patch.setattr(clients, "_gs", opened)
+    clients.forget()
     return stores
 
 
@@ -57,7 +57,7 @@ def _place(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> Iterato
         return
     in_memory(patch)
     yield prefix("gs://bucket/runs/run")
-    store_clients.forget()
+    clients.forget()
 
 
 def _google(patch: pytest.MonkeyPatch) -> Iterator[Prefix]:

@@ -20,9 +20,9 @@ from saving_ranks import exit_codes, kill_some, save_and_save, start
 
 from daguerre.checkpoint.ranks import ALONE, Ranks
 from daguerre.checkpoint.store import Store
-from daguerre.data import store_clients
-from daguerre.remote.prefix import prefix
-from daguerre.remote.store import RemoteStore
+from daguerre.remote.checkpoint_store import RemoteStore
+from daguerre.storage import clients
+from daguerre.storage.bucket import prefix
 
 
 def kills(address: str, folder: Path, trials: int, seed: int) -> dict[str, object]:
@@ -64,5 +64,5 @@ def check(address: str, folder: Path, trial: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # A connection that a kill left half open is given up soon.
-    store_clients.PATIENCE = store_clients.Patience(first_pause_seconds=0.01, longest_pause_seconds=0.1)
+    clients.PATIENCE = clients.Patience(first_pause_seconds=0.01, longest_pause_seconds=0.1)
     print(json.dumps(kills(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))

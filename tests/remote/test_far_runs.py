@@ -19,10 +19,11 @@ import tiny_runs
 from buckets import moto, s3_run  # noqa: F401 (fixtures)
 from tiny_runs import assert_equal, lines, outcome
 
-from daguerre import cli, errors
-from daguerre.data import store_clients
-from daguerre.remote import copies
-from daguerre.remote.prefix import prefix
+from daguerre import errors
+from daguerre.cli import main
+from daguerre.remote import local_copy
+from daguerre.storage import clients
+from daguerre.storage.bucket import prefix
 
 pytestmark = pytest.mark.long
 
@@ -44,8 +45,8 @@ def whole(tmp_path_factory) -> tuple[dict[str, Any], float]:
 def runs(s3_run, tmp_path, monkeypatch) -> str:  # noqa: F811
     """The address of a folder of runs; the working folder is this test's, and so is the machine's cache."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(store_clients, "PATIENCE", store_clients.Patience())
-    store_clients.forget()
+    monkeypatch.setattr(clients, "PATIENCE", clients.Patience())
+    clients.forget()
     another_machine(monkeypatch, tmp_path)
     return s3_run.url.rpartition("/")[0]
 
@@ -57,9 +58,9 @@ def another_machine(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def copy_of(runs: str) -> Path:
     """All of the run as a reader has it, laid out as a local one."""
-    copy = copies.located(f"{runs}/tiny")
-    assert copies.bring(copy, "all") == []
-    copies.bring_export(copy)
+    copy = local_copy.located(f"{runs}/tiny")
+    assert local_copy.bring(copy, "all") == []
+    local_copy.bring_export(copy)
     return copy
 
 
@@ -80,7 +81,7 @@ def test_a_run_in_a_bucket_equals_a_local_one_and_is_read_everywhere(runs, whole
 
     def run(*words: str) -> str:
         another_machine(monkeypatch, tmp_path)
-        code = cli.run(list(words))
+        code = main.run(list(words))
         said = capsys.readouterr()
         assert code == 0, said.err
         return said.out

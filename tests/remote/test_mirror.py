@@ -15,14 +15,14 @@ from layouts import held
 
 from daguerre.checkpoint.export import replaced
 from daguerre.checkpoint.ranks import ALONE
-from daguerre.checkpoint.run_folder import RunFolder, RunFolderError, RunFolderHeld, held_by
-from daguerre.commands import homes
-from daguerre.commands.home_stores import store
-from daguerre.data import store_clients
+from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderHeld, held_by
 from daguerre.errors import UserError
-from daguerre.remote import bundle, copies, export, mirror
-from daguerre.remote.home import RemoteHome
+from daguerre.remote import export, local_copy, mirror, sealed_files
 from daguerre.remote.mirror import Mirror
+from daguerre.remote.run import RemoteHome
+from daguerre.run import storage
+from daguerre.run.stores import store
+from daguerre.storage import clients
 
 
 @pytest.fixture(autouse=True)
@@ -192,8 +192,8 @@ def test_two_runs_on_one_address(run, tmp_path, monkeypatch):  # noqa: F811
 
 def test_a_fault_is_told_once_and_training_goes_on(s3_run, moto, monkeypatch):  # noqa: F811
     monkeypatch.setattr(mirror, "EVERY_SECONDS", 0.02)
-    monkeypatch.setattr(store_clients, "PATIENCE", replace(SHORT, attempts=2))
-    store_clients.forget()
+    monkeypatch.setattr(clients, "PATIENCE", replace(SHORT, attempts=2))
+    clients.forget()
     said: list[str] = []
     mine = home(s3_run, said)
     with mine.hold():
@@ -221,7 +221,7 @@ def test_another_who_writes_the_same_export_does_not_stop_the_mirror(run, monkey
     def conflict(*given):
         if not again:
             again.append(1)
-            raise bundle.Conflict("another process wrote it")
+            raise sealed_files.Conflict("another process wrote it")
         return real(*given)
 
     monkeypatch.setattr(export, "send", conflict)
@@ -232,12 +232,12 @@ def test_another_who_writes_the_same_export_does_not_stop_the_mirror(run, monkey
             time.sleep(0.02)
     assert "another process wrote it" in said[0]
     assert "are sent to" in said[1]
-    assert bundle.Bundle(run / "pipeline").read() is not None
+    assert sealed_files.Bundle(run / "pipeline").read() is not None
 
 
 def test_a_store_that_is_gone_at_the_end_is_the_runs_error(s3_run, moto, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(store_clients, "PATIENCE", replace(SHORT, attempts=2))
-    store_clients.forget()
+    monkeypatch.setattr(clients, "PATIENCE", replace(SHORT, attempts=2))
+    clients.forget()
     mine = home(s3_run)
 
     def works() -> None:
@@ -250,8 +250,8 @@ def test_a_store_that_is_gone_at_the_end_is_the_runs_error(s3_run, moto, monkeyp
 
 
 def test_an_error_of_the_run_is_not_hidden_by_one_of_the_store(s3_run, moto, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(store_clients, "PATIENCE", replace(SHORT, attempts=2))
-    store_clients.forget()
+    monkeypatch.setattr(clients, "PATIENCE", replace(SHORT, attempts=2))
+    clients.forget()
 
     def fails() -> None:
         fill(mine.folder.path, FILES)
@@ -265,7 +265,7 @@ def test_an_error_of_the_run_is_not_hidden_by_one_of_the_store(s3_run, moto, mon
 
 def test_a_bucket_that_is_not_there_is_refused_before_anything(s3_run):  # noqa: F811
     with pytest.raises(RunFolderError, match=r"output_dir: s3://nowhere/.* is in a bucket that does not exist"):
-        homes.of("s3://nowhere/runs", "x").hold().__enter__()
+        storage.of("s3://nowhere/runs", "x").hold().__enter__()
 
 
 def test_readers_have_a_copy_of_their_own(run, tmp_path, monkeypatch):  # noqa: F811
@@ -276,31 +276,31 @@ def test_readers_have_a_copy_of_their_own(run, tmp_path, monkeypatch):  # noqa: 
         for number in (1, 2):
             saving.commit(saving.plan(f"step-{number:08d}", held(number, 0, 1, 1), {}))
         mine._mirror._push(patient=False)
-        copy = copies.located(run.url)
+        copy = local_copy.located(run.url)
         assert copy != mine.folder.path
         assert {name: (copy / name).read_text() for name in FILES} == FILES
         holder = held_by(copy)
         assert holder is not None
         assert holder.pid == os.getpid()
-        assert copies.shown(copy) == run.url
-        assert copies.bring(copy) == []
+        assert local_copy.shown(copy) == run.url
+        assert local_copy.bring(copy) == []
         assert [one.name for one in (copy / "checkpoints").glob("step-*")] == ["step-00000002"]
-        copies.bring(copy, "step-00000001")
+        local_copy.bring(copy, "step-00000001")
         assert len(list((copy / "checkpoints").glob("step-*"))) == 2
-    assert held_by(copies.located(run.url)) is None
+    assert held_by(local_copy.located(run.url)) is None
     run.delete(["samples/step-00000001/0.png"])
-    assert not (copies.located(run.url) / "samples/step-00000001/0.png").exists()
+    assert not (local_copy.located(run.url) / "samples/step-00000001/0.png").exists()
     with pytest.raises(UserError, match="has no pipeline yet"):
-        copies.located(f"{run.url}/pipeline/")
+        local_copy.located(f"{run.url}/pipeline/")
     with mine.hold():
         fill(mine.folder.pipeline, {"model_index.json": "{}"})
-    assert (copies.located(f"{run.url}/pipeline") / "model_index.json").read_text() == "{}"
+    assert (local_copy.located(f"{run.url}/pipeline") / "model_index.json").read_text() == "{}"
 
 
 def test_where_there_is_no_run(run):  # noqa: F811
     with pytest.raises(UserError, match=r"holds no run"):
-        copies.located(run.url)
-    assert copies.located("some/folder") == Path("some/folder")
+        local_copy.located(run.url)
+    assert local_copy.located("some/folder") == Path("some/folder")
 
 
 def test_large_files_that_grow_are_sent_less_often(run, monkeypatch):  # noqa: F811

@@ -9,10 +9,10 @@ import pytest
 from buckets import either, moto, s3_run  # noqa: F401 (fixtures)
 from faulty_store import SECRETS, Faults
 
-from daguerre.data.store_errors import Missing, StoreError
 from daguerre.errors import UserError
-from daguerre.remote import prefix as prefixes
-from daguerre.remote.prefix import PART_BYTES, Prefix, prefix
+from daguerre.storage import bucket as prefixes
+from daguerre.storage.bucket import PART_BYTES, Prefix, prefix
+from daguerre.storage.errors import Missing, StoreError
 
 
 @pytest.mark.parametrize(

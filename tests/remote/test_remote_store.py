@@ -17,11 +17,11 @@ from daguerre.checkpoint.failed_saves import FailedSaves
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
 from daguerre.checkpoint.ranks import ALONE
 from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.run_folder import RunFolderHeld
-from daguerre.checkpoint.slice_reader import opened
+from daguerre.checkpoint.run_dir import RunFolderHeld
+from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.store import Store
-from daguerre.data import store_clients
-from daguerre.remote.store import RemoteStore
+from daguerre.remote.checkpoint_store import RemoteStore
+from daguerre.storage import clients
 
 MESH = {1: (1, 1), 2: (1, 2), 3: (3, 1), 4: (2, 2)}
 
@@ -253,8 +253,8 @@ def test_a_bad_line_hurts_nothing(s3_run, moto, tmp_path, kind):  # noqa: F811
 
 
 def test_a_store_that_refuses_is_told_counted_and_borne_with(s3_run, moto, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(store_clients, "PATIENCE", replace(SHORT, attempts=2))
-    store_clients.forget()
+    monkeypatch.setattr(clients, "PATIENCE", replace(SHORT, attempts=2))
+    clients.forget()
     store = alone(s3_run, tmp_path)
     saving = Saver(store, Keep(2), FailedSaves(3))
     told = []

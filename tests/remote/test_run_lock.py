@@ -14,10 +14,10 @@ from buckets import either, moto, run, s3_run  # noqa: F401 (fixtures)
 from faulty_store import SHORT, Faults
 
 from daguerre import errors
-from daguerre.checkpoint.run_folder import RunFolderError, RunFolderHeld
-from daguerre.data import store_clients
+from daguerre.checkpoint.run_dir import RunFolderError, RunFolderHeld
 from daguerre.remote import lock
 from daguerre.remote.lock import NAME, Lock, holder, refuse_if_held
+from daguerre.storage import clients
 
 
 @pytest.fixture
@@ -217,8 +217,8 @@ def test_a_bad_line_costs_nobody_the_lock(s3_run, moto, said, monkeypatch, kind)
 def test_a_store_that_is_gone_is_told_once(s3_run, moto, said, monkeypatch):  # noqa: F811
     monkeypatch.setattr(lock, "REFRESH_SECONDS", 0.02)
     monkeypatch.setattr(lock, "STALE_SECONDS", 0.1)
-    monkeypatch.setattr(store_clients, "PATIENCE", replace(SHORT, attempts=2))
-    store_clients.forget()
+    monkeypatch.setattr(clients, "PATIENCE", replace(SHORT, attempts=2))
+    clients.forget()
     with Lock(s3_run, said.append).held():
         moto.proxy.faults = Faults(share=1, kinds=("error",))
         until = time.monotonic() + 5

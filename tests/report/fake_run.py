@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from daguerre.data.sources.shapes import Combination, render
-from daguerre.training.sinks import MetricsFile
+from daguerre.tracking.sinks import MetricsFile
 
 CONFIG = """\
 # Daguerre 0.1.0: the resolved recipe

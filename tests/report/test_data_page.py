@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_page import HOSTILE, LINKS, Page
 
-from daguerre.report.data_page import BucketRow, Example, Fact, FilterRow, Part, percent, render
-from daguerre.report.histogram import Histogram, Mark, histogram
+from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part, percent, render
+from daguerre.report.svg_histogram import Histogram, Mark, histogram
 
 
 def part(**changes: object) -> Part:

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
 from daguerre.report import page, run
 from daguerre.report.markup import element
-from daguerre.training.sinks import MetricsFile, read_metrics
+from daguerre.tracking.sinks import MetricsFile, read_metrics
 
 HOSTILE = "<script>alert(1)</script><img src=http://evil.example/x onerror='alert(2)'>\"&amp;</title>"
 VOID = {"meta", "img", "br", "line", "path", "circle", "rect"}

@@ -13,7 +13,7 @@ from schedulers import objective_of, run_ours, run_scheduler
 from torch import Tensor
 
 from daguerre import plugins
-from daguerre.families.scheduler import choose
+from daguerre.models.export.scheduler import choose
 from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw
 from daguerre.samplers.settings import SamplingSettings

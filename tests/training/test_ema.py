@@ -8,8 +8,8 @@ import torch
 from diffusers.training_utils import EMAModel
 from pydantic import ValidationError
 
-from daguerre import config as configs
-from daguerre import overrides
+from daguerre.config import config as configs
+from daguerre.config import overrides
 from daguerre.training import post_hoc
 from daguerre.training.ema import EMA, decay_at, profile_file
 from daguerre.training.settings import EMASettings

@@ -5,8 +5,8 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 
-from daguerre.families import architectures
-from daguerre.training import flops
+from daguerre.models.weights import architectures
+from daguerre.training.performance import flops
 
 
 def of_step(module, *shapes):

@@ -8,8 +8,8 @@ import torch
 
 from daguerre import errors
 from daguerre.kernels import adamw_ema
-from daguerre.training import memory, step
-from daguerre.training.memory import OutOfMemory
+from daguerre.training import oom, step
+from daguerre.training.oom import OutOfMemory
 
 CPU_MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -29,7 +29,7 @@ CPU_MESSAGE = (
 )
 def test_errors_that_mean_it_become_a_users_error_with_advice(error, means_it):
     expected = OutOfMemory if means_it else RuntimeError
-    with pytest.raises(expected) as caught, memory.explained("drawing", lambda: "draw less"):
+    with pytest.raises(expected) as caught, oom.explained("drawing", lambda: "draw less"):
         raise error
     assert (caught.value is error) is not means_it
     if means_it:
@@ -39,7 +39,7 @@ def test_errors_that_mean_it_become_a_users_error_with_advice(error, means_it):
 
 
 def test_a_real_allocation_that_fails_on_a_cpu_is_told():
-    with pytest.raises(OutOfMemory, match="DefaultCPUAllocator"), memory.explained("trying", lambda: ""):
+    with pytest.raises(OutOfMemory, match="DefaultCPUAllocator"), oom.explained("trying", lambda: ""):
         torch.empty(2**60, dtype=torch.uint8)
 
 
@@ -58,20 +58,20 @@ def test_what_failed_holds_no_memory_when_advice_is_asked_for():
         assert held
         raise torch.OutOfMemoryError("full")
 
-    with pytest.raises(OutOfMemory, match="0 alive"), memory.explained("it", lambda: f"{Large.alive} alive"):
+    with pytest.raises(OutOfMemory, match="0 alive"), oom.explained("it", lambda: f"{Large.alive} alive"):
         fails()
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 5, 12, 100])
 def test_the_largest_size_is_found_in_few_attempts(limit):
-    sizes, tried = memory.divisors(48, 24), []
+    sizes, tried = oom.divisors(48, 24), []
 
     def fits(size):
         tried.append(size)
         return size <= limit
 
     assert sizes == [1, 2, 3, 4, 6, 8, 12, 16, 24]
-    assert memory.largest_that_fits(sizes, fits) == max((size for size in sizes if size <= limit), default=None)
+    assert oom.largest_that_fits(sizes, fits) == max((size for size in sizes if size <= limit), default=None)
     assert len(tried) <= 4
 
 
@@ -90,8 +90,8 @@ def test_an_attempt_moves_no_weight_and_takes_what_an_optimizer_will_take(toy):
     state = toy.state()
     before = [p.detach().clone() for p in state.net.parameters()]
     batch = toy.batch(0, 8)
-    assert not memory.update_fits(state, batch, limited(toy, 4), nullcontext)
-    assert memory.update_fits(state, batch.rows(0, 4), limited(toy, 4), nullcontext)
+    assert not oom.update_fits(state, batch, limited(toy, 4), nullcontext)
+    assert oom.update_fits(state, batch.rows(0, 4), limited(toy, 4), nullcontext)
     assert all(torch.equal(a, b) for a, b in zip(before, state.net.parameters(), strict=True))
     assert all(p.grad is None for p in state.net.parameters())
     assert state.step == 0
@@ -105,7 +105,7 @@ def test_an_optimizer_without_room_does_not_fit(toy, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(adamw_ema, "move", full)
-    assert not memory.update_fits(state, toy.batch(0), toy.loss_fn, nullcontext)
+    assert not oom.update_fits(state, toy.batch(0), toy.loss_fn, nullcontext)
 
 
 def test_other_errors_of_an_attempt_are_not_hidden(toy):
@@ -113,7 +113,7 @@ def test_other_errors_of_an_attempt_are_not_hidden(toy):
         raise RuntimeError("shapes")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        memory.update_fits(toy.state(), toy.batch(0), broken, nullcontext)
+        oom.update_fits(toy.state(), toy.batch(0), broken, nullcontext)
 
 
 def test_a_part_of_a_batch_is_one_with_all_of_each_sample(toy):

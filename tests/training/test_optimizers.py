@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers.optimization import Adafactor
 
-from daguerre import config as configs
 from daguerre import plugins
-from daguerre.commands.parts import batch_sizes
-from daguerre.commands.run import peak_learning_rate
+from daguerre.build.parts import batch_sizes
+from daguerre.config import config as configs
+from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, install
-from daguerre.problems import ConfigError
+from daguerre.run.setup import peak_learning_rate
 from daguerre.training import step
 from daguerre.training.optimizers import adamw_8bit
 from daguerre.training.optimizers.optimizer import Optimizer, build

@@ -9,11 +9,12 @@ from pydantic import ValidationError
 from torch.nn.functional import scaled_dot_product_attention
 
 from daguerre.errors import UserError
-from daguerre.training import device, precision, step
+from daguerre.training import device, step
 from daguerre.training.guard import READ_EVERY, NonFiniteError
 from daguerre.training.loop import train
-from daguerre.training.precision import Precision
-from daguerre.training.scaling import DynamicScale
+from daguerre.training.precision import dtypes
+from daguerre.training.precision.dtypes import Precision
+from daguerre.training.precision.loss_scaling import DynamicScale
 from daguerre.training.settings import EMASettings, TrainingSettings, bytes_of
 from daguerre.types import LossTerms
 
@@ -38,7 +39,7 @@ def settings(**given):
     ],
 )
 def test_what_is_chosen_on_a_cpu(given, text):
-    chosen = precision.choose(settings(**given), CPU)
+    chosen = dtypes.choose(settings(**given), CPU)
     assert str(chosen) == text
     with chosen.forward():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == chosen.compute
@@ -55,8 +56,8 @@ def test_weights_of_16_bits_are_computed_with_as_they_are(weights_dtype, mixed_p
 
 
 def test_weights_of_float16_are_warned_about():
-    assert "bfloat16 takes the same memory" in precision.choose(settings(weights_dtype="float16"), CPU).notices()[0]
-    assert not precision.choose(settings(weights_dtype="bfloat16"), CPU).notices()
+    assert "bfloat16 takes the same memory" in dtypes.choose(settings(weights_dtype="float16"), CPU).notices()[0]
+    assert not dtypes.choose(settings(weights_dtype="bfloat16"), CPU).notices()
 
 
 @pytest.mark.parametrize(("text", "size"), [("59GB", 59 * 10**9), ("40 GiB", 40 * 2**30), ("512MB", 512 * 10**6)])
@@ -94,7 +95,7 @@ def attention(dim=8):
 
 @pytest.mark.parametrize(("name", "kernel"), [("flash", "Flash"), ("fused", "Flash"), ("math", "UnsafeView")])
 def test_the_chosen_kernel_computes_and_frozen_networks_are_free(name, kernel):
-    chosen = precision.choose(settings(attention=name), CPU)
+    chosen = dtypes.choose(settings(attention=name), CPU)
     with chosen.forward():
         assert kernel in attention()
         with chosen.frozen():
@@ -108,7 +109,7 @@ def test_the_chosen_kernel_computes_and_frozen_networks_are_free(name, kernel):
 @pytest.mark.parametrize("name", ["efficient", "cudnn"])
 def test_a_kernel_that_the_device_has_not_is_refused(name):
     with pytest.raises(UserError, match=rf"training.attention={name}: .* for fp32 on a CPU; there are flash, math"):
-        precision.choose(settings(attention=name), CPU)
+        dtypes.choose(settings(attention=name), CPU)
 
 
 def test_a_kernel_that_cannot_compute_a_model_is_a_users_error():
@@ -130,7 +131,7 @@ def test_a_kernel_that_cannot_compute_a_model_is_a_users_error():
 )
 def test_kernels_of_gpus_by_generation_and_type(monkeypatch, capability, compute, kernels):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert precision.available_kernels(compute, torch.device("cuda")) == (*kernels, "math")
+    assert dtypes.available_kernels(compute, torch.device("cuda")) == (*kernels, "math")
 
 
 # The scale of the loss
@@ -264,7 +265,7 @@ def test_training_in_16_bits_learns_what_float32_learns(toy, weights_dtype, mixe
         return [u.values["learning/loss"] for u in lines if u.values]
 
     whole = losses(Precision())
-    found = losses(precision.choose(settings(weights_dtype=weights_dtype, mixed_precision=mixed_precision), CPU))
+    found = losses(dtypes.choose(settings(weights_dtype=weights_dtype, mixed_precision=mixed_precision), CPU))
     assert found == pytest.approx(whole, rel=0.05)
     assert found[1] < 0.5 * found[0]
 
@@ -299,19 +300,19 @@ def h200(monkeypatch):
     ],
 )
 def test_what_is_chosen_on_a_gpu(h200, given, text):
-    assert str(precision.choose(settings(**given), torch.device("cuda"))) == text
+    assert str(dtypes.choose(settings(**given), torch.device("cuda"))) == text
 
 
 def test_flash_attention_in_float32_is_refused_on_a_gpu(h200):
     with pytest.raises(UserError, match="no such kernel for fp32 on H200; there are efficient"):
-        precision.choose(settings(attention="flash", mixed_precision="no"), torch.device("cuda"))
+        dtypes.choose(settings(attention="flash", mixed_precision="no"), torch.device("cuda"))
 
 
 def test_a_gpu_without_bf16_is_told_what_it_can(h200, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     with pytest.raises(UserError, match="this GPU has no bf16; use"):
-        precision.choose(settings(), torch.device("cuda"))
-    assert str(precision.choose(settings(mixed_precision="fp16"), torch.device("cuda"))) == "fp16"
+        dtypes.choose(settings(), torch.device("cuda"))
+    assert str(dtypes.choose(settings(mixed_precision="fp16"), torch.device("cuda"))) == "fp16"
 
 
 def test_memory_of_a_gpu_is_capped(h200):

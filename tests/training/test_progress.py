@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from daguerre.training import progress
-from daguerre.training.progress import Pace, Progress, duration_text
+from daguerre.tracking import console
+from daguerre.tracking.console import Pace, Progress, duration_text
 
 XTERM = {"TERM": "xterm-256color"}
 
@@ -46,7 +46,7 @@ def train(line: Progress, clock: Clock, steps: range, seconds: float = 1.0, log_
 def columns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The width of the fake terminal; set element 0."""
     width = [120]
-    monkeypatch.setattr(progress.os, "get_terminal_size", lambda fd: os.terminal_size((width[0], 24)))
+    monkeypatch.setattr(console.os, "get_terminal_size", lambda fd: os.terminal_size((width[0], 24)))
     return width
 
 

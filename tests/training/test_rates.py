@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from daguerre.training import rates
+from daguerre.training.performance import peak_rates
 
 CPU = torch.device("cpu")
 
@@ -27,26 +27,26 @@ CPU = torch.device("cpu")
     ],
 )
 def test_devices_by_name(name, tflops):
-    assert rates.datasheet(name).tflops == tflops
+    assert peak_rates.datasheet(name).tflops == tflops
 
 
 def test_memory_tells_devices_of_one_kind_apart():
-    assert rates.datasheet("NVIDIA A100-SXM4-40GB").gb_per_second == 1555
-    assert rates.datasheet("NVIDIA A100-SXM4-80GB").gb_per_second == 2039
+    assert peak_rates.datasheet("NVIDIA A100-SXM4-40GB").gb_per_second == 1555
+    assert peak_rates.datasheet("NVIDIA A100-SXM4-80GB").gb_per_second == 2039
 
 
 @pytest.mark.parametrize("name", ["", "Tesla V100-SXM2-16GB", "NVIDIA L400", "AMD Instinct MI300X", "NVIDIA A1000"])
 def test_an_unknown_device_has_none(name):
-    assert rates.datasheet(name) is None
+    assert peak_rates.datasheet(name) is None
 
 
 def test_the_best_of_several_tries_is_a_time_of_one_run(monkeypatch):
-    monkeypatch.setattr(rates, "_SECONDS_A_TRY", 0.01)
-    seconds = rates.best_seconds(lambda: time.sleep(0.05), CPU)
+    monkeypatch.setattr(peak_rates, "_SECONDS_A_TRY", 0.01)
+    seconds = peak_rates.best_seconds(lambda: time.sleep(0.05), CPU)
     assert 0.05 <= seconds < 0.1
 
 
 def test_rates_of_this_machine(monkeypatch):
-    monkeypatch.setattr(rates, "_SECONDS_A_TRY", 0.01)
-    assert 1e8 < rates.product_flops(CPU, torch.float32, size=256) < 1e14
-    assert 1e8 < rates.copy_bytes(CPU, megabytes=8) < 1e13
+    monkeypatch.setattr(peak_rates, "_SECONDS_A_TRY", 0.01)
+    assert 1e8 < peak_rates.product_flops(CPU, torch.float32, size=256) < 1e14
+    assert 1e8 < peak_rates.copy_bytes(CPU, megabytes=8) < 1e13

@@ -7,8 +7,8 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from daguerre.errors import UserError
-from daguerre.training import recompute
-from daguerre.training.precision import Precision
+from daguerre.training.performance import activation_checkpointing
+from daguerre.training.precision.dtypes import Precision
 
 
 class Both(nn.Module):
@@ -49,7 +49,7 @@ def outcome(enabled, precision=None, dropout=0.0):
     torch.manual_seed(0)
     net = Both(dropout).train()
     if enabled:
-        recompute.enable(net, [net.unet], precision.attention)
+        activation_checkpointing.enable(net, [net.unet], precision.attention)
     x, ids = torch.randn(2, 4, 8, 8), torch.randint(0, 60, (2, 77))
     with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor), precision.forward():
         loss = net(x, ids).float().square().mean()
@@ -89,7 +89,7 @@ def test_what_is_computed_again_uses_the_kernel_of_the_first_time():
 
     torch.manual_seed(0)
     net = Both().train()
-    recompute.enable(net, [], attention)
+    activation_checkpointing.enable(net, [], attention)
     with precision.forward():
         loss = net(torch.randn(2, 4, 8, 8), torch.randint(0, 60, (2, 77))).sum()
     loss.backward()
@@ -98,7 +98,7 @@ def test_what_is_computed_again_uses_the_kernel_of_the_first_time():
 
 def test_networks_that_cannot_are_refused(toy):
     with pytest.raises(UserError, match=r"training.gradient_checkpointing: no network that is trained here can"):
-        recompute.enable(toy.Net(), [Both()], Precision().attention)
+        activation_checkpointing.enable(toy.Net(), [Both()], Precision().attention)
 
 
 def test_gradients_through_a_frozen_network_keep_less_too():
@@ -107,7 +107,7 @@ def test_gradients_through_a_frozen_network_keep_less_too():
         net, numbers = Both().train(), Kept()
         net.unet.requires_grad_(False).eval()
         if enabled:
-            recompute.enable(net.text_encoder, [net.unet], Precision().attention)
+            activation_checkpointing.enable(net.text_encoder, [net.unet], Precision().attention)
         with torch.autograd.graph.saved_tensors_hooks(numbers, lambda tensor: tensor):
             loss = net(torch.randn(2, 4, 8, 8), torch.randint(0, 60, (2, 77))).square().mean()
         loss.backward()

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from daguerre import plugins
-from daguerre.training import rounding, step
+from daguerre.training import step
 from daguerre.training.ema import EMA
-from daguerre.training.precision import Precision
-from daguerre.training.rounding import Rounding, random_bits
-from daguerre.training.scaling import DynamicScale
+from daguerre.training.precision import stochastic_rounding
+from daguerre.training.precision.dtypes import Precision
+from daguerre.training.precision.loss_scaling import DynamicScale
+from daguerre.training.precision.stochastic_rounding import Rounding, random_bits
 from daguerre.training.settings import EMASettings
 from daguerre.training.state import TrainState, evaluating
 
@@ -198,7 +199,7 @@ def test_seed_and_update_decide_how_it_is_rounded():
 def test_large_models_are_widened_piece_by_piece(toy, name, monkeypatch):
     """All but Prodigy, whose estimate needs every gradient at once."""
     whole = make(toy, name, stochastic=False)
-    monkeypatch.setattr(rounding, "PIECE_NUMBERS", 24)
+    monkeypatch.setattr(stochastic_rounding, "PIECE_NUMBERS", 24)
     cut = make(toy, name, stochastic=False)
     assert all(sum(p.numel() for p in g["params"]) <= 24 for part in cut.optimizer.parts
                for g in part.optimizer.param_groups)  # fmt: skip
@@ -212,8 +213,8 @@ def test_large_models_are_widened_piece_by_piece(toy, name, monkeypatch):
 
 
 def test_float32_weights_are_never_cut(toy, monkeypatch):
-    monkeypatch.setattr(rounding, "PIECE_NUMBERS", 4)
-    assert [len(piece) for piece in rounding.pieces(list(toy.Net().parameters()))] == [4]
+    monkeypatch.setattr(stochastic_rounding, "PIECE_NUMBERS", 4)
+    assert [len(piece) for piece in stochastic_rounding.pieces(list(toy.Net().parameters()))] == [4]
 
 
 def test_an_error_within_an_update_leaves_weights_and_their_memory(toy, monkeypatch):
@@ -238,7 +239,7 @@ def test_memory_formats_and_odd_sizes_are_kept():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 1, 1)).bfloat16().to(memory_format=torch.channels_last)
     strides = [p.stride() for p in net.parameters()]
-    with rounding.widened(list(net.parameters()), None, BY_CHANCE, 0, 0):
+    with stochastic_rounding.widened(list(net.parameters()), None, BY_CHANCE, 0, 0):
         assert all(p.dtype == torch.float32 for p in net.parameters())
         for p in net.parameters():
             p.data += 1

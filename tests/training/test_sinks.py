@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daguerre.training import sinks
+from daguerre.tracking import sinks
 
 
 def write_steps(path: Path, steps: range) -> None:
@@ -126,7 +126,7 @@ def test_reserved_names_are_refused(tmp_path: Path) -> None:
 
 def test_importing_the_sinks_is_light() -> None:
     code = (
-        "import sys, daguerre.training.sinks, daguerre.training.progress; "
+        "import sys, daguerre.tracking.sinks, daguerre.tracking.console; "
         "print([m for m in ('torch', 'tensorboard') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

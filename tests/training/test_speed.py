@@ -8,9 +8,10 @@ from tiny_models import TEXT_WIDTH, TINY_UNET, tiny_vae
 from torch import nn
 
 from daguerre.errors import UserError
-from daguerre.families.logical_axes import BLOCKS
 from daguerre.kernels import attention, available, channels_last, products, swap
-from daguerre.training import precision, speed
+from daguerre.models.sharding_axes import BLOCKS
+from daguerre.training.performance import kernels
+from daguerre.training.precision import dtypes
 from daguerre.training.settings import TrainingSettings
 
 CPU = torch.device("cpu")
@@ -23,7 +24,7 @@ def settings(**given):
 def kinds(**given):
     """Types of modules in a UNet and in a frozen network beside it."""
     nets = [UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH) for _ in range(2)]
-    speed.apply(settings(**given), nets[0], nets, BLOCKS, CPU)
+    kernels.apply(settings(**given), nets[0], nets, BLOCKS, CPU)
     found = [{type(module) for module in net.modules()} for net in nets]
     assert found[0] == found[1]
     return found[0]
@@ -47,11 +48,11 @@ def test_attention_is_measured_where_it_is_asked_for():
 def test_a_gpu_has_kernels_and_channels_last_by_default(monkeypatch):
     monkeypatch.setattr(available, "triton", lambda device: device.type == "cuda")
     gpu = torch.device("cuda")
-    assert speed.uses_triton(settings(), gpu)
-    assert speed.pictures_are_last(settings(), True, gpu)
-    assert not speed.uses_triton(settings(kernels="plain"), gpu)
-    assert not speed.pictures_are_last(settings(), False, gpu), "its own norms put channels first again"
-    assert speed.pictures_are_last(settings(channels_last=True), False, gpu)
+    assert kernels.uses_triton(settings(), gpu)
+    assert kernels.pictures_are_last(settings(), True, gpu)
+    assert not kernels.uses_triton(settings(kernels="plain"), gpu)
+    assert not kernels.pictures_are_last(settings(), False, gpu), "its own norms put channels first again"
+    assert kernels.pictures_are_last(settings(channels_last=True), False, gpu)
 
 
 @pytest.mark.parametrize(("there", "why"), [(False, "not installed"), (True, "a CPU computes no Triton kernels")])
@@ -64,7 +65,7 @@ def test_kernels_that_cannot_be_are_refused(monkeypatch, there, why):
 def test_layout_asks_no_device():
     with torch.device("meta"):
         net = UNet2DConditionModel(**TINY_UNET, cross_attention_dim=TEXT_WIDTH)
-    speed.layout([net], fused=True, last=True)
+    kernels.layout([net], fused=True, last=True)
     assert {swap.NormSiLU, swap.Gated, channels_last.Block} <= {type(module) for module in net.modules()}
 
 
@@ -72,20 +73,22 @@ def test_compiled_blocks_do_not_measure():
     with pytest.raises(ValidationError, match="attention=measured does not go with compile=blocks"):
         settings(compile="blocks", attention="measured")
     with pytest.raises(UserError, match=r"training.compile=blocks: no block"):
-        speed.apply(settings(compile="blocks"), nn.Linear(2, 2), [], BLOCKS, CPU)
+        kernels.apply(settings(compile="blocks"), nn.Linear(2, 2), [], BLOCKS, CPU)
 
 
 def test_frozen_networks_encode_in_bf16_where_there_is_one_that_encodes():
     trained = nn.Linear(2, 2)
     vae = tiny_vae().requires_grad_(False)
-    speed.apply(settings(frozen_precision="bf16"), trained, [vae], BLOCKS, CPU)
+    kernels.apply(settings(frozen_precision="bf16"), trained, [vae], BLOCKS, CPU)
     assert vae.encode(torch.rand(1, 3, 32, 32)).latent_dist.mean.dtype == torch.float32
     assert "forward" in vars(vae.encoder)
     with pytest.raises(UserError, match="frozen_precision=bf16: nothing frozen encodes here"):
-        speed.apply(settings(frozen_precision="bf16"), trained, [tiny_vae()], BLOCKS, CPU)
+        kernels.apply(settings(frozen_precision="bf16"), trained, [tiny_vae()], BLOCKS, CPU)
 
 
 def test_a_gpu_without_bf16_refuses_it(monkeypatch):
-    monkeypatch.setattr(precision, "has_bf16", lambda device: False)
+    monkeypatch.setattr(dtypes, "has_bf16", lambda device: False)
     with pytest.raises(UserError, match="this GPU has no bf16"):
-        speed.apply(settings(frozen_precision="bf16"), nn.Linear(2, 2), [tiny_vae().requires_grad_(False)], BLOCKS, CPU)
+        kernels.apply(
+            settings(frozen_precision="bf16"), nn.Linear(2, 2), [tiny_vae().requires_grad_(False)], BLOCKS, CPU
+        )

@@ -32,7 +32,7 @@ from daguerre.types import Batch, Cond
 if TYPE_CHECKING:
     import numpy as np
 
-    from daguerre.families.family import Family
+    from daguerre.models.family import Family
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 

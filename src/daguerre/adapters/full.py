@@ -14,7 +14,7 @@ from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 
 if TYPE_CHECKING:
-    from daguerre.families.family import Family
+    from daguerre.models.family import Family
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 

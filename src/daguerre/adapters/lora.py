@@ -31,7 +31,7 @@ from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 
 if TYPE_CHECKING:
-    from daguerre.families.family import Family
+    from daguerre.models.family import Family
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 

@@ -21,7 +21,7 @@ from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.ranks import RanksGone
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.sharded import Own, Planned
-from daguerre.checkpoint.slices import Groups
+from daguerre.checkpoint.shards import Groups
 from daguerre.checkpoint.store import Found
 
 _SLAB_BYTES = 256 << 20

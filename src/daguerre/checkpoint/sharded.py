@@ -18,14 +18,14 @@ from typing import Any
 
 from torch import Tensor
 
-from daguerre.checkpoint import content, shared_reading, slices
+from daguerre.checkpoint import contents, shards, shared_reading
 from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
 from daguerre.checkpoint.manifest import CheckpointError, Entry, Kind
 from daguerre.checkpoint.ranks import Ranks
 from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.slices import Groups, Region
+from daguerre.checkpoint.safetensors import encode
+from daguerre.checkpoint.shards import Groups, Region
 from daguerre.checkpoint.store import Found, Store
-from daguerre.checkpoint.tensors import encode
 
 Own = dict[str, dict[str, Tensor]]
 """What one rank writes: tensors by file and key."""
@@ -42,7 +42,7 @@ class Planned:
     """The file that finds all ranks' slices."""
     needed_bytes: int
     """What all ranks write together."""
-    small: Mapping[str, content.Part]
+    small: Mapping[str, contents.Part]
     """Documents and files, on rank 0."""
     plain: bool
     """One process writes whole tensors, as `Store.save` does: there is no index."""
@@ -57,9 +57,9 @@ class Planned:
         kind: Kind = "tensors" if self.plain else "parts"
         return {file: Entry(kind, *written) for report in reports for file, written in report["files"].items()}
 
-    def beside(self) -> dict[str, content.Part]:
+    def beside(self) -> dict[str, contents.Part]:
         """What rank 0 writes beside the tensors."""
-        index = {} if self.plain else {slices.INDEX: content.Part("slices", [self.index])}
+        index = {} if self.plain else {shards.INDEX: contents.Part("slices", [self.index])}
         return {**self.small, **index}
 
 
@@ -90,12 +90,12 @@ class ShardedStore:
         """
         held: Any = None
         mine: dict[str, Any] = {"name": name, "digest": "", "error": None}
-        small: dict[str, content.Part] = {}
+        small: dict[str, contents.Part] = {}
         try:
-            held = slices.holding(groups)
+            held = shards.holding(groups)
             mine["digest"] = hashlib.sha256(json.dumps(held).encode()).hexdigest()
             # Groups without tensors: their names are checked.
-            small = content.collect({group: {} for group in groups}, documents, files or {})
+            small = contents.collect({group: {} for group in groups}, documents, files or {})
         except ValueError as error:
             mine["error"] = str(error)
         mine["known"] = mine["digest"] == self._planned_for
@@ -103,7 +103,7 @@ class ShardedStore:
         replan = self._agreed(lambda: _needs_plan(everyone))
         if replan:
             holdings = self.ranks.collect(held)
-            told = self._agreed(lambda: slices.to_bytes(slices.plan(holdings)).decode())
+            told = self._agreed(lambda: shards.to_bytes(shards.plan(holdings)).decode())
             self._remember(told.encode(), mine["digest"])
         own: Own = {}
         for file, key, group, tensor, region in self._mine:
@@ -113,11 +113,11 @@ class ShardedStore:
 
     def _remember(self, told: bytes, digest: str) -> None:
         """Keeps of a plan what every save needs: it is long where there are many ranks."""
-        index, rank = slices.from_bytes(told), self.ranks.rank
+        index, rank = shards.from_bytes(told), self.ranks.rank
         self._index, self._planned_for, self._mine, self._needed_bytes = told, digest, [], 0
-        self._plain = slices.is_plain(index)
+        self._plain = shards.is_plain(index)
         for group, stored in index.items():
-            own_files = (slices.file_of(group, rank, self.ranks.count), f"{group}.safetensors")
+            own_files = (shards.file_of(group, rank, self.ranks.count), f"{group}.safetensors")
             for name, each in stored.items():
                 for file, key, region in each.parts:
                     self._needed_bytes += region.elements * each.dtype.itemsize
@@ -198,8 +198,8 @@ class ShardedStore:
                     raise OSError(number, text, f"{where} (rank {rank})")
             entries = planned.entries(reports)
             shared_reading.wait_for(temporary, entries)
-            entries |= content.write_files(temporary, planned.beside())
-            content.seal(temporary, entries)
+            entries |= contents.write_files(temporary, planned.beside())
+            contents.seal(temporary, entries)
             self._store.publish(temporary, planned.name)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)

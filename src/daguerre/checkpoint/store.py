@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daguerre.checkpoint import content, manifest
+from daguerre.checkpoint import contents, manifest
 from daguerre.checkpoint.atomic import make_folder, sync_folder
-from daguerre.checkpoint.content import Checkpoint, TensorGroups
+from daguerre.checkpoint.contents import Checkpoint, TensorGroups
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
 from daguerre.checkpoint.retention import Keep
 
@@ -67,12 +67,12 @@ class Store:
         CheckpointError if the disk refuses: nothing of the new one stays, earlier ones are untouched. ValueError for
         content that could not be read back: NaN in a document, a dtype without a name, a path that leaves the folder.
         """
-        parts = content.collect(tensors, documents, files or {})
+        parts = contents.collect(tensors, documents, files or {})
         temporary = self.temporary(name)
         try:
             try:
                 make_folder(self.root)
-                content.write(temporary, parts)
+                contents.write(temporary, parts)
                 return self.publish(temporary, name)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -90,11 +90,11 @@ class Store:
 
         `only` names the groups of tensors to read (`("ema",)`); the others are neither read nor verified.
         """
-        return content.read(path, only)
+        return contents.read(path, only)
 
     def groups(self, path: Path) -> list[str]:
         """Names of the groups of tensors that a checkpoint holds. Damaged."""
-        return content.groups(path)
+        return contents.groups(path)
 
     def newest_verified(self) -> Found:
         """The newest checkpoint whose every file is as it was saved. For readers: changes nothing on disk."""

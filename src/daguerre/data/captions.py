@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 
 from daguerre import keys
-from daguerre.data.headers import Undecodable
+from daguerre.data.images.headers import Undecodable
 from daguerre.data.settings import CaptionSettings, SourceSettings
 from daguerre.types import Record
 from daguerre.unicode import NO_TEXT, is_text

@@ -13,17 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from daguerre import keys, plugins
-from daguerre.data import buckets as bucketing
-from daguerre.data import image_kinds, room, selection, skips
-from daguerre.data.buckets import Bucket
-from daguerre.data.image_kinds import KINDS
-from daguerre.data.index import Index
-from daguerre.data.order import Endless, Order, Passes
-from daguerre.data.plan import Plan, Slots
-from daguerre.data.selection import Selection
+from daguerre.data import skipped
+from daguerre.data.images import kinds
+from daguerre.data.images.kinds import KINDS
+from daguerre.data.index.cache import DAMAGED
+from daguerre.data.index.index import Index
+from daguerre.data.plan import buckets as bucketing
+from daguerre.data.plan import cache_window, selection
+from daguerre.data.plan.batches import Plan, Slots
+from daguerre.data.plan.buckets import Bucket
+from daguerre.data.plan.order import Endless, Order, Passes
+from daguerre.data.plan.selection import Selection
 from daguerre.data.settings import SourceSettings
-from daguerre.data.shard_index import DAMAGED
-from daguerre.data.skips import SkipReport
+from daguerre.data.skipped import SkipReport
 from daguerre.data.source import FarSource, Source, Split
 from daguerre.data.sources import mix
 from daguerre.errors import UserError
@@ -107,13 +109,13 @@ class Dataset:
         chosen_buckets = [None if chosen is None else chosen.buckets for chosen in self.selections]
         if far := self.far_streams(orders):
             where = "data." if len(self.members) == 1 else "data.sources.NAME."
-            room.refuse_small_cache(far, batch_size, self.settings.cache_gb, where)
+            cache_window.refuse_small_cache(far, batch_size, self.settings.cache_gb, where)
         return Plan(seed, orders, chosen_buckets, self.weights, len(self.buckets), batch_size)
 
-    def far_streams(self, orders: Sequence[Order]) -> list[room.Stream]:
+    def far_streams(self, orders: Sequence[Order]) -> list[cache_window.Stream]:
         """The far sources, in the orders of a plan."""
         return [
-            room.Stream(order, member.far.files, weight / sum(self.weights))
+            cache_window.Stream(order, member.far.files, weight / sum(self.weights))
             for member, order, weight in zip(self.members, orders, self.weights, strict=True)
             if member.far is not None and isinstance(order, Passes)
         ]
@@ -160,7 +162,7 @@ class Dataset:
     @cached_property
     def _found(self) -> SkipReport:
         parts = [member.source.report() for member in self.members]
-        return skips.merged(*parts, *(chosen.left_out for chosen in self.selections if chosen is not None))
+        return skipped.merged(*parts, *(chosen.left_out for chosen in self.selections if chosen is not None))
 
     def notes(self, batch_size: int, images: Sequence[str] = ()) -> SkipReport:
         """What is worth a note about the plan: buckets that wait for the next epoch, and samples that have none of the
@@ -170,7 +172,7 @@ class Dataset:
             if chosen is not None:
                 counts += member.settings.repeats * np.bincount(chosen.buckets, minlength=len(self.buckets))
         listed = isinstance(self.settings.buckets.aspects, tuple)
-        return skips.merged(selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(images))
+        return skipped.merged(selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(images))
 
     def refuse_without(self, images: Sequence[str]) -> None:
         """UserError where no sample has one of these images beside its picture."""
@@ -182,13 +184,13 @@ class Dataset:
                 )
 
     def _lacking(self, images: Sequence[str]) -> SkipReport:
-        found: skips.Counts = {}
+        found: skipped.Counts = {}
         for name in images:
             shares = zip(self.selections, self._share_with(name), strict=True)
             count = sum(round((1 - share) * len(chosen.numbers)) for chosen, share in shares if chosen is not None)
             if count:
                 kept = KINDS[name].absent is not None
-                found[image_kinds.lacking(name)] = {"count": count, "examples": [], "kept": kept}
+                found[kinds.lacking(name)] = {"count": count, "examples": [], "kept": kept}
         return found
 
     def _share_with(self, name: str) -> list[float]:
@@ -266,13 +268,13 @@ def _opened(
 
 def _refuse_damage(found: SkipReport, index: Index, limit: float) -> None:
     """UserError where too much cannot be used; of a damaged shard nobody knows how much, so shards are counted."""
-    skips.refuse_above(limit, found, index.count + skips.unusable(found))
+    skipped.refuse_above(limit, found, index.count + skipped.unusable(found))
     damaged, shards = found.get(DAMAGED, {"count": 0})["count"], len(index.shard_starts) - 1
     if damaged > limit * shards:
         where = f"{damaged:,} damaged place{'s' * (damaged > 1)} in {shards:,} shard{'s' * (shards > 1)}"
         raise UserError(
             f"{where}, and nobody knows how many samples were in them (data.max_skipped={limit:g}):\n"
-            f"{skips.table(found)}\n"
+            f"{skipped.table(found)}\n"
             "Fetch these shards anew, or set data.max_skipped=1 to train on what can be read"
         )
 

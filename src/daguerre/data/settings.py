@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from daguerre.data.buckets import check_fractions
-from daguerre.data.filters import Filters
-from daguerre.data.words import words
+from daguerre.data.filters.filter import Filters
+from daguerre.data.images.words import words
+from daguerre.data.plan.buckets import check_fractions
 from daguerre.settings import ADDRESS, ELASTIC, FREE, Idle, Settings
 
 ImageFormat = Literal["jpeg", "png", "webp", "gif", "bmp", "tiff"]

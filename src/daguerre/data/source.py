@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from daguerre.data.index import Index
-from daguerre.data.skips import SkipReport
+from daguerre.data.index.index import Index
+from daguerre.data.skipped import SkipReport
 from daguerre.types import Record
 
 Split = Literal["train", "held_out"]

@@ -1,6 +1,6 @@
 """A KL autoencoder in training: pictures to latents and back, for the latent families of this folder to use frozen.
 
-The network is diffusers' AutoencoderKL. Its loss is objectives/autoencoder.py, a frozen one in use is vae.py.
+The network is diffusers' AutoencoderKL. Its loss is objectives/autoencoder.py, a frozen one in use is models/vae.py.
 Shape letters: B samples, C channels, H and W height and width.
 """
 
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from daguerre import keys as keyed
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
-from daguerre.families import pretrained
-from daguerre.families.family import Family
-from daguerre.families.pixel_codec import PixelCodec
-from daguerre.families.settings import ComponentSpec, FamilySettings
+from daguerre.models.family import Family
+from daguerre.models.pixel_codec import PixelCodec
+from daguerre.models.settings import ComponentSpec, FamilySettings
+from daguerre.models.weights import load as weights_load
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch, Cond
@@ -117,7 +117,7 @@ def _export(
 def load(settings: Settings, seed: int) -> Family:
     """An autoencoder of these numbers with weights from `seed`. UserError if diffusers cannot build it."""
     try:
-        vae: Any = pretrained.seeded(lambda: AutoencoderKL(**settings.vae), seed)
+        vae: Any = weights_load.seeded(lambda: AutoencoderKL(**settings.vae), seed)
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"model.vae: diffusers cannot build an AutoencoderKL of these numbers: {error}") from error
     net = Autoencoder(vae.to(memory_format=torch.channels_last))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from daguerre import plugins
-from daguerre.families.settings import PretrainedSettings
+from daguerre.models.settings import PretrainedSettings
 
 
 @lru_cache(maxsize=1)

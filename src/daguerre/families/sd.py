@@ -1,8 +1,8 @@
 """Stable Diffusion 1.x and 2.x: a KL autoencoder, a text encoder and a UNet with cross attention.
 
 The networks are diffusers' and transformers' own, in the folder layout of a diffusers pipeline. The UNet is trained,
-the text encoder beside it or instead of it if the settings say so; the autoencoder (vae.py) is frozen. Where they come
-from is in components.py, how captions are read in texts.py, which scheduler goes into an export in scheduler.py.
+the text encoder beside it or instead of it if the settings say so; the autoencoder (models/vae.py) is frozen. Where they come
+from is in models/components.py, how captions are read in models/text_conditioning.py, which scheduler goes into an export in models/export/scheduler.py.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from daguerre.families import text_encoder, unets, vae
-from daguerre.families.components import Components
-from daguerre.families.family import Family
-from daguerre.families.pipeline import PipelineExporter
-from daguerre.families.settings import UNetSettings
-from daguerre.families.text_encoder import TextReader
-from daguerre.families.texts import Texts
-from daguerre.families.vae import VAE
+from daguerre.models import text_encoder, vae
+from daguerre.models import unet as models_unet
+from daguerre.models.components import Components
+from daguerre.models.export.diffusers import PipelineExporter
+from daguerre.models.family import Family
+from daguerre.models.settings import UNetSettings
+from daguerre.models.text_conditioning import Texts
+from daguerre.models.text_encoder import TextReader
+from daguerre.models.vae import VAE
 
 
 class Settings(UNetSettings):
@@ -36,7 +37,7 @@ def load(settings: Settings, seed: int) -> Family:
     autoencoder = vae.load(components)
     reader = text_encoder.load(components, "text_encoder", "tokenizer", layer=-1, final_norm=True)
     texts = Texts((reader,))
-    unet = unets.load(components, autoencoder, texts)
+    unet = models_unet.load(components, autoencoder, texts)
     index = {
         "feature_extractor": [None, None],
         "image_encoder": [None, None],
@@ -45,7 +46,7 @@ def load(settings: Settings, seed: int) -> Family:
     }
     replaced = {"text_encoder": lambda: _as_read(reader), "vae": lambda: _as_scaled(autoencoder)}
     exporter = PipelineExporter(settings.pipeline_class, index, replaced, tuple(_differences(reader)))
-    return unets.family(components, unet, autoencoder, texts, exporter)
+    return models_unet.family(components, unet, autoencoder, texts, exporter)
 
 
 def _as_read(reader: TextReader) -> nn.Module:

@@ -1,7 +1,7 @@
 """Stable Diffusion XL: two text encoders side by side, and a UNet that is also told the sizes of its pictures.
 
 Podell et al. 2023 (arXiv 2307.01952). The networks are diffusers' and transformers' own, in the folder layout of a
-diffusers pipeline. What is trained is as in sd.py; the parts are in components.py, texts.py, unets.py and vae.py.
+diffusers pipeline. What is trained is as in sd.py; the parts are in models/components.py, models/text_conditioning.py, models/unet.py and models/vae.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from daguerre.families import text_encoder, unets, vae
-from daguerre.families.components import Components
-from daguerre.families.family import Family
-from daguerre.families.pipeline import PipelineExporter
-from daguerre.families.settings import BASE, Component, ComponentSpec, UNetSettings
-from daguerre.families.text_encoder import TextReader
-from daguerre.families.texts import Texts
+from daguerre.models import text_encoder, vae
+from daguerre.models import unet as models_unet
+from daguerre.models.components import Components
+from daguerre.models.export.diffusers import PipelineExporter
+from daguerre.models.family import Family
+from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
+from daguerre.models.text_conditioning import Texts
+from daguerre.models.text_encoder import TextReader
 from daguerre.settings import ADDRESS, Idle
 from daguerre.types import Batch, Cond, Prompt
 
@@ -68,7 +69,7 @@ def load(settings: Settings, seed: int) -> Family:
         for mark in ("", "_2")
     )
     texts = Texts((first, second), settings.long_prompts_pooled, settings.zero_null_text)
-    unet = unets.load(components, autoencoder, texts, _sized(components, second.encoder.config.projection_dim))
+    unet = models_unet.load(components, autoencoder, texts, _sized(components, second.encoder.config.projection_dim))
     index = {
         "feature_extractor": [None, None],
         "image_encoder": [None, None],
@@ -76,7 +77,7 @@ def load(settings: Settings, seed: int) -> Family:
     }
     replaced = {"text_encoder": lambda: _as_read(first)}
     exporter = PipelineExporter(settings.pipeline_class, index, replaced, tuple(_differences(first, second)))
-    family = unets.family(components, unet, autoencoder, texts, exporter)
+    family = models_unet.family(components, unet, autoencoder, texts, exporter)
     return replace(family, batch_condition=_sizes_of_batch, prompt_condition=_sizes_of_prompts)
 
 

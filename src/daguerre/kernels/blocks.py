@@ -1,7 +1,7 @@
 """`torch.compile` of the blocks of which networks of diffusers consist, each for itself.
 
 Blocks of one kind and shape share what was compiled, so that a network takes as long as its different blocks do, and
-what splits or recomputes networks between blocks goes on to. commands/first_pass.py compares gradients with those of
+what splits or recomputes networks between blocks goes on to. run/preflight.py compares gradients with those of
 blocks that are not compiled before a run trains with them. Compiled code is kept in the user's cache folder.
 """
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.export import replaced
 from daguerre.checkpoint.manifest import NAME, Entry
-from daguerre.data.store_errors import Missing
-from daguerre.remote.bundle import Bundle
-from daguerre.remote.prefix import Prefix
+from daguerre.remote.sealed_files import Bundle
+from daguerre.storage.bucket import Prefix
+from daguerre.storage.errors import Missing
 
 _FOLDER = "pipeline"
 _PIECE_BYTES = 8 << 20

@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from daguerre.checkpoint.run_folder import Holder, RunFolderError, RunFolderHeld
-from daguerre.data.store_errors import Missing, StoreError
-from daguerre.remote.prefix import Prefix, Version
+from daguerre.checkpoint.run_dir import Holder, RunFolderError, RunFolderHeld
+from daguerre.storage.bucket import Prefix, Version
+from daguerre.storage.errors import Missing, StoreError
 
 NAME = ".lock"
 REFRESH_SECONDS = 20.0

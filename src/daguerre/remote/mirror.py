@@ -2,7 +2,7 @@
 
 Training never waits for it: a thread looks for changed files at intervals; a fault is told once, and tried again. What
 a checkpoint needs beside it (numbers, config) is sent before the checkpoint counts: `flush`. The export is replaced
-whole (bundle.py). Checkpoints and the lock are not here.
+whole (remote/sealed_files.py). Checkpoints and the lock are not here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 
-from daguerre.checkpoint.run_folder import RunFolder, RunFolderError
+from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
 from daguerre.errors import UserError
 from daguerre.remote import export
-from daguerre.remote.prefix import Listed, Prefix
-from daguerre.remote.shelf import told
+from daguerre.remote.checkpoint_catalog import told
+from daguerre.storage.bucket import Listed, Prefix
 
 EVERY_SECONDS = 10.0
 """Between two looks for changed files."""

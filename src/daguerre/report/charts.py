@@ -1,12 +1,12 @@
-"""Which curves a run has, from the names in its metrics. Drawing is curves.py's."""
+"""Which curves a run has, from the names in its metrics. Drawing is report/svg_curves.py's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from daguerre.report.curves import Series, chart, smooth
 from daguerre.report.markup import Html
 from daguerre.report.run import Run
+from daguerre.report.svg_curves import Series, chart, smooth
 
 MAIN, SECOND = "var(--accent)", "var(--second)"
 

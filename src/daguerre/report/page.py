@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from daguerre.checkpoint.atomic import write_bytes_atomically
-from daguerre.checkpoint.run_folder import RunFolder
+from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.report import facts
 from daguerre.report.charts import charts
 from daguerre.report.markup import Html, element, join

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from daguerre.checkpoint.run_folder import RunFolder, held_by
+from daguerre.checkpoint.run_dir import RunFolder, held_by
 from daguerre.errors import UserError
-from daguerre.training.sinks import read_metrics
+from daguerre.tracking.sinks import read_metrics
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.training import post_hoc, rounding
+from daguerre.training import post_hoc
 from daguerre.training.finite import refuse_not_finite
 from daguerre.training.optimizers.one_pass import Average
+from daguerre.training.precision import stochastic_rounding
 from daguerre.training.settings import EMASettings
 
 
@@ -76,7 +77,7 @@ class EMA:
     @torch.no_grad()
     def _move(self, averages: Mapping[str, Tensor], weight: float) -> None:
         by_parameter = {self.parameters[name]: average for name, average in averages.items()}
-        for piece in rounding.pieces(list(by_parameter)):
+        for piece in stochastic_rounding.pieces(list(by_parameter)):
             torch._foreach_lerp_([by_parameter[p] for p in piece], [p.float() for p in piece], weight)
 
     @torch.no_grad()

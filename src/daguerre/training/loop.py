@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from daguerre.training import schedules, step
 from daguerre.training.guard import READ_EVERY
-from daguerre.training.precision import Autocast
+from daguerre.training.precision.dtypes import Autocast
 from daguerre.training.settings import LRSchedulerSettings
 from daguerre.training.state import TrainState
 from daguerre.types import Batch

@@ -18,9 +18,9 @@ from daguerre.training.finite import refuse_not_finite
 from daguerre.training.guard import Guard
 from daguerre.training.meters import Meter
 from daguerre.training.optimizers.optimizer import Optimizer, build
-from daguerre.training.precision import Precision
-from daguerre.training.rounding import Rounding
-from daguerre.training.scaling import Scaler, Unscaled
+from daguerre.training.precision.dtypes import Precision
+from daguerre.training.precision.loss_scaling import Scaler, Unscaled
+from daguerre.training.precision.stochastic_rounding import Rounding
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.training.sharding import UNSHARDED, Sharding, cut
 from daguerre.types import LossTerms, Stateful

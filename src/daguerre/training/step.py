@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from daguerre.training.precision import Autocast
-from daguerre.training.scaling import Scaler, Unscaled
+from daguerre.training.precision.dtypes import Autocast
+from daguerre.training.precision.loss_scaling import Scaler, Unscaled
 from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms

@@ -12,11 +12,11 @@ from PIL import Image
 from pydantic import ValidationError
 from reading import chosen_records
 
-from daguerre.data.csv_files import QUOTES, CsvTables
 from daguerre.data.dataset import open_dataset
-from daguerre.data.headers import Undecodable
+from daguerre.data.images.headers import Undecodable
 from daguerre.data.sources import csv
-from daguerre.data.table_files import Damage, Row, file_now
+from daguerre.data.table.csv import QUOTES, CsvTables
+from daguerre.data.table.files import Damage, Row, file_now
 from daguerre.errors import UserError
 
 

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from daguerre.data import decode, folder_scan, headers
 from daguerre.data.dataset import open_dataset
-from daguerre.data.folder_scan import sample_id
+from daguerre.data.folder import scan
+from daguerre.data.folder.scan import sample_id
+from daguerre.data.images import decode, headers
 from daguerre.data.sources import folder
 from daguerre.errors import UserError
 
@@ -440,7 +441,7 @@ def headers_read(monkeypatch):
         seen.append(os.path.basename(file.name))
         return real(file, formats)
 
-    monkeypatch.setattr(folder_scan.headers, "upright_size", noted)
+    monkeypatch.setattr(scan.headers, "upright_size", noted)
     return seen
 
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from daguerre.data.headers import Undecodable
+from daguerre.data.images.headers import Undecodable
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent, UserError, install
 

@@ -15,11 +15,13 @@ from PIL import Image
 from pydantic import ValidationError
 from reading import chosen_records
 
-from daguerre.data import parquet_files, stores, verbatim
 from daguerre.data.dataset import open_dataset
-from daguerre.data.headers import Undecodable
+from daguerre.data.images.headers import Undecodable
 from daguerre.data.sources import parquet
+from daguerre.data.table import parquet as table_parquet
+from daguerre.data.table import verbatim
 from daguerre.errors import UserError
+from daguerre.storage import io as storage_io
 
 
 def png(i, height=20, width=30):
@@ -451,21 +453,21 @@ def test_other_columns_have_another_index(tmp_path):
 def decoded(monkeypatch):
     """Pictures that can only be decoded, and none decoded yet."""
     monkeypatch.setattr(verbatim.Finder, "places", lambda self, data: b"")
-    monkeypatch.setattr(parquet_files, "_GROUPS", parquet_files._RowGroups())
+    monkeypatch.setattr(table_parquet, "_GROUPS", table_parquet._RowGroups())
     return monkeypatch
 
 
 def test_large_row_groups_are_walked_through(tmp_path, decoded):
     path = write(tmp_path / "a.parquet", usual(50))
     expected = [r.image for r in records(opened(path))]
-    decoded.setattr(parquet_files, "_GROUPS", parquet_files._RowGroups())
-    decoded.setattr(parquet_files, "LARGE_BYTES", 1000)
-    decoded.setattr(parquet_files, "SLICE_BYTES", 4000)
+    decoded.setattr(table_parquet, "_GROUPS", table_parquet._RowGroups())
+    decoded.setattr(table_parquet, "LARGE_BYTES", 1000)
+    decoded.setattr(table_parquet, "SLICE_BYTES", 4000)
     source = opened(path, formats=["png"])
     assert "kept, but slow" in " ".join(notes(source))
     for i in [*range(50), 20, 3, 4, 49, 0]:
         assert source.record(i).image == expected[i]
-    assert not parquet_files._GROUPS.held
+    assert not table_parquet._GROUPS.held
 
 
 def test_what_is_decoded_is_bounded(tmp_path, decoded):
@@ -473,11 +475,11 @@ def test_what_is_decoded_is_bounded(tmp_path, decoded):
         write(tmp_path / f"{i}.parquet", {"jpg": [png(i * 9 + j) for j in range(9)], "text": ["x"] * 9})
         for i in range(9)
     ]
-    decoded.setattr(parquet_files, "KEPT_BYTES", 40_000)
+    decoded.setattr(table_parquet, "KEPT_BYTES", 40_000)
     source = opened([str(path) for path in paths])
     for i in np.random.default_rng(0).permutation(81):
         assert source.record(int(i)).image == png(int(i))
-        held = parquet_files._GROUPS
+        held = table_parquet._GROUPS
         assert held.held_bytes == sum(table.nbytes for table in held.held.values()) <= 40_000
 
 
@@ -572,9 +574,9 @@ def test_ranges_of_a_far_table_through_faults(tmp_path, s3):  # noqa: F811
     s3.proxy.faults = Faults(share=0.3)
     for i in np.random.default_rng(0).integers(0, 20, 40):
         assert source.record(int(i)).image == pictures[i]
-    parquet_files._parquet.cache_clear()
+    table_parquet._parquet.cache_clear()
     s3.proxy.faults = Faults(share=1.0, kinds=("error",))
-    with pytest.raises(stores.StoreError, match="again and again"):
+    with pytest.raises(storage_io.StoreError, match="again and again"):
         source.record(1)
 
 
@@ -643,7 +645,7 @@ def test_a_passing_fault_is_no_skip(tmp_path, s3):  # noqa: F811
     s3.put("1.png", png(1))
     source = opened(addresses(tmp_path, ["s3://bucket/1.png?token=SECRET", "s3://bucket/1.png"]))
     s3.proxy.faults = Faults(share=1.0, kinds=("error",))
-    with pytest.raises(stores.StoreError, match=r"s3://bucket/1\.png.* HTTP 50"):
+    with pytest.raises(storage_io.StoreError, match=r"s3://bucket/1\.png.* HTTP 50"):
         source.record(1)
     s3.proxy.faults = Faults(share=0.3)
     for _ in range(20):
@@ -667,8 +669,8 @@ def test_secrets_of_an_address_are_not_shown(tmp_path, s3):  # noqa: F811
 _WALK = """
 import sys
 from pathlib import Path
-from daguerre.data.parquet_files import ParquetTables
-from daguerre.data.table_files import Unreadable
+from daguerre.data.table.parquet import ParquetTables
+from daguerre.data.table.files import Unreadable
 
 path = Path(sys.argv[1])
 whole, tables, columns = path.read_bytes(), ParquetTables(), ["jpg", "caption"]

@@ -15,12 +15,15 @@ from faulty_store import Faults, environment, s3, web_server  # noqa: F401
 from PIL import Image
 from webdataset import tariterators
 
-from daguerre.data import selection, shard_index, stores, tar
-from daguerre.data.headers import Undecodable
-from daguerre.data.places import Place
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.index import cache
+from daguerre.data.plan import selection
 from daguerre.data.sources import webdataset as source_file
 from daguerre.data.sources.webdataset import Settings, WebdatasetSource, open_source
+from daguerre.data.tar import reader
 from daguerre.errors import UserError
+from daguerre.storage import io as storage_io
+from daguerre.storage.expand import Place
 
 ODD = [
     "a",
@@ -74,7 +77,7 @@ def as_we_read(source: WebdatasetSource) -> dict[str, dict[str, bytes]]:
         index = source._shard(shard)
         data = source.places[shard].local.read_bytes()
         first, *rest = source_file._pieces(index, row)
-        extension = next(m.name for m in tar.contents(data).members if m.offset == first.offset).rpartition(".")[2]
+        extension = next(m.name for m in reader.contents(data).members if m.offset == first.offset).rpartition(".")[2]
         pieces = [first._replace(name=extension.lower()), *rest]
         key = index.column("key")[row].as_py()
         found[key] = {piece.name: data[piece.offset : piece.offset + piece.size] for piece in pieces}
@@ -249,9 +252,9 @@ def test_members_far_from_each_other_are_read_one_by_one(tmp_path, opened, monke
     members = [first[0], ("between.jpg", b"\xff\xd8\xff" + bytes(3 << 20)), *tars.sample("b", 1), first[1]]
     source = opened(tars.write(tmp_path / "a.tar", members))
     lengths = []
-    read = stores.read
+    read = storage_io.read
     monkeypatch.setattr(
-        stores, "read", lambda place, start, length, *a: lengths.append(length) or read(place, start, length, *a)
+        storage_io, "read", lambda place, start, length, *a: lengths.append(length) or read(place, start, length, *a)
     )
     assert contents(source) == {tars.jpeg(0): "picture 0", tars.jpeg(1): "picture 1"}
     assert len(lengths) == 3
@@ -335,7 +338,7 @@ def damage_indexed(tmp_path: Path, opened, shards: int, count: int = 5) -> None:
     total = 0
     kinds = set()
     for name, data in whole.items():
-        headers = [member.start for member in tar.contents(data).members]
+        headers = [member.start for member in reader.contents(data).members]
         kind, hurt = tars.damaged(data, headers, draw)
         kinds.add(kind)
         (folder / name).write_bytes(hurt)
@@ -350,7 +353,7 @@ def damage_indexed(tmp_path: Path, opened, shards: int, count: int = 5) -> None:
     assert 0 < total < shards * count
     assert len(kinds) == 9
     resized = sum(len((folder / name).read_bytes()) != len(data) for name, data in whole.items())
-    assert source.report()[shard_index.CHANGED]["count"] == resized
+    assert source.report()[cache.CHANGED]["count"] == resized
 
 
 def test_of_300_indexed_shards_that_are_damaged_no_sample_is_lost_uncounted(tmp_path, opened):
@@ -367,7 +370,7 @@ def test_without_an_index_the_report_gives_the_ranges_and_that_the_count_is_unkn
     """What is lost of a shard that was damaged before it was indexed lies in the ranges, or was counted by name."""
     draw = random.Random(seed)
     data = tars.shard(seed)
-    members = tar.contents(data).members
+    members = reader.contents(data).members
     kind, hurt = tars.damaged(data, [member.start for member in members], draw)
     (tmp_path / "b.tar").write_bytes(tars.shard(99))
     (tmp_path / "a.tar").write_bytes(hurt)
@@ -375,8 +378,8 @@ def test_without_an_index_the_report_gives_the_ranges_and_that_the_count_is_unkn
     report = source.report()
     found = {record.texts["text"] for record in records(source)} & set(tars.truth(seed).values())
     if len(found) < 5 and len(hurt) == len(data) and kind not in ("flip", "flips", "noise", "zeros"):
-        assert report[shard_index.DAMAGED]["count"] >= 1
-        assert all("byte" in example for example in report[shard_index.DAMAGED]["examples"])
+        assert report[cache.DAMAGED]["count"] >= 1
+        assert all("byte" in example for example in report[cache.DAMAGED]["examples"])
     if kind in ("cut", "end") and len(hurt) < members[-1].offset + members[-1].size + 1024:
         assert "cut off at byte" in str(report) or f"to {len(hurt):,}" in str(report)
 
@@ -401,7 +404,7 @@ def test_an_index_beside_a_shard_in_a_store_saves_reading_it(tmp_path, opened, s
     path = tmp_path / "a.tar"
     path.write_bytes(tars.shard(0, 12))
     place = s3.put("set/a.tar", path.read_bytes())
-    s3.put("set/a.tar.index", shard_index.encoded(source_file.build(Place(str(path)))))
+    s3.put("set/a.tar.index", cache.encoded(source_file.build(Place(str(path)))))
     source = opened(place.url)
     assert source.index.count == 12
     assert not source.cache.holds(place)
@@ -412,9 +415,9 @@ def test_an_index_in_a_store_whose_shard_is_another_is_said(tmp_path, opened, s3
     path = tmp_path / "a.tar"
     path.write_bytes(tars.shard(0))
     place = s3.put("a.tar", path.read_bytes()[:4000])
-    s3.put("a.tar.index", shard_index.encoded(source_file.build(Place(str(path)))))
+    s3.put("a.tar.index", cache.encoded(source_file.build(Place(str(path)))))
     source = opened(place.url)
-    assert source.report()[shard_index.CHANGED]["examples"] == [
+    assert source.report()[cache.CHANGED]["examples"] == [
         f"s3://bucket/a.tar ({path.stat().st_size:,} bytes, now 4,000)"
     ]
     equal, counted = checked(source, tars.truth(0))

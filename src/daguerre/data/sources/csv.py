@@ -1,6 +1,6 @@
 """CSV and TSV files with a column of paths or addresses of pictures and a column of captions.
 
-Holds the settings and opens the files. Everything else is in `daguerre.data.table_source` and `csv_files.py`.
+Holds the settings and opens the files. Everything else is in `daguerre.data.table.source` and `data/table/csv.py`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from daguerre.data import places
-from daguerre.data.csv_files import CsvTables
-from daguerre.data.pipes import FILES
-from daguerre.data.place import Place
 from daguerre.data.source import Split
-from daguerre.data.table_columns import TableSettings
-from daguerre.data.table_source import TableSource, open_tables
+from daguerre.data.table.columns import TableSettings
+from daguerre.data.table.csv import CsvTables
+from daguerre.data.table.source import TableSource, open_tables
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE
+from daguerre.storage import expand
+from daguerre.storage.location import Place
+from daguerre.storage.pipes import FILES
 
 SUFFIXES = (".csv", ".tsv")
 
@@ -48,7 +48,7 @@ class Settings(TableSettings):
 
 def open_source(settings: Settings, split: Split) -> TableSource:
     """All rows that can be used, of both splits. UserError where there are none."""
-    found = places.expand(settings.path, "data.path", SUFFIXES)
+    found = expand.expand(settings.path, "data.path", SUFFIXES)
     return open_tables(settings, CsvTables(_delimiter(settings, found), _quote(settings), settings.columns), found)
 
 

@@ -1,6 +1,6 @@
 """A folder of image files with captions beside them, in a metadata.jsonl, or in their names.
 
-Holds the settings and the source. Finding files is `daguerre.data.folder_scan`, captions `folder_captions.py`.
+Holds the settings and the source. Finding files is `daguerre.data.folder.scan`, captions `data/folder/captions.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from daguerre.data import classes, folder_index, shard_index
-from daguerre.data.classes import Labels
-from daguerre.data.folder_captions import CAPTION, Rules
-from daguerre.data.index import Index
+from daguerre.data import class_labels
+from daguerre.data.class_labels import Labels
+from daguerre.data.folder import index as folder_index
+from daguerre.data.folder.captions import CAPTION, Rules
+from daguerre.data.index import cache
+from daguerre.data.index.cache import ShardIndex
+from daguerre.data.index.index import Index
 from daguerre.data.settings import GenerateSettings, SourceSettings
-from daguerre.data.shard_index import ShardIndex
-from daguerre.data.skips import SkipReport
+from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Split
-from daguerre.data.table_source import cache_of, in_blocks
+from daguerre.data.table.source import cache_of, in_blocks
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Idle
 from daguerre.types import IMAGE, Record
@@ -93,12 +95,12 @@ class FolderSource:
 
     @cached_property
     def _rows(self) -> ShardIndex:
-        return shard_index.load(self.index_path)
+        return cache.load(self.index_path)
 
     @cached_property
     def index(self) -> Index:
         """By memory map."""
-        return in_blocks(shard_index.combined([self.index_path]))
+        return in_blocks(cache.combined([self.index_path]))
 
     def sample_id(self, number: int) -> int:
         """63-bit hash of the path inside the folder: other files, or another place of the folder, do not change it."""
@@ -142,7 +144,7 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
             f"data.path: {str(folder)!r} does not exist yet: `daguerre train` draws {settings.generate.count:,} "
             "pictures into it before it trains"
         )
-    named = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
+    named = None if settings.idx_to_prompt is None else class_labels.opened(settings.idx_to_prompt)
     mask_dir = settings.mask_dir and os.path.abspath(Path(settings.mask_dir).expanduser())
     if mask_dir and not os.path.isdir(mask_dir):
         raise UserError(f"data.mask_dir: {settings.mask_dir!r} is no folder (seen from {os.getcwd()!r})")

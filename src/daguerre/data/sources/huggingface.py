@@ -1,6 +1,6 @@
 """Hugging Face data sets: folders that `save_to_disk` wrote, read without the library, or data sets by name, with it.
 
-Holds the settings and finds the Arrow files. Everything else is in `daguerre.data.table_source`.
+Holds the settings and finds the Arrow files. Everything else is in `daguerre.data.table.source`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from urllib.request import Request, getproxies, urlopen
 
 from pydantic import Field, model_validator
 
-from daguerre.data import local_files
-from daguerre.data.arrow_files import ArrowTables
-from daguerre.data.place import Place
 from daguerre.data.source import Split as Part
-from daguerre.data.table_columns import TableSettings
-from daguerre.data.table_source import TableSource, open_tables
+from daguerre.data.table.arrow import ArrowTables
+from daguerre.data.table.columns import TableSettings
+from daguerre.data.table.source import TableSource, open_tables
 from daguerre.errors import Absent, UserError, install
 from daguerre.settings import ADDRESS, FREE, Idle
+from daguerre.storage import local_files
+from daguerre.storage.location import Place
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SPLIT = re.compile(r"\w+(\.\w+)*")

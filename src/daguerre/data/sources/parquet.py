@@ -1,6 +1,6 @@
 """Parquet files with a column of pictures (bytes, paths or addresses) and a column of captions.
 
-Holds the settings and opens the files. Everything else is in `daguerre.data.table_source`.
+Holds the settings and opens the files. Everything else is in `daguerre.data.table.source`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from daguerre.data import places
-from daguerre.data.parquet_files import ParquetTables
-from daguerre.data.pipes import FILES
 from daguerre.data.source import Split
-from daguerre.data.table_columns import TableSettings
-from daguerre.data.table_source import TableSource, open_tables
+from daguerre.data.table.columns import TableSettings
+from daguerre.data.table.parquet import ParquetTables
+from daguerre.data.table.source import TableSource, open_tables
 from daguerre.settings import ADDRESS, FREE
+from daguerre.storage import expand
+from daguerre.storage.pipes import FILES
 
 SUFFIXES = (".parquet", ".pq")
 
@@ -34,4 +34,4 @@ class Settings(TableSettings):
 
 def open_source(settings: Settings, split: Split) -> TableSource:
     """All rows that can be used, of both splits. UserError where there are none."""
-    return open_tables(settings, ParquetTables(), places.expand(settings.path, "data.path", SUFFIXES))
+    return open_tables(settings, ParquetTables(), expand.expand(settings.path, "data.path", SUFFIXES))

@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import Field
 
 from daguerre import keys
+from daguerre.data.images.words import words
 from daguerre.data.settings import SourceSettings
-from daguerre.data.skips import SkipReport
+from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Split
-from daguerre.data.words import words
 from daguerre.settings import FREE, Idle
 from daguerre.types import IMAGE, Record
 

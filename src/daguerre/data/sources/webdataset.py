@@ -1,7 +1,7 @@
 """Tar shards as webdataset and img2dataset write them, and as people make them: near, or in a store.
 
-Holds the settings and the source. What is in a tar is `tar.py`, what makes a sample of it `tar_samples.py`, the index
-that is made of a shard once `tar_index.py`.
+Holds the settings and the source. What is in a tar is `data/tar/reader.py`, what makes a sample of it `data/tar/samples.py`, the index
+that is made of a shard once `data/tar/index.py`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import Field
 
-from daguerre.data import classes, headers, places, shard_cache, shard_index, skips, stores, tar_index, tar_samples
-from daguerre.data.classes import Classes, Labels
-from daguerre.data.headers import Undecodable
-from daguerre.data.index import Index
-from daguerre.data.pipes import FILES
-from daguerre.data.places import Place
+from daguerre.data import class_labels, skipped
+from daguerre.data.class_labels import Classes, Labels
+from daguerre.data.images import headers
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.index import cache as index_cache
+from daguerre.data.index.cache import ShardIndex
+from daguerre.data.index.index import Index
 from daguerre.data.settings import SourceSettings
-from daguerre.data.shard_cache import ShardCache
-from daguerre.data.shard_index import ShardIndex
-from daguerre.data.skips import SkipReport
+from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Files, Split
-from daguerre.data.tar_index import IMAGE_MARK
+from daguerre.data.tar import index as tar_index
+from daguerre.data.tar import samples
+from daguerre.data.tar.index import IMAGE_MARK
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE
+from daguerre.storage import expand, file_cache
+from daguerre.storage import io as storage_io
+from daguerre.storage.expand import Place
+from daguerre.storage.file_cache import ShardCache
+from daguerre.storage.pipes import FILES
 from daguerre.types import IMAGE, Record
 
 KIND = tar_index.kind(headers.USUAL)
@@ -85,7 +91,7 @@ class WebdatasetSource:
     @cached_property
     def index(self) -> Index:
         """What planning needs, of all shards."""
-        index = shard_index.combined(self.paths)
+        index = index_cache.combined(self.paths)
         if self.prompts is None or "cls" not in index.captioned:
             return index
         labelled = index.captioned["cls"]
@@ -114,15 +120,15 @@ class WebdatasetSource:
         parts = {piece.name: data for piece, data in zip(pieces, read, strict=True)}
         images = {name: parts.pop(name) for name in list(parts) if name.startswith(IMAGE_MARK)}
         try:
-            words = tar_samples.words(parts)
-        except tar_samples.Unusable as error:  # of an index that an older version made
+            words = samples.words(parts)
+        except samples.Unusable as error:  # of an index that an older version made
             raise Undecodable(str(error)) from error
         images = {name.removeprefix(IMAGE_MARK): data for name, data in images.items()}
         return Record(self.name(number), images, self._captions(words.texts), words.metadata)
 
     def report(self) -> SkipReport:
         """What could not be used when the shards were indexed, and shards that changed since."""
-        return skips.merged(shard_index.left_out(self.paths), shard_index.changed(self.places, self.paths))
+        return skipped.merged(index_cache.left_out(self.paths), index_cache.changed(self.places, self.paths))
 
     def reading(self, shares: np.ndarray) -> WebdatasetSource:
         """The same source, told how much of each shard is wanted."""
@@ -141,7 +147,7 @@ class WebdatasetSource:
         """Each shard is one."""
         fetched = [place.local is None and whole for place, whole in zip(self.places, self.whole, strict=True)]
         sizes = [
-            shard_index.head(path).about.shard_bytes if far else 0
+            index_cache.head(path).about.shard_bytes if far else 0
             for path, far in zip(self.paths, fetched, strict=True)
         ]
         return Files(np.arange(len(sizes), dtype=np.int64), np.array(sizes, dtype=np.int64))
@@ -158,7 +164,7 @@ class WebdatasetSource:
         return shard, number - int(self.starts[shard])
 
     def _shard(self, shard: int) -> ShardIndex:
-        return shard_index.load(self.paths[shard])
+        return index_cache.load(self.paths[shard])
 
     def _captions(self, texts: Mapping[str, str]) -> Mapping[str, str]:
         """Labels as words, which are the caption where there is no other."""
@@ -179,7 +185,7 @@ class WebdatasetSource:
             if length - sum(piece.size for piece in pieces) <= GAP_BYTES:
                 return cut(self._range(shard, first, length, lambda data: tar_index.digest(cut(data)) == digest))
             return self._apart(shard, pieces, digest)
-        except stores.Mismatch as error:
+        except storage_io.Mismatch as error:
             raise Undecodable(DIFFERENT) from error
 
     def _apart(self, shard: int, pieces: Sequence[Piece], digest: int) -> list[bytes]:
@@ -198,22 +204,22 @@ class WebdatasetSource:
     def _range(self, shard: int, start: int, length: int, check: Callable[[bytes], bool] | None = None) -> bytes:
         place = self.places[shard]
         if place.local is not None or not self.whole[shard]:
-            with suppress(stores.NoRanges):
-                return stores.read(place, start, length, check)
+            with suppress(storage_io.NoRanges):
+                return storage_io.read(place, start, length, check)
         return self.cache.read(place, start, length, self._shard(shard).about.shard_digest, check)
 
 
 def open_source(settings: Settings, split: Split) -> WebdatasetSource:
     """Finds the shards and their indexes; makes those that are missing. UserError where there are no samples."""
-    found = places.expand(settings.path)
+    found = expand.expand(settings.path)
     make = builder(settings)
-    paths = shard_index.indexes(found, make.kind, make, make.cache.folder)
-    prompts = None if settings.idx_to_prompt is None else classes.opened(settings.idx_to_prompt)
-    counts = [shard_index.head(path).count for path in paths]
+    paths = index_cache.indexes(found, make.kind, make, make.cache.folder)
+    prompts = None if settings.idx_to_prompt is None else class_labels.opened(settings.idx_to_prompt)
+    counts = [index_cache.head(path).count for path in paths]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     source = WebdatasetSource(tuple(found), tuple(paths), starts, prompts, make.cache, np.zeros(len(found), bool))
     if not starts[-1]:
-        left_out = skips.table(source.report())
+        left_out = skipped.table(source.report())
         instead = f" What was found instead:\n{left_out}" if left_out else ""
         raise UserError(f"data.path: no picture with a caption in {_spoken(found)}.{instead}\n{LAYOUT}")
     _check_classes(settings, source)
@@ -222,7 +228,7 @@ def open_source(settings: Settings, split: Split) -> WebdatasetSource:
 
 def builder(settings: Settings) -> Build:
     """What makes indexes under these settings."""
-    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else shard_cache.default_folder()
+    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else file_cache.default_folder()
     return Build(settings.formats, ShardCache(folder, int(settings.cache_gb * 1e9)))
 
 
@@ -248,7 +254,7 @@ def build(place: Place, formats: Sequence[str] = headers.USUAL, cache: ShardCach
     if local is None:
         assert cache is not None, "a far shard is indexed through the cache"
         local = cache.path(place)
-    return tar_index.build(local, place.name, formats, stores.size(place).version)
+    return tar_index.build(local, place.name, formats, storage_io.size(place).version)
 
 
 def _pieces(shard: ShardIndex, row: int) -> list[Piece]:
@@ -271,7 +277,7 @@ def _check_classes(settings: Settings, source: WebdatasetSource) -> None:
 
 
 def _caption_fields(path: Path) -> Iterator[str]:
-    names = shard_index.head(path).columns
+    names = index_cache.head(path).columns
     return (name.removeprefix("c:") for name in names if name.startswith("c:"))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from daguerre.errors import UserError
-from daguerre.training import rounding
+from daguerre.training.precision import stochastic_rounding
 from daguerre.training.settings import OptimizerSettings
 
 Parameters = Mapping[str, nn.Parameter]
@@ -35,7 +35,7 @@ def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[
         for decay, some in ((settings.weight_decay, names - spared), (0.0, names & spared)):
             facts = {"weight_decay": decay, "share": share, "pattern": pattern}
             chosen = [p for name, p in trained.items() if name in some]
-            groups += [{"params": piece, **facts} for piece in rounding.pieces(chosen)]
+            groups += [{"params": piece, **facts} for piece in stochastic_rounding.pieces(chosen)]
     return groups
 
 

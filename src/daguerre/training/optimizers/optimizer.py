@@ -18,7 +18,7 @@ from daguerre.errors import UserError
 from daguerre.training.finite import refuse_not_finite
 from daguerre.training.optimizers import groups, one_pass
 from daguerre.training.optimizers.one_pass import Average
-from daguerre.training.rounding import Rounding, widened
+from daguerre.training.precision.stochastic_rounding import Rounding, widened
 from daguerre.training.settings import OptimizerSettings
 
 _NUMBER = ".number"

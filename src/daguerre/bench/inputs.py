@@ -1,0 +1,171 @@
+"""What the updates of a benchmark are given: random latents, random pictures, or the recipe's own data.
+
+Random numbers are on the device before the clock starts, in a ring of a few micro-batches. The recipe's data comes
+through its loader, so that waiting for it is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from daguerre.build.parts import BatchSizes, Parts
+from daguerre.config.config import Config
+from daguerre.data.dataset import open_dataset
+from daguerre.data.loading import loader
+from daguerre.data.loading.collate import absent
+from daguerre.data.plan.buckets import Bucket, buckets
+from daguerre.data.skipped import Skips
+from daguerre.training import device
+from daguerre.types import IMAGE, Batch, Cond, LossTerms
+
+RING = 4
+"""Micro-batches that are used in turn."""
+_ENCODED_AT_ONCE = 8
+_WORDS = ["a", "small", "red", "green", "castle", "forest", "river", "portrait", "drawing", "of", "with", "under"]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A micro-batch whose clean samples and conditioning are there already."""
+
+    batch: Batch
+    x0_BCHW: Tensor
+    cond: Cond
+
+
+@dataclass
+class Latents:
+    """Updates from encoded micro-batches, as a cache of latents would give them, with text features."""
+
+    parts: Parts
+    sizes: BatchSizes
+    ring: list[Encoded]
+    _known: dict[int, Encoded] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._known = {id(each.batch): each for each in self.ring}
+
+    def updates(self) -> Iterator[list[Batch]]:
+        """The micro-batches of one update after the other, without end."""
+        return _cut([each.batch for each in self.ring], self.sizes)
+
+    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
+        """The objective's loss of one of these micro-batches."""
+        known = self._known[id(batch)]
+        return self.parts.objective.loss(net, known.x0_BCHW, known.cond, batch.draws)
+
+
+@dataclass
+class Pixels:
+    """Updates from pictures and captions, which the frozen networks encode in each update."""
+
+    parts: Parts
+    sizes: BatchSizes
+    ring: list[Batch]
+
+    def updates(self) -> Iterator[list[Batch]]:
+        """The micro-batches of one update after the other, without end."""
+        return _cut(self.ring, self.sizes)
+
+    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
+        """The run's own loss."""
+        return self.parts.loss(net, batch)
+
+
+@dataclass
+class Loaded:
+    """Updates from the recipe's data by its loader."""
+
+    parts: Parts
+    batches: Iterator[list[Batch]]
+
+    def updates(self) -> Iterator[list[Batch]]:
+        """The micro-batches of one update after the other, without end."""
+        return ([device.on(self.parts.device, batch) for batch in update] for update in self.batches)
+
+    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
+        """The run's own loss."""
+        return self.parts.loss(net, batch)
+
+
+Inputs = Latents | Pixels | Loaded
+
+
+def _cut(ring: list[Batch], sizes: BatchSizes) -> Iterator[list[Batch]]:
+    batches = (ring[i % len(ring)] for i in count())
+    while True:
+        yield list(islice(batches, sizes.accumulation))
+
+
+def latents(config: Config, parts: Parts, sizes: BatchSizes, random_weights: bool) -> Latents:
+    """A ring of encoded micro-batches. The frozen networks are not needed afterwards.
+
+    Clean samples are those of random pictures; of networks with random weights, whose latents are next to nothing,
+    numbers from a normal law.
+    """
+    return Latents(parts, sizes, [_encoded(parts, batch, random_weights) for batch in _ring(config, parts, sizes)])
+
+
+def pixels(config: Config, parts: Parts, sizes: BatchSizes) -> Pixels:
+    """A ring of micro-batches of random pictures and captions."""
+    return Pixels(parts, sizes, [device.on(parts.device, batch) for batch in _ring(config, parts, sizes)])
+
+
+def loaded(config: Config, parts: Parts, sizes: BatchSizes, stack: ExitStack) -> Loaded:
+    """The recipe's data from its beginning; the stack ends the loader's workers."""
+    dataset = open_dataset(config.data, "train")
+    loading = loader.Loading(
+        dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated,
+        Skips(config.data.max_skipped), pinned=parts.device.type == "cuda", images=parts.images,
+    )  # fmt: skip
+    loading.skips.begin()
+    return Loaded(parts, stack.enter_context(loading.updates(0)))
+
+
+def picture_shape(config: Config) -> Bucket:
+    """The largest bucket of the recipe: what decides about time and memory."""
+    return max(buckets(config.data), key=lambda bucket: bucket.area_px)
+
+
+def _ring(config: Config, parts: Parts, sizes: BatchSizes) -> list[Batch]:
+    """Micro-batches on the CPU. As many different ones as one update has, up to RING."""
+    shape = picture_shape(config)
+    return [
+        random_batch(parts, sizes.micro, shape, first=i * sizes.micro) for i in range(max(2, min(RING, sizes.whole)))
+    ]
+
+
+def random_batch(parts: Parts, size: int, shape: Bucket, first: int = 0) -> Batch:
+    """Pictures of noise with captions of a few words, and the numbers that are drawn for them, on the CPU."""
+    chance = np.random.default_rng(first)
+    pixels_BHWC = chance.integers(0, 256, (size, shape.height_px, shape.width_px, 3), dtype=np.uint8)
+    batch = Batch(
+        keys=np.array([[first + i, 0, 0] for i in range(size)], np.int64),
+        images={IMAGE: torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)} | absent(parts.images, size, shape),
+        texts=[" ".join(chance.choice(_WORDS, 12)) for _ in range(size)],
+        valid_B=torch.ones(size),
+        names=[f"random {first + i}" for i in range(size)],
+        sizes=np.array([[shape.height_px, shape.width_px, 0, 0, shape.height_px, shape.width_px]] * size, np.int32),
+    )
+    return replace(batch, draws=parts.draws(batch))
+
+
+def _encoded(parts: Parts, batch: Batch, random_weights: bool) -> Encoded:
+    """Encoded a few samples at a time: pictures take more memory than what is trained on."""
+    whole = device.on(parts.device, batch)
+    made = [
+        parts.family.encode(whole.rows(start, start + _ENCODED_AT_ONCE))
+        for start in range(0, len(batch.names), _ENCODED_AT_ONCE)
+    ]
+    x0_BCHW = torch.cat([x0 for x0, _ in made])
+    if random_weights and x0_BCHW.shape != batch.pixels_BCHW.shape:
+        x0_BCHW = torch.randn(x0_BCHW.shape, generator=torch.Generator().manual_seed(0)).to(x0_BCHW)
+    cond = {name: torch.cat([part[name] for _, part in made]) for name in made[0][1]}
+    return Encoded(replace(whole, images={}), x0_BCHW, cond)

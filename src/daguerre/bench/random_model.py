@@ -1,0 +1,64 @@
+"""Networks for a benchmark: those of the recipe where they are on this machine, else the same with random weights.
+
+How fast a network trains does not depend on what it has learnt. For a base that is not here, the numbers that ship with
+the package and CLIP's own words make a folder from which the networks are built at random; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from daguerre.config.config import Config
+from daguerre.errors import UserError
+from daguerre.models.components import Components, Wanted
+from daguerre.models.settings import BASE, PretrainedSettings
+from daguerre.models.single_file import configs
+from daguerre.models.weights import architectures, resolve
+
+
+def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
+    """The config with networks that this machine can build, and what is to be said of them ("" if they are its own).
+
+    `folder` is where a stand-in may be written. UserError where the base is not here and its numbers are not known.
+    """
+    model = config.model
+    if not isinstance(model, PretrainedSettings) or all(_is_here(each) for each in Components(model, 0).wanted()):
+        return config, ""
+    place = model.pretrained_model_name_or_path
+    architecture = architectures.find(place)
+    if architecture is None:
+        raise UserError(
+            f"{place} is not on this machine, and the package does not know its numbers; it knows "
+            f"{', '.join(architectures.names())}. Fetch it: daguerre fetch {place} -o DIR"
+        )
+    base = _write(architecture.name, model.networks(), folder / architecture.name)
+    changes = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}
+    changes |= {name: None for name, own in model.places.items() if not isinstance(own, dict)}
+    changes |= dict.fromkeys(model.tokenizers(), BASE)
+    # `variant` means weights, of which none are read.
+    changed = type(model).model_validate(model.model_dump(exclude={"variant"}) | changes)
+    return (
+        config.model_copy(update={"model": changed}),
+        f"{place} is not on this machine: networks of its numbers with random weights, which take the same time",
+    )
+
+
+def _is_here(wanted: Wanted) -> bool:
+    found = resolve.here(wanted.place, wanted.options)
+    return found is not None and not resolve.missing_files(found, wanted.needed)
+
+
+def _write(architecture: str, components: tuple[str, ...], folder: Path) -> Path:
+    """A pipeline's folder without weights: configs and tokenizers."""
+    numbers = configs.of_architecture(architecture, components)
+    for name, own in numbers.configs.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(own), encoding="utf-8")
+    for name, kept in numbers.tokenizers.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for file, content in configs.tokenizer_files(kept).items():
+            (folder / name / file).write_bytes(content)
+    (folder / "scheduler").mkdir(exist_ok=True)
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(numbers.scheduler), encoding="utf-8")
+    return folder

@@ -1,0 +1,289 @@
+"""Contestants timed in turns, in one process: building, warming up, soaking, rounds; whatever happens, rows stay.
+
+Each has a turn as soon as it is built, so that there is a number of it however long the others take to build. One that
+has no room beside the others is measured alone after them, and its row says so. One that has no room at all, or fails,
+leaves a row with the reason. Ctrl-C, SIGTERM and the end of the budget raise `Ended` wherever the process is; what was
+measured until then is in the rows.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from daguerre import errors
+from daguerre.bench.variants import Contestant, steps
+from daguerre.errors import UserError
+from daguerre.training import oom
+from daguerre.training.performance.peak_rates import synchronize
+
+WARM_UP = 3
+"""Updates before anything counts: compilation, choice of kernels, first allocations."""
+
+
+class Ended(BaseException):
+    """The measurement is over before its end. No library that goes on after an Exception (torch's compiler) goes on
+    after this."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.reason, self.exit_code = reason, exit_code
+
+
+@dataclass
+class Row:
+    """What was measured of one contestant."""
+
+    name: str
+    samples: int = 0
+    flops_per_sample: float = 0.0
+    compute: torch.dtype = torch.float32
+    first_seconds: float | None = None
+    """Of an update in the turn with which a contestant is ready: a number where there is never a round."""
+    seconds: list[float] = field(default_factory=list)
+    """Of an update, by round: only turns of one round, which lie beside each other, are compared."""
+    cpu_seconds: list[float] = field(default_factory=list)
+    """Of an update by the processor's clock, all threads of the process."""
+    waited_seconds: list[float] = field(default_factory=list)
+    """Of an update, for data."""
+    warm_up_seconds: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+    """Most memory in a turn, without what the others hold; None where it is not known, as of several on a CPU."""
+    alone: bool = False
+    """Measured after the others, for want of room beside them."""
+    problem: str = ""
+    """Why there are no numbers."""
+    out_of_memory: bool = False
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """Of an update: the median over rounds, or of the first turn; None where there was none."""
+        return statistics.median(self.seconds) if self.seconds else self.first_seconds
+
+    @property
+    def compile_seconds(self) -> float:
+        """What the first updates took beyond as many usual ones."""
+        usual = self.warm_up_seconds[-1] if self.usual_seconds is None else self.usual_seconds
+        return max(0.0, sum(self.warm_up_seconds) - len(self.warm_up_seconds) * usual)
+
+
+@dataclass
+class _Entered:
+    """A contestant that is built."""
+
+    contestant: Contestant
+    row: Row
+    own_bytes: int = 0
+    """What it holds between its turns."""
+    steps: int = 1
+    """Updates of a turn."""
+
+
+@dataclass
+class Rounds:
+    """The measurement."""
+
+    makers: Mapping[str, Callable[[], Contestant]]
+    """What builds each contestant, by name; the first is what the others are compared with."""
+    device: torch.device
+    rounds: int
+    turn_seconds: float
+    soak_seconds: float
+    budget_seconds: float
+    say: Callable[[str], None]
+    write: Callable[[], None]
+    """Called after each round, and when a contestant is ready, with whole rows."""
+    rows: dict[str, Row] = field(default_factory=dict)
+    _crowded: list[str] = field(default_factory=list)
+    """What ran out of memory beside others, to be measured alone."""
+
+    def run(self) -> None:
+        """Fills the rows. Ended where it was cut short."""
+        self._began = time.perf_counter()
+        self.rows = {name: Row(name) for name in self.makers}
+        entered: dict[str, _Entered] = {}
+        for row in self.rows.values():
+            self._enter(row, entered)
+        self._soak(entered)
+        self._take_turns(entered)
+        while self._crowded:
+            self._alone(self._crowded.pop(0))
+
+    def _alone(self, name: str) -> None:
+        """Another try without the others. Rounds that there are beside them stay until there are rounds without."""
+        oom.free()
+        before, row = self.rows[name], Row(name, alone=True)
+        entered: dict[str, _Entered] = {}
+        if not before.seconds:
+            self.rows[name] = row
+        try:
+            self._enter(row, entered)
+            self._take_turns(entered)
+        finally:
+            if row.seconds:
+                self.rows[name] = row
+
+    def _enter(self, row: Row, entered: dict[str, _Entered]) -> None:
+        with self._noting(row, entered):
+            self._ready(row, entered)
+        self.write()
+
+    def _ready(self, row: Row, entered: dict[str, _Entered]) -> None:
+        """Builds a contestant and takes it through its first updates and a turn."""
+        before = held_bytes(self.device)
+        self.say(f"{row.name}: building")
+        one = entered[row.name] = _Entered(self.makers[row.name](), row)
+        row.samples, row.compute = one.contestant.samples, one.contestant.compute
+        row.flops_per_sample = one.contestant.flops_per_sample
+        self.say(f"{row.name}: first {WARM_UP} updates")
+        one.contestant.begin()
+        for seconds in steps(one.contestant, WARM_UP, self.device):
+            row.warm_up_seconds.append(seconds)
+        one.own_bytes = held_bytes(self.device) - before
+        one.steps = max(1, round(self.turn_seconds / row.warm_up_seconds[-1]))
+        row.first_seconds, _ = self._turn(one)
+        self.say(f"{row.name}: ready: {1e3 * row.first_seconds:.1f} ms an update")
+
+    def _soak(self, entered: dict[str, _Entered]) -> None:
+        if not entered or not self.soak_seconds:
+            return
+        self.say(f"training for {self.soak_seconds:g} s before the clock counts")
+        end = time.perf_counter() + self.soak_seconds
+        while entered and time.perf_counter() < end:
+            name = next(iter(entered))
+            with self._noting(self.rows[name], entered):
+                self._turn(entered[name])
+
+    def _take_turns(self, entered: dict[str, _Entered]) -> None:
+        """Rounds, in an order that turns around each time, while there are rounds and budget left; of the budget those
+        that wait to be measured alone are left their share. Afterwards nobody is entered any more."""
+        began = time.perf_counter()
+        left = self.budget_seconds - (began - self._began)
+        for number in range(self.rounds):
+            start = time.perf_counter()
+            for name in list(entered) if number % 2 else list(reversed(entered)):
+                with self._noting(entered[name].row, entered):
+                    self._record(entered[name])
+            self.write()
+            now, share = time.perf_counter(), len(entered) / max(1, len(entered) + len(self._crowded))
+            if now + (now - start) > began + left * share:
+                break
+        for name in list(entered):
+            entered.pop(name).contestant.close()
+
+    def _record(self, one: _Entered) -> None:
+        one.contestant.waited()
+        seconds, cpu_seconds = self._turn(one)
+        one.row.seconds.append(seconds)
+        one.row.cpu_seconds.append(cpu_seconds)
+        one.row.waited_seconds.append(one.contestant.waited() / one.steps)
+        self.say(f"{one.row.name}: {len(one.row.seconds)} of {self.rounds}: {1e3 * seconds:.1f} ms an update")
+
+    def _turn(self, one: _Entered) -> tuple[float, float]:
+        """Seconds and processor seconds of an update; the row gets the most memory that was held meanwhile."""
+        one.contestant.begin()
+        others = held_bytes(self.device) - one.own_bytes
+        # The memory of a process is not told apart by who asked for it.
+        measured = forget_peak(self.device) and (self.device.type == "cuda" or len(self.makers) == 1)
+        synchronize(self.device)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        for _ in range(one.steps):
+            one.contestant.step()
+        synchronize(self.device)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        if measured:
+            one.row.peak_bytes = max(peak_bytes(self.device) - others, one.row.peak_bytes or 0)
+        return seconds / one.steps, cpu_seconds / one.steps
+
+    def _noting(self, row: Row, entered: dict[str, _Entered]) -> ExitStack:
+        """A context: what goes wrong with one contestant is noted in its row; it leaves, and the others go on."""
+        stack = ExitStack()
+        stack.push(partial(self._noted, row, entered))
+        return stack
+
+    def _noted(
+        self, row: Row, entered: dict[str, _Entered], _kind: object, error: BaseException | None, _trace: object
+    ) -> bool:
+        """Whether it was an error, of whatever class: compilers have their own. Ended is none."""
+        if not isinstance(error, Exception):
+            return False
+        row.out_of_memory = isinstance(error, (RuntimeError, MemoryError)) and oom.ran_out(error)
+        row.problem = "out of memory" if row.out_of_memory else f"{type(error).__name__}: {error}"
+        if not row.out_of_memory and not isinstance(error, UserError):
+            traceback.print_exception(error)
+        self.say(f"{row.name}: {row.problem}")
+        traceback.clear_frames(error.__traceback__)
+        if row.name in entered:
+            entered.pop(row.name).contestant.close()
+        if row.out_of_memory and entered:
+            self._crowded.append(row.name)
+        oom.free()
+        return True
+
+
+def held_bytes(device: torch.device) -> int:
+    """Memory in use: of the GPU by tensors, of a CPU by the process."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return _status_bytes("VmRSS")
+
+
+def forget_peak(device: torch.device) -> bool:
+    """Begins a new measurement of the peak; whether that can be done here."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that was in use since."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
+    """A number of /proc/self/status; 0 where there is no such file."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+
+
+@contextmanager
+def limited(budget_seconds: float) -> Iterator[None]:
+    """Within the context the end of the budget, Ctrl-C and SIGTERM raise Ended."""
+    reasons = {
+        signal.SIGALRM: (f"the budget of {budget_seconds:g} s was over", errors.DONE),
+        signal.SIGINT: ("stopped by Ctrl-C", errors.INTERRUPTED),
+        signal.SIGTERM: ("stopped by SIGTERM", errors.TERMINATED),
+    }
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise Ended(*reasons[signal.Signals(number)])
+
+    before = {number: signal.signal(number, end) for number in reasons}
+    signal.setitimer(signal.ITIMER_REAL, budget_seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

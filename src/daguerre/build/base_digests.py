@@ -1,0 +1,84 @@
+"""The base that a run's checkpoints stand on: a digest of every component's weights that they do not hold."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from daguerre.build.parts import Parts
+from daguerre.config.config import Config
+from daguerre.errors import UserError
+from daguerre.models.sharding_axes import host
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SHOWN = 12
+"""Hexadecimal digits of a digest in a message."""
+
+Base = Mapping[str, Mapping[str, str]]
+"""By component: `place`, where it came from, and `digest`, of its weights."""
+
+
+def of(config: Config, parts: Parts) -> Base:
+    """What a checkpoint of these parts leaves out. To be asked before weights change their type or are split."""
+    found = {}
+    for component, network in parts.family.components.items():
+        saved = {name for name in parts.attached.names if name.startswith(f"{component}.")}
+        weights = {
+            host(name)[0]: tensor for name, tensor in network.state_dict().items() if f"{component}.{name}" not in saved
+        }
+        if weights:
+            found[component] = {"place": _place(config, component), "digest": digest(weights)}
+    return found
+
+
+def refuse_another(recorded: Base | None, own: Base, checkpoint: str) -> None:
+    """UserError where a checkpoint stands on other weights than those that were loaded."""
+    if recorded is None:
+        raise UserError(
+            f"{checkpoint} does not say on which base it stands: it is of an older version of this program, whose "
+            "checkpoints are not read"
+        )
+    for component in [*recorded, *(name for name in own if name not in recorded)]:
+        then, now = recorded.get(component), own.get(component)
+        if then is None or now is None:
+            holds, lacks = ("the checkpoint", "this recipe") if now is None else ("this recipe", "the checkpoint")
+            raise UserError(f"{checkpoint}: {holds} takes {component} from its base, and {lacks} does not")
+        if then["digest"] != now["digest"]:
+            raise UserError(
+                f"{checkpoint} stands on another {component}: that of {then['place']} (digest "
+                f"{then['digest'][:_SHOWN]}), and the one of {now['place']} (digest {now['digest'][:_SHOWN]}) was "
+                f"loaded. Give the same one (model.{component}, model.pretrained_model_name_or_path, model.revision, "
+                "model.variant), or begin a new run"
+            )
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """Of tensors by name, by sums of their words as whole numbers: exact in whatever order they are added, on any
+    device."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach()
+        words = tensor.contiguous().view(_WORDS[tensor.element_size()])
+        found.update(f"{name} {tuple(tensor.shape)} {int(words.sum(dtype=torch.int64))}\n".encode())
+    return found.hexdigest()
+
+
+def digest_of(network: nn.Module) -> str:
+    """Of all parameters of a network."""
+    return digest(dict(network.named_parameters()))
+
+
+def _place(config: Config, component: str) -> str:
+    """Where a component came from, for people."""
+    settings: Any = config.model
+    value = settings.places.get(component)
+    if value is None or isinstance(value, dict):
+        return f"random weights of seed {config.seed}"
+    if value != "base":
+        return str(value)
+    revision = f" at {settings.revision}" if settings.revision else ""
+    return f"{settings.pretrained_model_name_or_path}{revision}"

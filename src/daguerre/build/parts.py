@@ -1,0 +1,322 @@
+"""The parts that a Config names, built and put together. What they do together is the verbs' affair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from daguerre import plugins
+from daguerre.adapters.adapter import Attached, attach
+from daguerre.config.config import Config, Loaded
+from daguerre.data.plan.buckets import buckets
+from daguerre.data.sources import mix
+from daguerre.errors import UserError
+from daguerre.models.family import Family
+from daguerre.models.settings import DenoiserSettings
+from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.objective import Objective
+from daguerre.distributed.mesh import Mesh
+from daguerre.training import device as devices
+from daguerre.training.precision import dtypes
+from daguerre.training.performance import activation_checkpointing, kernels
+from daguerre.training.precision.dtypes import Autocast, Precision
+from daguerre.training.settings import OptimizerSettings, TrainingSettings, largest_divisor
+from daguerre.training.sharding import UNSHARDED, Sharding
+from daguerre.training.state import TrainState
+from daguerre.types import Batch, LossTerms
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Networks, objective and what is trained of it, on their device."""
+
+    family: Family
+    objective: Objective
+    attached: Attached
+    """What is trained."""
+    device: torch.device
+    numerics: Precision
+    """What the trained networks compute with, and how they are stored while they are trained."""
+    seed: int
+
+    @property
+    def net(self) -> nn.Module:
+        """What the objective calls: it holds all that is trained."""
+        return self.attached.net
+
+    @property
+    def autocast(self) -> Autocast:
+        """What a forward pass of `net` stands in."""
+        return self.numerics.forward
+
+    @property
+    def precision(self) -> str:
+        """`fp32`, `bf16` or `fp16`, and what else is not as usual."""
+        return str(self.numerics)
+
+    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
+        """The loss of a micro-batch: the one place where family and objective meet."""
+        with self.numerics.frozen():
+            x0, cond = self.family.encode(batch)
+            cond = self.attached.condition(batch, cond)
+        return self.objective.loss(net, x0, cond, batch.draws)
+
+    def draws(self, batch: Batch, quantile: float | None = None) -> Mapping[str, Tensor]:
+        """All that the loss needs of a batch beside its samples: random numbers by its keys, on the CPU (`quantile`
+        fixes the noise level), and weights of elements, where the images are."""
+        pixel_shape = tuple(batch.pixels_BCHW.shape[1:])
+        shape = self.family.latent_shape(pixel_shape)
+        of_objective = self.objective.draws(self.seed, batch.keys, shape, quantile=quantile)
+        weights = self.objective.elements.draws(batch.images, shape)
+        inputs = self.family.random_inputs(self.seed, batch.keys, pixel_shape)
+        inputs |= self.attached.random_inputs(self.seed, batch.keys, shape)
+        return {**inputs, **of_objective, **weights}
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The images that a batch holds beside those that are trained on."""
+        return self.objective.elements.images
+
+
+def build(config: Config, device: torch.device | None = None, drawn_on: torch.device | None = None) -> Parts:
+    """Loads the family, attaches the adapters, builds the objective, and moves the networks to the device of the run:
+    by default the one that the recipe names. Networks without weights draw theirs on the CPU, or on `drawn_on`."""
+    device = device or devices.choose_device(config.training.device)
+    devices.prepare(config.training, device)
+    with drawn_on or nullcontext():
+        family, attached = load(config)
+    attached.net.to(device)
+    return _assembled(config, family.to(device), attached, device)
+
+
+def begin(
+    config: Config, parts: Parts, sharding: Sharding = UNSHARDED, optimizer: OptimizerSettings | None = None
+) -> TrainState:
+    """The state before the first update, by the recipe's optimizer or another one; `sharding` is where the networks
+    are. UserError as from `TrainState.start`."""
+    return TrainState.start(
+        parts.net, parts.objective.learnt, optimizer or config.optimizer, config.ema, parts.numerics, config.seed,
+        sharding, parts.attached.names, parts.attached.float32,
+    )  # fmt: skip
+
+
+def outline(config: Config) -> Parts:
+    """The same parts without memory and without weights: networks on the meta device, of their numbers alone. Nothing
+    is set for the process."""
+    with torch.device("meta"):
+        family, attached = load(config)
+    return _assembled(config, family, attached, devices.choose_device(config.training.device))
+
+
+def load(config: Config) -> tuple[Family, Attached]:
+    """The networks of a recipe, on the CPU, with its adapters."""
+    family: Family = plugins.find("families", config.model.family).load(config.model, config.seed)
+    reached = [name for own in config.adapters.values() for name in own.reaches(family.trainable)]
+    family = family.training(reached) if family.trainable else family
+    return family, attach(config.adapters, family, config.seed)
+
+
+def _assembled(config: Config, family: Family, attached: Attached, device: torch.device) -> Parts:
+    """Family, adapters and objective, with what no section of the recipe can see alone refused."""
+    numerics = dtypes.choose(config.training, device)
+    objective = _objective(config)
+    _refuse_weights(config, objective)
+    net = attached.net
+    # Asked now, so that sizes and steps that cannot be are refused before hours of training, not after.
+    sizes = {bucket: family.latent_shape((3, bucket.height_px, bucket.width_px)) for bucket in buckets(config.data)}
+    if isinstance(objective, Diffusion):
+        sampling, (bucket, shape) = config.sampling, next(iter(sizes.items()))
+        cell_px = bucket.area_px / math.prod(shape[1:])
+        sampled_px = math.prod(sampling.size_px(config.data.resolution))
+        objective = replace(objective, cell_px=cell_px, sampled_px=sampled_px)
+        objective.sampled(sampling.shift).grid(sampling.num_inference_steps, sampling.timestep_spacing)
+    kernels.apply(config.training, net, family.components.values(), family.block_classes, device)
+    if config.training.gradient_checkpointing:
+        activation_checkpointing.enable(net, family.components.values(), numerics.attention)
+    return Parts(family, objective, attached, device, numerics, config.seed)
+
+
+def _objective(config: Config) -> Objective:
+    """The objective as the network is told its noise levels. UserError where it has none to tell."""
+    objective: Objective = plugins.find("objectives", config.objective.name).build(config.objective)
+    if not isinstance(config.model, DenoiserSettings):
+        return objective
+    if isinstance(objective, Diffusion):
+        return objective.telling(config.model.noise_conditioning, config.model.time_scale)
+    if config.model.noise_conditioning != "auto":
+        raise UserError(
+            f"model.noise_conditioning has no effect: the objective {config.objective.name} is no diffusion, so that "
+            "there is no noise level to tell: remove it"
+        )
+    return objective
+
+
+def _refuse_weights(config: Config, objective: Objective) -> None:
+    """UserError where sources weigh their samples' losses, and the objective gives no sample a loss of its own."""
+    members = config.data.members() if isinstance(config.data, mix.Settings) else {}
+    weighed = [f"data.sources.{name}.loss_weight" for name, own in members.items() if own.loss_weight != 1]
+    if objective.couples_samples and weighed:
+        raise UserError(
+            f"{', '.join(weighed)}: the objective {config.objective.name} compares the samples of a batch with each "
+            "other, so that none has a loss of its own to weigh: remove it; data.weights says how often each source is "
+            "drawn"
+        )
+
+
+def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:
+    """UserError where not one picture has room in a micro-batch, or where a loss that couples the samples of a batch
+    would see only a part of the global batch."""
+    area_px = max(bucket.area_px for bucket in buckets(config.data))
+    if area_px > (config.loader.max_pixels or math.inf):
+        raise UserError(
+            f"loader.max_pixels={config.loader.max_pixels} has no room for one picture of the largest bucket "
+            f"({area_px} pixels): raise it, or train on smaller pictures (data.resolution)"
+        )
+    if objective.couples_samples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
+        raise UserError(
+            f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
+            f"cannot be cut, and it has {sizes.whole * area_px:,} pixels: remove loader.max_pixels, or choose a "
+            "smaller global_batch_size"
+        )
+    if objective.couples_samples and sizes.ranks > 1:
+        raise UserError(
+            "this objective compares the samples of a batch with each other, so its global batch cannot be cut over "
+            f"{sizes.ranks} devices: train it on one (or on a tensor group)"
+        )
+    if objective.couples_samples and sizes.accumulation > 1:
+        raise UserError(
+            f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
+            f"cannot be computed as {sizes.accumulation} x {sizes.micro}: leave out training.per_device_batch_size and "
+            "gradient_accumulation_steps, or choose a smaller global_batch_size"
+        )
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How a global batch is cut."""
+
+    whole: int
+    """Samples of one update over all devices: decides what is learnt."""
+    micro: int
+    """Samples of one forward pass on one device."""
+    ranks: int = 1
+    """Into how many parts it is cut before: devices that read different samples."""
+    notices: tuple[str, ...] = ()
+    """What is otherwise than the recipe says, for people."""
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one update on one device."""
+        return self.whole // self.ranks // self.micro
+
+
+_WHOLE, _MICRO, _ACCUMULATION = (
+    f"training.{name}" for name in ("global_batch_size", "per_device_batch_size", "gradient_accumulation_steps")
+)
+
+
+def held(loaded: Loaded) -> frozenset[str]:
+    """The batch sizes that may not give way to the number of devices: a global batch that the user has chosen, on the
+    command line or in a file, and micro-batches that the command line gives."""
+    return loaded.chosen & {_WHOLE} | loaded.typed & {_MICRO, _ACCUMULATION}
+
+
+def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> BatchSizes:
+    """Batch sizes of a recipe on a mesh; nothing is built. UserError for a mesh that it cannot be trained on."""
+    config = loaded.config
+    sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
+    refuse_cut_batches(config, plugins.find("objectives", config.objective.name).build(config.objective), sizes)
+    return sizes
+
+
+def batch_sizes(
+    config: Config,
+    recorded: int | None = None,
+    ranks: int = 1,
+    held: Container[str] = (_WHOLE, _MICRO, _ACCUMULATION),
+) -> BatchSizes:
+    """Batch sizes where so many devices read different samples; `recorded` is the global batch of the run's first
+    start, which then holds. UserError where they do not divide and those that are `held` stand in the way."""
+    whole, of_whole = _whole(config.training, recorded, ranks, held)
+    micro, of_micro = _micro(config.training, whole, ranks, held)
+    sizes = BatchSizes(whole, micro, ranks, (*of_whole, *of_micro))
+    if recorded is None and _MICRO in held:
+        _refuse_other_product(config, sizes)
+    return sizes
+
+
+def _whole(training: TrainingSettings, recorded: int | None, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
+    """The global batch, and what to say of it."""
+    given, micro = training.global_batch_size, training.per_device_batch_size
+    if recorded is None and given is None:
+        assert micro is not None, "the Config has checked it"
+        return micro * training.gradient_accumulation_steps * ranks, []
+    whole = recorded or given or 0
+    shared = -(-whole // ranks) * ranks
+    if whole != shared and (recorded or _WHOLE in held):
+        raise _unshared(whole, ranks, shared, recorded)
+    if whole != shared:
+        return shared, [_raised(whole, ranks, shared)]
+    other = given not in (None, whole) and _WHOLE not in held
+    return whole, [f"the global batch of {whole} samples that this run was begun with holds"] if other else []
+
+
+def _micro(training: TrainingSettings, whole: int, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
+    """The micro-batch, and what to say of it."""
+    share, micro = whole // ranks, training.per_device_batch_size
+    if _ACCUMULATION in held and _MICRO not in held:
+        micro = None
+    wanted = micro or max(1, share // training.gradient_accumulation_steps)
+    fitting = largest_divisor(share, wanted)
+    if fitting == wanted:
+        return fitting, []
+    if (_MICRO if micro else _ACCUMULATION) not in held:
+        return fitting, [_smaller(share, wanted, fitting, ranks)]
+    of = f"{whole} samples" if ranks == 1 else f"{whole} samples, {share} a device,"
+    raise UserError(
+        f"the global batch of {of} cannot be cut into micro-batches of {wanted}: choose a {_MICRO} (or "
+        f"gradient_accumulation_steps) that divides it, such as {_MICRO}={fitting}, or leave it out"
+    )
+
+
+def _unshared(whole: int, ranks: int, shared: int, recorded: int | None) -> UserError:
+    said = f"the global batch of {whole} samples cannot be shared by {ranks} devices alike (data x fsdp of the mesh): "
+    if recorded:
+        return UserError(
+            f"{said}the run was begun with it. Train on a number of devices that divides it, or begin a new run with "
+            f"{_WHOLE}={shared}"
+        )
+    return UserError(
+        f"{said}give {_WHOLE}={shared} or another multiple of {ranks}, or train on a number of devices that divides it"
+    )
+
+
+def _raised(whole: int, ranks: int, shared: int) -> str:
+    return (
+        f"the recipe's global batch of {whole} samples cannot be shared by {ranks} devices alike: it is {shared} here, "
+        f"while duration and learning rate stay as they are; {_WHOLE}={shared} says so in the command"
+    )
+
+
+def _smaller(share: int, wanted: int, fitting: int, ranks: int) -> str:
+    said = f"micro-batches of {fitting} in place of the recipe's {wanted}: each device has {share} of the global batch"
+    if share > wanted:
+        return said
+    return f"{said}, which is small for {ranks} devices; {_WHOLE}={wanted * ranks} raises it"
+
+
+def _refuse_other_product(config: Config, sizes: BatchSizes) -> None:
+    """UserError where a new run says all three numbers, and they do not fit the devices. When a run goes on, the global
+    batch decides alone, as there may be other devices."""
+    asked = config.training.gradient_accumulation_steps
+    given = config.training.per_device_batch_size is not None and asked > 1
+    if given and sizes.accumulation != asked:
+        raise UserError(
+            f"training.global_batch_size={sizes.whole} is not per_device_batch_size {sizes.micro} x "
+            f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: leave out one of the three"
+        )

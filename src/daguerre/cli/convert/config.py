@@ -1,0 +1,137 @@
+"""`daguerre convert config`: reads a config of another trainer and writes a recipe, saying what became of each key."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from daguerre import errors
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.config import config as configs
+from daguerre.config import overrides, recipe
+from daguerre.config.aliases import foreign
+from daguerre.config.errors import ConfigError, Problem, shown
+from daguerre.config.recipe import Tree
+from daguerre.config_import import files, trainers
+from daguerre.config_import.reader import REQUIRED, Reading
+from daguerre.config_import.trainers import CONVERT
+from daguerre.errors import UserError
+
+SUMMARY = "a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ..."
+HELP = """\
+usage: daguerre convert config FILE [out=FILE]
+
+Reads a config of another trainer, recognises which, writes a recipe, and says of each key what became of it: carried
+(our setting and its value), noticed (nothing to carry, and why), refused (asks for something that is not there).
+
+  daguerre convert config base14.yml
+  daguerre convert config configs/training/sd_xl_base_finetune_910b_edm.yaml out=my-edm.yaml
+  daguerre train base14.yml run_name=mine output_dir=out     the same in memory, where nothing of the config is lost
+
+  out=FILE     the new recipe (default: NAME-daguerre.yaml in the current folder)
+
+Understood are MaxDiffusion's flat files (base14.yml, base_xl.yml ...), MindOne SDXL's trees of target and params,
+open-diffusion's groups with ??? and interpolation, Stable Cascade's training configs; and kohya's TOML (with its
+dataset_config), OneTrainer's JSON, ai-toolkit's YAML and JSON, SimpleTuner's JSON and config.env. What must be given
+there must be given here, and is named at the end. Refused keys do not stop it.
+
+Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
+its family is not there yet (Stable Cascade), in which case it is written all the same; or because a value of the
+config fits no setting here, or because it trains something else than a whole network (LoRA, ControlNet, textual
+inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/coming-from.md says more.
+"""
+
+STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
+"""What takes the place of a family that is not there, while the rest is checked."""
+
+
+def run(arguments: list[str]) -> int:
+    """Writes the recipe and the list; 2 where its family is not there yet."""
+    path, out = read(arguments)
+    tree, twice = files.read(path)
+    trainer = foreign.trainer(tree)
+    if trainer is None:
+        raise UserError(
+            f"{path} is no config of {', '.join(CONVERT)}"
+            + (": it looks like a recipe of ours, which needs no conversion" if "training" in tree else "")
+        )
+    reading = trainers.converted(trainer, tree, str(path))
+    values = trainers.typed(reading.values)
+    family = values["model"]["family"]
+    later = trainers.is_later(values)
+    required = check(values, str(path), later)
+    for name in required:  # of those that their config does not have at all
+        values = recipe.merge(values, overrides.nested(name, REQUIRED))
+    write_bytes_atomically(out, written(trainer, path, values, reading).encode())
+    for line in report(trainer, reading):
+        print(line)
+    if twice:
+        print(f"given twice, of which {trainer} takes the last: {', '.join(twice)}")
+    print(f"\n{out}: a recipe from this config of {trainer}")
+    if required:
+        print(f"must be given on the command line: {', '.join(f'{name}=...' for name in required)}")
+    if later:
+        print(f"the family {family} is not there yet, so it cannot be trained: everything else of it passes the check")
+    return errors.REFUSED if later else errors.DONE
+
+
+def read(arguments: Sequence[str]) -> tuple[Path, Path]:
+    """The config and the new file that the command line names."""
+    given = overrides.split(arguments)
+    values = dict(overrides.pair(override) for override in given.overrides)
+    if unknown := values.keys() - {"out"}:
+        raise UserError(f"{', '.join(sorted(unknown))}: convert config takes FILE and out=FILE")
+    path = Path(given.recipe).expanduser()
+    if not given.recipe or not path.is_file():
+        stand_in = foreign.stands_for(given.recipe)
+        hint = f"; its counterpart ships with the package: daguerre recipes {stand_in}" if stand_in else ""
+        raise UserError(f"{given.recipe or 'which config?'}: give the file of a config{hint}")
+    out = Path(values.get("out", f"{path.stem}-daguerre.yaml")).expanduser()
+    if out.exists():
+        raise UserError(f"{out} exists: choose another file with out=FILE")
+    return path, out
+
+
+def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:
+    """The recipe's text with its header."""
+    refused = [line for line in reading.lines if line.kind == "refused"]
+    head = [f"# A recipe made from {path.name}, a config of {trainer}, by `daguerre convert config`."]
+    head += [f"# As {trainer} does without being asked:"]
+    head += [f"#   {name}: {shown(value)}" for name, value in reading.assumed.items()]
+    head += ["# Not carried over:"] if refused else ["# Everything that it asks for was carried over."]
+    head += [f"#   {line.key}: {' '.join(line.text.split())}" for line in refused]
+    return "\n".join(head) + "\n\n" + configs.as_yaml(values)
+
+
+def check(values: Tree, source: str, later: bool) -> list[str]:
+    """What must still be given. ConfigError for values that fit no setting here."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(configs.as_yaml(values | {"model": STAND_IN} if later else values), encoding="utf-8")
+        try:
+            configs.load(str(path))
+        except ConfigError as error:
+            wrong = [problem for problem in error.problems if not waits(problem, values)]
+            if wrong:
+                raise ConfigError(wrong, f"{source}, as a recipe") from error
+            return [problem.path for problem in error.problems if problem.text.startswith("must be given")]
+    return []
+
+
+def waits(problem: Problem, values: Tree) -> bool:
+    """Whether a problem may go away with what must still be given: of a value itself, or of the section around it."""
+    missing = [path for path, value in recipe.paths(values) if value == REQUIRED]
+    return problem.text.startswith("must be given") or any(path.startswith(f"{problem.path}.") for path in missing)
+
+
+def report(trainer: str, reading: Reading) -> list[str]:
+    """A table for each of the lists."""
+    titles = {"carried": "carried over", "notice": "nothing to carry", "refused": "not carried over"}
+    width = min(max((len(line.key) for line in reading.lines), default=0), 48)
+    found = []
+    for kind, title in titles.items():
+        those = [f"  {line.key:<{width}}  {line.text}" for line in reading.lines if line.kind == kind]
+        found += [f"{title} ({len(those)})", *those] if those else []
+    assumed = [f"  {path}: {shown(value)}" for path, value in reading.assumed.items()]
+    return [*found, f"as {trainer} does without being asked ({len(assumed)})", *assumed]

@@ -1,0 +1,94 @@
+"""`daguerre convert ema`: rebuilds the average of any width from the profiles that a run's checkpoints keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daguerre.checkpoint.run_dir import RunFolder
+from daguerre.checkpoint.store import Store
+from daguerre.config import config as configs
+from daguerre.config import overrides
+from daguerre.config.config import Config
+from daguerre.errors import UserError
+from daguerre.generation.load import load, newest
+from daguerre.remote import local_copy
+from daguerre.training import post_hoc
+from daguerre.training.ema import profile_file
+from daguerre.training.state import load_weights
+
+SUMMARY = "a pipeline with averaged weights of another width (post-hoc EMA)"
+HELP = """\
+usage: daguerre convert ema RUN width=W [out=FOLDER]
+
+Rebuilds the power-function average of width W at the newest checkpoint of a run, from the profiles of all checkpoints
+that it keeps, and writes it as a diffusers pipeline. The run must have been trained with ema.post_hoc.
+
+  daguerre convert ema runs/my-run width=0.15
+  daguerre convert ema runs/my-run width=0.03 out=pipeline-sharp
+
+  width=W      standard deviation of the average's profile, as a share of the run: above 0, up to 0.2887
+  out=FOLDER   a new folder (default: RUN/pipeline-ema-W)
+
+docs/optimizers.md says more.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Writes the pipeline; 0, or a UserError."""
+    folder, width, out = read(arguments)
+    config = configs.load(str(folder.path)).config
+    checkpoint = newest(folder, "latest")
+    local_copy.bring(folder.path, "all")
+    found = rebuilt(folder, config, checkpoint.name, width)
+    parts = load(config, checkpoint)
+    names = parts.attached.names
+    weights = {name: tensor for name, tensor in parts.net.state_dict().items() if name in names}
+    load_weights(parts.net, {**weights, **found.tensors}, saved=names)
+    for line in parts.attached.export(out, parts.objective, config.sampling):
+        print(line)
+    print(f"the profile is {found.error:.1%} off the one of width {width:g}")
+    if found.error > post_hoc.POOR:
+        print(
+            "that is much, so this average is a poor one: ask for a width nearer to those that are kept "
+            f"({', '.join(f'{kept:g}' for kept in config.ema.post_hoc)}), or train with more widths (ema.post_hoc) or "
+            "more checkpoints over the whole run (checkpoint.every, checkpoint.keep)"
+        )
+    print(f"{out}: the average of width {width:g} at {checkpoint.name}")
+    return 0
+
+
+def read(arguments: list[str]) -> tuple[RunFolder, float, Path]:
+    """The run, the width and the new folder that the command line names."""
+    given = overrides.split(arguments)
+    values = dict(overrides.pair(override) for override in given.overrides)
+    unknown = values.keys() - {"width", "out"}
+    if unknown:
+        raise UserError(f"{', '.join(sorted(unknown))}: convert ema takes width=W and out=FOLDER")
+    folder = RunFolder(local_copy.located(given.recipe))
+    if not given.recipe or not folder.config.is_file():
+        raise UserError(f"{given.recipe or 'which run?'}: give a run folder, such as runs/my-run")
+    try:
+        width = float(values.get("width", ""))
+    except ValueError:
+        raise UserError("width=W must be given, a number such as 0.15") from None
+    post_hoc.exponent(width)  # refuses a width that no profile has
+    if "out" not in values and local_copy.origin(folder.path) is not None:
+        raise UserError(f"where to? Give out=FOLDER, as {given.recipe} is no folder of this machine")
+    out = Path(values.get("out", folder.path / f"pipeline-ema-{width:g}"))
+    if out.exists():
+        raise UserError(f"{out} exists: choose another folder with out=FOLDER")
+    return folder, width, out
+
+
+def rebuilt(folder: RunFolder, config: Config, last: str, width: float) -> post_hoc.Rebuilt:
+    """The average at the checkpoint `last`, from it and all before it. CheckpointError if one of them is damaged."""
+    store = Store(folder.checkpoints)
+    kept_names = store.names()[: store.names().index(last) + 1]
+    names = {int(name.rpartition("-")[2]): name for name in kept_names}
+    if not config.ema.post_hoc:
+        raise UserError(f"{folder.path} keeps no profiles: train with ema.post_hoc=[0.05,0.1]")
+    return post_hoc.rebuild(
+        [(step, kept) for step in names for kept in config.ema.post_hoc],
+        lambda step, kept: store.load(store.root / names[step], only=(profile_file(kept),)).tensors[profile_file(kept)],
+        width,
+    )

@@ -1,0 +1,237 @@
+"""`daguerre data pack`: writes a data set into tar shards, and goes on where it was stopped.
+
+Here: what is asked for, the list of what is finished (dataset.json), and what is said. Shards are `data/tools/pack.py`'s.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from daguerre import errors, keys
+from daguerre.cli.data.opened import is_far, opened
+from daguerre.config import options as config_options
+from daguerre.config.options import Request
+from daguerre.data.loading import job_pool
+from daguerre.data.skipped import SkipReport
+from daguerre.data.source import Source
+from daguerre.data.tools import pack
+from daguerre.data.tools.manifest import Listing, given
+from daguerre.data.tools.pack import Packer, Shard
+from daguerre.errors import UserError
+from daguerre.settings import ADDRESS, Settings
+from daguerre.tracking.console import duration_text
+from daguerre.tracking.progress import Counter, size_text, spoken
+
+SUMMARY = "write a data set into tar shards"
+HELP = """\
+usage: daguerre data pack DATA -o FOLDER_OR_URL [key=value ...]
+
+Writes the samples of a data set that its filters pass into tar shards with an index beside each, and a summary,
+dataset.json. Pictures are copied byte for byte; those that a source draws become PNG. Each sample keeps its id, so that
+training on the shards draws the same random numbers as training on the data. The same command again goes on where it
+was stopped: shards that are finished are looked at and kept.
+
+  daguerre data pack my_pictures -o my_shards
+  daguerre data pack photos.parquet -o s3://bucket/photos shard_mb=512
+  daguerre data pack "raw/{00000..00099}.tar" -o clean data.filters="pwatermark < 0.5 and original_width >= 512"
+  daguerre data pack quickstart -o shapes count=10000
+
+  -o FOLDER or out=FOLDER   where to; also s3:// and gs://
+  shard_mb=N                size of a shard, about, in MB (256)
+  shard_samples=N           or the number of its samples
+  count=N                   the first N samples only; a source that draws without end needs it
+  order=shuffled            in an order of the seed's, not the source's own: for sets that are sorted by class or date
+  processes=N               how many work beside each other (as many as cores)
+  data.KEY=VALUE            settings of the source, filters among them, as in training
+"""
+
+_USUAL_MB = 256.0
+_LITTLE_BYTES = 64e6
+"""What is packed sooner than processes start."""
+
+
+class Options(Settings):
+    """What `pack` takes beside the data."""
+
+    out: Annotated[str | None, ADDRESS] = None
+    """Folder or address of an object store that the shards are written to."""
+    shard_mb: float | None = Field(None, gt=0)
+    """Size of a shard in MB, about."""
+    shard_samples: int | None = Field(None, ge=1)
+    """Samples of a shard."""
+    count: int | None = Field(None, ge=1)
+    """How many samples are packed."""
+    order: Literal["source", "shuffled"] = "source"
+    """Order in which they are packed."""
+    processes: int | None = Field(None, ge=1)
+    """Processes beside each other."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Options:
+        if self.shard_mb is not None and self.shard_samples is not None:
+            raise ValueError("shard_mb and shard_samples both say how large a shard is: give one of them")
+        return self
+
+
+class Held(UserError):
+    """Somebody else writes into the folder."""
+
+    exit_code = errors.HELD
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is to be packed."""
+
+    source: Source
+    """Told what is wanted of it."""
+    numbers: np.ndarray
+    """[M] int64: records in the order in which they are packed."""
+    ids: np.ndarray
+    """[M] int64."""
+    mean_bytes: float
+    """What a sample takes in a shard, about."""
+    looked_at: int
+    left_out: SkipReport
+    """By the source when it was opened, and by the filters."""
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0 once every shard is there; UserError where something cannot be."""
+    request = config_options.read(arguments, Options)
+    to = _target(request.options.out)
+    for notice in request.notices:
+        print(notice)
+    chosen = choose(request)
+    with _alone(to):
+        started = time.monotonic()
+        samples_per_shard = _samples_per_shard(request.options, chosen.mean_bytes)
+        shards = pack.shards(chosen.numbers, samples_per_shard)
+        listing = Listing(to, _about(request, chosen, samples_per_shard), len(shards))
+        listing.take_over()
+        little = chosen.mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not is_far(chosen.source)
+        kept = _pack(chosen, request, shards, listing, 1 if little else job_pool.usual_processes())
+        listing.save(complete=True)
+        _tidy(to)
+    _conclude(listing, kept, time.monotonic() - started)
+    return errors.DONE
+
+
+def choose(request: Request[Options]) -> Chosen:
+    """Opens the source and lets the filters choose. UserError where nothing is left, or without an end."""
+    settings, options = request.settings, request.options
+    if settings.source == "mix":
+        raise UserError("data.source=mix: sources are packed one at a time; name one of them, as a path or in a recipe")
+    data = opened(settings)
+    if data.index is None:
+        if options.count is None:
+            raise UserError(f"count: {settings.source} draws without end; say how many to pack, such as count=10000")
+        if options.order == "shuffled":
+            raise UserError(f"order: {settings.source} draws without end, so there is no order to change: remove it")
+        numbers = np.arange(options.count, dtype=np.int64)
+        ids = np.array([data.source.sample_id(number) for number in numbers.tolist()], dtype=np.int64)
+        mean_bytes = pack.mean_bytes(data.source, numbers, settings.formats)
+        return Chosen(data.source, numbers, ids, mean_bytes, len(numbers), {})
+    numbers = np.flatnonzero(data.passes)
+    if options.order == "shuffled":
+        numbers = numbers[keys.permutation(request.seed, "pack", 0, len(numbers))]
+    numbers = numbers[: options.count]
+    # By the source that was told nothing: it reads ranges, where shards are far away, and fetches none of them.
+    mean_bytes = pack.mean_bytes(data.source, np.sort(numbers), settings.formats)
+    ids = data.index.ids[numbers]
+    return Chosen(data.reading(numbers), numbers, ids, mean_bytes, data.index.count, data.left_out)
+
+
+def _samples_per_shard(options: Options, mean_bytes: float) -> int:
+    if options.shard_samples is not None:
+        return options.shard_samples
+    return max(1, round((options.shard_mb or _USUAL_MB) * 1e6 / max(1.0, mean_bytes)))
+
+
+def _pack(chosen: Chosen, request: Request[Options], shards: Sequence[Shard], listing: Listing, processes: int) -> int:
+    """Writes all shards; how many of them were there already."""
+    kept = 0
+    packer = Packer(chosen.source, request.settings.formats, listing.to, tuple(listing.done.values()))
+    with Counter("packing", len(chosen.numbers)) as counter:
+        for step in job_pool.work(packer, shards, request.options.processes or processes):
+            if isinstance(step, int):
+                counter.add(step)
+                continue
+            packed, was_there = step.result
+            kept += was_there
+            listing.add(packed)
+    return kept
+
+
+def _about(request: Request[Options], chosen: Chosen, samples_per_shard: int) -> dict[str, Any]:
+    settings = request.settings
+    how = f"{settings.formats} {samples_per_shard}"
+    return {
+        "fingerprint": pack.fingerprint(chosen.ids, how),
+        "samples_per_shard": samples_per_shard,
+        "order": request.options.order,
+        "source": given(settings),
+        "samples_of_source": chosen.looked_at,
+        "left_out": chosen.left_out,
+    }
+
+
+def _target(out: str | None) -> str:
+    if not out:
+        raise UserError("where to? Give a folder or the address of an object store: -o my_shards")
+    if "://" in out and not out.startswith(("s3://", "gs://", "file://")):
+        raise UserError(f"out={out}: shards are written to a folder, s3:// or gs://")
+    far = "://" in out and not out.startswith("file://")
+    return out.rstrip("/") if far else str(Path(out.removeprefix("file://")).expanduser().absolute())
+
+
+@contextmanager
+def _alone(to: str) -> Iterator[None]:
+    """Holds the folder, so that two commands do not write into it at once. Stores have no such lock."""
+    if "://" in to:
+        yield
+        return
+    Path(to).mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(to, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise Held(f"another process packs into {to}: wait for it, or choose another folder") from error
+    finally:
+        os.close(descriptor)
+
+
+def _tidy(to: str) -> None:
+    """Removes what a kill left half written."""
+    for pattern in (".shard-*.tar.tmp", "shard-*.tar.index.*.part"):
+        for path in Path(to).glob(pattern) if "://" not in to else ():
+            path.unlink()
+
+
+def _conclude(listing: Listing, kept: int, seconds: float) -> None:
+    document = listing.document(complete=True)
+    left_out = listing.left_out()
+    if kept == listing.number:
+        print(f"{listing.to}: all {kept:,} shards were there and are whole; nothing was written")
+    else:
+        there = f"; {kept:,} were there already and are whole" if kept else ""
+        print(
+            f"packed {document['samples']:,} samples into {listing.number:,} shard{'s' * (listing.number != 1)} "
+            f"({size_text(document['bytes'])}) in {duration_text(seconds)}{there}"
+        )
+    if left_out:
+        print(spoken(left_out))
+    place = f"{listing.to.rstrip('/')}/" if "://" in listing.to else listing.to
+    print(f"train on them with: data.source=webdataset data.path={shlex.quote(place)}")

@@ -1,0 +1,93 @@
+"""Samples as training makes them in its first epoch, for people to look at: their words, and what is cut of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from daguerre.cli.data.opened import Opened, is_far
+from daguerre.data import captions
+from daguerre.data.images import decode, headers
+from daguerre.data.images.decode import Frame
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.plan import buckets as bucketing
+from daguerre.data.settings import SourceSettings
+from daguerre.types import IMAGE, Record
+
+_READERS = 8
+"""Samples that are read at once where they are far away."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A sample that can be read."""
+
+    record: Record
+    caption: str | None
+    """Its words, without dropout; None if it has none in the caption fields."""
+    key: np.ndarray
+    """[3] int64: sample id, epoch 0, repeat 0."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A sample that cannot be used."""
+
+    name: str
+    reason: str
+
+
+def usable(data: Opened) -> Opened:
+    """The same without the samples that no bucket takes."""
+    if data.index is None:
+        return data
+    numbers = bucketing.assign(data.settings, data.index.heights_px, data.index.widths_px).numbers
+    return replace(data, passes=data.passes & (numbers >= 0))
+
+
+def seen(data: Opened, numbers: np.ndarray, seed: int) -> Iterator[Seen | Lost]:
+    """The samples of these numbers, in their order."""
+    plain = data.settings.model_copy(update={"caption_dropout": 0.0})
+    source = data.reading(numbers)
+
+    def one(number: int) -> Seen | Lost:
+        key = np.array([source.sample_id(number), 0, 0], dtype=np.int64)
+        try:
+            record = source.record(number)
+        except Undecodable as error:
+            return Lost(source.name(number), str(error))
+        try:
+            return Seen(record, captions.choose(record, plain, seed, key), key)
+        except Undecodable:
+            return Seen(record, None, key)
+
+    with ThreadPoolExecutor(_READERS if is_far(source) else 1) as readers:
+        yield from readers.map(one, numbers.tolist())
+
+
+def framed(sample: Seen, settings: SourceSettings, seed: int) -> tuple[Frame, dict[str, Tensor]]:
+    """Its images as training has them, in its bucket, [C, H, W] uint8 each. `Undecodable` where there are none."""
+    images = sample.record.images
+    height, width = upright_px(images[IMAGE], settings)
+    number = int(bucketing.assign(settings, np.array([height]), np.array([width])).numbers[0])
+    if number < 0:
+        raise Undecodable(bucketing.TOO_SMALL)
+    names = [name for name in images if name != IMAGE]
+    return decode.cut(images, settings, bucketing.buckets(settings)[number], seed, sample.key, names)
+
+
+def whole(sample: Seen, settings: SourceSettings) -> np.ndarray:
+    """The whole picture, upright: [H, W, 3] uint8."""
+    return decode.sized(sample.record.image, settings, None)[0]
+
+
+def upright_px(image: bytes | np.ndarray, settings: SourceSettings) -> tuple[int, int]:
+    """Height and width of a record's picture. `Undecodable` where its header does not tell."""
+    if isinstance(image, np.ndarray):
+        return image.shape[0], image.shape[1]
+    return headers.upright_size(io.BytesIO(image), settings.formats)

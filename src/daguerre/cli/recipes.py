@@ -1,0 +1,83 @@
+"""`daguerre recipes`: lists the shipped recipes, prints one, or prints what recipes can say (schema, template)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from daguerre import plugins
+from daguerre.config import fields, overrides, recipe, schema
+from daguerre.config.config import Config
+from daguerre.errors import UserError
+
+SUMMARY = "list the shipped recipes, print one, or an annotated template"
+HELP = """\
+usage: daguerre recipes [NAME | --schema | --template [section=plug-in ...]]
+
+  daguerre recipes                      the shipped recipes and what each is for
+  daguerre recipes quickstart           print one, to read it or to start from it:
+  daguerre recipes quickstart > my.yaml
+  daguerre recipes --template           an annotated recipe with every setting and its default
+  daguerre recipes --template objective=flow data=shapes
+  daguerre recipes --schema             JSON Schema for editors:
+  daguerre recipes --schema > recipe.schema.json
+      and as the first line of a recipe:  # yaml-language-server: $schema=recipe.schema.json
+
+docs/config.md says how recipes and overrides work.
+"""
+
+PREFERRED = {"families": "sd", "objectives": "v", "adapters": "full", "sources": "folder", "optimizers": "adamw"}
+"""The plug-ins of the template, where they exist and nothing else was asked for."""
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0; UserError for a recipe or plug-in that does not exist."""
+    given = overrides.split(arguments, flags=("--schema", "--template"))
+    if len(given.flags) + bool(given.recipe) > 1:
+        raise UserError("one of NAME, --schema and --template at a time")
+    if given.overrides and "--template" not in given.flags:
+        raise UserError(f"only --template takes {given.overrides[0]}: a recipe is printed as it stands in its file")
+    if "--schema" in given.flags:
+        print(json.dumps(schema.json_schema(), indent=2, ensure_ascii=False))
+    elif "--template" in given.flags:
+        print(schema.template(_choices(given.overrides)), end="")
+    elif given.recipe:
+        print(recipe.locate(given.recipe).read_text(encoding="utf-8"), end="")
+    else:
+        _list()
+    return 0
+
+
+def _choices(given: tuple[str, ...]) -> dict[str, str]:
+    """The plug-in of each section: the given one, the preferred one, or the first."""
+    sections = fields.plugin_sections(Config) | fields.plugin_members(Config, {"adapters": {"adapter": {}}})
+    sections = {section.rpartition(".")[2]: plugin for section, plugin in sections.items()}
+    asked = dict(overrides.pair(override) for override in given)
+    for section, name in asked.items():
+        if section not in sections:
+            raise UserError(f"--template takes {', '.join(f'{s}=NAME' for s in sections)}; got {section}={name}")
+        plugins.check(sections[section].kind, name)
+    usual = {section: PREFERRED[plugin.kind] for section, plugin in sections.items()}
+    existing = {section: plugins.names(plugin.kind) for section, plugin in sections.items()}
+    return {s: asked.get(s, usual[s] if usual[s] in existing[s] else existing[s][0]) for s in sections}
+
+
+def _list() -> None:
+    found = recipe.shipped()
+    width = max(map(len, found), default=0)
+    for name, path in found.items():
+        first, *others = header(path) or [""]
+        print(f"{name:<{width}}  {first}")
+        for line in others:
+            print(f"{'':<{width}}  {line}")
+    print("\ndaguerre recipes NAME prints one; daguerre train NAME trains it.")
+
+
+def header(path: Path) -> list[str]:
+    """The comment lines at the top of a recipe, up to the first empty one."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#") or line.strip() == "#":
+            break
+        lines.append(line.lstrip("#").strip())
+    return lines

@@ -1,0 +1,46 @@
+"""`daguerre report`: writes the page about a run into its folder, and shows it where that is asked for."""
+
+from __future__ import annotations
+
+import webbrowser
+
+from daguerre.errors import UserError
+from daguerre.remote import local_copy
+from daguerre.report import page
+from daguerre.storage.errors import StoreError
+
+SUMMARY = "write the page about a run: report.html in its folder"
+HELP = """\
+usage: daguerre report RUN_FOLDER [--open]
+
+Writes RUN_FOLDER/report.html, one page that needs no other file and no network, and prints its path. A run writes it at
+each save too; this makes it anew, of a run in progress as well.
+
+  daguerre report runs/quickstart
+  daguerre report runs/quickstart --open         and show it in the browser
+  daguerre report s3://bucket/runs/quickstart    of a run in an object store; the page is written there, too
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 0; UserError for a folder that is no run's or cannot be written to."""
+    folders = [argument for argument in arguments if argument != "--open"]
+    strange = [argument for argument in folders if argument.startswith("-")]
+    if strange or len(folders) != 1:
+        got = " ".join(arguments) or "nothing"
+        raise UserError(f"`daguerre report` takes one run folder, and --open if you like; got {got}")
+    try:
+        folder = local_copy.located(folders[0])
+        path = page.write(folder)
+        local_copy.send(folder, path.name)
+    except StoreError as error:
+        print(f"the page is on this machine alone: {error.told}")
+    except OSError as error:
+        raise UserError(
+            f"cannot write the report of {folders[0]}: {error.strerror}. "
+            "Make the folder writable, or copy it to a place that is"
+        ) from error
+    print(path)
+    if "--open" in arguments:
+        webbrowser.open(path.resolve().as_uri())
+    return 0

@@ -1,0 +1,107 @@
+"""`daguerre train`: trains what a recipe describes, or goes on with a run that was stopped.
+
+Only what can be known without torch happens here: whether the run folder is free. The run is run/trainer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from daguerre.config import config as configs
+from daguerre.config import overrides
+from daguerre.config.recipe import shipped
+from daguerre.config_import import in_memory
+from daguerre.distributed.launch import environment
+from daguerre.errors import SaidElsewhere, UserError
+from daguerre.run import storage
+from daguerre.storage import address
+
+SUMMARY = "train a recipe, or go on with a run that was stopped"
+HELP = """\
+usage: daguerre train RECIPE [key=value ...] [--dry-run [--full]]
+
+Trains a recipe: the name of a shipped one (`daguerre recipes`), a YAML file, or a run folder. The same command again
+goes on where the run was stopped, and says so if it is finished. Ctrl-C, SIGTERM or SIGUSR1 saves and leaves.
+
+  daguerre train quickstart
+  daguerre train quickstart run_name=mine seed=1 optimizer.learning_rate=5e-4
+  daguerre train quickstart data.source=folder data.path=pictures
+  daguerre train quickstart --dry-run            say what would happen, and stop; --full: with every setting
+  daguerre train quickstart output_dir=s3://bucket/runs      the run folder in an object store
+  daguerre launch local sdxl processes=8                     on eight devices (docs/launching.md)
+
+Often set
+  run_name, output_dir         the run folder is {output_dir}/{run_name}, also under s3:// or gs://
+  seed                         all random numbers follow from it and the samples' ids
+  training.duration            "20k steps", "1.5M samples" or "3 epochs"
+  training.global_batch_size   samples of one update
+  optimizer.learning_rate      peak learning rate
+  init_from                    run folder whose weights a new run starts from
+  checkpoint.every             interval of saves, such as "500 steps"
+  sampling.prompts             what is drawn at each save, such as '["a small green star"]'
+
+Every key: `daguerre recipes --template`, docs/config.md.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code of a training run; see `daguerre --help` for the codes."""
+    # The run needs torch, which takes a second to load: a second run on one folder is refused before that.
+    given = overrides.split(arguments, flags=("--dry-run", "--full"))
+    dry_run, full = "--dry-run" in given.flags, "--full" in given.flags
+    if full and not dry_run:
+        raise UserError("--full goes with --dry-run: it shows every setting, the defaults among them")
+    wanted = [*given.overrides, *own_place(given.recipe, given.overrides)]
+    own = environment.World() if dry_run else environment.read()
+    try:
+        loaded = _loaded(given.recipe, wanted, dry_run, first_look=own.size == 1 and not dry_run)
+    except UserError as error:
+        if own.local_rank:  # each node has files of its own, of which its first process tells
+            raise SaidElsewhere(error) from None
+        raise
+    # Late, for the reason above.
+    from daguerre.cli import dry_run as dry
+    from daguerre.run import trainer
+
+    home = storage.of(loaded.config.output_dir, loaded.config.run_name)
+    if dry_run:
+        return dry.describe(loaded.config, home, loaded.notices, full)
+    return trainer.train(loaded, home)
+
+
+def _loaded(recipe: str, wanted: Sequence[str], dry_run: bool, first_look: bool) -> configs.Loaded:
+    """The checked recipe. UserError where there is nothing to train, or, at a `first_look`, where another process works
+    in the run folder; several processes must not wait for one that has left, so they look when they have met."""
+    if first_look:
+        storage.of(*in_memory.peek(recipe, wanted)).refuse_if_held()
+    loaded = in_memory.load(recipe, wanted)
+    if not dry_run:
+        refuse_nothing_to_train(loaded.config, recipe)
+    return loaded
+
+
+def refuse_nothing_to_train(config: configs.Config, recipe: str) -> None:
+    """UserError for a recipe to draw with."""
+    if config.training.duration.number == 0:
+        raise UserError(
+            "training.duration is 0: there is nothing to train. To draw with the networks as they are: "
+            f"daguerre generate {recipe}; to train, give a duration, such as training.duration='1k steps'"
+        )
+
+
+def own_place(target: str, given: Sequence[str]) -> list[str]:
+    """Overrides by which a run folder means itself, from wherever it is seen and wherever it was moved to.
+
+    None where the target is no run folder, or where the command names another place: that is a new run of its recipe.
+    """
+    if address.is_far(target):
+        above, _, name = address.checked(target).rpartition("/")
+        return (
+            [] if configs.peek(target, given) != configs.peek(target) else [f"output_dir={above}", f"run_name={name}"]
+        )
+    path = Path(target).expanduser()
+    if not target or target in shipped() or not path.is_dir() or configs.peek(target, given) != configs.peek(target):
+        return []
+    path = path if path.name not in ("", "..") else path.resolve()
+    return [f"output_dir={path.parent}", f"run_name={path.name}"]

@@ -1,0 +1,196 @@
+"""The ways of writing which adapters a recipe attaches: all of them become the mapping `adapters`.
+
+    adapters: {style: {name: lora, rank: 8}}     the mapping; an adapter that is called as its kind needs no `name`
+    adapter: {name: lora, rank: 8}               a mapping of one, called `lora`; `adapter.rank=8` sets its rank
+    model.train_text_encoder: true               of the adapter `full`: one component more (or less) in its list `train`
+
+`null` in the place of an adapter's settings takes it out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from daguerre import plugins
+from daguerre.config import overrides, recipe
+from daguerre.config.recipe import Tree
+
+FULL = "full"
+USUAL = ("unet",)
+"""What `full` trains of a pipeline where nothing is said."""
+_FLAT = "adapter"
+SWITCH = re.compile(r"(?:model\.)?train_(unet|text_encoder(?:_\d)?)")
+"""Settings by which one component is trained, or not."""
+
+Pair = tuple[str, str, str]
+"""What a problem calls an override, the setting that it means, and the text."""
+
+
+def members(tree: Tree) -> dict[str, dict[str, Any]]:
+    """The adapters of a tree by their names; `full` alone where it says nothing."""
+    found = tree.get("adapters")
+    named = {name: dict(own) for name, own in found.items() if isinstance(own, Mapping)} if _is(found) else {}
+    return named or {FULL: {"name": FULL}}
+
+
+def trains(adapters: Any, component: str) -> bool:
+    """Whether a mapping of adapters trains a component, or something in it."""
+    every = members({"adapters": adapters}).values()
+    whole = any(component in _train(own) for own in every if own.get("name") == FULL)
+    return whole or any((own.get("ranks") or {}).get(component) for own in every)
+
+
+def lay(base: Tree, over: Tree, notices: list[str]) -> tuple[Tree, Tree]:
+    """Two layers, of which `base` holds the mapping already: now both hold it, and `base` what `over` leaves of it."""
+    over = _with_names(_from_switches(base, _from_flat(base, over)))
+    given = over.get("adapters")
+    for name in [name for name, own in given.items() if own is None] if _is(given) else []:
+        own = recipe.get(base, f"adapters.{name}")
+        dropped = [f"adapters.{name}.{key}" for key in own if key != "name"] if _is(own) else []
+        base = base if own is recipe.ABSENT else recipe.without(base, f"adapters.{name}")
+        over = recipe.without(over, f"adapters.{name}")
+        if dropped:
+            notices.append(f"adapters.{name} is not attached: the recipe's {', '.join(dropped)} dropped out")
+    return base, over
+
+
+def attached(tree: Tree) -> Tree:
+    """A tree without the adapters that it takes out."""
+    found = tree.get("adapters")
+    if not _is(found) or not found:
+        return tree
+    return {**tree, "adapters": {name: own for name, own in found.items() if own is not None}}
+
+
+def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
+    """Overrides with paths of the mapping, those that choose adapters first; and (override, why, text) of those that
+    cannot be."""
+    there, first, rest, wrong = members(tree), list[Pair](), list[Pair](), list[Pair]()
+    given = [pair for each in given for pair in _spread(each)]
+    for label, _, kind in (pair for pair in given if pair[1] == f"{_FLAT}.name"):
+        target = _target(there, kind)
+        first += [(label, f"adapters.{name}", "null") for name in there if name != target]
+        first.append((label, f"adapters.{target}.name", kind))
+        there = {target: {**there.get(target, {}), "name": kind}}
+    before = {name: _train(own) for name, own in there.items() if _kind(name, own) == FULL}
+    switched = ""
+    for label, path, text in (pair for pair in given if pair[1] != f"{_FLAT}.name"):
+        if match := SWITCH.fullmatch(path):
+            why = _switch(match, text, there)
+            wrong += [(label, why, text)] if why else []
+            switched = label
+        elif path.startswith(f"{_FLAT}.") and len(there) > 1:
+            wrong.append((label, f"several are attached: write adapters.NAME, of {', '.join(there)}", text))
+        elif path.startswith(f"{_FLAT}."):
+            rest.append((label, f"adapters.{next(iter(there))}.{path.removeprefix(f'{_FLAT}.')}", text))
+        else:
+            rest.append((label, path, text))
+    for name, train in before.items():
+        if (now := _train(there[name])) != train:
+            first.append((switched, f"adapters.{name}.name", FULL))
+            rest.append((switched, f"adapters.{name}.train", json.dumps(now)))
+    return [*first, *rest], wrong
+
+
+def _is(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _kind(name: str, own: Mapping[str, Any]) -> Any:
+    return own.get("name", name)
+
+
+def _train(own: Mapping[str, Any]) -> list[str]:
+    """What an adapter `full` trains."""
+    train = own.get("train")
+    return list(USUAL if train is None else train)
+
+
+def _spread(pair: Pair) -> list[Pair]:
+    """`adapter=lora` is its name, and `adapter={name: lora, rank: 8}` one override each."""
+    label, path, text = pair
+    if path != _FLAT:
+        return [pair]
+    value = overrides.yaml_value(text) if text.lstrip().startswith("{") else None
+    if not isinstance(value, dict):
+        return [(label, f"{_FLAT}.name", text)]
+    return [(label, f"{_FLAT}.{key}", v if isinstance(v, str) else json.dumps(v)) for key, v in value.items()]
+
+
+def _target(there: Mapping[str, Mapping[str, Any]], kind: Any) -> str:
+    """Which adapter the flat form means: the only one of its kind (or the only one), else a new one called by it."""
+    same = [name for name, own in there.items() if kind is None or _kind(name, own) == kind]
+    if len(same) == 1:
+        return same[0]
+    return str(kind) if kind in plugins.names("adapters") else _FLAT
+
+
+def _from_flat(base: Tree, over: Tree) -> Tree:
+    """A flat `adapter` as a mapping of one, which takes the place of adapters of other kinds."""
+    flat = over.get(_FLAT)
+    if _FLAT not in over or not (flat is None or _is(flat)):
+        return over
+    over = recipe.without(over, _FLAT)
+    if not flat:  # all of its keys are comments
+        return over
+    there = members(recipe.merge(base, over))
+    target = _target(there, flat.get("name"))
+    others = dict.fromkeys(name for name in there if name != target) if "name" in flat else {}
+    own = {"name": _kind(target, there.get(target, {})), **flat}
+    return recipe.merge(over, {"adapters": {**others, target: own}})
+
+
+def _with_names(over: Tree) -> Tree:
+    """Adapters that are called as their kind, with its name."""
+    given = over.get("adapters")
+    if not _is(given):
+        return over
+    kinds = plugins.names("adapters")
+    named = {
+        name: {"name": name, **own} if _is(own) and "name" not in own and name in kinds else own
+        for name, own in given.items()
+    }
+    return {**over, "adapters": named}
+
+
+def _from_switches(base: Tree, over: Tree) -> Tree:
+    """`model.train_unet` and the like as members of `train` of the adapter `full`."""
+    model = over.get("model")
+    found = {n: v for n, v in model.items() if SWITCH.fullmatch(str(n)) and isinstance(v, bool)} if _is(model) else {}
+    there = members(recipe.merge(base, over))
+    full = next((name for name, own in there.items() if _kind(name, own) == FULL), None)
+    if not found or full is None:
+        return over
+    train = _train(there[full])
+    for name, on in found.items():
+        over = recipe.without(over, f"model.{name}")
+        train = _switched(train, name, on)
+    if train == _train(there[full]):
+        return over
+    return recipe.merge(over, {"adapters": {full: {"name": FULL, "train": train}}})
+
+
+def _switch(match: re.Match[str], text: str, there: dict[str, dict[str, Any]]) -> str:
+    """Puts an override of `train_unet` and the like into `there`; why it cannot be, "" where it can."""
+    if text.lower() not in ("true", "false"):
+        return "allowed: true or false"
+    full = next((name for name, own in there.items() if _kind(name, own) == FULL), None)
+    if full is None:
+        name = next(iter(there))
+        return (
+            f"is of the adapter full, and {name} is attached: adapters.{name}.ranks.{match[1]} says whether that "
+            f"reaches the {match[1]}"
+        )
+    train = _train(there[full])
+    there[full]["train"] = _switched(train, match[0], text.lower() == "true")
+    return ""
+
+
+def _switched(train: Sequence[str], name: str, on: bool) -> list[str]:
+    match = SWITCH.fullmatch(name)
+    assert match is not None
+    every = sorted({*train, match[1]}, key=lambda each: (each not in USUAL, each))
+    return every if on else [each for each in train if each != match[1]]

@@ -1,0 +1,163 @@
+"""What no section of the config can see alone: settings of two sections, or of the whole run, that do not fit.
+
+What one section can check is in that section's settings class. A check gets the sections it needs, so that it also runs
+where others are faulty, and all problems can be reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from daguerre.adapters.settings import AdapterSettings
+from daguerre.config.errors import Problem
+from daguerre.data.settings import SourceSettings
+from daguerre.models.settings import FamilySettings
+from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
+
+IDLE: dict[str, tuple[str, Any]] = {
+    **{f"ema.{name}": ("ema.enabled", False) for name in ("name", "decay", "ramp_steps", "every_steps", "start_steps")},
+    "validation.num_samples": ("validation.every", None),
+    "validation.num_levels": ("validation.every", None),
+}
+"""Settings that have no effect while another of the same section has a value: setting -> (other, value)."""
+
+
+def problems(sections: Mapping[str, Any]) -> list[Problem]:
+    """The problems among these sections; a check whose sections are not all there is left out."""
+    found = [problem for name, section in sections.items() for problem in _idle(name, section)]
+    for needed, check in CHECKS.items():
+        if all(name in sections for name in needed):
+            found += check(*(sections[name] for name in needed))
+    return found
+
+
+def _idle(name: str, section: Any) -> list[Problem]:
+    """Settings that were given although another one leaves them without effect."""
+    found = []
+    for path, (switch, off) in IDLE.items():
+        owner, _, field = path.rpartition(".")
+        if owner == name and field in section.model_fields_set and getattr(section, _last(switch)) == off:
+            value = "null" if off is None else str(off).lower()
+            text = f"has no effect while {switch} is {value}: remove it, or change {switch}"
+            found.append(Problem(path, text, getattr(section, field)))
+    return found
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _batches(training: TrainingSettings) -> list[Problem]:
+    """The global batch is the per-device batch times the accumulation times the devices, which nobody knows yet."""
+    path = "training.global_batch_size"
+    whole, part = training.global_batch_size, training.per_device_batch_size
+    accumulation = training.gradient_accumulation_steps
+    if whole is None:
+        text = (
+            "must be given (or training.per_device_batch_size): samples of one update\nAllowed: a whole number from 1"
+        )
+        return [] if part else [Problem(path, text)]
+    if part and accumulation > 1 and whole % (part * accumulation):
+        product = f"per_device_batch_size {part} x gradient_accumulation_steps {accumulation}"
+        return [Problem(path, f"is no multiple of {product}: leave out one of the three", whole)]
+    name, divisor = ("per_device_batch_size", part) if part else ("gradient_accumulation_steps", accumulation)
+    if whole % divisor:
+        return [Problem(path, f"must be a multiple of {name}, which is {divisor}", whole)]
+    return []
+
+
+def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> list[Problem]:
+    """Warm-up and decay fit into the run, as far as durations of the same unit can be compared."""
+    warmup, decay, duration = lr_scheduler.warmup, lr_scheduler.decay, training.duration
+    if warmup.unit == duration.unit and warmup.number > duration.number:
+        text = f"is longer than the run: training.duration is {str(duration)!r}; set lr_scheduler.warmup to less"
+        return [Problem("lr_scheduler.warmup", text, str(warmup))]
+    risen = warmup.number if decay and warmup.unit == decay.unit else 0
+    if decay and decay.unit == duration.unit and risen + decay.number > duration.number:
+        text = "is longer than the run" + (f" after its warm-up of {str(warmup)!r}" if risen else "")
+        return [Problem("lr_scheduler.decay", f"{text}: training.duration is {str(duration)!r}", str(decay))]
+    return []
+
+
+def _of_a_mix(data: SourceSettings) -> list[Problem]:
+    """Settings of a source that mean something beside other sources only."""
+    if data.source == "mix" or "loss_weight" not in data.model_fields_set:
+        return []
+    text = (
+        "weighs a source of a mix against the others (data.sources.NAME.loss_weight), and this is the only one: "
+        "remove it"
+    )
+    return [Problem("data.loss_weight", text, data.loss_weight)]
+
+
+def _masks(data: SourceSettings, objective: ObjectiveSettings) -> list[Problem]:
+    """Where masks are is said for a loss that reads them."""
+    if objective.mask is not None:
+        return []
+    sources: Mapping[str, SourceSettings] = getattr(data, "sources", None) or {"": data}
+    given = [
+        (".".join(filter(None, ("data", name and f"sources.{name}", field))), getattr(own, field))
+        for name, own in sources.items()
+        for field in ("mask_dir", "mask_column")
+        if getattr(own, field, None) is not None
+    ]
+    text = "has no effect without objective.mask: remove it, or set objective.mask={} (docs/objectives.md)"
+    return [Problem(path, text, value) for path, value in given]
+
+
+def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSchedulerSettings) -> list[Problem]:
+    """An optimizer that averages by itself needs no other averages, and weighs updates by their learning rates."""
+    if not optimizer.averages_weights:
+        return []
+    found = []
+    if ema.enabled:
+        text = (
+            f"optimizer {optimizer.name!r} evaluates at averages of its own, and an average of the weights at which "
+            "it takes gradients means nothing: set ema.enabled=false (its averages are used as an EMA would be)"
+        )
+        found.append(Problem("ema.enabled", text, True))
+    if ema.post_hoc:
+        text = f"averages of the weights at which optimizer {optimizer.name!r} takes gradients mean nothing: remove it"
+        found.append(Problem("ema.post_hoc", text, list(ema.post_hoc)))
+    if schedule.name != "constant":
+        text = f"the averages of optimizer {optimizer.name!r} take the place of a falling rate: set it to constant"
+        found.append(Problem("lr_scheduler.name", text, schedule.name))
+    return found
+
+
+def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) -> list[Problem]:
+    """Each component has one adapter that trains or wraps its weights, and the family can train it."""
+    found, owners = [], dict[str, str]()
+    able = model.trainable()
+    for name, own in adapters.items():
+        reached = own.reaches(able)
+        if able and not reached:
+            found.append(Problem(f"adapters.{name}", f"nothing is trained: name one of {', '.join(able)}"))
+        for component in reached:
+            if component not in able:
+                there = f"there are {', '.join(able)}" if able else "it always trains all it has"
+                text = f"{component} is no component that model.family={model.family} can train; {there}"
+                found.append(Problem(f"adapters.{name}", text))
+            elif component in owners:
+                other = adapters[owners[component]].name
+                text = (
+                    f"both {owners[component]} ({other}) and {name} ({own.name}) are of the {component}, whose weights "
+                    f"one adapter trains or adds to: take one of them out (adapters.{name}=null), or let them reach "
+                    "different components"
+                )
+                found.append(Problem(f"adapters.{name}", text))
+            owners.setdefault(component, name)
+    return found
+
+
+CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
+    ("training",): _batches,
+    ("training", "lr_scheduler"): _warmup,
+    ("data",): _of_a_mix,
+    ("data", "objective"): _masks,
+    ("model", "adapters"): _adapters,
+    ("optimizer", "ema", "lr_scheduler"): _own_averages,
+}
+"""The sections that a check needs, and the check."""

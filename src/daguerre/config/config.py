@@ -1,0 +1,361 @@
+"""The Config tree: every setting of a run, from recipe and overrides to a checked, frozen object and back.
+
+Holds the tree, the checks that span sections, load, dump and diff. Reading files is in `recipe`, the meaning of
+`key=value` in `overrides` and `aliases`, what lies over what in `layers`, the texts of errors in `problems`. Imports no
+plug-in before one is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+import yaml
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from daguerre.adapters.settings import AdapterSettings
+from daguerre.checkpoint.settings import CheckpointSettings
+from daguerre.config import adapter_forms, checks, fields, merge, overrides, recipe
+from daguerre.config.aliases import lookup
+from daguerre.config.errors import ConfigError, Problem, missing, translate
+from daguerre.config.fields import Leaf
+from daguerre.config.recipe import Tree
+from daguerre.credentials import scrub
+from daguerre.data.settings import LoaderSettings, SourceSettings
+from daguerre.distributed.settings import DistributedSettings, MeshSettings
+from daguerre.errors import UserError
+from daguerre.models.settings import FamilySettings
+from daguerre.objectives.settings import ObjectiveSettings
+from daguerre.samplers.settings import SamplingSettings
+from daguerre.settings import ADDRESS, FREE, Plugin, Settings
+from daguerre.storage import address
+from daguerre.training.settings import (
+    EMASettings,
+    LoggingSettings,
+    LRSchedulerSettings,
+    OptimizerSettings,
+    TrainingSettings,
+    ValidationSettings,
+)
+
+
+class Config(Settings):
+    """Everything that a run is told."""
+
+    run_name: str = Field(json_schema_extra=FREE)
+    """Name of the run and of its folder in `output_dir`."""
+    output_dir: Annotated[str, ADDRESS] = Field("runs", min_length=1, json_schema_extra=FREE)
+    """Folder that holds the run folders: of this machine, or `s3://BUCKET/FOLDER`, `gs://BUCKET/FOLDER`."""
+    description: Annotated[str | None, ADDRESS] = Field(None, json_schema_extra=FREE)
+    """A line about the run, for people; shown in the report."""
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    """All random numbers of the run follow from this and the samples' ids."""
+    init_from: Annotated[str | None, ADDRESS] = None
+    """Run folder whose newest weights (the averaged ones, if it keeps them) a new run starts from."""
+    resume_from_checkpoint: str = Field("latest", json_schema_extra=FREE)
+    """Where a run that has checkpoints goes on: `latest`, or the name of one, such as `step-00001000`. `never`: a run
+    that was begun before is refused."""
+    allow_change: list[str] = Field([], json_schema_extra=FREE)
+    """Settings that may differ from those that this run was begun with (`optimizer.learning_rate`, or a whole section
+    such as `optimizer`), although they change what is learnt."""
+    model: Annotated[SerializeAsAny[FamilySettings], Plugin("families", "family", FamilySettings)]
+    """The networks."""
+    objective: Annotated[SerializeAsAny[ObjectiveSettings], Plugin("objectives", "name", ObjectiveSettings)]
+    """What the network learns to predict."""
+    adapters: dict[str, Annotated[SerializeAsAny[AdapterSettings], Plugin("adapters", "name", AdapterSettings)]] = (
+        Field(
+            {"full": {"name": "full"}},  # type: ignore[dict-item]  # a mapping, so that nothing is imported here
+            min_length=1,
+        )
+    )
+    """What is trained of the networks, or added to them and trained: adapters by a name of your own, each with the
+    settings of its kind; one alone may be written as `adapter`."""
+    data: Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]
+    """What is trained on."""
+    loader: LoaderSettings = LoaderSettings()
+    """How batches are made ahead of the loop."""
+    training: TrainingSettings
+    """Length, batches, precision and guards."""
+    optimizer: Annotated[
+        SerializeAsAny[OptimizerSettings], Plugin("optimizers", "name", OptimizerSettings, default="adamw")
+    ] = Field({"name": "adamw"})  # type: ignore[assignment]  # a mapping, as above
+    """The optimizer."""
+    lr_scheduler: LRSchedulerSettings = LRSchedulerSettings()
+    """Learning rate over the run."""
+    ema: EMASettings = EMASettings()
+    """Averaged weights."""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """When the run is saved."""
+    validation: ValidationSettings = ValidationSettings()
+    """Loss on held-out samples."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How pictures are drawn."""
+    logging: LoggingSettings = LoggingSettings()
+    """How often numbers are written, and where to."""
+    mesh: MeshSettings = MeshSettings()
+    """How the devices of a run share the work."""
+    distributed: DistributedSettings = DistributedSettings()
+    """How the processes of a run meet and watch one another."""
+
+    @field_validator("run_name")
+    @classmethod
+    def _names_a_folder(cls, run_name: str) -> str:
+        if not run_name.strip() or run_name in (".", "..") or set(run_name) & set("/\\\0"):
+            raise ValueError("it names a folder: at least one letter, no slash (the folder above is output_dir)")
+        return run_name
+
+    @field_validator("output_dir")
+    @classmethod
+    def _can_hold_runs(cls, output_dir: str) -> str:
+        return address.checked(output_dir) if address.is_far(output_dir) else output_dir
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Self:
+        problems = checks.problems(dict(self))
+        if problems:
+            text = "; ".join(f"{problem.path} {problem.text}" for problem in problems)
+            raise PydanticCustomError("problems", "{text}", {"text": text, "problems": problems})
+        return self
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked config, and one line for each thing that a user should know about how it came to be."""
+
+    config: Config
+    notices: tuple[str, ...]
+    typed: frozenset[str] = frozenset()
+    """Paths of the settings that the command line gives."""
+    chosen: frozenset[str] = frozenset()
+    """Of those that the command line or a file of the user's own gives: all but what shipped recipes say."""
+
+
+def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loaded:
+    """The config of a recipe (shipped name, YAML file or run folder) with `key=value` overrides. Where the recipe
+    itself is at hand, as `whole`, `name` is what it is called.
+
+    ConfigError lists every problem; UserError where the recipe cannot be read at all.
+    """
+    stand_in = recipe.stand_in(name) if whole is None else None
+    notices = [f"{name} is not a file here: the shipped recipe {stand_in} stands for it"] if stand_in else []
+    tree: Tree = {}
+    own: Tree = {}
+    for layer, is_shipped in _layers(name, given, whole, notices):
+        tree = merge.lay_over(Config, tree, layer, notices)
+        own = own if is_shipped else recipe.merge(own, layer)
+    values, problems = merge.from_overrides(Config, tree, given, notices)
+    tree = merge.lay_over(Config, tree, values, notices)
+    source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
+    resolved, absent = recipe.resolve(tree, values, source)
+    resolved = adapter_forms.attached(resolved)
+    typed = frozenset(path for path, _ in recipe.paths(values))
+    chosen = typed | {path for path, _ in recipe.paths(own)}
+    return Loaded(_check(resolved, absent, problems, source), tuple(map(scrub, notices)), typed, chosen)
+
+
+def _layers(name: str, given: Sequence[str], whole: Tree | None, notices: list[str]) -> list[tuple[Tree, bool]]:
+    """The files of a recipe, the lowest first, and whether each is one of ours."""
+    if whole is not None:
+        return [(whole, False)]
+    return [(layer.tree, layer.path.parent == recipe.FOLDER) for layer in merge.of_recipe(name, given, notices)]
+
+
+def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tuple[str, str]:
+    """(output_dir, run_name) of a recipe with overrides, before anything else is checked and without any plug-in.
+
+    UserError if the recipe cannot be read, ConfigError if there is no run_name; other mistakes are left for `load`.
+    """
+    tree: Tree = {}
+    for layer, _ in _layers(name, given, whole, []):
+        tree = recipe.merge(tree, layer)
+    values: Tree = {}
+    for override in given:
+        try:
+            meaning = lookup.translate(*overrides.pair(override))
+        except UserError:
+            continue
+        values |= {path: text for path, text in meaning.values if path in ("output_dir", "run_name")}
+    resolved, _ = recipe.resolve(tree, values, name)
+    run_name = resolved.get("run_name")
+    if not isinstance(run_name, str):
+        raise ConfigError([missing("run_name", fields.leaves(Config))], name)
+    return str(resolved.get("output_dir", Config.model_fields["output_dir"].default)), run_name
+
+
+def _check(tree: Tree, absent: Sequence[str], problems: list[Problem], source: str) -> Config:
+    """The config of resolved values; ConfigError with the problems so far and all that the settings classes find."""
+    leaves, sections = fields.leaves(Config, tree), list(fields.sections(Config, tree))
+    problems = problems + [p for p in _kinds(tree, leaves) if p.path not in {q.path for q in problems}]
+    config = None
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        found = [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, sections)]
+        found += checks.problems(_sound(tree))
+        known = {p.path for p in problems}
+        problems += [p for p in found if p.path not in known]
+    problems += [missing(path, leaves) for path in absent if path not in {p.path for p in problems}]
+    if problems or config is None:
+        raise ConfigError(problems, source)
+    return config
+
+
+def _sound(tree: Tree) -> dict[str, Settings]:
+    """The sections that are faultless by themselves, those of plug-ins aside."""
+    sound = {}
+    for name, field in Config.model_fields.items():
+        cls = fields.section_class(field)
+        if cls is not None and fields.plugin_of(field) is None:
+            with suppress(ValidationError):
+                sound[name] = cls.model_validate(tree.get(name, {}))
+    return sound
+
+
+def _kinds(tree: Tree, leaves: dict[str, Leaf]) -> list[Problem]:
+    """Values that pydantic would turn into another kind: true for a number, quoted text for a number or a switch."""
+    problems = []
+    for path, value in recipe.paths(tree):
+        leaf = leaves.get(path)
+        if leaf is None:
+            continue
+        members = fields.alternatives(leaf.field.annotation)
+        numeric = set(members) <= {int, float, bool, type(None)}
+        if numeric and (isinstance(value, str) or (isinstance(value, bool) != (bool in members) and value is not None)):
+            problems.append(Problem(path, f"allowed: {fields.allowed(leaf)}", value))
+    return problems
+
+
+def dump(config: Config) -> str:
+    """YAML that loads back as an equal config: every setting that has an effect, defaults included."""
+    tree = config.model_dump(mode="json")
+    for path, (switch, off) in checks.IDLE.items():
+        section, name = path.split(".")
+        if tree[section][switch.split(".")[1]] == off:
+            tree[section].pop(name, None)
+    return as_yaml(tree)
+
+
+def as_yaml(tree: Tree) -> str:
+    """Values as YAML that is read back as the same ones."""
+    return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+
+
+def _escaped(value: Any) -> Any:
+    """The value with `${` in its text written so that it is read back as text."""
+    if isinstance(value, dict):
+        return {name: _escaped(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes words bare and every other text in double quotes, so that no reader takes it for another type."""
+
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf"}
+
+
+def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    bare = _WORD.fullmatch(text) and text.lower() not in _NOT_TEXT
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if bare else '"')
+
+
+def _write_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.SequenceNode:
+    flat = all(isinstance(value, (bool, int, float)) for value in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flat)
+
+
+_Dumper.add_representer(str, _write_text)
+_Dumper.add_representer(list, _write_list)
+
+
+def differing(config: Config) -> Tree:
+    """The settings whose values are not the defaults, and the names of the plug-ins that these belong to."""
+    return _differing(config, config.model_dump(mode="json"), None, needed=True)
+
+
+def _differing(settings: Settings, tree: Tree, default: Any, needed: bool) -> Tree:
+    """Of one group; `default` is the group as it would be, None for what its class says. A group that is `needed` names
+    its plug-in in any case."""
+    found = {}
+    for name, field in type(settings).model_fields.items():
+        value, usual = getattr(settings, name), getattr(default, name, field.get_default(call_default_factory=True))
+        if name not in tree or value == usual:
+            continue
+        if isinstance(value, Settings):
+            usual = usual if isinstance(usual, type(value)) else None
+            found[name] = _differing(value, tree[name], usual, field.is_required())
+        elif isinstance(value, dict) and all(isinstance(inner, Settings) for inner in value.values()):
+            usual = usual if isinstance(usual, dict) and usual.keys() == value.keys() else {}
+            inner = {key: _differing(own, tree[name][key], None, key not in usual) for key, own in value.items()}
+            if any(inner.values()) or not usual:
+                found[name] = {key: {**_named(own), **inner[key]} for key, own in value.items()}
+        else:
+            found[name] = tree[name]
+    names = _named(settings)
+    found = {name: value for name, value in found.items() if value != {} or tree[name] == {}}
+    return {**names, **found} if found or needed else {}
+
+
+def _named(settings: Settings) -> Tree:
+    """The name of the plug-in that a group of settings belongs to, if it is one's."""
+    return {
+        name: getattr(settings, name) for name, field in type(settings).model_fields.items() if _names_plugin(field)
+    }
+
+
+def _names_plugin(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs between two configs; None also stands for a setting that one of them lacks."""
+
+    path: str
+    old: Any
+    new: Any
+    resume: str
+    """`identity`: may not change when a run is resumed; `elastic`: only who computes changes; `free`: may change."""
+
+
+def diff(old: Config, new: Config) -> list[Change]:
+    """What differs, in the order of the settings."""
+    trees = _side_by_side(*(config.model_dump(mode="json") for config in (old, new)))
+    known: dict[str, Leaf] = {}
+    for tree in (config.model_dump() for config in (old, new)):
+        known |= fields.leaves(Config, tree)
+        known |= {found.path: found for found in fields.members(Config, tree) if isinstance(found, Leaf)}
+    changes = []
+    for path in dict.fromkeys([*trees[0], *trees[1]]):
+        before, after = (tree.get(path) for tree in trees)
+        if before != after:
+            owner = next((known[p] for p in _ancestors(path) if p in known), None)  # the innermost
+            changes.append(Change(path, before, after, owner.resume if owner else "identity"))
+    return changes
+
+
+def _side_by_side(*trees: Tree) -> list[dict[str, Any]]:
+    """Values by path; what is a mapping in one tree and a plain value in another is one value in both."""
+    flat = [dict(recipe.paths(tree)) for tree in trees]
+    inner = {above for values in flat for path in values for above in _ancestors(path)[1:]}
+    plain = {path for values in flat for path in values if path in inner}
+    for tree, values in zip(trees, flat, strict=True):
+        for path in plain:
+            for below in [name for name in values if name.startswith(f"{path}.")]:
+                del values[below]
+            if (whole := recipe.get(tree, path)) is not recipe.ABSENT:
+                values[path] = whole
+    return flat
+
+
+def _ancestors(path: str) -> list[str]:
+    names = path.split(".")
+    return [".".join(names[:i]) for i in range(len(names), 0, -1)]

@@ -1,0 +1,222 @@
+"""Which settings exist: a walk over the settings classes, given the plug-ins that a tree of values names.
+
+Holds `Leaf`, one setting with its path, type and documentation. Values are read, checked and changed elsewhere.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from daguerre import plugins
+from daguerre.config import recipe
+from daguerre.data.filters.filter import Filters
+from daguerre.settings import Duration, Plugin, Settings
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting: a field that is no group of settings itself."""
+
+    path: str
+    field: FieldInfo
+    resume: str
+    """`identity`, `elastic` or `free`: whether it may change when a run is resumed."""
+    plugin: Plugin | None = None
+    """Set where the setting is the name of a plug-in."""
+
+    @property
+    def doc(self) -> str:
+        """The field's documentation."""
+        return self.field.description or ""
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.field.is_required()
+
+    @property
+    def default(self) -> Any:
+        """The default value, `PydanticUndefined` if there is none."""
+        return self.field.get_default(call_default_factory=True) if not self.required else PydanticUndefined
+
+
+@dataclass(frozen=True)
+class Section:
+    """A group of settings."""
+
+    path: str
+    cls: type[Settings]
+    doc: str
+
+
+def plugin_of(field: FieldInfo) -> Plugin | None:
+    """The plug-in mark of a section, if it has one."""
+    return next((m for m in field.metadata if isinstance(m, Plugin)), None)
+
+
+def plugin_sections(root: type[Settings]) -> dict[str, Plugin]:
+    """The sections of the root class whose settings a plug-in defines."""
+    found = {name: plugin_of(field) for name, field in root.model_fields.items()}
+    return {name: plugin for name, plugin in found.items() if plugin}
+
+
+def section_class(field: FieldInfo, given: Any = None) -> type[Settings] | None:
+    """The settings class of a section, None if the field is a leaf. A plug-in's name is taken from `given`."""
+    plugin = plugin_of(field)
+    if plugin:
+        values = given if isinstance(given, Mapping) else _plain(field)
+        name = values.get(plugin.key, plugin.default)
+        return plugin.settings_class(name) if name in plugins.names(plugin.kind) else plugin.base
+    return next((a for a in alternatives(field.annotation) if _is_settings(a)), None)
+
+
+def _plain(field: FieldInfo) -> Mapping[str, Any]:
+    default = field.default
+    return default if isinstance(default, Mapping) else {}
+
+
+def _is_settings(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
+
+
+def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity") -> Iterator[Leaf | Section]:
+    """All settings and sections under a class, in their order; plug-ins as `tree` names them."""
+    for name, field in cls.model_fields.items():
+        path = f"{prefix}{name}"
+        given = tree.get(name) if isinstance(tree, Mapping) else None
+        extra = field.json_schema_extra
+        marked = str(extra.get("resume", resume)) if isinstance(extra, dict) else resume
+        inner = section_class(field, given)
+        if inner is None:
+            yield Leaf(path, field, marked)
+            continue
+        yield Section(path, inner, field.description or "")
+        plugin = plugin_of(field)
+        for found in walk(inner, given, f"{path}.", marked):
+            named = plugin is not None and found.path == f"{path}.{plugin.key}"
+            yield replace(found, plugin=plugin) if named and isinstance(found, Leaf) else found
+
+
+def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:
+    """Every setting by its path; sections of plug-ins are those that `tree` names."""
+    return {found.path: found for found in walk(cls, tree) if isinstance(found, Leaf)}
+
+
+def sections(cls: type[Settings], tree: Any = None) -> dict[str, type[Settings]]:
+    """Every group of settings by its path."""
+    return {found.path: found.cls for found in walk(cls, tree) if isinstance(found, Section)}
+
+
+def members(cls: type[Settings], tree: recipe.Tree) -> Iterator[Leaf | Section]:
+    """What lies inside the settings that map names to sections of plug-ins (the sources of a mix), as `tree` has it."""
+    for leaf in leaves(cls, tree).values():
+        plugin, given = _plugin_inside(leaf.field.annotation), recipe.get(tree, leaf.path)
+        if plugin is None or not isinstance(given, Mapping):
+            continue
+        for name, values in given.items():
+            if isinstance(values, Mapping) and values.get(plugin.key) in plugins.names(plugin.kind):
+                inner = plugin.settings_class(values[plugin.key])
+                yield Section(f"{leaf.path}.{name}", inner, leaf.doc)
+                yield from walk(inner, values, f"{leaf.path}.{name}.", leaf.resume)
+
+
+def member(cls: type[Settings], tree: recipe.Tree, path: str) -> Leaf | None:
+    """The setting at a path inside such a section; None where there is none, or nobody knows."""
+    return next((found for found in members(cls, tree) if isinstance(found, Leaf) and found.path == path), None)
+
+
+def plugin_members(cls: type[Settings], tree: recipe.Tree) -> dict[str, Plugin]:
+    """The sections of plug-ins inside settings that map names to them, as `tree` has it: the sources of a mix."""
+    found: dict[str, Plugin] = {}
+    for leaf in leaves(cls, tree).values():
+        plugin, given = _plugin_inside(leaf.field.annotation), recipe.get(tree, leaf.path)
+        if plugin is not None and isinstance(given, Mapping):
+            found |= {f"{leaf.path}.{name}": plugin for name in given}
+    return found
+
+
+def _plugin_inside(annotation: Any) -> Plugin | None:
+    """The mark of a mapping's values, if they are sections of plug-ins."""
+    mappings = [a for a in alternatives(annotation) if get_origin(a) is dict]
+    return next((mark for a in mappings for mark in get_args(get_args(a)[1]) if isinstance(mark, Plugin)), None)
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type alone, without annotations; `Literal` stays whole."""
+    if get_origin(annotation) is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(a for member in get_args(annotation) for a in alternatives(member))
+    return (annotation,)
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "null",
+    Duration: "a duration such as '20k steps', '1.5M samples' or '3 epochs'",
+    Filters: "an expression, {field: comparison} or a list of pairs",
+}
+
+
+def allowed(leaf: Leaf) -> str:
+    """What a setting accepts, in words."""
+    if leaf.plugin:
+        return ", ".join(plugins.names(leaf.plugin.kind))
+    extra = leaf.field.json_schema_extra
+    if isinstance(extra, dict) and isinstance(extra.get("enum"), list):
+        return ", ".join(map(str, extra["enum"]))  # type: ignore[arg-type]
+    words = " or ".join(_in_words(a) for a in alternatives(leaf.field.annotation))
+    limits = _limits(leaf.field.metadata)
+    bounds = [getattr(m, name) for m in leaf.field.metadata for cls, name, _ in _BOUNDS if isinstance(m, cls)]
+    if len(bounds) == 2 and bounds[0] == bounds[1]:
+        return str(bounds[0])
+    return words.replace("number", f"number {limits}", 1) if limits and "number" in words else words
+
+
+def _in_words(annotation: Any) -> str:
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    if get_origin(annotation) is Literal:
+        return ", ".join(str(a) for a in get_args(annotation))
+    if get_origin(annotation) in (list, tuple):
+        members = [a for a in get_args(annotation) if a is not Ellipsis]
+        of = f" of {_in_words(members[0])}".replace("a whole number", "whole numbers") if members else ""
+        return f"a list [..., ...]{of.replace('of a number', 'of numbers')}"
+    if get_origin(annotation) is dict or annotation is dict:
+        return "a group of keys {key: value}"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _limits(metadata: list[Any]) -> str:
+    words = []
+    for limit in metadata:
+        for cls, name, word in _BOUNDS:
+            if isinstance(limit, cls):
+                value = getattr(limit, name)
+                words.append(f"{word} {value if isinstance(value, int) else format(value, 'g')}")
+    return " ".join(words).replace(" below", ", below") if len(words) > 1 else " ".join(words)
+
+
+_BOUNDS: tuple[tuple[type, str, str], ...] = (
+    (Gt, "gt", "above"),
+    (Ge, "ge", "from"),
+    (Le, "le", "to"),
+    (Lt, "lt", "below"),
+)
+
+
+def summary(doc: str) -> str:
+    """The first sentence of a documentation string, on one line."""
+    line = " ".join(doc.split())
+    end = next((i for i in range(len(line)) if line[i] == "." and line[i + 1 : i + 2] in ("", " ")), len(line))
+    return line[:end]

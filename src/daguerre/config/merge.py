@@ -1,0 +1,423 @@
+"""What lies over what: a recipe over the one it extends, overrides over the recipe.
+
+What a lower layer set and a choice made in a higher one leaves without effect (the keys of another plug-in, of another
+noise schedule) is dropped here with a notice. Within one layer such a pair is an error, found by the check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from daguerre import plugins
+from daguerre.config import adapter_forms, checks, overrides, recipe
+from daguerre.config import fields as config_fields
+from daguerre.config.aliases import lookup
+from daguerre.config.aliases.relative import RELATIVE, look_in
+from daguerre.config.aliases.values import Meaning
+from daguerre.config.errors import NOTHING, Problem, group, shown, unknown
+from daguerre.config.recipe import Tree
+from daguerre.errors import UserError
+from daguerre.settings import Duration, Plugin, Settings
+from daguerre.training.settings import largest_divisor
+
+_INSTANCE = "data.sources.instance."
+_OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
+_OF_A_RUN = "config.yaml"
+_CLASS_FOLDER = (
+    "${{output_dir}}/class_pictures/{name}/${{data.sources.class.captions.text}}/${{data.sources.class.generate.count}}"
+)
+
+
+def of_recipe(name: str, given: Sequence[str], notices: list[str]) -> list[recipe.Layer]:
+    """The layers of a recipe, the outermost base first.
+
+    Where overrides name an instance set and the recipe has none, it says the base alone, and DreamBooth's recipe of its
+    family all else.
+    """
+    own = recipe.layers(name)
+    tree: Tree = {}
+    for layer in own:
+        tree = recipe.merge(tree, layer.tree)
+    asked = None if own[-1].path.name == _OF_A_RUN else _dreambooth_by(tree, given)
+    if asked is None:
+        return own
+    family = recipe.get(tree, "model.family")
+    for template in (path for shipped, path in recipe.shipped().items() if shipped.endswith("_dreambooth")):
+        below = recipe.layers(template.stem)
+        if recipe.get(below[-1].tree, "model.family") == family:
+            notices.append(
+                f"{asked}: DreamBooth, which is the recipe {template.stem} with the model, the objective and the "
+                f"resolution of {name}; class pictures, learning rate, duration and batch are {template.stem}'s"
+            )
+            return [*below, recipe.Layer(own[-1].path, _as_base(tree, own[-1].path.stem))]
+    return own
+
+
+def _dreambooth_by(tree: Tree, given: Sequence[str]) -> str | None:
+    """The override that asks for DreamBooth on a recipe that is none; None where nothing does."""
+    has_sets = recipe.get(tree, _INSTANCE.rstrip(".")) is not recipe.ABSENT
+    trains = str(recipe.get(tree, "training.duration")).split()[:1] != ["0"]
+    if has_sets or not trains:
+        return None
+    asked = None
+    for override in given:
+        with suppress(UserError):  # told where the override is read
+            key, text = overrides.pair(override)
+            paths = [path for path, _ in lookup.translate(key, text).values]
+            if {"source", "data.source"} & {*paths}:
+                return None
+            asked = asked or next((key for path in paths if path.startswith(_INSTANCE)), None)
+    return None if asked is None or _denoises_anew(tree) else asked
+
+
+def _denoises_anew(tree: Tree) -> bool:
+    """Whether the recipe's denoiser starts from random weights."""
+    family = recipe.get(tree, "model.family")
+    if family not in plugins.names("families"):
+        return False
+    names = plugins.find("families", family).Settings.networks("denoiser")
+    return any(isinstance(recipe.get(tree, f"model.{name}"), dict | None) for name in names)
+
+
+def _as_base(tree: Tree, name: str) -> Tree:
+    """What DreamBooth takes of the recipe of a base."""
+    sources = {"class": {"path": _CLASS_FOLDER.format(name=name)}}
+    resolution = recipe.get(tree, "data.resolution")
+    return {
+        **{key: tree[key] for key in _OF_THE_BASE if key in tree},
+        "run_name": f"{tree['run_name']}_dreambooth" if tree.get("run_name", "???") != "???" else "???",
+        "description": f"{name}, DreamBooth",
+        "data": {"sources": sources} | ({} if resolution is recipe.ABSENT else {"resolution": resolution}),
+    }
+
+
+def from_overrides(
+    root: type[Settings], tree: Tree, given: Sequence[str], notices: list[str]
+) -> tuple[Tree, list[Problem]]:
+    """The values that `key=value` overrides set on a recipe's tree, and what is wrong with them.
+
+    Names of plug-ins are set first, wherever they stand: they decide which settings the others can mean.
+    """
+    problems: list[Problem] = []
+    pairs: list[_Pair] = []
+    implied: list[tuple[str, str, Callable[[], str | None]]] = []
+    raw: dict[str, str] = {}
+    for override in given:
+        key, text = override, None
+        try:
+            key, text = overrides.pair(override)
+            raw[key] = text
+            meaning = lookup.translate(key, text)
+        except UserError as error:
+            problems.append(Problem(key, str(error), NOTHING if text is None else text))
+            continue
+        notices += meaning.notices
+        pairs += _pairs(key, meaning)
+        implied += [(key, path, find) for path, find in meaning.implied]
+    pairs += _implied(pairs, implied, problems)
+    pairs = _without_idle_names(pairs, list(raw.items()), notices)
+    pairs, wrong = adapter_forms.pairs(pairs, tree)
+    problems += [Problem(label, why, text) for label, why, text in wrong]
+    names = [f"{section}.{plugin.key}" for section, plugin in config_fields.plugin_sections(root).items()]
+    names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
+    values: Tree = {}
+    kinds = tuple(f".{name}" for name in names)  # also those inside others: the sources of a mix
+    for pair in sorted(pairs, key=lambda item: (item[1] not in names, not item[1].endswith(kinds))):
+        problems += _set(root, values, tree, pair, notices)
+    for pair in _relative(raw, recipe.merge(tree, values), notices, problems):
+        problems += _set(root, values, tree, pair, notices)
+    return values, problems
+
+
+_Pair = tuple[str, str, str]
+"""What a problem calls an override, the setting that it means, and the text."""
+
+
+def _pairs(key: str, meaning: Meaning) -> list[_Pair]:
+    return [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
+
+
+def _relative(raw: Mapping[str, str], tree: Tree, notices: list[str], problems: list[Problem]) -> list[_Pair]:
+    """What other trainers' names mean that follow from the settings beside, which are all there by now."""
+    found: list[_Pair] = []
+    look = look_in(raw, tree)
+    for key in [name for name in raw if name in RELATIVE]:
+        try:
+            meaning = lookup.translate(key, raw[key], look)
+        except UserError as error:
+            problems.append(Problem(key, str(error), raw[key]))
+            continue
+        notices += meaning.notices
+        found += _pairs(key, meaning)
+    return found
+
+
+def _implied(
+    pairs: Sequence[_Pair],
+    implied: Sequence[tuple[str, str, Callable[[], str | None]]],
+    problems: list[Problem],
+) -> list[_Pair]:
+    """What follows from other trainers' names, for settings that no override sets."""
+    given = {path for _, path, _ in pairs}
+    found = []
+    for key, path, find in implied:
+        if path in given or path.rpartition(".")[2] in given:  # as a whole path, or by the setting's own name
+            continue
+        try:
+            text = find()
+        except UserError as error:
+            problems.append(Problem(key, str(error)))
+            break
+        if text is not None:
+            found.append((f"{key} ({path})", path, text))
+    return found
+
+
+def _without_idle_names(
+    pairs: Sequence[_Pair], names_given: Sequence[tuple[str, str]], notices: list[str]
+) -> list[_Pair]:
+    """The overrides without names of other trainers that have no effect beside the rest; each is one notice."""
+    kept, given = [], [*((path, value) for _, path, value in pairs), *names_given]
+    for key, path, value in pairs:
+        said = lookup.idle_beside(key.partition(" ")[0], given)
+        if said is None:
+            kept.append((key, path, value))
+        else:
+            notices.append(said)
+    return kept
+
+
+def _set(root: type[Settings], values: Tree, tree: Tree, item: _Pair, notices: list[str]) -> list[Problem]:
+    """Put one override into `values`, or say why it cannot be."""
+    key, path, text = item
+    below = recipe.merge(tree, values)
+    leaves, sections = config_fields.leaves(root, below), list(config_fields.sections(root, below))
+    try:
+        found = overrides.find(path, leaves, sections)
+    except UserError as error:
+        return [Problem(key, str(error), text)]
+    if found is None:
+        if _of_no_plugin(root, below, path):
+            return []  # the check refuses the plug-in's name; what its keys would be, nobody knows
+        return [_with_recipes(unknown(key, text, leaves, sections), path)]
+    target, inside = found
+    if target in sections and not text.lstrip().startswith("{"):
+        return [group(key, text, leaves, target)]
+    full = ".".join([target, *inside])
+    leaf = config_fields.member(root, below, full) if inside else leaves.get(target)
+    text = lookup.value(full, text)
+    value = overrides.yaml_value(text) if leaf is None else overrides.typed(text, leaf.field.annotation)
+    before = recipe.get(values, full)
+    merged = isinstance(before, dict) and isinstance(value, dict)  # both hold
+    if before is not recipe.ABSENT and before != value and not merged:
+        notices.append(f"{full} is given twice: {shown(value)} holds, {shown(before)} does not")
+    values.update(recipe.merge(values, overrides.nested(full, value)))
+    return []
+
+
+def _with_recipes(problem: Problem, path: str) -> Problem:
+    """Names of DreamBooth's sets mean something on recipes that have both."""
+    if not path.startswith("data.sources."):
+        return problem
+    recipes = [name for name in recipe.shipped() if name.endswith("dreambooth")]
+    return replace(problem, text=f"{problem.text}; the sets `instance` and `class` are in {' and '.join(recipes)}")
+
+
+def _of_no_plugin(root: type[Settings], tree: Tree, path: str) -> bool:
+    """Whether a path lies in a section that names a plug-in which does not exist."""
+    section = path.partition(".")[0]
+    plugin = config_fields.plugin_sections(root).get(section)
+    name = recipe.get(tree, f"{section}.{plugin.key}") if plugin else recipe.ABSENT
+    return plugin is not None and name is not recipe.ABSENT and name not in plugins.names(plugin.kind)
+
+
+def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`over` on `base`, without what `base` set for choices that `over` changes; each drop is one notice."""
+    for section in config_fields.sections(root, recipe.merge(base, over)):
+        if recipe.get(over, section) is None:  # all of its keys are comments
+            over = recipe.without(over, section)
+    base, over = adapter_forms.lay(base, over, notices)
+    idle_before = dict(_without_effect(root, base))
+    base = _without_old_plugins(root, base, over, notices)
+    base = _without_idle(root, base, over, notices)
+    base = _without_newly_idle(root, base, over, idle_before, notices)
+    base = _without_third_batch_size(base, over, notices)
+    base = _fitting_warmup(base, over, notices)
+    base = _with_micro_batch_that_divides(base, over, notices)
+    return recipe.merge(base, over)
+
+
+def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
+    chosen = config_fields.plugin_sections(root) | config_fields.plugin_members(root, recipe.merge(base, over))
+    for section, plugin in chosen.items():
+        old, new = recipe.get(base, section), recipe.get(over, section)
+        if not (isinstance(old, dict) and isinstance(new, dict)):
+            continue
+        before, after = old.get(plugin.key, plugin.default), new.get(plugin.key)
+        if before == after or not all(name in plugins.names(plugin.kind) for name in (before, after)):
+            continue
+        kept = _shared(plugin, old, str(before), str(after))
+        dropped = [name for name in old if name not in kept and name != plugin.key]
+        for name in dropped:
+            base = recipe.without(base, f"{section}.{name}")
+        if dropped:
+            listed = ", ".join(f"{section}.{name}" for name in dropped)
+            notices.append(f"{section}.{plugin.key} is {after} instead of {before}: the recipe's {listed} dropped out")
+    return base
+
+
+def _shared(plugin: Plugin, old: Tree, before: str, after: str) -> Tree:
+    """The values that mean the same to both plug-ins: settings of every plug-in of the kind, or equal in both.
+
+    A field that the base leaves without a default and a plug-in gives one is the plug-in's own.
+    """
+    first, second = plugin.settings_class(before), plugin.settings_class(after)
+    every = {
+        name
+        for name, field in plugin.base.model_fields.items()
+        if name != plugin.key and field.is_required() == first.model_fields[name].is_required()
+    }
+    return {name: value for name, value in old.items() if name in every or _same(first, second, name)}
+
+
+def _same(first: type[Settings], second: type[Settings], name: str) -> bool:
+    fields = [cls.model_fields.get(name) for cls in (first, second)]
+    return all(fields) and len({repr(field.default) for field in fields if field}) == 1
+
+
+def _without_idle(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
+    whole = recipe.merge(base, over)
+    for path, switch, value in _idle(root, whole):
+        if recipe.get(over, switch) is recipe.ABSENT or recipe.get(over, path) is not recipe.ABSENT:
+            continue
+        if recipe.get(base, path) is not recipe.ABSENT:
+            base = recipe.without(base, path)
+            notices.append(f"{switch} is {shown(value)}: the recipe's {path} dropped out")
+    return base
+
+
+_ACCUMULATION, _PART, _WHOLE = "gradient_accumulation_steps", "per_device_batch_size", "global_batch_size"
+
+
+def _without_third_batch_size(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`base` without the batch size that follows from the two others, where `over` gives one of them anew."""
+    below, above = base.get("training"), over.get("training")
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return base
+    both = below | above
+    sizes = [size for name in (_WHOLE, _PART, _ACCUMULATION) if isinstance(size := both.get(name), int)]
+    if len(sizes) < 3 or sizes[0] == sizes[1] * sizes[2]:
+        return base
+    old = [name for name in (_ACCUMULATION, _PART, _WHOLE) if name in below and name not in above]
+    if not old or len(old) == 3 or (old[0] == _ACCUMULATION and sizes[2] == 1):
+        return base
+    given = ", ".join(f"training.{name}" for name in (_ACCUMULATION, _PART, _WHOLE) if name in above)
+    notices.append(f"{given} is given: the recipe's training.{old[0]} dropped out")
+    return recipe.without(base, f"training.{old[0]}")
+
+
+def _fitting_warmup(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`base` with the warm-up and the decay of its learning rate shortened, where `over` makes the run too short for
+    them: they keep their share of the run, a tenth where the run's length was unknown."""
+    whole = recipe.merge(base, over)
+    duration, before = (_updates(tree, "training.duration", whole) for tree in (whole, base))
+    lengths = {name: _updates(whole, f"lr_scheduler.{name}", whole) for name in ("warmup", "decay")}
+    if duration in (None, before) or duration >= sum(length or 0 for length in lengths.values()):
+        return base
+    for name, length in lengths.items():
+        path = f"lr_scheduler.{name}"
+        if not length or recipe.get(over, path) is not recipe.ABSENT:
+            continue
+        share = Fraction(length, before) if before and before >= length else Fraction(1, 10)
+        value = f"{ceil(share * duration)} steps"
+        notices.append(
+            f"training.duration is {shown(recipe.get(whole, 'training.duration'))}, too short for the recipe's {path} "
+            f"of {shown(recipe.get(base, path))}: it is {shown(value)} here"
+        )
+        base = recipe.merge(base, overrides.nested(path, value))
+    return base
+
+
+def _updates(tree: Tree, path: str, whole: Tree) -> int | None:
+    """The updates of a duration in steps or samples; None where that is not known yet, or none is there."""
+    value, batch = recipe.get(tree, path), recipe.get(whole, f"training.{_WHOLE}")
+    try:
+        return Duration(value).steps(batch, None)
+    except (TypeError, ValueError):  # no text, no duration, epochs, samples of an unknown batch
+        return None
+
+
+def _with_micro_batch_that_divides(base: Tree, over: Tree, notices: list[str]) -> Tree:
+    """`base` with a smaller micro-batch, where `over` gives a global batch that its own does not divide: nothing that
+    is learnt depends on it."""
+    below, above = base.get("training"), over.get("training")
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return base
+    whole, part = above.get(_WHOLE), None if _PART in above else below.get(_PART)
+    if not (isinstance(whole, int) and isinstance(part, int) and whole > 0 and part > 0 and whole % part):
+        return base
+    smaller = largest_divisor(whole, part)
+    notices.append(
+        f"training.{_PART} is {smaller} in place of the recipe's {part}, which does not divide the global batch of "
+        f"{whole}"
+    )
+    return recipe.merge(base, {"training": {_PART: smaller}})
+
+
+def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:
+    """(setting, the choice that leaves it without effect, that choice's value), for the choices that a tree makes."""
+    found = [(path, switch, off) for path, (switch, off) in checks.IDLE.items() if recipe.get(tree, switch) == off]
+    for section, cls in config_fields.sections(root, tree).items():
+        name = recipe.get(tree, f"{section}.name")
+        for field, names in getattr(cls, "acts_with", {}).items():
+            if isinstance(name, str) and name not in names:
+                found.append((f"{section}.{field}", f"{section}.name", name))
+    return found
+
+
+def _without_newly_idle(
+    root: type[Settings], base: Tree, over: Tree, idle_before: Mapping[str, str], notices: list[str]
+) -> Tree:
+    """`base` without what had an effect in it and has none under `over` (`Settings.idle`)."""
+    dropped: dict[str, list[str]] = {}
+    while True:  # a setting that drops out can leave others without effect
+        found = [
+            (path, why)
+            for path, why in _without_effect(root, recipe.merge(base, over))
+            if path not in idle_before and recipe.get(over, path) is recipe.ABSENT
+        ]
+        if not found:
+            break
+        for path, why in found:
+            if recipe.get(base, path) is not recipe.ABSENT:  # not inside one that dropped out
+                base = recipe.without(base, path)
+                dropped.setdefault(why, []).append(path)
+    notices += [f"the recipe's {', '.join(paths)} dropped out: {why}" for why, paths in dropped.items()]
+    return base
+
+
+def _without_effect(root: type[Settings], tree: Tree) -> Iterator[tuple[str, str]]:
+    """(setting, why) for what a tree gives although its `Settings.idle` says that it has no effect."""
+    inside = {
+        found.path: found.cls for found in config_fields.members(root, tree) if isinstance(found, config_fields.Section)
+    }
+    for section, cls in (config_fields.sections(root, tree) | inside).items():
+        given = recipe.get(tree, section)
+        for fields, when, why in cls.idle if isinstance(given, dict) else ():
+            with suppress(AttributeError, TypeError, ValueError):  # values of a wrong kind: the check says so
+                if when(_unchecked(cls, given)):
+                    yield from ((f"{section}.{name}", why) for name in given if name in fields)
+
+
+def _unchecked(cls: type[Settings], given: Tree) -> Settings:
+    """The settings object of values that nobody has checked yet, for `Idle.when` to look at."""
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        inner = config_fields.section_class(cls.model_fields[name], value) if name in cls.model_fields else None
+        values[name] = _unchecked(inner, value) if inner and isinstance(value, dict) else value
+    return cls.model_construct(**values)

@@ -1,0 +1,189 @@
+"""What the `data` verbs are given: options of their own, and which data, as paths or as the data section of a recipe.
+
+Only the data section is read, so nothing here needs a model or torch, and a recipe that lacks other settings serves.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import Field, SerializeAsAny, ValidationError
+
+from daguerre import plugins
+from daguerre.config import fields, merge, overrides, recipe
+from daguerre.config.errors import ConfigError, Problem, missing, translate
+from daguerre.config.recipe import Tree
+from daguerre.credentials import scrub
+from daguerre.data.settings import SourceSettings
+from daguerre.data.tools import detect
+from daguerre.errors import UserError
+from daguerre.settings import Plugin, Settings
+
+Options = TypeVar("Options", bound=Settings)
+_KEY = re.compile(r"(--)?[A-Za-z_][\w.-]*")
+_KIND_KEYS = {"data.source", "source", "dataset_name"}
+
+
+class DataRecipe(Settings):
+    """The part of a recipe that says what is trained on."""
+
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    """All random numbers follow from this and the samples' ids."""
+    data: Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]
+    """What is trained on."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """A command line, sorted."""
+
+    bare: tuple[str, ...]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Request(Generic[Options]):
+    """What a `data` verb was asked for."""
+
+    what: str
+    """The data as it was named, for people."""
+    settings: SourceSettings
+    seed: int
+    options: Options
+    notices: tuple[str, ...]
+
+
+def read(arguments: Sequence[str], options_class: type[Options]) -> Request[Options]:
+    """The data and the options of a verb. UserError where either cannot be used."""
+    words = split(arguments)
+    options, rest = own_options(words.overrides, options_class)
+    _refuse_misspelt(rest, options_class)
+    if len(words.bare) == 1 and _is_recipe(words.bare[0]):
+        found, notices = from_recipe(words.bare[0], rest)
+        return Request(words.bare[0], found.data, found.seed, options, tuple(map(scrub, notices)))
+    found, notices = from_paths(words.bare, rest)
+    what = scrub(", ".join(words.bare) or str(getattr(found.data, "path", found.data.source)))
+    return Request(what, found.data, found.seed, options, tuple(map(scrub, notices)))
+
+
+def split(arguments: Sequence[str]) -> Words:
+    """Bare words and `key=value`; `-o X` is `out=X`, and `--key X` is `key=X`. A path may hold `=` behind a slash."""
+    bare: list[str] = []
+    given: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "-o" or (word.startswith("--") and "=" not in word):
+            key = "out" if word == "-o" else word[2:]
+            if not rest:
+                raise UserError(f"{word} needs a value: write {key}=VALUE")
+            given.append(f"{key}={rest.pop(0)}")
+        elif "=" in word and _KEY.fullmatch(word.partition("=")[0]):
+            given.append(word.removeprefix("--"))
+        elif word.startswith("-"):
+            raise UserError(f"there is no option {word}: options are written key=value")
+        else:
+            bare.append(word)
+    return Words(tuple(bare), tuple(given))
+
+
+def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Options, list[str]]:
+    """The verb's options, and the overrides that are none of them. ConfigError for a value that cannot be."""
+    leaves = fields.leaves(options_class)
+    values: Tree = {}
+    rest = []
+    for override in given:
+        key, text = overrides.pair(override)
+        if key not in leaves:
+            rest.append(override)
+        elif key in values:
+            raise UserError(f"{key} is given twice")
+        else:
+            values[key] = overrides.typed(text, leaves[key].field.annotation)
+    return _checked(options_class, values, [], "the command"), rest
+
+
+def _refuse_misspelt(given: Sequence[str], options_class: type[Settings]) -> None:
+    """UserError for a key that is nearly an option, and that is no setting of any source either."""
+    settings = {path.rpartition(".")[2] for name in plugins.names("sources") for path in _leaves(name)}
+    for override in given:
+        key = overrides.pair(override)[0]
+        near = difflib.get_close_matches(key, options_class.model_fields, n=1, cutoff=0.75)
+        if near and "." not in key and key not in settings:
+            raise UserError(f"there is no option {key}; did you mean {near[0]}?")
+
+
+def _leaves(source: str) -> Mapping[str, fields.Leaf]:
+    return fields.leaves(DataRecipe, {"data": {"source": source}})
+
+
+def from_recipe(name: str, given: Sequence[str]) -> tuple[DataRecipe, tuple[str, ...]]:
+    """The data section of a recipe with overrides, and what a user should know of how it came to be."""
+    notices: list[str] = []
+    tree: Tree = {}
+    for layer in recipe.layers(name):
+        tree = merge.lay_over(DataRecipe, tree, layer.tree, notices)
+    return _resolved(tree, given, name, notices)
+
+
+def from_paths(paths: Sequence[str], given: Sequence[str]) -> tuple[DataRecipe, tuple[str, ...]]:
+    """The data section for paths: the kind is guessed, and said, unless an override names it."""
+    named = {overrides.pair(override)[0] for override in given} & _KIND_KEYS
+    if not paths and not named:
+        shipped = ", ".join(recipe.shipped())
+        raise UserError(
+            f"which data? Give a path (folder, shards, table), or a recipe ({shipped}, a YAML file, a run folder)"
+        )
+    data: Tree = {}
+    notices: list[str] = []
+    if paths:
+        _refuse_recipes(paths)
+        data["path"] = paths[0] if len(paths) == 1 else list(paths)
+    if not named:
+        data["source"] = detect.kind(paths)
+        notices.append(
+            f"{', '.join(map(scrub, paths))}: read as {detect.KINDS[data['source']]} (data.source={data['source']})"
+        )
+    return _resolved({"data": data}, given, "the data", notices)
+
+
+def _is_recipe(word: str) -> bool:
+    path = Path(word).expanduser()
+    named = word in recipe.shipped() or path.suffix in (".yaml", ".yml")
+    return named or (path.is_dir() and (path / "config.yaml").is_file())
+
+
+def _refuse_recipes(words: Sequence[str]) -> None:
+    for word in words:
+        if _is_recipe(word):
+            raise UserError(f"{word} is a recipe: give one recipe, or one or more paths, got {', '.join(words)}")
+
+
+def _resolved(tree: Tree, given: Sequence[str], source: str, notices: list[str]) -> tuple[DataRecipe, tuple[str, ...]]:
+    values, problems = merge.from_overrides(DataRecipe, tree, given, notices)
+    tree = merge.lay_over(DataRecipe, tree, values, notices)
+    resolved, absent = recipe.resolve(tree, values, source)
+    leaves = fields.leaves(DataRecipe, resolved)
+    problems += [missing(path, leaves) for path in absent if path.startswith("data.")]
+    own = {name: resolved[name] for name in DataRecipe.model_fields if name in resolved}
+    return _checked(DataRecipe, own, problems, source), tuple(notices)
+
+
+def _checked(cls: type[Options], values: Mapping[str, Any], problems: list[Problem], source: str) -> Options:
+    """The settings of these values; ConfigError with all problems, those so far and those that the class finds."""
+    leaves, sections = fields.leaves(cls, values), list(fields.sections(cls, values))
+    checked = None
+    try:
+        checked = cls.model_validate(values)
+    except ValidationError as error:
+        found = [problem for e in error.errors(include_url=False) for problem in translate(e, "", leaves, sections)]
+        known = {problem.path for problem in problems}
+        problems = problems + [problem for problem in found if problem.path not in known]
+    if problems or checked is None:
+        raise ConfigError(problems, source)
+    return checked

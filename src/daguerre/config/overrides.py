@@ -1,0 +1,179 @@
+"""`key=value` on the command line: splitting the arguments, finding the setting that a name means, typing its text.
+
+The names that other trainers use are a table in `aliases`; recipes are files in `recipe`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import RootModel
+
+from daguerre.config import recipe
+from daguerre.config.aliases.flags import FLAGS, PAIRS, WORDS
+from daguerre.config.fields import Leaf, alternatives
+from daguerre.errors import UserError
+from daguerre.settings import Duration
+
+_SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a verb."""
+
+    recipe: str
+    """The bare word, or what `config` names; empty if there is neither (`recipe.locate` then asks for one)."""
+    overrides: tuple[str, ...]
+    """All `key=value`, in their order, without leading dashes."""
+    flags: frozenset[str]
+    """The switches that were given, of those that the verb knows."""
+
+
+def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
+    """Sort a verb's arguments into recipe, overrides and flags.
+
+    Overrides are `key=value`, `--key=value` or `--key value`, and `--key` alone for the switches of other trainers;
+    `config=PATH` names the recipe. UserError for a second recipe and for a key without a value.
+    """
+    recipes: list[str] = []
+    overrides: list[str] = []
+    found: set[str] = set()
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in flags:
+            found.add(word)
+        elif word.startswith("--") and "=" not in word:
+            overrides.append(f"{word[2:]}={_value(word, rest, flags)}")
+        elif "=" in word and "://" not in word.partition("=")[0]:
+            overrides.append(word.removeprefix("--"))
+        elif word.startswith("-"):
+            raise UserError(f"there is no option {word}: settings are written key=value{_flags_hint(flags)}")
+        else:
+            recipes.append(word)
+    recipes += [o.partition("=")[2] for o in overrides if o.startswith("config=")]
+    if len(recipes) > 1:
+        raise UserError(
+            f"one recipe at a time, got {' and '.join(recipes)}: settings are written key=value, without spaces; "
+            'quote a value that has some, as in prompt="a red circle"'
+        )
+    kept = tuple(o for o in overrides if not o.startswith("config="))
+    return Arguments(recipes[0] if recipes else "", kept, frozenset(found))
+
+
+def _value(word: str, rest: list[str], flags: Sequence[str]) -> str:
+    """The value of `--key`, taken from the words that follow."""
+    name = word[2:].replace("-", "_")
+    if name in FLAGS and not (rest and rest[0].lower() in ("true", "false")):
+        return "true"
+    if not rest or rest[0] in flags or rest[0].startswith("--"):
+        raise UserError(f"{word} needs a value: write {word[2:]}=VALUE{_flags_hint(flags)}")
+    if name not in WORDS | PAIRS:
+        return rest.pop(0)
+    values = []
+    while rest and not rest[0].startswith("--") and (name in PAIRS or not _SETTING.match(rest[0])):
+        values.append(rest.pop(0))
+    return values[0] if values and values[0].startswith("[") else json.dumps(values, ensure_ascii=False)
+
+
+def _flags_hint(flags: Sequence[str]) -> str:
+    return f" (options without a value: {', '.join(flags)})" if flags else ""
+
+
+def pair(override: str) -> tuple[str, str]:
+    """(key, text) of one override; dashes in the key are read as underscores. UserError without `=`."""
+    key, equals, text = override.removeprefix("--").partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{override!r} is no override: write key=value")
+    return key.strip().replace("-", "_"), text
+
+
+def find(key: str, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """The setting that a key means, and the keys inside it (for settings that are mappings); None if there is none.
+
+    A key is a whole path, or a name that only one setting has. UserError lists the paths of a name that several have.
+    """
+    if key in leaves:
+        return key, ()
+    if key in sections:
+        return key, ()
+    for path, leaf in leaves.items():
+        if key.startswith(f"{path}.") and any(_is_mapping(a) for a in alternatives(leaf.field.annotation)):
+            return path, tuple(key[len(path) + 1 :].split("."))
+    same = [path for path in leaves if path.endswith(f".{key}")]
+    if len(same) > 1:
+        raise UserError(f"{key} is the name of {len(same)} settings: write {', '.join(same[:-1])} or {same[-1]}")
+    return (same[0], ()) if same else None
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return annotation is dict or get_origin(annotation) is dict
+
+
+def typed(text: str, annotation: Any) -> Any:
+    """The value that an override's text means for a setting of this type.
+
+    Text stays as it is where the setting takes text; `null` is None where None is allowed; the rest is read as YAML
+    (numbers, true and false, `[1, 2]`, `{a: 1}`). Text that does not fit is returned as it is, for the check to refuse.
+    """
+    members = alternatives(annotation)
+    if text == "null" and type(None) in members:
+        return None
+    for member in members:
+        if get_origin(member) in (list, tuple) and text.lstrip().startswith("["):
+            return _texts(text) if str in get_args(member) else yaml_value(text)
+        if _is_mapping(member) and text.lstrip().startswith("{"):
+            return yaml_value(text)
+        if isinstance(member, type) and issubclass(member, RootModel):  # a text, or the same in lists and mappings
+            return yaml_value(text) if text.lstrip().startswith(("[", "{")) else text
+    if any(member is str or member is Duration for member in members):
+        return text
+    literals = [value for m in members if get_origin(m) is Literal for value in get_args(m)]
+    if text in literals:
+        return text
+    if Any in members:
+        return yaml_value(text)
+    value = yaml_value(text)
+    if int in members and float not in members and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, (bool, int, float)) else text
+
+
+def _texts(text: str) -> Any:
+    """A flow list whose members stay text: `[001, no]` is "001" and "no"."""
+    try:
+        return yaml.load(text, Loader=yaml.BaseLoader)  # builds text, lists and mappings only
+    except (yaml.YAMLError, RecursionError):
+        return text
+
+
+def yaml_value(text: str) -> Any:
+    """Text as a YAML scalar, flow list or flow mapping; text that is not YAML stays text."""
+    if "\n" in text or not text.strip():
+        return text
+    try:
+        value = OmegaConf.to_container(OmegaConf.create({"value": OmegaConf.create(f"- {text}")}), resolve=False)
+    except (yaml.YAMLError, OmegaConfBaseException, *recipe.BROKEN):
+        return text
+    assert isinstance(value, dict)
+    if recipe.excess(value):
+        return text
+    item = value["value"][0] if value["value"] else text
+    return text if isinstance(item, float) and math.isnan(item) and text.strip().lower() != ".nan" else item
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`a.b`, 1 -> {"a": {"b": 1}}."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value

@@ -1,0 +1,51 @@
+"""What a base model's place says of itself: its family, and what its UNet was trained to predict.
+
+From the published numbers that ship with the package, or from a folder's own files. Nothing is loaded or fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daguerre.config.aliases.values import PREDICTIONS
+from daguerre.models.weights import architectures
+
+
+@dataclass(frozen=True)
+class Base:
+    """What is known of a base model."""
+
+    family: str
+    objective: str
+    known: bool = True
+    """Whether it is known, or taken for what most are."""
+
+    @property
+    def doubt(self) -> str:
+        """What to say of one that is not known; nothing of others."""
+        return (
+            "" if self.known else f"taken for a model of family {self.family} that predicts {self.objective}: check it"
+        )
+
+
+def base(place: Any) -> Base:
+    """What the base model at a place is; one that is not at hand is taken for Stable Diffusion 1's kind."""
+    folder = Path(str(place)).expanduser()
+    folder = folder if (folder / "model_index.json").is_file() else architectures.find(str(place)) or folder
+    index, scheduler = (_document(folder / name) for name in ("model_index.json", "scheduler/scheduler_config.json"))
+    if index is None:
+        xl = "xl" in str(place).lower()
+        return Base("sdxl" if xl else "sd", "eps", known=False)
+    family = "sdxl" if "XL" in str(index.get("_class_name")) else "sd"
+    return Base(family, PREDICTIONS.get(str((scheduler or {}).get("prediction_type")), "eps"))
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None

@@ -1,0 +1,219 @@
+"""Configs of other trainers as files: TOML, JSON, shell variables and YAML, read into one kind of tree."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from daguerre.config import recipe
+from daguerre.config.aliases import foreign, foreign_peers
+from daguerre.config.aliases.peers_values import repeats_of
+from daguerre.config.recipe import Tree
+from daguerre.errors import UserError
+
+ENV = {
+    "RESUME_CHECKPOINT": "resume_from_checkpoint",
+    "DATALOADER_CONFIG": "data_backend_config",
+    "TRAINING_SEED": "seed",
+    "USE_XFORMERS": "enable_xformers_memory_efficient_attention",
+    "MINIMUM_RESOLUTION": "minimum_image_size",
+    "MAX_NUM_STEPS": "max_train_steps",
+    "NUM_EPOCHS": "num_train_epochs",
+    "CHECKPOINTING_LIMIT": "checkpoints_total_limit",
+    "HUB_MODEL_NAME": "hub_model_id",
+    "PUSH_CHECKPOINTS": "push_checkpoints_to_hub",
+    "MODEL_NAME": "pretrained_model_name_or_path",
+    "USE_GRADIENT_CHECKPOINTING": "gradient_checkpointing",
+    "LR_SCHEDULE": "lr_scheduler",
+    "MIN_SNR_GAMMA": "snr_gamma",
+    "TRAINING_NUM_PROCESSES": "num_processes",
+    "TRAINING_NUM_MACHINES": "num_machines",
+}
+"""SimpleTuner's shell variables whose options have other names; the rest are options in capital letters."""
+LAST_OF_TWINS = ("MaxDiffusion", "Stable Cascade")
+"""Trainers whose reader of YAML takes the last of two keys of one name; the others refuse them."""
+YAML = (".yml", ".yaml")
+_VARIABLE = re.compile(r"\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(.*)")
+
+
+def read(path: Path) -> tuple[Tree, list[str]]:
+    """The tree of a config file, with the files of data sets that it names, and the keys that it gives twice. UserError
+    says what is wrong."""
+    tree, twice = _yaml(path) if path.suffix in YAML else (_parsed(path), [])
+    beside = BESIDE.get(foreign.trainer(tree) or "")
+    return tree if beside is None else beside(tree, path.parent), twice
+
+
+def _yaml(path: Path) -> tuple[Tree, list[str]]:
+    """The mapping in a YAML file of another trainer, and the keys that it gives twice.
+
+    Of trainers whose reader takes the last, the last is taken here, too. UserError for a file that cannot be read."""
+    try:
+        return recipe.read(path), []
+    except UserError as error:
+        if "duplicate key" not in str(error):
+            raise
+        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
+        twice = _without_first_twins(node)
+        with tempfile.TemporaryDirectory() as folder:
+            single = Path(folder) / path.name
+            single.write_text(yaml.serialize(node, Dumper=yaml.SafeDumper, width=1 << 20), encoding="utf-8")
+            tree = recipe.read(single)
+        if foreign.trainer(tree) not in LAST_OF_TWINS:
+            raise
+        return tree, twice
+
+
+def _without_first_twins(node: yaml.Node | None, above: str = "") -> list[str]:
+    """Takes out of a YAML document what a later key of the same name replaces; the names."""
+    twice = []
+    for inner in node.value if isinstance(node, yaml.SequenceNode) else ():
+        twice += _without_first_twins(inner, above)
+    if isinstance(node, yaml.MappingNode):
+        last = {key.value: place for place, (key, _) in enumerate(node.value)}
+        twice += [f"{above}{key.value}" for place, (key, _) in enumerate(node.value) if last[key.value] != place]
+        node.value = [node.value[place] for place in sorted(last.values())]
+        for key, inner in node.value:
+            twice += _without_first_twins(inner, f"{above}{key.value}.")
+    return list(dict.fromkeys(twice))
+
+
+def _parsed(path: Path) -> Tree:
+    """The file's own tree."""
+    if path.suffix not in foreign_peers.FORMATS and path.suffix != ".json":
+        return recipe.read(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        tree: Any = tomllib.loads(text) if path.suffix == ".toml" else None
+        tree = json.loads(text) if path.suffix == ".json" else tree
+    except (OSError, ValueError) as error:  # both formats' errors are ValueErrors
+        raise UserError(f"{path} cannot be read: {error}") from error
+    tree = _variables(text) if tree is None else tree
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: a config is a mapping of keys to values, this is a {type(tree).__name__}")
+    return tree
+
+
+def _variables(text: str) -> Tree:
+    """The variables that a shell script sets, as options; `$NAME` of one set before is its value. Nothing is run."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := _VARIABLE.match(line):
+            try:
+                words = shlex.split(match[2], comments=True)
+            except ValueError as error:
+                raise UserError(f"the line {line.strip()!r} cannot be read: {error}") from error
+            value = words[0] if words else ""
+            found[match[1]] = re.sub(r"\$\{?(\w+)\}?", lambda name: found.get(name[1], ""), value)
+    extra = _options(" ".join(value for name, value in found.items() if name.endswith("EXTRA_ARGS")))
+    named = {ENV.get(name, name.lower()): value for name, value in found.items() if not name.endswith("EXTRA_ARGS")}
+    return {name: _plain(value) for name, value in (named | extra).items()}
+
+
+def _options(text: str) -> dict[str, str]:
+    """The options of a piece of a command line."""
+    found, words = {}, shlex.split(text)
+    for number, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            following = words[number + 1] if number + 1 < len(words) else "--"
+            found[name] = value if equals else "true" if following.startswith("--") else following
+    return found
+
+
+def _plain(text: str) -> Any:
+    """Text of a shell variable as a number, a switch, or text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _kohya(tree: Tree, folder: Path) -> Tree:
+    """Sections taken away, as kohya's scripts do, and the data sets of a `dataset_config` or of folders beside."""
+    flat = {name: value for name, value in tree.items() if not isinstance(value, dict) or name == "general"}
+    for name, value in tree.items():
+        flat |= value if isinstance(value, dict) and name != "general" else {}
+    place = flat.get("dataset_config")
+    if isinstance(place, str) and "datasets" not in flat:
+        found = _beside(place, folder)
+        flat |= {name: value for name, value in (_parsed(found) if found else {}).items() if name in _DATA}
+    if "datasets" not in flat:
+        subsets = [_subset(path, *named, regular) for regular, path, named in _below(flat)]
+        flat |= {"datasets": [{"subsets": subsets}]} if subsets else {}
+    return flat
+
+
+_DATA = ("general", "datasets")
+
+
+def _below(flat: Tree) -> list[tuple[bool, Path, tuple[int, str]]]:
+    """The folders such as `10_sks dog` of `train_data_dir`, and of `reg_data_dir`, which are class pictures."""
+    places = [(name == "reg_data_dir", flat.get(name)) for name in ("train_data_dir", "reg_data_dir")]
+    return [
+        (regular, path, named)
+        for regular, place in places
+        if isinstance(place, str)
+        for path, named in repeats_of(Path(place).expanduser()).items()
+    ]
+
+
+def _subset(path: Path, repeats: int, caption: str, regular: bool) -> Tree:
+    subset: Tree = {"image_dir": str(path), "num_repeats": repeats, "class_tokens": caption}
+    return subset | ({"is_reg": True} if regular else {})
+
+
+def _simpletuner(tree: Tree, folder: Path) -> Tree:
+    """Options without their dashes, and the data sets of `data_backend_config`."""
+    plain = {name.lstrip("-").replace("-", "_"): _switch(value) for name, value in tree.items()}
+    found = _beside(plain.get("data_backend_config"), folder)
+    return plain | ({"data_backends": _list(found)} if found else {})
+
+
+def _onetrainer(tree: Tree, folder: Path) -> Tree:
+    """With the concepts and samples of the files that it names, where it holds none itself."""
+    files = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
+    found = {name: _beside(tree.get(key), folder) for name, key in files.items() if not tree.get(name)}
+    return tree | {name: _list(path) for name, path in found.items() if path}
+
+
+def _switch(value: Any) -> Any:
+    return value == "true" if value in ("true", "false") else value
+
+
+def _beside(place: Any, folder: Path) -> Path | None:
+    """The file at a path, from here or from beside the config; None where there is none."""
+    if not isinstance(place, str) or not place:
+        return None
+    path = Path(place).expanduser()
+    return next((p for p in (path, folder / path, folder / path.name) if p.is_file()), None)
+
+
+def _list(path: Path) -> list[Any]:
+    """The list in a JSON file. UserError for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, list):
+        raise UserError(f"{path}: a list was expected, this is a {type(found).__name__}")
+    return found
+
+
+BESIDE = {
+    foreign_peers.KOHYA: _kohya,
+    foreign_peers.SIMPLETUNER: _simpletuner,
+    foreign_peers.ONETRAINER: _onetrainer,
+}
+"""Trainers whose configs name other files: (tree, folder of the config) to the tree with what these hold."""

@@ -1,0 +1,74 @@
+"""Configs of other trainers to our settings: one converter for each trainer, and what all have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from daguerre import plugins
+from daguerre.config import fields, overrides, recipe
+from daguerre.config.aliases import foreign_peers
+from daguerre.config.config import Config
+from daguerre.config.recipe import Tree
+from daguerre.config_import import (
+    ai_toolkit,
+    kohya,
+    maxdiffusion,
+    mindone,
+    onetrainer,
+    open_diffusion,
+    simpletuner,
+    stable_cascade,
+)
+from daguerre.config_import.reader import REQUIRED, Reading, leaves
+from daguerre.errors import UserError
+
+CONVERT = {
+    "MaxDiffusion": maxdiffusion.convert,
+    "MindOne": mindone.convert,
+    "open-diffusion": open_diffusion.convert,
+    "Stable Cascade": stable_cascade.convert,
+    foreign_peers.KOHYA: kohya.convert,
+    foreign_peers.ONETRAINER: onetrainer.convert,
+    foreign_peers.AI_TOOLKIT: ai_toolkit.convert,
+    foreign_peers.SIMPLETUNER: simpletuner.convert,
+}
+ORDER = list(Config.model_fields)
+
+
+def converted(trainer: str, tree: Tree, source: str) -> Reading:
+    """What a config of a trainer says in our settings. UserError for one of a kind that is not trained here."""
+    reading = opened(tree, source)
+    try:
+        CONVERT[trainer](reading)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+    reading.finish()
+    return reading
+
+
+def is_later(values: Tree) -> bool:
+    """Whether the family of a recipe is still to come."""
+    return values["model"]["family"] not in plugins.names("families")
+
+
+def opened(tree: Tree, source: str) -> Reading:
+    """Their values, interpolations resolved; what must be given, or refers to such a key, says so."""
+    resolved, _ = recipe.resolve(tree, {}, source)
+    given = dict(leaves(tree))
+    found = {key: value for key, value in leaves(resolved) if value != {} or key in given}
+    required = {key: REQUIRED for key in given if not any(f"{name}.".startswith(f"{key}.") for name in found)}
+    return Reading(found | required)
+
+
+def typed(values: Mapping[str, Any]) -> Tree:
+    """Our settings as a tree in their usual order; text that names a number or a switch is one."""
+    tree: Tree = {}
+    for path, value in values.items():
+        tree = recipe.merge(tree, overrides.nested(path, value))
+    known = fields.leaves(Config, tree)
+    for path, value in values.items():
+        if isinstance(value, str) and value != REQUIRED and path in known:
+            typed_value = overrides.typed(value, known[path].field.annotation)
+            tree = recipe.merge(tree, overrides.nested(path, typed_value))
+    return {name: tree[name] for name in ORDER if name in tree}

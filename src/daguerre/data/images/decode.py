@@ -1,0 +1,314 @@
+"""From encoded images to the pixels that are trained on: decode, orient, colours; then the frame: resize, flip, crop.
+
+What a picture means is settled here once: 8-bit sRGB, upright, transparency over a set colour, the first frame of an
+animation. Which pictures there are is the sources' business, which shape they get `buckets.py`'s; scaling to [-1, 1]
+is the family's.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+import simplejpeg
+import torch
+from PIL import Image, ImageCms
+from torch import Tensor
+from torch.nn import functional
+
+from daguerre import keys
+from daguerre.data.images import kinds
+from daguerre.data.images.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation
+from daguerre.data.images.kinds import KINDS
+from daguerre.data.plan.buckets import Bucket
+from daguerre.data.settings import SourceSettings
+from daguerre.types import IMAGE
+
+_TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 6-9 times as fast
+_PILLOW_FILTERS: Mapping[str, Image.Resampling] = MappingProxyType(
+    {"nearest": Image.Resampling.NEAREST, "area": Image.Resampling.BOX, "lanczos": Image.Resampling.LANCZOS}
+)
+_GREY_8 = ((np.arange(65536) + 128) // 257).astype(np.uint8)  # 65535 = 255 x 257; Pillow's own conversion saturates
+_TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Which part of a picture is trained on, and how it is brought to size: chosen by its size alone, so that a second
+    image of the same scene can follow it exactly."""
+
+    size: tuple[int, int]
+    """Height and width of the upright picture before any resize."""
+    resized: tuple[int, int]
+    """Height and width to which it is resized."""
+    top: int
+    left: int
+    """Corner of the crop, in the resized and flipped picture."""
+    height_px: int
+    width_px: int
+    """Of the crop."""
+    mirror: bool
+    """Whether it is flipped left to right."""
+    interpolation: str
+    """Filter of the resize."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[6] int32, what SDXL is conditioned on: `size`, `top` and `left`, height and width of the crop."""
+        return np.array([*self.size, self.top, self.left, self.height_px, self.width_px], dtype=np.int32)
+
+    def apply(self, pixels_HWC: np.ndarray, interpolation: str | None = None) -> Tensor:
+        """That part of an image, [C, height_px, width_px] uint8.
+
+        `pixels_HWC` [H, W, C] uint8, of any scale, shows all that the picture shows. What comes is a view whose memory
+        is laid out [H, W, C], and may be that of `pixels_HWC`.
+        """
+        assert pixels_HWC.dtype == np.uint8, pixels_HWC.dtype
+        assert pixels_HWC.ndim == 3, pixels_HWC.shape
+        resized_CHW = _resize(pixels_HWC, self.resized, interpolation or self.interpolation)
+        # Flipped first, so `left` counts from what was the right side; only what is kept is turned.
+        start = self.resized[1] - self.left - self.width_px if self.mirror else self.left
+        crop_CHW = resized_CHW[:, self.top : self.top + self.height_px, start : start + self.width_px]
+        return crop_CHW.flip(2) if self.mirror else crop_CHW
+
+
+def frame(size: tuple[int, int], settings: SourceSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Frame:
+    """The frame of a picture whose upright height and width are `size`: it is resized until it just covers the bucket.
+
+    Flip and random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. `Undecodable`
+    where the resized picture would be too large.
+    """
+    height, width = resized = bucket.covering(*size)
+    if height * width > PIXEL_LIMIT:
+        raise Undecodable(f"too narrow: more than {PIXEL_LIMIT} pixels once it is resized to cover its bucket")
+    top, left = _corner((height - bucket.height_px, width - bucket.width_px), settings, seed, key)
+    mirror = settings.random_flip and bool(_uniforms(seed, "flip", key, 1)[0] < 0.5)
+    return Frame(size, resized, top, left, bucket.height_px, bucket.width_px, mirror, settings.interpolation)
+
+
+def cut(
+    images: Mapping[str, bytes | np.ndarray],
+    settings: SourceSettings,
+    bucket: Bucket,
+    seed: int,
+    key: np.ndarray,
+    names: Collection[str] = (),
+) -> tuple[Frame, dict[str, Tensor]]:
+    """The images of a record in the shape of `bucket`: its picture, and those of `names` (of `image_kinds.KINDS`) that
+    it has, each [C, H, W] uint8. Raises `Undecodable`."""
+    pixels_HWC, size = sized(images[IMAGE], settings, bucket)
+    chosen = frame(size, settings, bucket, seed, key)
+    found = {IMAGE: chosen.apply(pixels_HWC)}
+    for name in names:
+        kind = KINDS[name]
+        if name in images:
+            pixels_HWC = beside(name, images[name], size, settings, bucket)
+            found[name] = chosen.apply(pixels_HWC, kind.interpolation)
+        elif kind.absent is None:
+            raise Undecodable(kinds.lacking(name))
+    return chosen, found
+
+
+def beside(
+    name: str,
+    image: bytes | np.ndarray,
+    size: tuple[int, int],
+    settings: SourceSettings,
+    bucket: Bucket | None = None,
+) -> np.ndarray:
+    """[H, W, C] uint8 of an image beside a picture of this height and width; it may be of another scale. `Undecodable`
+    where it is not its shape, or damaged."""
+    kind = KINDS[name]
+    own = settings if kind.under is None else settings.model_copy(update={"alpha_colour": kind.under})
+    with kinds.named(name):
+        pixels_HWC, of_own = sized(image, own, bucket)
+        kinds.refuse_other_shape(of_own, size)
+    if kind.channels == 3:
+        return pixels_HWC
+    return np.asarray(Image.fromarray(pixels_HWC).convert("L"))[:, :, None]
+
+
+def pixels(encoded: bytes, settings: SourceSettings, bucket: Bucket | None = None) -> np.ndarray:
+    """The whole picture of a file, upright: [H, W, 3] uint8 sRGB. Raises `Undecodable`.
+
+    Where it will be resized to cover `bucket`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size.
+    """
+    return sized(encoded, settings, bucket)[0]
+
+
+def sized(
+    image: bytes | np.ndarray, settings: SourceSettings, bucket: Bucket | None
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """`pixels` of a file, or pixels as they are; and the height and width of the whole upright picture."""
+    if isinstance(image, np.ndarray):
+        return image, image.shape[:2]
+    return _decoded(image, settings, bucket)
+
+
+def _decoded(encoded: bytes, settings: SourceSettings, bucket: Bucket | None) -> tuple[np.ndarray, tuple[int, int]]:
+    try:
+        image = opened(io.BytesIO(encoded), settings.formats)
+        stored_HWC = _fast_jpeg(encoded, image, settings, bucket)
+        if stored_HWC is None:
+            stored_HWC = _by_pillow(image, settings)
+        turn = orientation(image)
+    except BROKEN as error:
+        cut = "truncated" in str(error).lower()
+        raise Undecodable("truncated image" if cut else "broken image") from error
+    size = (image.width, image.height) if turn >= 5 else (image.height, image.width)
+    return _upright(stored_HWC, turn), size
+
+
+def _fast_jpeg(
+    encoded: bytes, image: Image.Image, settings: SourceSettings, bucket: Bucket | None
+) -> np.ndarray | None:
+    """[H, W, 3] uint8 sRGB by libjpeg-turbo's own interface, not yet upright; None where that is not for it, or it
+    refuses, and Pillow has the last word."""
+    if (image.format, image.mode) != ("JPEG", "RGB"):
+        return None
+    factor = 1
+    if bucket is not None and settings.interpolation != "nearest":  # a JPEG at half its size is an average already
+        stored = bucket.mirrored if orientation(image) >= 5 else bucket
+        factor = _dct_factor(image.height, image.width, stored)
+    smallest = {"min_width": image.width // factor, "min_height": image.height // factor, "min_factor": factor}
+    try:
+        fast_HWC = simplejpeg.decode_jpeg(encoded, colorspace="RGB", **smallest)
+    except ValueError:
+        return None
+    transform = _to_srgb(image.info.get("icc_profile"), "RGB")
+    return fast_HWC if transform is None else np.array(_transformed(Image.fromarray(fast_HWC), transform))
+
+
+def _dct_factor(height_px: int, width_px: int, bucket: Bucket) -> int:
+    """How much smaller a JPEG is decoded: 8, 4 or 2 where that divides both sides and is the whole resize, or leaves
+    another factor of 2 to the filter, so that it is still the filter that decides how the picture looks."""
+    for factor in (8, 4, 2):
+        height, width = height_px // factor, width_px // factor
+        whole = height_px % factor == width_px % factor == 0
+        left = min(height / bucket.height_px, width / bucket.width_px)
+        if whole and (left == 1 or left >= 2):
+            return factor
+    return 1
+
+
+def _by_pillow(image: Image.Image, settings: SourceSettings) -> np.ndarray:
+    """[H, W, 3] uint8 sRGB, not yet upright."""
+    colours, alpha = _layers(image)
+    transform = _to_srgb(image.info.get("icc_profile"), colours.mode)
+    if transform is not None:
+        rgb = _transformed(colours, transform)
+    else:
+        rgb = colours if colours.mode == "RGB" else colours.convert("RGB")  # no copy: the largest ones take 0.5 GB
+    if alpha is None:
+        return np.array(rgb)
+    rgb.putalpha(alpha)
+    under = Image.new("RGBA", rgb.size, settings.alpha_colour)
+    return np.array(Image.alpha_composite(under, rgb).convert("RGB"))
+
+
+def _layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Colours of 8 bits without a palette (mode L, RGB, CMYK ...), and how opaque they are where they are not all."""
+    image.load()
+    if image.mode.startswith("I;16"):
+        return _eight_bits(image)
+    if image.mode in ("I", "F"):
+        raise Undecodable("colours of more than 16 bits")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        grey = image.mode in ("L", "LA", "La")  # its profile is one for grey
+        return layer.convert("L" if grey else "RGB"), layer.getchannel("A")
+    mode = {"P": "RGB", "1": "L"}.get(image.mode, image.mode)
+    return (image if mode == image.mode else image.convert(mode)), None
+
+
+def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Grey of 16 bits to 8."""
+    grey = np.asarray(image)
+    transparent = image.info.get("transparency")
+    alpha = Image.fromarray(np.where(grey == transparent, 0, 255).astype(np.uint8)) if transparent is not None else None
+    if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        grey = ~grey  # Pillow does this for 8 bits alone
+    return Image.fromarray(_GREY_8[grey]), alpha
+
+
+_SAME_LEVELS = 2
+"""Largest difference, of 255, that is taken for rounding: tables of sRGB's curve differ by as much."""
+_NO_PROFILE: tuple[type[Exception], ...] = (*BROKEN, ImageCms.PyCMSError)
+
+
+@lru_cache(maxsize=32)
+def _to_srgb(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """The way from a profile's colours to sRGB; None for sRGB itself, for no profile, and for one that is broken or for
+    another kind of picture: such a picture is taken as if it had none."""
+    if not profile:
+        return None
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+        return None if _changes_nothing(transform, mode) else transform
+    except _NO_PROFILE:
+        return None
+
+
+def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    """Whether colours from all over the space stay as they are, but for rounding: by what a profile is called nobody
+    knows what it does."""
+    if mode not in ("L", "RGB"):
+        return False
+    greys = np.arange(256, dtype=np.uint8)
+    grid = np.stack(np.meshgrid(*[greys[::17]] * 3), axis=-1).reshape(-1, 1, 3)
+    probe = greys[:, None] if mode == "L" else np.concatenate([np.stack([greys] * 3, axis=-1)[:, None], grid])
+    before = Image.fromarray(probe)
+    after = np.asarray(_transformed(before, transform), dtype=np.int16)
+    return bool(np.abs(after - np.asarray(before.convert("RGB"), dtype=np.int16)).max() <= _SAME_LEVELS)
+
+
+def _transformed(image: Image.Image, transform: ImageCms.ImageCmsTransform) -> Image.Image:
+    other = ImageCms.applyTransform(image, transform)
+    assert other is not None  # a new picture, as it was not asked to work in place
+    return other
+
+
+def _upright(pixels_HWC: np.ndarray, turn: int) -> np.ndarray:
+    """Turned as EXIF's orientation says: 5 to 8 are transposed first, then flipped."""
+    if turn >= 5:
+        pixels_HWC = pixels_HWC.swapaxes(0, 1)
+    if turn in (3, 4, 7, 8):
+        pixels_HWC = pixels_HWC[::-1]
+    if turn in (2, 3, 6, 7):
+        pixels_HWC = pixels_HWC[:, ::-1]
+    return np.ascontiguousarray(pixels_HWC)
+
+
+def _resize(pixels_HWC: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
+    """[C, h, w] uint8 of this height and width, antialiased."""
+    if size == pixels_HWC.shape[:2]:
+        return _channels_first(pixels_HWC)[0]
+    if interpolation in _TORCH_FILTERS:
+        return functional.interpolate(_channels_first(pixels_HWC), size, mode=interpolation, antialias=True)[0]
+    image = Image.fromarray(pixels_HWC.squeeze(2) if pixels_HWC.shape[2] == 1 else pixels_HWC)
+    resized = np.array(image.resize(size[::-1], _PILLOW_FILTERS[interpolation]))
+    return _channels_first(resized.reshape(*size, -1))[0]
+
+
+def _channels_first(pixels_HWC: np.ndarray) -> Tensor:
+    """[1, C, H, W] over the same memory. With the 1 in front before the dims are exchanged torch sees that the channels
+    are last in memory, and its resize takes them as they are."""
+    return torch.from_numpy(np.require(pixels_HWC, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
+
+
+def _corner(spare: tuple[int, int], settings: SourceSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
+    """Top and left of the crop, where so many pixels are to spare; one of the two has no choice."""
+    if settings.crop == "center":
+        return spare[0] // 2, spare[1] // 2
+    down, right = _uniforms(seed, "crop", key, 2)
+    return int(down * (spare[0] + 1)), int(right * (spare[1] + 1))
+
+
+def _uniforms(seed: int, purpose: str, key: np.ndarray, count: int) -> np.ndarray:
+    sample_id, epoch, repeat = map(int, key)
+    return keys.uniforms(seed, purpose, sample_id, epoch, repeat, count=count)

@@ -1,0 +1,229 @@
+"""The indexes of a data set's shards: found, and made where they are missing.
+
+An index file lies beside its shard (`SHARD.index`), else in the cache folder. What is in the file is `data/index/file.py`,
+what is kept of each in memory `data/index/heads.py`, all of them as one `data/index/join.py`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+
+import pyarrow as pa
+
+from daguerre.data import skipped
+from daguerre.data.index.file import (
+    TEXT_LIMIT,
+    About,
+    BadIndex,
+    ShardIndex,
+    caption_columns,
+    decoded,
+    encoded,
+    file_digest,
+    load,
+    metadata_columns,
+    sample_ids,
+    save,
+)
+from daguerre.data.index.heads import head
+from daguerre.data.index.join import combined
+from daguerre.data.loading import job_pool
+from daguerre.data.skipped import SkipReport
+from daguerre.errors import UserError
+from daguerre.storage import io as storage_io
+from daguerre.storage.errors import StoreError
+from daguerre.storage.location import Place
+
+__all__ = [
+    "TEXT_LIMIT",
+    "About",
+    "BadIndex",
+    "ShardIndex",
+    "caption_columns",
+    "changed",
+    "combined",
+    "decoded",
+    "encoded",
+    "file_digest",
+    "found",
+    "found_in",
+    "head",
+    "home",
+    "indexes",
+    "left_out",
+    "load",
+    "metadata_columns",
+    "sample_ids",
+    "save",
+]
+
+SUFFIX = ".index"
+DAMAGED = "damaged shard: how many samples were in these bytes is not known"
+CHANGED = "shard that changed since it was indexed: each sample is checked; `daguerre data index again=true` mends that"
+_PROGRESS_SECONDS = 10.0
+_LITTLE_BYTES = 64_000_000
+
+
+def home(place: Place, kind: str, cache_dir: Path) -> Path:
+    """Where the index of a shard is kept if it is not beside it."""
+    told = f"{kind} {place.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
+    return cache_dir / "indexes" / f"{blake2b(told, digest_size=16).hexdigest()}{SUFFIX}"
+
+
+def indexes(
+    places: Sequence[Place],
+    kind: str,
+    build: Callable[[Place], ShardIndex],
+    cache_dir: Path,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+) -> list[Path]:
+    """The index files of shards, in their order; builds those that are missing, in processes.
+
+    `build` travels to them: a function of a module, or a small frozen dataclass with `__call__`. An index is taken as
+    it is found even where the shard has changed since: what is read is checked against it.
+    """
+    kept = [_kept(place, kind, cache_dir) for place in places]
+    if None in kept:
+        with _alone(cache_dir, say):
+            kept = [path or _kept(place, kind, cache_dir) for place, path in zip(places, kept, strict=True)]
+            missing = [place for place, path in zip(places, kept, strict=True) if path is None]
+            try:
+                _build(missing, _Building(kind, build, cache_dir), say)
+            except StoreError as error:
+                raise UserError(str(error)) from error
+    return [path or home(place, kind, cache_dir) for place, path in zip(places, kept, strict=True)]
+
+
+def found(place: Place, kind: str, cache_dir: Path) -> Path | None:
+    """The index of a shard: beside it (that of a far one is fetched) or in the cache; None where none can be used."""
+    return _kept(place, kind, cache_dir) or _fetched(place, kind, cache_dir)
+
+
+def _kept(place: Place, kind: str, cache_dir: Path) -> Path | None:
+    beside = [place.local.with_name(place.local.name + SUFFIX)] if place.local else []
+    for path in (*beside, home(place, kind, cache_dir)):
+        with suppress(FileNotFoundError, NotADirectoryError, BadIndex):
+            if head(path).about.kind == kind:
+                return path
+    return None
+
+
+def _fetched(place: Place, kind: str, cache_dir: Path) -> Path | None:
+    """The index beside a far shard, copied into the cache. Where its name may not be asked for there is none."""
+    if place.local is not None or "?" in place.url:  # a signature is for one name
+        return None
+    beside, path = Place(place.url + SUFFIX), home(place, kind, cache_dir)
+    try:
+        data = storage_io.read(beside, 0, storage_io.size(beside).bytes, twice=True)
+        index = decoded(pa.py_buffer(data), path)
+        index.whole()
+    except (StoreError, BadIndex) as error:
+        if isinstance(error, StoreError) and error.passing:
+            raise
+        return None
+    if index.about.kind != kind:
+        return None
+    noted = _noted(place, index.about, storage_io.size(place).bytes)
+    about = replace(index.about, left_out=skipped.merged(index.about.left_out, noted))
+    save(replace(index, about=about), path)
+    return path
+
+
+@dataclass(frozen=True)
+class _Building:
+    """Fetches or builds the index of one shard, and keeps it; wherever this is done."""
+
+    kind: str
+    build: Callable[[Place], ShardIndex]
+    cache_dir: Path
+
+    def __call__(self, place: Place) -> Generator[int, None, int]:
+        path = _fetched(place, self.kind, self.cache_dir)
+        if path is None:
+            index = self.build(place)
+            assert index.about.kind == self.kind, index.about.kind
+            path = home(place, self.kind, self.cache_dir)
+            save(index, path)
+        count = head(path).count
+        yield count
+        return count
+
+
+def _build(places: Sequence[Place], building: _Building, say: Callable[[str], None]) -> None:
+    """Says how far it is every few seconds, so that a long build is no silence."""
+    started = spoken = time.monotonic()
+    shards, samples = 0, 0
+    for step in job_pool.work(building, places, _processes(places)):
+        if isinstance(step, int):
+            samples += step
+            continue
+        shards += 1
+        if (now := time.monotonic()) - spoken > _PROGRESS_SECONDS:
+            left_s = (now - started) / shards * (len(places) - shards)
+            say(f"indexed {shards:,} of {len(places):,} shards, {samples:,} samples; about {left_s:,.0f} s left")
+            spoken = now
+
+
+def _processes(places: Sequence[Place]) -> int:
+    """One for what is read sooner than processes start."""
+    far = any(place.local is None for place in places)
+    little = sum(place.local.stat().st_size for place in places if place.local) < _LITTLE_BYTES
+    return 1 if little and not far else job_pool.usual_processes()
+
+
+@contextmanager
+def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time builds into a folder: the ranks of a node want the same indexes at the same moment."""
+    folder = cache_dir / "indexes"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"data.cache_dir: indexes of the shards are kept in {str(folder)!r}, which cannot be written "
+            f"({error.strerror}). Give a folder that can, with data.cache_dir=DIR"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that makes indexes in {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks: the same work is done several times, and is not wrong
+            say(f"{folder} knows no locks ({error.strerror}): other processes may make the same indexes again")
+        yield
+
+
+def left_out(paths: Sequence[Path]) -> SkipReport:
+    """What was left out when the shards were indexed, and the byte ranges in which nobody knows what was."""
+    return skipped.merged(*(found_in(head(path).about) for path in paths))
+
+
+def found_in(about: About) -> SkipReport:
+    """The same of one shard."""
+    damage: skipped.Counts = {}
+    for start, stop in about.damage:
+        where = f"bytes {start:,} to {stop:,}" if stop > start else f"cut off at byte {start:,}"
+        skipped.add(damage, DAMAGED, f"{about.shard}: {where}")
+    return skipped.merged(about.left_out, damage)
+
+
+def changed(places: Sequence[Place], paths: Sequence[Path]) -> SkipReport:
+    """Local shards whose size is no longer that of their index; what is read of them is checked sample by sample."""
+    local = [(place, path) for place, path in zip(places, paths, strict=True) if place.local]
+    return skipped.merged(*(_noted(place, head(path).about, storage_io.size(place).bytes) for place, path in local))
+
+
+def _noted(place: Place, about: About, now_bytes: int) -> SkipReport:
+    if now_bytes == about.shard_bytes:
+        return {}
+    counts: skipped.Counts = {}
+    skipped.add(counts, CHANGED, f"{place.name} ({about.shard_bytes:,} bytes, now {now_bytes:,})", kept=True)
+    return counts

@@ -1,0 +1,150 @@
+"""Micro-batches: reading, decoding and captions of given samples. What a worker runs.
+
+Nothing is planned, ahead, parallel or counted here: that is `data/loading/loader.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from daguerre.data import captions
+from daguerre.data.dataset import Member, Reads
+from daguerre.data.images import decode
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.images.kinds import KINDS
+from daguerre.data.plan.buckets import Bucket
+from daguerre.data.skipped import Failure
+from daguerre.data.source import FeatureSource
+from daguerre.errors import UserError
+from daguerre.types import IMAGE, Batch
+
+Read = TypeVar("Read")
+ATTEMPTS = 4
+FIRST_PAUSE_SECONDS = 0.2
+
+
+class Task(NamedTuple):
+    """A micro-batch to be made."""
+
+    reads: Reads
+    bucket: Bucket
+
+
+Made = tuple[Batch, list[Failure]]
+
+
+def absent(names: Sequence[str], size: int, bucket: Bucket) -> dict[str, Tensor]:
+    """Images by name as samples have them that have none, [B, C, H, W] uint8 each."""
+    return {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in names}
+
+
+def _empty(size: int, bucket: Bucket, channels: int, value: int = 0) -> Tensor:
+    shape = (size, bucket.height_px, bucket.width_px, channels)
+    pixels_BHWC = np.full(shape, value, dtype=np.uint8) if value else np.zeros(shape, dtype=np.uint8)
+    return torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What makes micro-batches: the sources with their settings, and the run's seed."""
+
+    members: tuple[Member, ...]
+    seed: int
+    images: tuple[str, ...] = ()
+    """Images that are wanted beside the pictures, by name."""
+
+    def made(self, task: Task) -> Made:
+        """The micro-batch, and what of it could not be used. UserError where a sample cannot be read."""
+        reads, bucket = task
+        size = len(reads.numbers)
+        # Filled by numpy: a large torch operation here would start a second team of OpenMP threads beside the
+        # trainer's, and with more threads than cores OpenMP's waits fall asleep (measured: 1.5 times slower training on
+        # two cores).
+        # Channels stand last in memory, as decoders give them and networks are fastest with.
+        tensors = {IMAGE: _empty(size, bucket, 3)} | absent(self.images, size, bucket)
+        images = {name: tensor.permute(0, 2, 3, 1).numpy() for name, tensor in tensors.items()}
+        features = {name: np.zeros((size, *one.shape), one.dtype) for name, one in self._features.items()}
+        sizes = np.zeros((size, 6), dtype=np.int32)
+        texts, names, failures = [""] * size, [], []
+        for row in range(size):
+            settings, source, _ = self.members[reads.members[row]]
+            number, key = int(reads.numbers[row]), reads.keys[row]
+            with _Named(f"number {number} of {settings.source}"):
+                names.append(retrying(source.name, number))
+            try:
+                with _Named(names[row]):
+                    record = retrying(source.record, number)
+                    texts[row] = captions.choose(record, settings, self.seed, key)
+                    frame, cut = decode.cut(record.images, settings, bucket, self.seed, key, self.images)
+            except Undecodable as error:
+                failures.append(Failure(row, names[row], str(error)))
+                continue
+            for name, pixels_CHW in cut.items():
+                images[name][row] = pixels_CHW.numpy().transpose(1, 2, 0)
+            for name, array in features.items():
+                array[row] = record.features[name]
+            sizes[row] = frame.sizes
+        cached = {name: torch.from_numpy(array) for name, array in features.items()}
+        valid, weights_B = valid_B(size, failures), self.weights_B(reads)
+        return Batch(reads.keys, tensors, texts, valid, names, sizes, {}, weights_B, cached), failures
+
+    @property
+    def _features(self) -> Mapping[str, np.ndarray]:
+        """A feature of each name, for its shape and type. UserError where the sources do not give the same ones."""
+        sources = [member.source for member in self.members]
+        each = [source.features if isinstance(source, FeatureSource) else {} for source in sources]
+        shapes = [{name: (one.shape, one.dtype) for name, one in features.items()} for features in each]
+        if any(other != shapes[0] for other in shapes):
+            raise UserError("data.sources: all sources of a mix have the same cached features, or none of them has any")
+        return each[0]
+
+    def weights_B(self, reads: Reads) -> Tensor | None:
+        """The loss weight of each sample, by its source; None where all sources weigh 1."""
+        weights = [member.settings.loss_weight for member in self.members]
+        if all(weight == 1 for weight in weights):
+            return None
+        return torch.tensor([weights[member] for member in reads.members], dtype=torch.float32)
+
+
+def valid_B(size: int, failures: list[Failure]) -> Tensor:
+    """1 for each sample of a batch, 0 for those that could not be decoded; float32."""
+    valid = torch.ones(size)
+    valid[[failure.row for failure in failures]] = 0
+    return valid
+
+
+def retrying(read: Callable[[int], Read], number: int) -> Read:
+    """`read(number)`, tried again with a growing pause while it raises OSError; then UserError. Never a skip."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return read(number)
+        except OSError as error:
+            if attempt == ATTEMPTS - 1:
+                raise UserError(
+                    f"a sample cannot be read, after {ATTEMPTS} attempts: {error}. Nothing was skipped: mend the disk "
+                    "or the connection and run the same command again"
+                ) from error
+            time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A block whose errors say at which sample they came up, for those that nobody expects."""
+
+    name: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            error.add_note(f"(at the sample {self.name})")

@@ -1,0 +1,251 @@
+"""Shapes of training pictures: which buckets there are, and which bucket a picture of a given size goes to.
+
+Everything here follows from settings and sizes alone, in IEEE-exact operations, so every rank and worker comes to the
+same answer. Cutting a picture to its bucket is `data/images/decode.py`. No torch here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import isqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daguerre.errors import UserError
+
+if TYPE_CHECKING:
+    from daguerre.data.settings import SourceSettings
+
+FEWEST_CELLS = Fraction(9, 10)
+"""Share of resolution^2 that a shape of `auto` has at least; the widest of each height is taken whatever it has."""
+MOST_BUCKETS = 1000
+MOST_ASPECT = 8
+LEAST_SEEN = Fraction(3, 5)
+"""Share of a picture of a listed aspect that its bucket must show; else the step is too coarse for that aspect."""
+TOO_SMALL = "smaller than its bucket (data.buckets.upscale is false)"
+_NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
+_FRACTION = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?")
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """One shape of training pictures."""
+
+    height_px: int
+    width_px: int
+
+    def __post_init__(self) -> None:
+        if self.height_px < 1 or self.width_px < 1:
+            raise ValueError(f"a bucket of {self} px holds no pixel: both sides must be 1 or more")
+
+    def __str__(self) -> str:
+        return f"{self.width_px}x{self.height_px}"
+
+    @property
+    def aspect(self) -> float:
+        """Width over height."""
+        return self.width_px / self.height_px
+
+    @property
+    def area_px(self) -> int:
+        """Pixels of a picture."""
+        return self.height_px * self.width_px
+
+    @property
+    def mirrored(self) -> Bucket:
+        """The other way up."""
+        return Bucket(self.width_px, self.height_px)
+
+    def covering(self, height_px: int, width_px: int) -> tuple[int, int]:
+        """Height and width to which a picture of that size is resized, so that it just covers the bucket."""
+        scale = max(self.height_px / height_px, self.width_px / width_px)
+        return max(self.height_px, round(height_px * scale)), max(self.width_px, round(width_px * scale))
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Which of `buckets(settings)` each of N pictures goes to."""
+
+    numbers: np.ndarray
+    """[N] int16; -1 for a picture that is left out."""
+    left_out: Mapping[str, int]
+    """How many, by reason."""
+    enlarged: np.ndarray
+    """[N] bool: kept, but smaller than its bucket."""
+
+
+def check_fractions(values: tuple[float | str, ...]) -> tuple[float | str, ...]:
+    """The aspect ratios as they were given; UserError where one is none."""
+    if not values:
+        raise UserError("an empty list: give one aspect ratio at least, such as 1/1")
+    for value in values:
+        _fraction(value)
+    return values
+
+
+def buckets(settings: SourceSettings) -> tuple[Bucket, ...]:
+    """All shapes of a source, sorted, each once. UserError where the settings allow none."""
+    found = {bucket for level in _levels(settings) for bucket in level}
+    if len(found) > MOST_BUCKETS:
+        raise _too_many(settings.buckets.step)
+    return tuple(sorted(found))
+
+
+def refuse_idle(settings: SourceSettings) -> None:
+    """UserError where `auto` gives no shape beside the square, so that it would have no effect."""
+    if settings.buckets.aspects == "auto" and max(map(len, _levels(settings))) == 1:
+        raise UserError(
+            f"data.buckets.aspects=auto gives no shape but {' and '.join(map(str, buckets(settings)))}: lower "
+            f"data.buckets.step ({settings.buckets.step} px), raise data.buckets.max_aspect "
+            f"({settings.buckets.max_aspect:g}) or the resolution, or choose aspects=square"
+        )
+
+
+def assign(settings: SourceSettings, heights_px: np.ndarray, widths_px: np.ndarray) -> Assigned:
+    """The bucket of each picture of these upright sizes [N], 0 where unknown.
+
+    Of each resolution's buckets the one with the nearest aspect, by |log|; of the resolutions the largest whose bucket
+    the picture fills without being enlarged, else the smallest. UserError where an unknown size would decide something.
+    """
+    every = buckets(settings)
+    number_of = {bucket: number for number, bucket in enumerate(every)}
+    unknown = (heights_px < 1) | (widths_px < 1)
+    _check_known(settings, every, unknown)
+    aspects = widths_px / np.maximum(heights_px, 1)
+    numbers = np.zeros(len(heights_px), dtype=np.int16)
+    fills = np.zeros(len(heights_px), dtype=bool)
+    for rank, level in enumerate(_levels(settings)):
+        chosen = _nearest(level, aspects)
+        tall = np.array([bucket.height_px for bucket in level])[chosen]
+        wide = np.array([bucket.width_px for bucket in level])[chosen]
+        filled = (heights_px >= tall) & (widths_px >= wide)
+        taken = filled | (rank == 0)
+        numbers[taken] = np.array([number_of[bucket] for bucket in level], dtype=np.int16)[chosen[taken]]
+        fills |= filled
+    small = ~fills & ~unknown
+    if settings.buckets.upscale:
+        return Assigned(numbers, {}, small)
+    numbers[small] = -1
+    left_out = {TOO_SMALL: int(small.sum())} if small.any() else {}
+    return Assigned(numbers, left_out, np.zeros_like(small))
+
+
+def _too_many(step_px: int) -> UserError:
+    return UserError(
+        f"data.buckets: more than {MOST_BUCKETS:,} buckets, and each global batch is of one bucket: raise "
+        f"data.buckets.step ({step_px} px), lower max_aspect, or list the aspects"
+    )
+
+
+def _check_known(settings: SourceSettings, every: Sequence[Bucket], unknown: np.ndarray) -> None:
+    needed = len(every) > 1 or not settings.buckets.upscale
+    if needed and (count := int(unknown.sum())):
+        why = f"there are {len(every)} buckets" if len(every) > 1 else "data.buckets.upscale is false"
+        raise UserError(
+            f"data.buckets: the sizes of {count:,} of {len(unknown):,} pictures are not in the index (those of "
+            f"pictures at addresses never are), and {why}. Make shards of them with `daguerre data pack`, or train on "
+            "squares of one resolution with upscale=true"
+        )
+
+
+def _nearest(level: Sequence[Bucket], aspects: np.ndarray) -> np.ndarray:
+    """The number in `level` (sorted by aspect) of the nearest aspect by |log|; halfway, the taller."""
+    own = np.array([bucket.aspect for bucket in level])
+    return np.searchsorted(np.sqrt(own[:-1] * own[1:]), aspects, side="left")
+
+
+def _levels(settings: SourceSettings) -> list[tuple[Bucket, ...]]:
+    """The buckets of each resolution, smallest resolution first; sorted by aspect, no two alike in it."""
+    chosen = settings.buckets
+    resolutions = sorted(set(chosen.resolutions or (settings.resolution,)))
+    if chosen.aspects == "square":
+        return [(Bucket(side, side),) for side in resolutions]
+    for side in resolutions:
+        if side < chosen.step:
+            name = "data.buckets.resolutions" if chosen.resolutions else "data.resolution"
+            raise UserError(
+                f"{name}: {side} px is smaller than data.buckets.step ({chosen.step} px), of which the sides of "
+                "buckets are multiples: no bucket is possible. Lower the step or raise the resolution"
+            )
+    if chosen.aspects == "auto":
+        return [_auto(side, chosen.step, chosen.max_aspect) for side in resolutions]
+    return [_listed(side, chosen.step, chosen.aspects) for side in resolutions]
+
+
+@lru_cache(maxsize=64)
+def _auto(resolution_px: int, step_px: int, max_aspect: float) -> tuple[Bucket, ...]:
+    """All shapes of `step` with 90 to 100 % of the area, the widest of each height, and the square; mirrored."""
+    cells = resolution_px**2 // step_px**2
+    fewest = -(-FEWEST_CELLS * resolution_px**2 // step_px**2)
+    side = isqrt(cells)
+    if side > MOST_BUCKETS:
+        raise _too_many(step_px)
+    shapes = [(side, side)]
+    for high in range(max(isqrt(fewest), 1), int(min(cells, side * max_aspect + 2)) + 1):
+        widest = cells // high
+        shapes += [(low, high) for low in range(max(1, min(widest, int(-(-fewest // high)))), widest + 1)]
+    for low in range(1, side + 1):
+        shapes.append((low, cells // low))
+    return _distinct(Bucket(low * step_px, high * step_px) for low, high in shapes if low <= high <= max_aspect * low)
+
+
+@lru_cache(maxsize=64)
+def _listed(resolution_px: int, step_px: int, aspects: tuple[float | str, ...]) -> tuple[Bucket, ...]:
+    return _distinct(_best(resolution_px, step_px, value) for value in aspects)
+
+
+def _best(resolution_px: int, step_px: int, value: float | str) -> Bucket:
+    """The shape within the area that holds the largest rectangle of the wanted aspect; of several, the nearest aspect.
+
+    So no other shape shows more pixels of a picture that has this aspect.
+    """
+    wanted = _fraction(value)
+    wanted = max(wanted, 1 / wanted)
+    cells = resolution_px**2 // step_px**2
+    shapes = [(low, high) for low in range(1, isqrt(cells) + 1) for high in _around(wanted * low, low, cells // low)]
+    low, high = max(shapes, key=lambda s: (min(s[0] * wanted, Fraction(s[1])), -_off(Fraction(s[1], s[0]), wanted)))
+    bucket = Bucket(low * step_px, high * step_px)
+    if 1 / _off(Fraction(high, low), wanted) < LEAST_SEEN:
+        raise UserError(
+            f"data.buckets.aspects: {value} cannot be made of steps of {step_px} px at a resolution of "
+            f"{resolution_px}: the nearest shape is {bucket}. Lower data.buckets.step, raise the resolution, or remove "
+            "this aspect"
+        )
+    return bucket
+
+
+def _around(width: Fraction, low: int, widest: int) -> set[int]:
+    """Whole widths beside `width` that make a shape `low` high; between those and the others nothing is gained."""
+    floor = int(width)
+    return {min(max(candidate, low), widest) for candidate in (floor, floor + 1)}
+
+
+def _off(aspect: Fraction, wanted: Fraction) -> Fraction:
+    """By what factor two aspects differ, 1 or more."""
+    return max(aspect / wanted, wanted / aspect)
+
+
+def _distinct(shapes: Iterable[Bucket]) -> tuple[Bucket, ...]:
+    """With their mirror images, by aspect; of equal aspects the largest."""
+    by_aspect: dict[Fraction, Bucket] = {}
+    for shape in sorted(shapes, key=lambda bucket: bucket.area_px):
+        for bucket in (shape, shape.mirrored):
+            by_aspect[Fraction(bucket.width_px, bucket.height_px)] = bucket
+    return tuple(by_aspect[aspect] for aspect in sorted(by_aspect))
+
+
+def _fraction(value: float | str) -> Fraction:
+    """An aspect ratio exactly as written: a number, or "a/b". UserError for anything else."""
+    text = format(value, ".9f") if isinstance(value, int | float) else value
+    match = _FRACTION.fullmatch(text)
+    if match is None or not Fraction(match[1]) or not Fraction(match[2] or 1):
+        raise UserError(f"{value!r} is no aspect ratio: write a number above 0, or two such as 2/3")
+    fraction = Fraction(match[1]) / Fraction(match[2] or 1)
+    if not Fraction(1, MOST_ASPECT) <= fraction <= MOST_ASPECT:
+        raise UserError(f"{value!r} is too long a shape: aspect ratios go from 1/{MOST_ASPECT} to {MOST_ASPECT}")
+    return fraction

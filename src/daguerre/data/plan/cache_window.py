@@ -1,0 +1,135 @@
+"""Whether the far files that a plan reads beside each other, and ahead, have room in the cache.
+
+The cache drops what was used longest ago, so each file is fetched once as long as it holds all files that are used
+between two uses of one. What is fetched ahead is half a window, and the window is one segment: two segments at most
+are in use at any time, three where a pass ends. Nothing is read or fetched here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from daguerre.data.plan.order import Passes
+from daguerre.data.source import Files
+from daguerre.errors import UserError
+
+PASSES = 2
+"""Passes that are looked at; the shards lie in another order in each, which changes little."""
+
+
+class Stream(NamedTuple):
+    """A far source in a plan."""
+
+    order: Passes
+    files: Files
+    share: Fraction
+    """Of the plan's slots."""
+
+
+def lead_batches(streams: Sequence[Stream], batch_size: int) -> int:
+    """How many batches far files are fetched ahead of the batch in use."""
+    return _window_slots(streams, batch_size) // (2 * batch_size)
+
+
+def refuse_small_cache(streams: Sequence[Stream], batch_size: int, cache_gb: float, where: str) -> None:
+    """UserError where a cache of `cache_gb` has no room, so that whole files would be fetched again and again.
+
+    `where` is what stands before the names of a source's settings.
+    """
+    limit_bytes = int(cache_gb * 1e9)
+    needed = needed_bytes(streams, batch_size)
+    if needed <= limit_bytes:
+        return
+    fits = {name: _fitting(streams, name, batch_size, limit_bytes) for name in ("lane_samples", "lanes")}
+    lower = [f"{where}{name} ({number} fits)" for name, number in fits.items() if number]
+    raise UserError(
+        f"data.cache_gb: far files of {_spoken(needed)} GB are read beside each other and ahead in this order "
+        f"({where}lanes, {where}lane_samples), more than the {limit_bytes / 1e9:.3g} GB that may be kept on the local "
+        f"disk: whole files would be fetched again and again. Raise data.cache_gb to {_spoken(needed)}"
+        f"{' or lower ' * bool(lower)}{' or '.join(lower)}"
+    )
+
+
+def needed_bytes(streams: Sequence[Stream], batch_size: int) -> int:
+    """Most bytes of the different files in use at a time, of all sources and all ranks together."""
+    window = _window_slots(streams, batch_size)
+    return sum(_needed_bytes(stream, math.ceil(window * stream.share)) for stream in streams)
+
+
+def _window_slots(streams: Sequence[Stream], batch_size: int) -> int:
+    """Slots of the plan between what is in use and twice what is fetched ahead."""
+    segments = [_segment_slots(stream.order) / stream.share for stream in streams]
+    return max(4 * batch_size, int(min(segments)))
+
+
+def _segment_slots(order: Passes) -> int:
+    return (order.lanes if order.shuffle else 1) * order.lane_samples
+
+
+def _needed_bytes(stream: Stream, window: int) -> int:
+    """Most bytes of the different files that `window` consecutive slots of a source are in, in whole segments."""
+    order, files = stream.order, stream.files
+    chosen = np.diff(order.shard_starts) > 0
+    every = int(files.sizes_bytes[np.unique(files.of_shards[chosen])].sum())
+    shard_bytes = np.where(chosen, files.sizes_bytes[files.of_shards], 0)
+    count = -(-(window - 1) // _segment_slots(order)) + 1
+    number = len(order.segment_starts) - 1
+    if not every or count >= number:
+        return every
+    passes = [_by_segment(order, shard_bytes, one, count) for one in range(PASSES)]
+    largest = max(int(bytes_by_count[count].max()) for bytes_by_count in passes)
+    for before, after in pairwise(passes):
+        for tail in range(1, count + 1):  # the last segment of a pass may be a short one
+            head = min(count - 1, count + 1 - tail)
+            largest = max(largest, int(before[tail][number - tail] + after[head][0]))
+    return min(largest, every)
+
+
+def _by_segment(order: Passes, shard_bytes: np.ndarray, number: int, longest: int) -> list[np.ndarray]:
+    """For 0 to `longest` consecutive segments of pass `number`, [K] int64 by the first of them: bytes of their
+    shards."""
+    shards, starts = order.row(number)
+    size = shard_bytes[shards]
+    before = np.concatenate([[0], np.cumsum(size)])
+    steps = np.arange(len(order.segment_starts) - 1, dtype=np.int64)[:, None] * order.lane_samples
+    begins, ends = order.lane_starts[:-1] + steps, order.lane_starts[1:]
+    first = np.searchsorted(starts, begins, side="right") - 1
+    found = [np.zeros(len(steps), dtype=np.int64)]
+    for count in range(1, longest + 1):
+        stops = np.minimum(begins + count * order.lane_samples, ends)
+        last = np.searchsorted(starts, stops - 1, side="right") - 1
+        there = stops > begins
+        whole = np.where(there, before[last + 1] - before[np.minimum(first, len(size))], 0).sum(axis=1)
+        again = there[:, :-1] & there[:, 1:] & (last[:, :-1] == first[:, 1:])  # one shard in two lanes
+        found.append(whole - np.where(again, size[last[:, :-1]], 0).sum(axis=1))
+    return found
+
+
+def _fitting(streams: Sequence[Stream], name: str, batch_size: int, limit_bytes: int) -> int:
+    """A lower `lanes` or `lane_samples` for which there is room; 0 where lowering it (to segments of few batches) does
+    not help."""
+    number = max(getattr(stream.order, name) for stream in streams) * 3 // 4
+    while number:
+        cut = [
+            stream._replace(order=replace(stream.order, **{name: min(number, getattr(stream.order, name))}))
+            for stream in streams
+        ]
+        if needed_bytes(cut, batch_size) <= limit_bytes:
+            return number
+        if min(_segment_slots(stream.order) for stream in cut) < 4 * batch_size:
+            break
+        number = number * 3 // 4
+    return 0
+
+
+def _spoken(size_bytes: int) -> str:
+    """In GB, three digits, rounded up."""
+    digit = 10 ** max(0, len(str(size_bytes)) - 3)
+    return f"{-(-size_bytes // digit) * digit / 1e9:.3g}"

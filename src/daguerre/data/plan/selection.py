@@ -1,0 +1,160 @@
+"""What of a source is trained on: its filters, the split and the buckets, from the index alone; and how much is left
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from daguerre import keys
+from daguerre.data import skipped
+from daguerre.data.index.file import TEXT_LIMIT
+from daguerre.data.index.index import Index
+from daguerre.data.plan import buckets as bucketing
+from daguerre.data.plan.buckets import Bucket
+from daguerre.data.plan.order import Passes
+from daguerre.data.settings import SourceSettings
+from daguerre.data.skipped import SkipReport
+from daguerre.data.source import Split
+from daguerre.errors import UserError
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The samples of one split that are trained on, in the source's order: M of N, in S shards."""
+
+    numbers: np.ndarray
+    """[M] int64, ascending."""
+    ids: np.ndarray
+    """[M] int64."""
+    shard_starts: np.ndarray
+    """[S + 1] int64: the first place of each shard in `numbers`, and M."""
+    shares: np.ndarray
+    """[S] float64: what share of each shard's samples is in `numbers`."""
+    buckets: np.ndarray
+    """[M] int16: which of the settings' buckets each goes to."""
+    left_out: SkipReport
+    """Of both splits, what filters and buckets leave out."""
+
+    def order(self, settings: SourceSettings, seed: int, num_buckets: int) -> Passes:
+        """The stream in which these samples are trained on."""
+        return Passes(
+            seed,
+            self.shard_starts,
+            self.buckets,
+            num_buckets,
+            settings.repeats,
+            settings.shuffle,
+            settings.lanes,
+            settings.lane_samples,
+        )
+
+
+def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name: str = "") -> list[Selection]:
+    """What the settings of a source (called `name` in a mix) choose for each of the splits.
+
+    UserError where filters or buckets leave nothing. `held_out` may be empty.
+    """
+    refuse_unknown_fields(index, settings, name)
+    verdict = settings.filters.evaluate(index)
+    counts: skipped.Counts = {}
+    for reason, count in verdict.rejected.items():
+        counts[reason] = {"count": count, "examples": [], "kept": False}
+    captioned_N = captioned(index, settings)
+    if without := int((verdict.passes & ~captioned_N).sum()):
+        counts[no_caption(settings)] = {"count": without, "examples": [], "kept": False}
+    usable = np.flatnonzero(verdict.passes & captioned_N)
+    assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable])
+    for reason, count in assigned.left_out.items():
+        counts[reason] = {"count": count, "examples": [], "kept": False}
+    if enlarged := int(assigned.enlarged.sum()):
+        reason = "kept, but enlarged: smaller than its bucket"
+        counts[reason] = {"count": enlarged, "examples": [], "kept": True}
+    fits = assigned.numbers >= 0
+    usable, buckets = usable[fits], assigned.numbers[fits]
+    if index.count and not len(usable):
+        raise UserError(
+            f"data{name and '.sources.' + name}: every one of the {index.count:,} samples is left out:\n"
+            f"{skipped.table(counts)}\n{_way_out(index, settings, without)}"
+        )
+    held_out = _held_out(index.ids[usable], settings.held_out_fraction)
+    return [_part(index, usable, buckets, held_out == (split == "held_out"), counts) for split in splits]
+
+
+def _way_out(index: Index, settings: SourceSettings, without: int) -> str:
+    if not without:
+        return "Loosen the filters, or the rules of the buckets (data.buckets)"
+    held = [field for field, column in index.captioned.items() if pc.any(column).as_py()]
+    others = sorted({*held, *index.texts} - {*settings.captions.fields})
+    return f"Name fields that hold text in data.captions.fields; there are: {', '.join(others) or 'none'}"
+
+
+def _part(index: Index, usable: np.ndarray, buckets: np.ndarray, mine: np.ndarray, counts: skipped.Counts) -> Selection:
+    numbers = usable[mine]
+    starts = np.searchsorted(numbers, index.shard_starts)
+    shares = np.diff(starts) / np.maximum(np.diff(index.shard_starts), 1)
+    return Selection(numbers, index.ids[numbers], starts, shares, buckets[mine].astype(np.int16), counts)
+
+
+def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = "") -> None:
+    """UserError where a filter asks for metadata that no sample of the source `name` of a mix has."""
+    known = {*index.numbers, *index.texts, "width", "height", "aspect"}
+    unknown = sorted(settings.filters.fields() - known)
+    if unknown and index.count:
+        there = ", ".join(sorted(known)) or "none"
+        raise UserError(
+            f"data{name and '.sources.' + name}.filters: no sample has a field {', '.join(unknown)}. Fields that "
+            f"filters can use here: {there}. (Text of {TEXT_LIMIT + 1} characters and more, lists and objects are not "
+            "kept for filters.)"
+        )
+
+
+def no_caption(settings: SourceSettings) -> str:
+    """Why a sample is left out that `captioned` says False of."""
+    return f"no caption in {' or '.join(settings.captions.fields)} (data.captions.fields)"
+
+
+def captioned(index: Index, settings: SourceSettings) -> np.ndarray:
+    """[N] bool: whether any of the caption fields in use holds text; True where that is not known, or not needed."""
+    if not index.captioned or not settings.captions.used:
+        return np.ones(index.count, dtype=bool)
+    rules = settings.captions
+    drawn = dict(zip(rules.fields, rules.weights or (1.0,) * len(rules.fields), strict=True))
+    columns = [index.captioned[field] for field, weight in drawn.items() if weight and field in index.captioned]
+    none = np.zeros(index.count, dtype=bool)
+    return np.logical_or.reduce([none, *(column.to_numpy(zero_copy_only=False).astype(bool) for column in columns)])
+
+
+def _held_out(ids: np.ndarray, fraction: float) -> np.ndarray:
+    """[M] bool: drawn with `fraction` each from a hash of the id, so that new samples move no old one to the other
+    split.
+
+    Where none (or every one) is drawn, the one with the lowest draw is held out (the one with the highest trained on).
+    """
+    if fraction == 0 or len(ids) < 2:
+        return np.zeros(len(ids), dtype=bool)
+    draws = keys.hashed_uniforms("held_out", ids)
+    chosen = draws < fraction
+    if not chosen.any():
+        chosen[np.argmin(draws)] = True
+    if chosen.all():
+        chosen[np.argmax(draws)] = False
+    return chosen
+
+
+def unfilled(counts: np.ndarray, buckets: Sequence[Bucket], batch_size: int, listed: bool = False) -> SkipReport:
+    """Notes on buckets whose pictures (`counts` an epoch, of each bucket) do not fill a global batch, and on those that
+    a recipe listed for nothing."""
+    report: skipped.Counts = {}
+    for bucket, count in zip(buckets, counts.tolist(), strict=True):
+        if listed and not count:
+            skipped.add(report, "bucket of data.buckets.aspects that no picture goes to", str(bucket), kept=True)
+        if 0 < count < batch_size:
+            reason = "kept: a bucket with fewer pictures than a global batch, which wait for the next epoch"
+            entry = report.setdefault(reason, {"count": 0, "examples": [], "kept": True})
+            entry["count"] += count
+            entry["examples"] = [*entry["examples"], f"{bucket} ({count})"][: skipped.EXAMPLES]
+    return report

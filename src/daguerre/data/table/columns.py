@@ -1,0 +1,288 @@
+"""Which columns of a table are the picture, its caption, its size and its metadata.
+
+Holds the settings that all tables share and the choice by them, or by the columns' names and types where they say
+nothing. Rows are read elsewhere. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, ClassVar, Self
+
+import pyarrow as pa
+from pyarrow import types
+from pydantic import Field, model_validator
+
+from daguerre import unicode
+from daguerre.data import class_labels
+from daguerre.data.class_labels import Classes, Labels
+from daguerre.data.settings import SourceSettings
+from daguerre.data.table.column_types import (
+    can_label,
+    hugging_face_features,
+    is_bytes,
+    is_class_label,
+    is_scalar,
+    is_struct,
+    is_text,
+    listed,
+    said,
+)
+from daguerre.errors import UserError
+from daguerre.settings import Idle
+from daguerre.types import MASK
+
+CAPTION = "text"
+"""The caption field that `caption_column` is."""
+ID = "daguerre_id"
+"""A column of whole numbers with this name holds the samples' ids."""
+CAPTION_NAMES = ("text", "caption", "txt", "prompt", "captions")
+LABEL_NAMES = ("label", "labels", "cls", "class", "class_id", "target")
+ADDRESS_NAMES = ("url", "image_url", "img_url", "uri", "image_uri")
+PATH_NAMES = (
+    "image",
+    "img",
+    "image_path",
+    "img_path",
+    "path",
+    "file_name",
+    "filename",
+    "file",
+    "filepath",
+    "image_file",
+)
+"""What columns are usually called, in small letters: none is guessed beyond these."""
+PICTURE = "bytes, {bytes, path}, a path or an address"
+
+
+class TableSettings(SourceSettings):
+    """What parquet, CSV and Hugging Face's tables share."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        *SourceSettings.idle,
+        Idle(
+            ("caption_column", "idx_to_prompt"),
+            lambda own: own.captions.text is not None,
+            "no effect, as captions.text is the caption of every picture",
+        ),
+        Idle(
+            ("caption_column", "idx_to_prompt"),
+            lambda own: CAPTION not in own.captions.used,
+            "no effect, as captions.fields does not name 'text', the field that this is about",
+        ),
+    )
+
+    image_column: str | None = None
+    """Column with the pictures: the bytes of an image file, `{bytes, path}` as Hugging Face writes it, a path (from the
+    table's folder) or an address (http, https, s3, gs). Default: the only column that can be one, by type or name."""
+    caption_column: str | None = None
+    """Column of the caption field `text`. Default: the only column called text, caption, txt, prompt or captions in any
+    case, else the only column of class labels. Further fields of `captions.fields` are columns by their own names."""
+    mask_column: str | None = Field(None, exclude_if=lambda column: column is None)
+    """Column with the masks, of the same kinds as images; empty cells for pictures without one. For
+    `objective.mask`."""
+    idx_to_prompt: Labels | None = None
+    """Names of the classes, where the caption column holds class labels: a list, a map, a JSON file with either, or
+    `imagenet`. Default: the names that a Hugging Face table carries."""
+    width_column: str | None = None
+    """Column with the widths of pictures at addresses, in pixels, upright; pictures that are here are measured instead.
+    Buckets of several shapes need it."""
+    height_column: str | None = None
+    """The same for heights."""
+
+    @model_validator(mode="after")
+    def _columns_act(self) -> Self:
+        if (self.width_column is None) != (self.height_column is None):
+            raise ValueError("width_column and height_column belong together: give both or none")
+        if self.image_column is not None and self.image_column == self.caption_column:
+            raise ValueError(f"image_column and caption_column are both {self.image_column!r}: they are two columns")
+        if self.mask_column is not None and self.mask_column in (self.image_column, self.caption_column):
+            raise ValueError(f"mask_column: {self.mask_column!r} holds pictures or captions: name another column")
+        return self
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The chosen columns of one data set."""
+
+    image: str
+    captions: tuple[tuple[str, str], ...]
+    """(caption field, column)."""
+    labels: Mapping[str, Classes] = field(default_factory=dict)
+    """The classes' names, for each caption column that holds labels."""
+    size: tuple[str, str] | None = None
+    """Columns of height and width."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """(name, column) of the images beside the pictures."""
+    automatic: tuple[str, ...] = ()
+    """What was chosen without a setting, in words."""
+
+    @property
+    def digest(self) -> str:
+        """Stands for what is read: an index that was made for other columns is another one."""
+        labels = {column: sorted(known.prompts.items()) for column, known in self.labels.items()}
+        read = [self.image, self.captions, labels, self.size, *self.beside]
+        return blake2b(json.dumps(read).encode(), digest_size=8).hexdigest()
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The columns with images, that of the pictures first."""
+        return (self.image, *(column for _, column in self.beside))
+
+    @property
+    def looked_at(self) -> tuple[str, ...]:
+        """The columns by which a row can be used or not."""
+        return tuple(dict.fromkeys([*self.images, *(column for _, column in self.captions), *(self.size or ())]))
+
+    def metadata(self, schema: pa.Schema) -> list[str]:
+        """All other columns of numbers, truth values and text."""
+        taken = {*self.images, ID, *(column for name, column in self.captions if name == CAPTION)}
+        return [f.name for f in schema if f.name not in taken and is_scalar(f.type)]
+
+    def read(self, schema: pa.Schema) -> list[str]:
+        """Every column that a record is made of, in the table's order."""
+        wanted = {*self.looked_at, *self.metadata(schema)}
+        return [name for name in schema.names if name in wanted or name == ID]
+
+
+def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
+    """The columns of the table `where`. UserError, with the columns that there are, where one is missing or unclear."""
+    _refuse_twins(schema, where)
+    automatic: list[str] = []
+    features = hugging_face_features(schema)
+    image = settings.image_column
+    if image is None:
+        image = _only(
+            [name for name in _image_candidates(schema) if name != settings.mask_column],
+            "image_column",
+            "a picture (bytes, {bytes, path}, a path or an address)",
+            schema,
+            where,
+        )
+        automatic.append(f"pictures from {image!r}")
+    _refuse_no_images(schema, image, "image_column", where)
+    beside = () if settings.mask_column is None else ((MASK, settings.mask_column),)
+    for name, of in beside:
+        _refuse_no_images(schema, of, f"{name}_column", where)
+    captions: list[tuple[str, str]] = []
+    for name in settings.captions.used:
+        column = settings.caption_column if name == CAPTION else name
+        if column is None:
+            column = _caption(schema, features, settings, image, where)
+            automatic.append(f"captions from {column!r}")
+        _there(schema, column, "caption_column" if name == CAPTION else "captions.fields", where)
+        captions.append((name, column))
+    labels = _labels(schema, features, settings, captions, where)
+    return Columns(image, tuple(captions), labels, _size(schema, settings, image, where), beside, tuple(automatic))
+
+
+def check(schema: pa.Schema, columns: Columns, first: pa.Schema, where: str) -> None:
+    """UserError where a further table of the set lacks a chosen column, or has another type in it."""
+    _refuse_twins(schema, where)
+    for name in columns.looked_at:
+        _there(schema, name, "data.path", where, "as the first table has")
+        kinds = [said(s.field(name).type) for s in (first, schema)]
+        if kinds[0] != kinds[1]:
+            raise UserError(
+                f"data.path: {where}: column {name!r} holds {kinds[1]}, but {kinds[0]} in the first table. Tables of "
+                "one source are alike: give those of another make to a source of their own"
+            )
+
+
+def _refuse_no_images(schema: pa.Schema, column: str, setting: str, where: str) -> None:
+    """UserError where a column is missing, or cannot hold images."""
+    _there(schema, column, setting, where)
+    kind = schema.field(column).type
+    if not (is_bytes(kind) or is_struct(kind) or is_text(kind)):
+        raise _unfit(schema, column, setting, "bytes, {bytes, path}, a path or an address", where)
+
+
+def _image_candidates(schema: pa.Schema) -> list[str]:
+    held = [f.name for f in schema if is_bytes(f.type) or is_struct(f.type)]
+    if held:
+        return held
+    return [f.name for f in schema if is_text(f.type) and f.name.lower() in ADDRESS_NAMES + PATH_NAMES]
+
+
+def _caption(schema: pa.Schema, features: Mapping[str, Any], settings: TableSettings, image: str, where: str) -> str:
+    """The only column that can be the caption: text, or labels of classes."""
+    text = [f.name for f in schema if f.name.lower() in CAPTION_NAMES and f.name != image and is_text(f.type)]
+    labels = [name for name in schema.names if is_class_label(features.get(name, {}))]
+    if settings.idx_to_prompt is not None:
+        named = [f.name for f in schema if f.name.lower() in LABEL_NAMES and can_label(f.type)]
+        return _only(labels or named, "caption_column", "class labels", schema, where)
+    return _only(text or labels, "caption_column", "a caption", schema, where)
+
+
+def _labels(
+    schema: pa.Schema,
+    features: Mapping[str, Any],
+    settings: TableSettings,
+    captions: Sequence[tuple[str, str]],
+    where: str,
+) -> dict[str, Classes]:
+    """The classes' names of the caption columns that need them."""
+    found: dict[str, Classes] = {}
+    for name, column in captions:
+        kind, feature = schema.field(column).type, features.get(column, {})
+        if settings.idx_to_prompt is not None and name == CAPTION and can_label(kind):
+            found[column] = class_labels.opened(settings.idx_to_prompt)
+        elif types.is_integer(kind) and is_class_label(feature):
+            names = {str(i): str(words) for i, words in enumerate(feature["names"])}
+            found[column] = Classes({label: words for label, words in names.items() if unicode.is_text(words)})
+        elif types.is_integer(kind):
+            raise UserError(
+                f"data.caption_column: column {column!r} of {where} holds whole numbers: name the classes with "
+                "data.idx_to_prompt (a list, a map, a JSON file, or imagenet), or choose a column of text. "
+                f"Columns: {listed(schema)}"
+            )
+        elif not is_text(kind):
+            raise _unfit(schema, column, "caption_column", "text, or class labels with idx_to_prompt", where)
+    return found
+
+
+def _size(schema: pa.Schema, settings: TableSettings, image: str, where: str) -> tuple[str, str] | None:
+    if settings.height_column is None or settings.width_column is None:
+        return None
+    for setting in ("height_column", "width_column"):
+        _there(schema, getattr(settings, setting), setting, where)
+    if not is_text(schema.field(image).type):
+        raise UserError(
+            f"data.width_column and data.height_column have no effect: column {image!r} of {where} holds the pictures "
+            "themselves, which are measured. Remove them"
+        )
+    return settings.height_column, settings.width_column
+
+
+def _only(found: list[str], setting: str, what: str, schema: pa.Schema, where: str) -> str:
+    if len(found) == 1:
+        return found[0]
+    trouble = f"several columns can be {what}: {', '.join(found)}" if found else f"no column is known to be {what}"
+    raise UserError(f"data.{setting}: {trouble}. Name one of the columns of {where}: {listed(schema)}")
+
+
+def _there(schema: pa.Schema, name: str, setting: str, where: str, more: str = "") -> None:
+    if name not in schema.names:
+        setting = setting if setting.startswith("data.") else f"data.{setting}"
+        raise UserError(
+            f"{setting}: {where} has no column {name!r}{more and ' ' + more}. Its columns: {listed(schema)}"
+        )
+
+
+def _unfit(schema: pa.Schema, name: str, setting: str, wanted: str, where: str) -> UserError:
+    return UserError(
+        f"data.{setting}: column {name!r} of {where} holds {said(schema.field(name).type)}, not {wanted}. "
+        f"Its columns: {listed(schema)}"
+    )
+
+
+def _refuse_twins(schema: pa.Schema, where: str) -> None:
+    twins = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twins:
+        raise UserError(
+            f"data.path: {where} has more than one column called {', '.join(map(repr, twins))}: which one is meant "
+            "cannot be told. Rename one of them"
+        )

@@ -1,0 +1,139 @@
+"""What the kinds of table files have in common: rows by number, a bounded number at a time, damage told from faults.
+
+Parquet is `data/table/parquet.py`, Arrow `data/table/arrow.py`, text `data/table/csv.py`; what the columns mean is `data/table/columns.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from daguerre.data.images.headers import Undecodable
+from daguerre.storage.errors import StoreError
+from daguerre.storage.location import Place
+
+CHANGED = "bytes differ from the index"
+"""Reason of a sample that is not what it was when it was indexed."""
+
+
+class Part(NamedTuple):
+    """Consecutive rows of a table."""
+
+    rows: np.ndarray
+    """[n] int64: their numbers in the file, or where they begin in it."""
+    batch: pa.RecordBatch
+    spans: np.ndarray | None = None
+    """[n, 3] int64: first byte, length and first line of each, where a table is text."""
+    pictures_from: int | None = None
+    """Where the pictures of these and the following rows begin in the file, if they stand there as they are."""
+
+
+class Damage(NamedTuple):
+    """Rows that cannot be read."""
+
+    reason: str
+    rows: int
+    where: str
+
+
+class Tables(Protocol):
+    """One kind of table file; small, and travels to the workers."""
+
+    typed: ClassVar[bool]
+    """Whether columns have types; else all is text, and numbers are what looks like one."""
+
+    def schema(self, file: Path) -> pa.Schema:
+        """The columns. `Unreadable` where the file is none of this kind."""
+
+    def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
+        """All rows in order, a bounded number at a time; `picture` is one of the columns."""
+
+    def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
+        """One row. `Undecodable` where the file is not what was indexed; OSError for a fault of the disk."""
+
+    def slow(self, file: Path, columns: Sequence[str]) -> str:
+        """Why reading these columns of rows in a drawn order is slow; "" where it is not."""
+
+
+class Row(NamedTuple):
+    """Where a row is."""
+
+    number: int
+    """Its number, or, in a text, its first byte."""
+    num_bytes: int = 0
+
+
+class File(NamedTuple):
+    """A file as it is now: what is kept of it is not taken for another one's of that name."""
+
+    path: str
+    inode: int
+    mtime_ns: int
+    size_bytes: int
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.path)
+
+
+def far_file(place: Place, size_bytes: int) -> File:
+    """A file in a store that is read by ranges."""
+    return File(place.url, 0, 0, size_bytes)
+
+
+def file_now(path: Path) -> File:
+    """OSError where there is none."""
+    stat = path.stat()
+    return File(str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+class Unreadable(Exception):
+    """A file that is no table of its kind. The text says what it is instead."""
+
+
+@contextmanager
+def damage_as(error_kind: type[Unreadable | Changed]) -> Iterator[None]:
+    """What pyarrow raises for damaged bytes, as another error; a fault of the disk stays what it is."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or isinstance(error, StoreError)):
+            raise
+        raise error_kind(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+class Changed(Undecodable):
+    """Any damage that shows only when a row is read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(CHANGED)
+
+
+def values(batch: pa.RecordBatch | pa.Table, row: int) -> dict[str, Any]:
+    """{column: value} of one row; a text that is no UTF-8 is None."""
+    return {name: _value(batch.column(i)[row]) for i, name in enumerate(batch.schema.names)}
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return None
+
+
+def listed(column: pa.Array) -> list[Any]:
+    """The values of a column; a text that is no UTF-8 is None."""
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return [_value(scalar) for scalar in column]

@@ -1,0 +1,108 @@
+"""The picture of a table's row: bytes in the row, a path or an address; its size, and its bytes when it is trained on.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from daguerre.data.images import headers
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.table import addresses
+from daguerre.storage import local_files
+from daguerre.storage.location import Place, scheme
+
+NONE = "no picture: the cell is empty"
+SCHEMES = ("http", "https", "s3", "gs")
+
+
+class Lacking(Undecodable):
+    """A row that has no picture or no caption to begin with; nothing is broken."""
+
+
+def size(value: Any, base: str, formats: Sequence[str]) -> tuple[int, int]:
+    """Height and width of a picture that is here, upright; (0, 0) at an address, where nothing is fetched.
+
+    `value` is what the image column holds; `base` the table's folder. Raises `Undecodable`.
+    """
+    held = _held(value)
+    if isinstance(held, bytes):
+        return headers.upright_size(io.BytesIO(held), formats)
+    place = place_of(held, base)
+    if place.local is None:
+        return 0, 0
+    try:
+        with local_files.opened(place.local) as file:
+            return headers.upright_size(file, formats)
+    except PermissionError:
+        raise Undecodable("file that may not be read") from None
+    except OSError as error:
+        if error.errno not in local_files.NO_FILE:
+            error.filename = error.filename or str(place.local)
+            raise
+        raise Undecodable("there is no picture file at the path") from None
+
+
+def read(value: Any, base: str) -> bytes:
+    """The bytes of the picture's file. Raises `Undecodable` where it is gone for good; OSError for what may pass."""
+    held = _held(value)
+    if isinstance(held, bytes):
+        return held
+    place = place_of(held, base)
+    if place.local is not None:
+        with local_files.opened(place.local) as file:
+            return file.read()
+    return addresses.fetched(place)
+
+
+def is_there(value: Any) -> bool:
+    """Whether a cell holds a picture, a path or an address."""
+    try:
+        return bool(_held(value))
+    except Lacking:
+        return False
+
+
+def stored(value: Any) -> bytes:
+    """What the table itself holds of the picture: for digests."""
+    held = _held(value)
+    return held if isinstance(held, bytes) else held.encode("utf-8", "surrogateescape")
+
+
+def is_held(value: Any) -> bool:
+    """Whether the table itself holds the picture."""
+    return isinstance(_held(value), bytes)
+
+
+def _held(value: Any) -> bytes | str:
+    """Bytes, or the text of a path or address."""
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str):
+        value = value.strip()
+    if not value:
+        raise Lacking(NONE)
+    assert isinstance(value, bytes | str), type(value)
+    return value
+
+
+def place_of(text: str, base: str) -> Place:
+    """Where a path or an address leads; paths start at `base`, the folder or address of the table's folder."""
+    if "\0" in text or "\n" in text:
+        raise Undecodable("neither a path nor an address")
+    if scheme(text) in SCHEMES:
+        if not text.partition("://")[2].strip("/"):
+            raise Undecodable("an address without a host")
+        return Place(text)
+    if scheme(text) not in ("", "file"):
+        raise Undecodable(f"an address of a kind that is not read ({', '.join(SCHEMES)} are)")
+    path = re.sub(r"^file:(//)?", "", text)
+    path = os.path.expanduser(path)
+    if scheme(base) and not os.path.isabs(path):
+        return Place(base + path)
+    return Place(os.path.normpath(os.path.join(base, path)))

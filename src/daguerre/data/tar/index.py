@@ -1,0 +1,209 @@
+"""The index of a tar shard: where its samples lie, how large their pictures are, and what their metadata says.
+
+Reads the shard through once. What cannot be used is left out here, and counted; what is damaged is a byte range.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from daguerre.data import skipped
+from daguerre.data.images import headers, kinds
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.index import file as index_file
+from daguerre.data.index.file import About, ShardIndex
+from daguerre.data.tar import reader
+from daguerre.data.tar import samples as tar_samples
+from daguerre.data.tar.samples import Sample, Unusable
+from daguerre.errors import UserError
+
+_PARTS = pa.list_(pa.struct({"name": pa.int16(), "offset": pa.int64(), "size": pa.int64()}))
+IMAGE_MARK = "/"
+"""Stands before the name of an image among the parts of a sample: no extension has it."""
+NAMES_LIMIT = 32_000
+"""Fields of a shard, its members' extensions, after which no sample is taken: their numbers have 16 bits."""
+_STARTS = {
+    b"\x1f\x8b": "compressed with gzip: unpack it with `gunzip`",
+    b"BZh": "compressed with bzip2: unpack it with `bunzip2`",
+    b"\xfd7zXZ": "compressed with xz: unpack it with `unxz`",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it with `unzstd`",
+    b"PK\x03\x04": "a zip archive: unpack it, and read the folder with data.source=folder",
+    b"PAR1": "a parquet file: read it with data.source=parquet",
+}
+
+
+def kind(formats: Iterable[str]) -> str:
+    """What an index of shards read with these image formats is called: others leave out other samples."""
+    names = sorted(set(formats))
+    return "webdataset" if names == sorted(headers.USUAL) else f"webdataset {' '.join(names)}"
+
+
+def digest(pieces: Iterable[bytes | memoryview]) -> int:
+    """xxh3_64 of a sample's bytes: its picture, the images beside it, then its texts in the order of their fields."""
+    whole = xxhash.xxh3_64()
+    for piece in pieces:
+        whole.update(piece)
+    return whole.intdigest()
+
+
+def build(path: Path, name: str, formats: Sequence[str], version: str = "") -> ShardIndex:
+    """The index of the tar at `path`, which messages call `name`. UserError where it is no tar at all."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return _built(b"", name, formats, version)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _built(data, name, formats, version)
+
+
+def _built(data: reader.Bytes, name: str, formats: Sequence[str], version: str) -> ShardIndex:
+    shard_digest = xxhash.xxh3_128_hexdigest(data)
+    found = reader.contents(data)
+    if found.damage == ((0, len(data)),) and len(data) and not reader.begins(data):
+        raise UserError(f"data.path: {name} is no tar file: it {_beginning(data[:512])}")
+    counts: skipped.Counts = {}
+    for other, names in found.others.items():
+        for one in names:
+            skipped.add(counts, f"{other} in the tar", tar_samples.printable(one), kept=True)
+    rows = _Rows(name)
+    for sample in tar_samples.joined(found.members, formats, counts):
+        rows.take(sample, data, formats, counts)
+    columns, fields, not_kept = index_file.metadata_columns(rows.metadata)
+    table = pa.table(
+        {
+            **rows.columns(shard_digest),
+            **columns,
+            **index_file.caption_columns(rows.captions),
+            **index_file.image_columns(rows.images),
+        }
+    )
+    about = About(
+        kind=kind(formats),
+        shard=name,
+        shard_bytes=len(data),
+        shard_digest=shard_digest,
+        version=version,
+        left_out={reason: {**entry, "examples": _in(name, entry)} for reason, entry in counts.items()},
+        damage=found.damage,
+        fields=fields,
+        not_kept=not_kept,
+        own={"names": list(rows.names)},
+    )
+    return ShardIndex(table, about)
+
+
+def _in(name: str, entry: dict[str, Any]) -> list[str]:
+    return [f"{name}: {example}" for example in entry["examples"]]
+
+
+@dataclass
+class _Rows:
+    """The samples of a shard so far."""
+
+    shard: str
+    samples: list[Sample] = field(default_factory=list)
+    ids: list[int | None] = field(default_factory=list)
+    sizes_px: list[tuple[int, int]] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    captions: list[frozenset[str]] = field(default_factory=list)
+    images: list[frozenset[str]] = field(default_factory=list)
+    """Beside the pictures."""
+    names: dict[str, int] = field(default_factory=dict)
+    """Fields of members by their number in the table."""
+
+    def take(self, sample: Sample, data: reader.Bytes, formats: Sequence[str], counts: skipped.Counts) -> None:
+        """Adds a sample, or counts why it cannot be used."""
+        try:
+            if len(self.names) > NAMES_LIMIT:
+                raise Unusable(f"sample behind {NAMES_LIMIT:,} different extensions in its shard")
+            image = _bytes(data, sample.image)
+            parts = {name: _bytes(data, member) for name, member in sample.parts}
+            words = tar_samples.words(parts)
+            captions = frozenset(name for name, text in words.texts.items() if text.strip())
+            if not captions:
+                raise Unusable("caption without text" if words.texts else "picture without a caption")
+            sample_id = _id(words.metadata.get(tar_samples.ID))
+            size_px = headers.upright_size(io.BytesIO(image), formats)
+            beside = {name: _bytes(data, member) for name, member in sample.images}
+            for name, encoded in beside.items():
+                kinds.check(name, encoded, size_px, formats)
+        except (Unusable, Undecodable) as error:
+            skipped.add(counts, str(error), tar_samples.printable(sample.image.name))
+            return
+        for name in parts.keys() - words.used:
+            skipped.add(counts, "member that is neither picture nor text", f"{sample.key}.{name}", kept=True)
+        texts = tuple((name, member) for name, member in sample.parts if name in words.used)
+        used = tuple((IMAGE_MARK + name, member) for name, member in sample.images) + texts
+        for name, _ in used:
+            self.names.setdefault(name, len(self.names))
+        self.samples.append(sample._replace(parts=used))
+        self.ids.append(sample_id)
+        self.sizes_px.append(size_px)
+        self.digests.append(digest([image, *beside.values(), *(parts[name] for name, _ in texts)]))
+        self.metadata.append(_metadata(words))
+        self.captions.append(captions)
+        self.images.append(frozenset(beside))
+
+    def columns(self, shard_digest: str) -> dict[str, pa.Array]:
+        """The columns that are not metadata."""
+        images = np.array([sample.image[1:] for sample in self.samples], np.int64).reshape(-1, 3)
+        ids = index_file.sample_ids(shard_digest, images[:, 1])
+        given = [i for i, sample_id in enumerate(self.ids) if sample_id is not None]
+        ids[given] = [self.ids[i] for i in given]
+        heights, widths = np.array(self.sizes_px, np.int32).reshape(-1, 2).T
+        return {
+            "id": pa.array(ids),
+            "height": pa.array(np.ascontiguousarray(heights)),
+            "width": pa.array(np.ascontiguousarray(widths)),
+            "digest": pa.array(np.array(self.digests, np.uint64)),
+            "key": pa.array([sample.key for sample in self.samples], pa.string()),
+            "offset": pa.array(images[:, 1]),
+            "size": pa.array(images[:, 2]),
+            "parts": pa.array([self._parts(sample) for sample in self.samples], _PARTS),
+        }
+
+    def _parts(self, sample: Sample) -> list[tuple[int, int, int]]:
+        return [(self.names[name], member.offset, member.size) for name, member in sample.parts]
+
+
+def _bytes(data: reader.Bytes, member: reader.Member) -> bytes:
+    return data[member.offset : member.offset + member.size]
+
+
+def _id(given: Any) -> int | None:
+    if given is None:
+        return None
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 1 << 63:
+        raise Unusable(f"{tar_samples.ID} that is no whole number of 63 bits")
+    return given
+
+
+def _metadata(words: tar_samples.Words) -> dict[str, Any]:
+    """What filters may use: the JSON, and the class if it is a number."""
+    metadata = {name: value for name, value in words.metadata.items() if name != tar_samples.ID}
+    label = words.texts.get("cls", "").strip()
+    if label.removeprefix("-").isdecimal() and label.isascii() and len(label) < 16:
+        metadata.setdefault("cls", int(label))
+    return index_file.brief(metadata)
+
+
+def _beginning(start: bytes) -> str:
+    """What a file is that is no tar, for people."""
+    for mark, what in _STARTS.items():
+        if start.startswith(mark):
+            return f"is {what}"
+    if not start.strip(b"\0"):
+        return "begins with zeros, as a download that broke off may leave it"
+    text = start.lstrip()[:80].decode("utf-8", "replace")
+    if text.lower().startswith(("<!doctype", "<html", "<?xml")):
+        return f"is a web page, such as a server sends for an error or a login: {text!r}"
+    return f"begins with {text!r}"

@@ -1,0 +1,140 @@
+"""dataset.json, which lies beside packed shards: what they were made of, what was left out, and which are finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from daguerre import __version__
+from daguerre.checkpoint.atomic import to_json, write_bytes_atomically
+from daguerre.data import skipped
+from daguerre.data.settings import SourceSettings
+from daguerre.data.skipped import SkipReport
+from daguerre.data.tools import pack
+from daguerre.data.tools.pack import Packed
+from daguerre.errors import UserError
+from daguerre.storage import io as storage_io
+from daguerre.storage.location import WEB, Place
+
+NAME = "dataset.json"
+NOT_OURS = "dataset.json that `data pack` did not write, or damaged: not looked at"
+ABSENT = "shard that dataset.json lists, but that is not there"
+UNFINISHED = "packing that was not finished: the same command (`data pack`, or `generate`) goes on with it"
+_SAVE_SECONDS = 2.0
+
+
+class Listing:
+    """What the shards are made of, and which of them are finished; written now and then, and at the end."""
+
+    def __init__(self, to: str, about: dict[str, Any], number: int) -> None:
+        self.to = to
+        self.about = about
+        self.number = number
+        self.done: dict[str, Packed] = {}
+        self._saved_at = 0.0
+
+    def take_over(self) -> None:
+        """Reads what an earlier start finished. UserError where the folder holds anything else."""
+        there = _read(self.to)
+        if there is None:
+            _refuse_strangers(self.to)
+            self.save(complete=False)  # from now on its shards are known as ours
+            return
+        if there.get("fingerprint") != self.about["fingerprint"]:
+            raise UserError(
+                f"{self.to} holds shards of other data, or with other filters or sizes ({there.get('samples', 0):,} "
+                f"samples, says its {NAME}). Choose another folder, or delete this one"
+            )
+        self.done = {entry["name"]: Packed(**entry) for entry in there["shards"]}
+
+    def add(self, packed: Packed) -> None:
+        """One more shard is finished."""
+        self.done[packed.name] = packed
+        if time.monotonic() - self._saved_at > _SAVE_SECONDS:
+            self.save(complete=False)
+
+    def save(self, complete: bool) -> None:
+        """Writes the file, whole or not at all."""
+        path, content = f"{self.to}/{NAME}", to_json(self.document(complete))
+        if "://" in path:
+            storage_io.write(path, content)
+        else:
+            write_bytes_atomically(Path(path), content)
+        self._saved_at = time.monotonic()
+
+    def document(self, complete: bool) -> dict[str, Any]:
+        """What the file holds."""
+        shards = [self.done[name] for name in sorted(self.done)]
+        counts = {"samples": sum(s.samples for s in shards), "bytes": sum(s.bytes for s in shards)}
+        return {
+            "made_by": f"daguerre {__version__}",
+            "complete": complete,
+            **counts,
+            **{key: value for key, value in self.about.items() if key != "left_out"},
+            "left_out": self.left_out(),
+            "shards": [pack.document(shard) for shard in shards],
+        }
+
+    def left_out(self) -> SkipReport:
+        """By the source, the filters and while packing."""
+        return skipped.merged(self.about["left_out"], *(packed.left_out for packed in self.done.values()))
+
+
+def _read(folder: str) -> dict[str, Any] | None:
+    """The dataset.json of a folder; None where there is none. UserError where it is none of ours."""
+    place = Place(f"{folder}/{NAME}")
+    try:
+        document = json.loads(storage_io.read(place, 0, storage_io.size(place).bytes, twice=True))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not {"fingerprint", "complete", "shards"} <= document.keys():
+        raise UserError(f"{place.name} is damaged, or no file of `data pack`: choose another folder, or delete it")
+    return document
+
+
+def shards_beside(places: Sequence[Place]) -> tuple[dict[str, str], SkipReport]:
+    """The digests {url: xxh3_128 hex} that the dataset.json beside shards gives, and what by it is not there."""
+    digests: dict[str, str] = {}
+    missing: skipped.Counts = {}
+    asked = {place.url for place in places}
+    for folder in dict.fromkeys(place.url.rpartition("/")[0] for place in places if place.scheme not in WEB):
+        try:
+            document = _read(folder)
+        except UserError as error:
+            skipped.add(missing, NOT_OURS, str(error), kept=True)
+            continue
+        if document is None:
+            continue
+        listed = {f"{folder}/{entry['name']}": entry["digest"] for entry in document["shards"]}
+        digests |= listed
+        if not document["complete"]:
+            skipped.add(missing, UNFINISHED, folder)
+        for url in sorted(listed.keys() - asked):
+            if not storage_io.exists(Place(url)):
+                skipped.add(missing, ABSENT, Place(url).name)
+    return digests, missing
+
+
+def _refuse_strangers(to: str) -> None:
+    """UserError where tar files lie that no dataset.json speaks of."""
+    if "://" in to:
+        names = [place.name for place in storage_io.listing(f"{to}/")]
+    else:
+        names = [entry.name for entry in os.scandir(to)]
+    strange = sorted(name for name in names if name.endswith(".tar"))
+    if strange:
+        raise UserError(
+            f"{to} holds tar files already, such as {os.path.basename(strange[0])}, and no {NAME} of `data pack` that "
+            "tells of them: choose another folder"
+        )
+
+
+def given(settings: SourceSettings) -> dict[str, Any]:
+    """The settings of a source that were given, and its name."""
+    return {"source": settings.source, **settings.model_dump(mode="json", exclude_unset=True)}

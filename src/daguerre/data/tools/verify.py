@@ -1,0 +1,162 @@
+"""What is wrong with a data set: files against their indexes, and pictures decoded. One unit of it as a job of a crew.
+
+A unit is a file of samples (a shard, a table), or some of the samples of a source that keeps no such files. What is
+looked for and what is said of it is the command's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from daguerre import keys
+from daguerre.data import skipped
+from daguerre.data.images import decode
+from daguerre.data.images.headers import Undecodable
+from daguerre.data.index import cache
+from daguerre.data.index.cache import BadIndex
+from daguerre.data.settings import SourceSettings
+from daguerre.data.skipped import SkipReport
+from daguerre.data.source import Source
+from daguerre.storage import io as storage_io
+from daguerre.storage.location import Place
+from daguerre.types import IMAGE
+
+OTHER_BYTES = "file that differs from its index"
+MISSING = "file that is not there"
+OTHER_LISTED = "file that differs from dataset.json"
+BAD_INDEX = "index that is damaged: `daguerre data index` makes it anew"
+OF_FILES = frozenset({OTHER_BYTES, MISSING, OTHER_LISTED, BAD_INDEX, cache.DAMAGED})
+"""Reasons that tell of a file, and not of one of its samples."""
+_TELL_SAMPLES = 16
+_READ_BYTES = 1 << 25
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one job looks at."""
+
+    name: str
+    numbers: np.ndarray
+    """[n] int64: its samples."""
+    decoded: np.ndarray
+    """[m] int64: those of them that are decoded in any case."""
+    place: Place | None = None
+    """The file, if its bytes are looked at as a whole."""
+    index: Path | None = None
+    """Its index, by which its samples are read."""
+    indexed_before: bool = False
+    """Whether the index was there before anybody looked, so that the file's bytes can be compared with it."""
+    listed_digest: str | None = None
+    """The digest that dataset.json gives."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a unit."""
+
+    name: str
+    samples: int
+    decoded: int
+    bytes: int | None = None
+    """Size of the file."""
+    compared: bool = False
+    """Whether there was something to compare the file's bytes with."""
+    faults: SkipReport | None = None
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Looks at units of a source; a task of `crew.work`."""
+
+    source: Source
+    settings: SourceSettings
+
+    def __call__(self, unit: Unit) -> Generator[int, None, Found]:
+        """Yields counts of samples that are done with."""
+        faults: skipped.Counts = {}
+        size_bytes = self._whole(unit, faults) if unit.place is not None else None
+        told = 0
+        for done, number in enumerate(self._looked_at(unit, faults)):
+            if done - told >= _TELL_SAMPLES:
+                yield done - told
+                told = done
+            self._look(number, number in unit.decoded, faults)
+        yield len(unit.numbers) - told
+        compared = unit.indexed_before or unit.listed_digest is not None
+        return Found(unit.name, len(unit.numbers), len(unit.decoded), size_bytes, compared, faults)
+
+    def _whole(self, unit: Unit, faults: skipped.Counts) -> int | None:
+        """The size of the file; what its bytes as a whole show is counted."""
+        assert unit.place is not None
+        try:
+            size_bytes, digest = file_digest(unit.place)
+            if unit.place.local is None and digest not in self._expected(unit):  # perhaps hurt on the way
+                size_bytes, digest = file_digest(unit.place, twice=True)
+        except FileNotFoundError:
+            skipped.add(faults, MISSING, unit.name)
+            return None
+        if unit.index is not None:
+            self._compare(unit, unit.index, size_bytes, digest, faults)
+        if unit.listed_digest not in (None, digest):
+            skipped.add(faults, OTHER_LISTED, unit.name)
+        return size_bytes
+
+    def _expected(self, unit: Unit) -> set[str | None]:
+        own = cache.load(unit.index).about.shard_digest if unit.index is not None else None
+        return {own, unit.listed_digest}
+
+    def _compare(self, unit: Unit, path: Path, size_bytes: int, digest: str, faults: skipped.Counts) -> None:
+        """The file with its index, and the index with itself."""
+        index = cache.load(path)
+        try:
+            index.whole()
+        except BadIndex as error:
+            skipped.add(faults, BAD_INDEX, str(error))
+        found = cache.found_in(index.about)
+        faults |= {reason: dict(found[reason]) for reason in found if reason == cache.DAMAGED}
+        if (index.about.shard_bytes, index.about.shard_digest) != (size_bytes, digest):
+            before = index.about.shard_bytes
+            what = "" if before == size_bytes else f" ({before:,} bytes, now {size_bytes:,})"
+            skipped.add(faults, OTHER_BYTES, f"{unit.name}{what}")
+
+    def _looked_at(self, unit: Unit, faults: skipped.Counts) -> list[int]:
+        """All samples of a file that is not what it was, to see which of them are hurt; else those to be decoded."""
+        if MISSING in faults:
+            return []
+        changed = {OTHER_BYTES, OTHER_LISTED} & faults.keys()
+        return (unit.numbers if changed else unit.decoded).tolist()
+
+    def _look(self, number: int, whole: bool, faults: skipped.Counts) -> None:
+        try:
+            record = self.source.record(number)
+            if whole:
+                size = decode.sized(record.image, self.settings, None)[1]
+                for name in record.images.keys() - {IMAGE}:
+                    decode.beside(name, record.images[name], size, self.settings)
+        except Undecodable as error:
+            skipped.add(faults, str(error), self.source.name(number))
+
+
+def chosen(ids: np.ndarray, share: float) -> np.ndarray:
+    """[N] bool: a share of samples by a hash of their ids; at least one of them, unless the share is 0."""
+    draws = keys.hashed_uniforms("verify", ids)
+    picked = draws < share
+    if share and len(ids) and not picked.any():
+        picked[np.argmin(draws)] = True
+    return picked
+
+
+def file_digest(place: Place, twice: bool = False) -> tuple[int, str]:
+    """Size and xxh3_128 of a file, near or far; with `twice` a far one is read until two readings agree. OSError."""
+    size_bytes = storage_io.size(place).bytes
+    if place.local is not None:
+        return size_bytes, cache.file_digest(place.local)
+    digest = xxhash.xxh3_128()
+    for start in range(0, size_bytes, _READ_BYTES):
+        digest.update(storage_io.read(place, start, min(_READ_BYTES, size_bytes - start), twice=twice))
+    return size_bytes, digest.hexdigest()

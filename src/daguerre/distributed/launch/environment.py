@@ -1,0 +1,187 @@
+"""What the launcher says: which of how many processes this one is, and where they meet.
+
+A function of the environment alone: torchrun's variables, those of SLURM's srun, or none for a process on its own.
+What is partial or does not fit together is refused by the names of the variables. No torch here; distributed/process_group.py makes the
+process group.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from daguerre.distributed.launch import hostlist
+from daguerre.errors import UserError
+
+Launcher = Literal["none", "torchrun", "slurm"]
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES", "SLURM_NODEID")
+_STEP_COUNTS = {"SLURM_NTASKS": "SLURM_STEP_NUM_TASKS", "SLURM_NNODES": "SLURM_STEP_NUM_NODES"}
+"""What srun was given for this step goes before what the job was given."""
+_NO_TASK_OF_SRUN = {"4294967290": "an interactive shell", "4294967291": "the batch script"}
+"""Ids of steps that srun did not start for a program."""
+FIRST_PORT, PORTS = 12000, 16000
+"""Ports below those that systems hand out for connections of their own."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those of a run. Ranks are numbered node by node."""
+
+    rank: int = 0
+    local_rank: int = 0
+    """Number on its node."""
+    size: int = 1
+    """Processes of the run."""
+    local_size: int = 1
+    """Processes of each node."""
+    nodes: int = 1
+    node_rank: int = 0
+    launcher: Launcher = "none"
+    address: str = ""
+    """Where rank 0 is met; empty where the launcher says nothing."""
+    port: int | None = None
+
+    def __str__(self) -> str:
+        if self.size == 1:
+            return "one process"
+        nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self.local_size}"
+        return f"{self.size} processes ({nodes}, by {self.launcher})"
+
+
+def read(environ: Mapping[str, str] = os.environ) -> World:
+    """What the launcher says. UserError, by the names of the variables, for sets that are partial or do not fit."""
+    own = {name: _number(environ, name) for name in _TORCHRUN if environ.get(name)}
+    slurm = _slurm(environ)
+    if slurm is None and not own:
+        _refuse_job_without_srun(environ)
+        return World()
+    if slurm is not None and not environ.get("TORCHELASTIC_RUN_ID") and _repeats(own, slurm):
+        return slurm
+    torchrun = _torchrun(environ, own)
+    if slurm is not None and (slurm.local_rank != 0 or slurm.size not in (1, torchrun.nodes)):
+        raise UserError(
+            f"two launchers at once: torchrun says {_told(environ, _TORCHRUN)}, srun says {_told(environ, _SLURM)}. "
+            "Start torchrun with one task a node, or use srun alone (and unset torchrun's variables)"
+        )
+    return torchrun
+
+
+def _repeats(own: Mapping[str, int], slurm: World) -> bool:
+    """Whether torchrun's variables, where there are any, were filled from SLURM's, as scripts do."""
+    same = {
+        "RANK": slurm.rank,
+        "WORLD_SIZE": slurm.size,
+        "LOCAL_RANK": slurm.local_rank,
+        "LOCAL_WORLD_SIZE": slurm.local_size,
+    }
+    return all(same[name] == number for name, number in own.items())
+
+
+def _torchrun(environ: Mapping[str, str], own: Mapping[str, int]) -> World:
+    missing = [name for name in _TORCHRUN if name not in own]
+    if missing and own.get("WORLD_SIZE") == 1 and not any(own.get(name) for name in ("RANK", "LOCAL_RANK")):
+        return _with_address(World(launcher="torchrun"), environ)
+    if missing:
+        raise UserError(
+            f"{_told(environ, _TORCHRUN)} in the environment, but not {', '.join(missing)}: start with torchrun, which "
+            "sets all of them, or unset them for one process"
+        )
+    rank, size, local_rank, local_size = (own[name] for name in _TORCHRUN)
+    if size < 1 or local_size < 1 or size % local_size:
+        raise UserError(
+            f"WORLD_SIZE={size} is no multiple of LOCAL_WORLD_SIZE={local_size}: every node must run as many processes "
+            "as the others"
+        )
+    node_rank, place = divmod(rank, local_size)
+    if not 0 <= rank < size or place != local_rank or _number(environ, "GROUP_RANK", node_rank) != node_rank:
+        raise UserError(
+            f"{_told(environ, (*_TORCHRUN, 'GROUP_RANK'))} do not fit together: ranks are numbered from 0, node by "
+            "node, and every node runs as many processes as the others"
+        )
+    world = World(rank, local_rank, size, local_size, size // local_size, node_rank, "torchrun")
+    return _with_address(world, environ)
+
+
+def _with_address(world: World, environ: Mapping[str, str]) -> World:
+    port = _number(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else None
+    return World(**{**vars(world), "address": environ.get("MASTER_ADDR", ""), "port": port})
+
+
+def _slurm(environ: Mapping[str, str]) -> World | None:
+    """What srun says of this task; None for a process that srun did not start."""
+    step = environ.get("SLURM_STEP_ID", "")
+    if not step or step in _NO_TASK_OF_SRUN or not environ.get("SLURM_PROCID"):
+        return None
+    missing = [name for name in _SLURM if not environ.get(name)]
+    if missing:
+        raise UserError(f"{_told(environ, _SLURM)} in the environment, but not {', '.join(missing)}: srun sets all")
+    numbers = {name: _number(environ, _named(environ, name)) for name in _SLURM}
+    rank, size, local_rank, nodes, node_rank = (numbers[name] for name in _SLURM)
+    local_size = size // nodes if nodes else 0
+    fits = 0 <= rank < size and local_size * nodes == size
+    if not fits or local_rank >= local_size or rank != node_rank * local_size + local_rank:
+        raise UserError(
+            f"{_told(environ, _SLURM)} do not fit together: every node must run as many tasks as the others "
+            "(srun --ntasks-per-node), and ranks must be numbered node by node (srun --distribution=block)"
+        )
+    own = World(rank, local_rank, size, local_size, nodes, node_rank, "slurm")
+    told = _with_address(own, environ)
+    address, port = told.address or _first_node(environ), told.port or _port(environ)
+    return World(**{**vars(own), "address": address, "port": port})
+
+
+def _named(environ: Mapping[str, str], name: str) -> str:
+    """The variable that holds a count: the step's, else the job's."""
+    of_step = _STEP_COUNTS.get(name, "")
+    return of_step if environ.get(of_step) else name
+
+
+def _first_node(environ: Mapping[str, str]) -> str:
+    """The node of rank 0: the first of the step's."""
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        if environ.get(name):
+            return hostlist.expand(environ[name])[0]
+    raise UserError("SLURM_JOB_NODELIST is not set: set it, or MASTER_ADDR to the node of the first task")
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """A port that follows from the ids of job and step, so that two of a node do not meet on one."""
+    if not environ.get("SLURM_JOB_ID"):
+        raise UserError("SLURM_JOB_ID is not set: set it, or MASTER_PORT to a free port of the first task's node")
+    return port_of_job(_number(environ, "SLURM_JOB_ID"), _number(environ, "SLURM_STEP_ID"))
+
+
+def port_of_job(job: int, step: int = 0) -> int:
+    """The port of a step of a job."""
+    return FIRST_PORT + (job + 97 * step) % PORTS
+
+
+def _refuse_job_without_srun(environ: Mapping[str, str]) -> None:
+    """UserError where a job has several tasks and this process is none of them: the others would never come."""
+    if not environ.get("SLURM_JOB_ID") or _number(environ, "SLURM_NTASKS", 1) <= 1:
+        return
+    step = environ.get("SLURM_STEP_ID", "")
+    where = _NO_TASK_OF_SRUN.get(step, "SLURM_STEP_ID or SLURM_PROCID is not set")
+    raise UserError(
+        f"SLURM_NTASKS={environ['SLURM_NTASKS']}, but srun did not start this process ({where}): put `srun` before the "
+        "command to use all tasks of the job, or SLURM_NTASKS=1 for one process"
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    text = environ.get(name, "")
+    if not text and otherwise is not None:
+        return otherwise
+    if not re.fullmatch(r"\d+", text):
+        raise UserError(f"{name}={text!r} in the environment is no number")
+    return int(text)
+
+
+def _told(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    real = [_named(environ, name) for name in names]
+    return ", ".join(f"{name}={environ[name]}" for name in real if environ.get(name)) or "nothing"

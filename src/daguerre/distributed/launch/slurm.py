@@ -1,0 +1,272 @@
+"""An sbatch file for a run, which a person can read and edit: its options, and its text.
+
+Writes nothing and submits nothing. What the tasks then read of their environment is distributed/launch/environment.py's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from daguerre.credentials import scrub
+from daguerre.distributed.launch.environment import FIRST_PORT, PORTS
+from daguerre.errors import PREEMPTED, UserError
+from daguerre.settings import Idle, Settings
+
+_TIME = re.compile(r"\d+|\d+:[0-5]?\d|\d+:[0-5]?\d:[0-5]?\d|\d+-\d{1,2}(:[0-5]?\d){0,2}")
+_SIGNAL = re.compile(r"(?:B:)?(USR1|TERM)@(\d{1,5})")
+_NAME = re.compile(r"[\w.+@:-]+(,[\w.+@:-]+)*")
+_PATH = re.compile(r"[^\n\r\0]+")
+
+
+def _time(text: str) -> str:
+    if _TIME.fullmatch(text) is None:
+        raise UserError("write minutes, HH:MM:SS, D-HH or D-HH:MM:SS, such as 96:00:00")
+    return text
+
+
+def _signal(text: str) -> str:
+    found = _SIGNAL.fullmatch(text)
+    if found is None or int(found[2]) > 65535:
+        raise UserError("write USR1 or TERM, an @, and how many seconds before the end (at most 65535): USR1@180")
+    return f"{found[1]}@{found[2]}"
+
+
+def _name(text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        raise UserError("letters, digits and . _ + @ : - only; several with commas between")
+    return text
+
+
+def _path(text: str) -> str:
+    if _PATH.fullmatch(text) is None or text != text.strip():
+        raise UserError("must stand on one line, without spaces around it")
+    if scrub(text) != text:
+        raise UserError("holds a password or a token, and secrets are written nowhere: set it in the job's environment")
+    return text
+
+
+Time = Annotated[str, AfterValidator(_time)]
+Name = Annotated[str, AfterValidator(_name)]
+Location = Annotated[str, AfterValidator(_path)]
+
+
+class SlurmSettings(Settings):
+    """What `daguerre launch slurm` takes beside the recipe and its settings."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("accel_bind",), lambda own: own.gpus_per_node == 0, "there are no GPUs to bind to"),
+    )
+
+    nodes: int = Field(1, ge=1)
+    """Machines."""
+    gpus_per_node: int = Field(8, ge=0)
+    """GPUs of each; 0 trains on CPUs."""
+    tasks_per_node: int | None = Field(None, ge=1)
+    """Processes on each node. Default: one a GPU, or one."""
+    cpus_per_task: int = Field(6, ge=1)
+    """CPUs of each process; as many read and decode pictures, unless the command says `loader.num_workers`."""
+    job_name: Name | None = None
+    """Default: the run's name."""
+    partition: Name | None = None
+    """Where the job queues. Default: the cluster's."""
+    account: Name | None = None
+    """Who pays. Default: the cluster's."""
+    qos: Name | None = None
+    """Quality of service, where the cluster has several."""
+    constraint: Location | None = None
+    """Features that the nodes must have."""
+    mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
+    """Memory of each node, such as 900G. Default: the cluster's (`0`, all of it, with exclusive=true)."""
+    time: Time | None = None
+    """Time limit, as SLURM writes it: 96:00:00, 4-00. Default: the partition's."""
+    chdir: Location | None = None
+    """Folder that the job runs in. Default: where sbatch is called."""
+    output: Location = "slurm-%j.out"
+    """File for what is printed, on a disk that all nodes share; %j is the job's id."""
+    error: Location | None = None
+    """File for messages and errors. Default: `output`."""
+    exclusive: bool = True
+    """No other job on the nodes."""
+    cpu_bind: Name | None = "verbose"
+    """How srun binds processes to CPUs; null leaves it to the cluster."""
+    accel_bind: Annotated[str, Field(pattern=r"^[gnv]+$")] | None = None
+    """How srun binds processes to what lies near them: g GPUs, n network cards, v says so. Where GPUs are bound, each
+    process sees its own alone."""
+    signal: Annotated[str, AfterValidator(_signal)] = "USR1@180"
+    """Which signal comes how many seconds before the time limit: the run saves then, which must not take longer."""
+    requeue: bool = True
+    """Whether the job queues again by itself when its time is up or a node failed; the run goes on where it was."""
+    kill_wait: int = Field(60, ge=0)
+    """Seconds that the other processes have when one has ended before they are killed."""
+    timeout_seconds: float | None = Field(None, gt=0)
+    """`distributed.timeout_seconds` of the run."""
+    stuck_seconds: float | None = Field(None, gt=0)
+    """`distributed.stuck_seconds` of the run."""
+    setup: Location | None = None
+    """A line that prepares the environment before the run, such as `module load cuda`."""
+    python: Location = sys.executable
+    """Interpreter that has daguerre, on every node. Default: this one."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.gpus_per_node and self.tasks_per_node not in (None, self.gpus_per_node):
+            raise ValueError(
+                f"tasks_per_node={self.tasks_per_node} with gpus_per_node={self.gpus_per_node}: each process drives "
+                "one GPU; leave tasks_per_node out"
+            )
+        if self.requeue and self.signal.startswith("TERM"):
+            raise ValueError(
+                f"signal={self.signal} with requeue=true: a job that is cancelled gets TERM too, and would queue "
+                "again; take signal=USR1@180, or requeue=false"
+            )
+        return self
+
+    @property
+    def tasks(self) -> int:
+        """Processes on each node."""
+        return self.tasks_per_node or self.gpus_per_node or 1
+
+    def overrides(self) -> list[str]:
+        """What these options say of the run's own settings."""
+        given = {name: getattr(self, name) for name in ("timeout_seconds", "stuck_seconds")}
+        return [f"distributed.{name}={value:g}" for name, value in given.items() if value is not None]
+
+
+def refuse_misspelt(keys: Iterable[str], known_settings: Iterable[str]) -> None:
+    """UserError for a key that is no setting of a recipe and nearly an option: it would go to the run otherwise."""
+    options = list(SlurmSettings.model_fields)
+    known = {name for path in known_settings for name in (path, path.rpartition(".")[2])}
+    for key in keys:
+        plain = key.replace("-", "_")
+        near = difflib.get_close_matches(plain, options, n=1, cutoff=0.7)
+        if plain not in known and "." not in plain and plain not in options:
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}, and the recipe's settings"
+            raise UserError(f"{key}: there is no such option: {hint}")
+
+
+def batch_file(
+    own: SlurmSettings, recipe: str, overrides: Sequence[str], file: str = "FILE", own_workers: bool = True
+) -> str:
+    """The text of the sbatch file. `overrides` are the recipe's, `key=value`; with `own_workers` as many processes read
+    data as a task has CPUs."""
+    count = own.nodes * own.tasks
+    parts = [
+        "#!/bin/bash",
+        f"# Trains {recipe} with {count} process{'es' if count > 1 else ''}: {own.nodes} node"
+        f"{'s' if own.nodes > 1 else ''} x {own.tasks}. Read it, change it, then: {submit_command(file)}",
+        *(f"#SBATCH {option}" for option in _options(own, recipe)),
+        "",
+        "set -u",
+        *([own.setup] if own.setup else []),
+        "",
+        *_meeting_place(own),
+        "",
+        *_run(own, recipe, overrides, own_workers),
+        "",
+        *_waiting(own),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def submit_command(file: str) -> str:
+    """How a person hands the file in."""
+    return f"sbatch {shlex.quote(file)}"
+
+
+def job_name(own: SlurmSettings, name: str) -> str:
+    """The one that is given, or that of a run or of a recipe."""
+    plain = name.rstrip("/").rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
+    return own.job_name or re.sub(r"[^\w.+@:-]+", "-", plain).strip("-") or "daguerre"
+
+
+def _options(own: SlurmSettings, recipe: str) -> list[str]:
+    given = {
+        "job-name": job_name(own, recipe),
+        "partition": own.partition,
+        "account": own.account,
+        "qos": own.qos,
+        "constraint": own.constraint,
+        "nodes": own.nodes,
+        "ntasks-per-node": own.tasks,
+        "gpus-per-node": own.gpus_per_node or None,
+        "cpus-per-task": own.cpus_per_task,
+        "mem": own.mem or ("0" if own.exclusive else None),
+        "time": own.time,
+        "chdir": own.chdir,
+        "output": own.output,
+        "error": own.error,
+        "signal": own.signal if own.signal.startswith("TERM") else f"B:{own.signal}",
+    }
+    found = [f"--{key}={_quoted(str(value))}" for key, value in given.items() if value is not None]
+    found.append("--open-mode=append")  # a requeued job writes on
+    found += ["--exclusive"] if own.exclusive else []
+    return [*found, "--requeue" if own.requeue else "--no-requeue"]
+
+
+def _quoted(value: str) -> str:
+    """As sbatch reads its lines: in double quotes where there are spaces, quotes or a #."""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' if re.search(r"[\s\"'#\\]", value) else value
+
+
+def _meeting_place(own: SlurmSettings) -> list[str]:
+    threads = "1" if own.gpus_per_node else "$SLURM_CPUS_PER_TASK"
+    return [
+        "# Rank 0 runs on the first node. The port follows from the job's id, so that two jobs of a node do not meet.",
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        f"MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
+        f"OMP_NUM_THREADS={threads}",
+        "export MASTER_ADDR MASTER_PORT OMP_NUM_THREADS",
+    ]
+
+
+def _run(own: SlurmSettings, recipe: str, overrides: Sequence[str], own_workers: bool) -> list[str]:
+    """srun and the command, one argument a line, in the background so that this shell hears signals."""
+    # Not --kill-on-bad-exit: it would kill ranks that are still saving when the first one leaves with its signal's
+    # code. The ranks end one another where one is lost.
+    srun = ["srun", "--kill-on-bad-exit=0", f"--wait={own.kill_wait}", '--cpus-per-task="$SLURM_CPUS_PER_TASK"']
+    srun += [f"--cpu-bind={own.cpu_bind}"] if own.cpu_bind else []
+    srun += [f"--accel-bind={own.accel_bind}"] if own.accel_bind else []
+    words = [" ".join(srun), f"{shlex.quote(own.python)} -u -m daguerre train {shlex.quote(recipe)}"]
+    words += [shlex.quote(override) for override in overrides]
+    words += ['loader.num_workers="$SLURM_CPUS_PER_TASK"'] if own_workers else []
+    return [" \\\n    ".join([*words, *own.overrides()]) + " &", "run=$!"]
+
+
+def _waiting(own: SlurmSettings) -> list[str]:
+    """Hands signals on, waits for the run however often it is interrupted, and queues again where time was up."""
+    seconds = own.signal.partition("@")[2]
+    told = (
+        f"# SLURM sends TERM to the run {seconds} s before the time limit, as it does for a job that is cancelled."
+        if own.signal.startswith("TERM")
+        else f"# SLURM sends USR1 to this shell {seconds} s before the time limit; srun hands it on; the run saves."
+    )
+    lines = [
+        told,
+        "# srun itself must not get TERM, as it would kill the run at once. `wait` returns for each signal, so it is",
+        "# asked again.",
+        "interrupted=",
+        """trap 'interrupted=yes; kill -s USR1 "$run" 2>/dev/null' USR1""",
+        "trap 'interrupted=yes; scancel --signal=TERM \"$SLURM_JOB_ID\" 2>/dev/null' TERM",
+        "while :; do",
+        "    interrupted=",
+        '    wait "$run"',
+        "    code=$?",
+        '    [ -n "$interrupted" ] || break',
+        "done",
+    ]
+    if own.requeue:
+        lines += [
+            "",
+            f"# {PREEMPTED}: saved because the time is up. In its next turn the same command goes on from there.",
+            f'if [ "$code" -eq {PREEMPTED} ]; then',
+            '    scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+        ]
+    return [*lines, 'exit "$code"']

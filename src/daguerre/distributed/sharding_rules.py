@@ -1,0 +1,183 @@
+"""Which dim of which parameter is split over which axis of the mesh: patterns, logical axes and rules, all of them
+data.
+
+A family says what the dims of its parameters are (`*.attn1.to_q.weight` is (heads, embed)); the recipe says where such
+a dim goes (`heads` to `tensor`, `embed` to `fsdp`). Nothing here touches a tensor: shapes alone. What is done with the
+result is distributed/parallelize.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from daguerre.distributed.mesh import AXES, Axis, Mesh
+from daguerre.errors import UserError
+
+Dims = tuple[str | None, ...]
+"""The logical axis of each dim of a parameter; None for one that is never split, and none for the last dims that are
+never split, as those of a convolution's kernel."""
+Rules = Sequence[tuple[str, Sequence[str]]]
+"""(logical axis, mesh axes it is split over), the first that fits first."""
+
+PARAMETER_AXES = ("embed", "heads", "mlp", "conv_in", "conv_out", "norm", "time", "vocabulary", "positions")
+"""Logical axes that dims of parameters have."""
+ACTIVATION_AXES: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),
+    "conv_batch": ("data", "fsdp"),
+    "activation_batch": ("data", "fsdp"),
+    "activation_heads": ("tensor",),
+    "activation_kv": ("tensor",),
+    "out_channels": (),
+}
+"""Logical axes of activations, and the mesh axes over which the engine splits them; where it cannot, a rule that asks
+for it is refused by name, unless its axis has one device. `out_channels` are those of convolutions."""
+
+DEFAULT: Sequence[tuple[str, Sequence[Axis]]] = (
+    ("batch", ("data",)),
+    ("activation_batch", ("data", "fsdp")),
+    ("activation_heads", ("tensor",)),
+    ("activation_kv", ("tensor",)),
+    ("embed", ("fsdp",)),
+    ("heads", ("tensor",)),
+    ("mlp", ("tensor",)),
+    ("conv_batch", ("data", "fsdp")),
+    ("out_channels", ("tensor",)),
+    ("conv_out", ("fsdp",)),
+)
+"""MaxDiffusion's table, and `mlp`, which its own code leaves out."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where one parameter goes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dims: Dims
+    tensor: int | None
+    """The dim that is split over `tensor`; None where each device of a tensor group has it whole."""
+    fsdp: int | None
+    """The dim that is split over `fsdp`; None where there is no such axis, or nothing to split."""
+    by_rule: bool
+    """Whether a rule chose the fsdp dim; if not, it is dim 0, as the engine needs one."""
+
+    def elements(self, mesh: Mesh) -> int:
+        """Elements on the fullest device: uneven parts of dim 0 are rounded up, as FSDP2 pads them."""
+        shape = list(self.shape)
+        for dim, axis in ((self.tensor, "tensor"), (self.fsdp, "fsdp")):
+            if dim is not None:
+                shape[dim] = -(-shape[dim] // mesh.degree(axis))
+        count = 1
+        for length in shape:
+            count *= length
+        return count
+
+
+def logical(patterns: Mapping[str, Dims], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Dims]:
+    """The dims of each parameter by the one pattern that means it.
+
+    UserError where a parameter has none or several, or a pattern means no parameter: both lists are shown.
+    """
+    found: dict[str, Dims] = {}
+    used: Counter[str] = Counter()
+    odd: list[str] = []
+    for name, shape in shapes.items():
+        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+        used.update(matching)
+        if len(matching) != 1:
+            odd.append(f"{name} {shape}: {', '.join(matching) or 'no pattern'}")
+        elif len(patterns[matching[0]]) > len(shape):
+            odd.append(f"{name} {shape}: {matching[0]} says {patterns[matching[0]]}")
+        else:
+            found[name] = patterns[matching[0]]
+    idle = [pattern for pattern in patterns if not used[pattern]]
+    if odd or idle:
+        raise UserError(
+            "logical axes: each parameter must be meant by one pattern, and each pattern must mean one.\n"
+            + "\n".join([f"  {line}" for line in odd] + [f"  {pattern}: no parameter" for pattern in idle])
+        )
+    return found
+
+
+def check(rules: Rules, mesh: Mesh) -> list[str]:
+    """What a person should know of these rules on this mesh. UserError for axes that do not exist and for splits of
+    activations that the engine cannot do."""
+    said = []
+    for name, axes in rules:
+        if name not in PARAMETER_AXES and name not in ACTIVATION_AXES:
+            known = ", ".join([*PARAMETER_AXES, *ACTIVATION_AXES])
+            raise UserError(f"logical_axis_rules: there is no logical axis {name!r}; there are {known}")
+        if wrong := [axis for axis in axes if axis not in AXES]:
+            raise UserError(f"logical_axis_rules: {name} goes to {', '.join(wrong)}; mesh axes are {', '.join(AXES)}")
+        many = [axis for axis in axes if mesh.degree(axis) > 1]
+        if name == "out_channels" and many:
+            said.append(
+                f"the rule out_channels -> {', '.join(many)} does nothing: convolutions are not split by channel, each "
+                f"of the {mesh.degree('tensor')} devices of a tensor group computes them whole"
+            )
+        elif name in ACTIVATION_AXES and (cannot := [axis for axis in many if axis not in ACTIVATION_AXES[name]]):
+            able = ", ".join(ACTIVATION_AXES[name])
+            raise UserError(
+                f"logical_axis_rules: {name} -> {', '.join(cannot)} cannot be done by this engine, which splits {name} "
+                f"over {able}: change the rule, or give the axis one device"
+            )
+    return said
+
+
+def check_data_sharding(axes: Sequence[str], mesh: Mesh) -> None:
+    """UserError where a batch cannot be cut over these axes of the mesh."""
+    if "tensor" in axes and mesh.degree("tensor") > 1:
+        raise UserError(
+            f"mesh.data_sharding: the {mesh.degree('tensor')} devices of a tensor group compute one part of the batch "
+            "together, so it cannot be cut over tensor: leave it out"
+        )
+    if left := [axis for axis in ("data", "fsdp") if axis not in axes and mesh.degree(axis) > 1]:
+        raise UserError(
+            f"mesh.data_sharding: {' and '.join(left)}, with {mesh.degree(left[0])} devices, is not in it: they would "
+            "all compute the same. Add it, or give the axis one device"
+        )
+
+
+def place(
+    shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, Dims], rules: Rules, mesh: Mesh, heads: Mapping[str, int]
+) -> tuple[list[Placed], list[str]]:
+    """Where each parameter goes, and what could not be split as the rules say, a line each.
+
+    `heads` are the attention heads of the parameters that have a `heads` dim: heads are split whole.
+    """
+    placed, said = [], []
+    for name, shape in shapes.items():
+        tensor = _dim(dims[name], rules, "tensor")
+        if mesh.degree("tensor") == 1:
+            tensor = None
+        elif tensor is not None and (problem := _indivisible(name, shape[tensor], mesh, heads.get(name))):
+            said.append(f"{name}: {dims[name][tensor]} -> tensor cannot be: {problem}")
+            tensor = None
+        fsdp = _dim(dims[name], rules, "fsdp")
+        by_rule = fsdp is not None and fsdp != tensor and shape[fsdp] % mesh.degree("fsdp") == 0
+        if mesh.degree("fsdp") == 1:
+            placed.append(Placed(name, shape, dims[name], tensor, None, False))
+            continue
+        # FSDP2 splits other dims than 0 only evenly.
+        placed.append(Placed(name, shape, dims[name], tensor, fsdp if by_rule else 0, by_rule))
+    return placed, said
+
+
+def _dim(dims: Dims, rules: Rules, axis: str) -> int | None:
+    """The dim that the first fitting rule sends to an axis of the mesh."""
+    for name, axes in rules:
+        if axis in axes and name in dims:
+            return dims.index(name)
+    return None
+
+
+def _indivisible(name: str, length: int, mesh: Mesh, heads: int | None) -> str:
+    degree = mesh.degree("tensor")
+    if heads is not None and heads % degree:
+        return f"{heads} heads over {degree} devices"
+    if length % degree:
+        return f"{length} over {degree} devices"
+    return ""

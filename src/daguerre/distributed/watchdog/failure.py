@@ -1,0 +1,147 @@
+"""Why a run on several devices ends: what is said, which ranks it is about, and what the processes exit with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from daguerre.distributed.watchdog.processes import Peer
+from daguerre.errors import LOST, STUCK
+
+Kind = Literal["failed", "gone", "silent", "stuck", "orphaned"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The root cause, alike on every rank that is left."""
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    """The ranks at fault; empty where nobody can say."""
+    text: str
+    """For people, in one line or more."""
+    size: int
+    """Processes of the run."""
+
+    @property
+    def code(self) -> int:
+        """What the other processes exit with."""
+        return STUCK if self.kind == "stuck" else LOST
+
+    @property
+    def stacks(self) -> bool:
+        """Whether every rank writes where its threads stand."""
+        return self.kind in ("stuck", "silent")
+
+    @property
+    def writer(self) -> int:
+        """The rank that writes the status: the first one that is not at fault, as one at fault may be gone."""
+        return next((rank for rank in range(self.size) if rank not in self.ranks), 0)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def from_document(document: dict[str, Any]) -> Verdict:
+    """A verdict that another rank sent."""
+    return Verdict(document["kind"], tuple(document["ranks"]), document["text"], document["size"])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long what may last."""
+
+    stuck_seconds: float
+    silent_seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank says of itself with each beat."""
+
+    count: int
+    """Grows with every sign that it got further."""
+    step: int
+    doing: str
+    """For people: the phase it is in."""
+    allowed_seconds: float | None
+    """How long the phase may last; None for as long as it likes."""
+    place: str
+    """Where its main thread stands."""
+    waits: bool
+    """Whether it waits for other ranks there."""
+
+    def __str__(self) -> str:
+        return f"step {self.step:,}, {self.doing}, in {self.place}{', waiting for others' if self.waits else ''}"
+
+
+def failed(peer: Peer, why: str, size: int) -> Verdict:
+    """A rank that said so."""
+    return Verdict("failed", (peer.rank,), f"{peer} failed: {why}", size)
+
+
+def gone(peers: Mapping[int, Peer], ranks: Collection[int], size: int) -> Verdict:
+    """Ranks that ended without a word."""
+    ended = "its process" if len(ranks) == 1 else "their processes"
+    why = f"{ended} ended without a word, as one does that is killed (often by the system, out of memory)"
+    return Verdict("gone", tuple(ranks), f"{_listed(peers, ranks)} {_is(ranks)} gone: {why}", size)
+
+
+def silent(peers: Mapping[int, Peer], ranks: Collection[int], size: int, limits: Limits) -> Verdict:
+    """Ranks of which nothing is heard."""
+    stopped = [rank for rank in ranks if rank in peers and peers[rank].state == "T"]
+    why = f"{named(stopped)} stopped by a signal (SIGSTOP)" if stopped else "stopped, swapping, or out of reach"
+    text = f"{_listed(peers, ranks)} gave no sign of life for {limits.silent_seconds:g} s (silent_seconds): {why}"
+    return Verdict("silent", tuple(ranks), text, size)
+
+
+def stuck(
+    peers: Mapping[int, Peer], reports: Mapping[int, Report], quiet: Collection[int], size: int, seconds: float
+) -> Verdict:
+    """No rank got any further: at fault is who is not heard; else who stands elsewhere than in a wait for others; else
+    who is behind."""
+    suspects = _suspects(reports, quiet)
+    who = _listed(peers, suspects) if suspects else "nobody can say which rank"
+    lines = [f"stuck: no rank made a step for {seconds:.3g} s (stuck_seconds): {who}"]
+    for text, count in Counter(str(reports[rank]) for rank in sorted(reports)).most_common():
+        at = [rank for rank in reports if str(reports[rank]) == text]
+        lines.append(f"  {named(at)}: {text}" + (" (when last heard)" if set(at) & set(quiet) and count else ""))
+    return Verdict("stuck", tuple(suspects), "\n".join(lines), size)
+
+
+def _suspects(reports: Mapping[int, Report], quiet: Collection[int]) -> list[int]:
+    if quiet:
+        return sorted(quiet)
+    least = min(report.step for report in reports.values())
+    groups = (
+        [rank for rank, report in reports.items() if not report.waits],
+        [rank for rank, report in reports.items() if report.step == least],
+    )
+    return next((sorted(ranks) for ranks in groups if 0 < len(ranks) < len(reports) or len(reports) == 1), [])
+
+
+def _listed(peers: Mapping[int, Peer], ranks: Collection[int]) -> str:
+    if len(ranks) > 1:
+        hosts = sorted({peers[rank].host for rank in ranks if rank in peers})
+        return f"{named(ranks)} ({', '.join(hosts)})" if hosts else named(ranks)
+    (rank,) = ranks
+    return str(peers[rank]) if rank in peers else named(ranks)
+
+
+def _is(ranks: Collection[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def named(ranks: Collection[int]) -> str:
+    """`rank 3`, `ranks 0-3, 8`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    text = ", ".join("-".join(map(str, run)) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -1,0 +1,90 @@
+"""Processes of a run as the system knows them: who they are, whether they live, and how they are ended.
+
+A process can look at and end those of its own node only; a process id counts together with its start time and with the
+machine and the namespace that it belongs to.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+DUMP_SIGNAL = signal.SIGRTMIN + 9
+"""Makes a process write its stacks, whatever its interpreter does (distributed/watchdog/stacks.py)."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process of the run."""
+
+    rank: int
+    pid: int
+    born: int
+    """Start time, in the system's ticks."""
+    home: str
+    """The machine since it was started, and the namespace of its process ids."""
+    host: str
+    """The machine's name, for people."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.host}, process {self.pid})"
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @property
+    def state(self) -> str:
+        """The system's letter for what it does (`T` is stopped); empty once it has ended, or where it is out of
+        sight."""
+        fields = _stat(self.pid) if self.home == _home() else []
+        alive = len(fields) > 19 and int(fields[19]) == self.born and fields[0] not in "ZX"
+        return fields[0] if alive else ""
+
+    def send(self, number: int) -> None:
+        """Sends a signal, if it lives on this node."""
+        if self.state:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
+
+
+def myself(rank: int) -> Peer:
+    """This process."""
+    return Peer(rank, os.getpid(), int(_stat(os.getpid())[19]), _home(), socket.gethostname())
+
+
+def end(peers: Collection[Peer], seconds: float, stacks: bool) -> None:
+    """Waits for processes of this node to end, and kills those that do not; with `stacks` those are told to write where
+    they stand first."""
+    begun, told = time.monotonic(), False
+    while (waited := time.monotonic() - begun) < seconds and any(peer.state for peer in peers):
+        for peer in peers if stacks and not told else ():
+            # One that was stopped cannot answer anything else; one that hangs may still answer by itself.
+            if peer.state == "T" or waited > seconds / 2:
+                peer.send(DUMP_SIGNAL)
+                peer.send(signal.SIGCONT)
+                told = told or waited > seconds / 2
+        time.sleep(0.05)
+    for peer in peers:
+        peer.send(signal.SIGKILL)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name (which may hold anything)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _home() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"

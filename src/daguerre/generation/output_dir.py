@@ -1,0 +1,124 @@
+"""The folder that a list of pictures is drawn into: what was asked for there first holds for all who go on with it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daguerre import __version__, errors
+from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json
+from daguerre.errors import UserError
+from daguerre.generation.ranks import Part
+
+NAME = "request.json"
+_PARTS = 1 << 20
+
+
+class Held(UserError):
+    """Somebody else draws the same part."""
+
+    exit_code = errors.HELD
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of pictures, there or not."""
+
+    path: Path
+
+    def asked(self) -> dict[str, Any] | None:
+        """What its pictures are; None where nothing was begun. UserError for a folder of other things."""
+        if not self.path.exists():
+            return None
+        try:
+            found: dict[str, Any] = json.loads((self.path / NAME).read_bytes())["asked"]
+            return found
+        except FileNotFoundError:
+            if self.path.is_dir() and not any(self._others()):
+                return None
+            raise UserError(
+                f"{self.path} exists and holds no {NAME} of `generate`: pictures are never put among other files; "
+                "choose another with out=FOLDER"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path / NAME} is damaged ({error}): choose another folder, or remove it") from error
+
+    def _others(self) -> Iterator[Path]:
+        """What lies here beside a request that another process is about to begin."""
+        return (path for path in self.path.iterdir() if not path.name.startswith(f".{NAME}."))
+
+    def goes_on(self, asked: Mapping[str, Any]) -> bool:
+        """Whether the same pictures were begun here; UserError shows what is asked for otherwise now."""
+        before = self.asked()
+        if before is None:
+            return False
+        if changes := differences(before, asked):
+            lines = "\n".join(f"  {line}" for line in changes)
+            raise UserError(
+                f"{self.path} holds pictures of another request:\n{lines}\n"
+                "Ask as before to go on with them, or choose another folder with out=FOLDER"
+            )
+        return True
+
+    def begin(self, asked: Mapping[str, Any]) -> None:
+        """Creates the folder and says in it what is drawn. Of several processes at once, one does."""
+        make_folder(self.path)
+        temporary = self.path / f".{NAME}.{os.getpid()}.tmp"
+        temporary.write_bytes(to_json({"made_by": f"daguerre {__version__}", "asked": dict(asked)}))
+        try:
+            os.link(temporary, self.path / NAME)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            temporary.replace(self.path / NAME)
+        temporary.unlink(missing_ok=True)
+        sync_folder(self.path)
+        self.goes_on(asked)
+
+    @contextmanager
+    def held(self, part: Part) -> Iterator[None]:
+        """Nobody else draws this part meanwhile."""
+        with (self.path / NAME).open("rb+") as file:
+            start, length = (0, _PARTS) if part.count == 1 else (part.index, 1)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+            except (BlockingIOError, PermissionError) as error:
+                raise Held(f"another process draws into {self.path}: wait for it, or choose another folder") from error
+            yield
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each thing that is asked for otherwise."""
+    names = dict.fromkeys([*before, *now])
+    return [
+        f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names if before.get(name) != now.get(name)
+    ]
+
+
+def _shown(asked: Mapping[str, Any], name: str) -> str:
+    return json.dumps(asked[name], ensure_ascii=False) if name in asked else "(not given)"
+
+
+def place(out: str | None, home: Path, name: str, asked: Mapping[str, Any]) -> Folder:
+    """The folder that was asked for; else one in `home`, named after the prompt: that of the same request, or a new
+    one."""
+    if out is not None and "://" in out:
+        raise UserError(f"out={out}: pictures are written to a folder of this machine; copy it from there")
+    if out is not None:
+        return Folder(Path(out).expanduser())
+    slug = re.sub(r"\W+", "-", name.lower()).strip("-")[:60].strip("-") or "empty"
+    number = 1
+    while True:
+        folder = Folder(home / (slug if number == 1 else f"{slug}-{number}"))
+        with suppress(UserError):
+            before = folder.asked()
+            if before is None or not differences(before, asked):
+                return folder
+        number += 1

@@ -1,0 +1,224 @@
+"""Prompts of `generate`: from the command line, a recipe, or a file that is read row by row and never held.
+
+A row is one prompt with what its file says of it; which pictures follow from rows is generation/requests.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from daguerre.errors import UserError
+from daguerre.samplers.settings import unguided_or_more
+from daguerre.storage import local_files
+from daguerre.unicode import is_text, mended
+
+TABLES: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
+LINES = (".jsonl", ".ndjson")
+KNOWN = ("prompt", "negative_prompt", "seed", "num_images", "guidance_scale", "height", "width", "file_name")
+"""Columns that decide what is drawn; others are kept in the JSON of each picture."""
+STAND_IN = {"caption": "prompt", "uid": "file_name"}
+"""Columns of open-diffusion's lists of captions, which stand for ours where there is no column `prompt`."""
+_READ_BYTES = 1 << 20
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prompt; what is None is as the command says."""
+
+    prompt: str
+    where: str = ""
+    """Its line in the file, for messages."""
+    negative_prompt: str | None = None
+    seed: int | None = None
+    num_images: int | None = None
+    guidance_scale: float | None = None
+    height: int | None = None
+    width: int | None = None
+    file_name: str | None = None
+    """Name of the picture without its suffix; may hold folders."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Where prompts come from."""
+
+    name: str
+    """For people, and for the folder of the pictures."""
+    digest: str
+    """SHA-256 of what is asked for, hex."""
+    rows: Callable[[], Iterator[Row]]
+    """All of them, from the start."""
+
+
+def inline(prompts: list[str]) -> Prompts:
+    """Prompts that are at hand."""
+    digest = sha256(json.dumps(prompts).encode()).hexdigest()
+    return Prompts(prompts[0], digest, lambda: (Row(prompt) for prompt in prompts))
+
+
+def of_file(name: str) -> Prompts:
+    """The prompts of a file: its ending says of which kind. UserError where it cannot be read."""
+    path = Path(name).expanduser()
+    digest = sha256()
+    try:
+        with local_files.opened(path) as file:
+            while part := file.read(_READ_BYTES):
+                digest.update(part)
+    except OSError as error:
+        raise UserError(f"prompts_file={name} cannot be read: {error.strerror or error}") from error
+    return Prompts(path.stem, digest.hexdigest(), lambda: rows(path))
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The rows of a file of prompts, read as they are asked for. UserError names the line that cannot be used."""
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        raise UserError(f"prompts_file={path}: give JSONL, one object a line such as {_EXAMPLE}, in a .jsonl file")
+    read = _table if suffix in TABLES else _lines_of_json if suffix in LINES else _text
+    empty = True
+    try:
+        for row in read(path):
+            empty = False
+            yield row
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"prompts_file={path} cannot be read as UTF-8 text: {error}") from error
+    except csv.Error as error:
+        raise UserError(f"prompts_file={path} is no table as its ending says: {error}") from error
+    if empty:
+        raise UserError(f"prompts_file={path} holds no prompt: write one a line")
+
+
+_EXAMPLE = '{"prompt": "a cat", "seed": 7}'
+
+
+def _text(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield Row(line.strip(), f"line {number}")
+
+
+def _lines_of_json(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path.name} line {number}"
+            try:
+                found = json.loads(line, parse_constant=_no_number)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{where} is no JSON: {error}. Write one object a line, such as {_EXAMPLE}") from error
+            if not isinstance(found, dict):
+                raise UserError(f"{where} is no object: write one a line, such as {_EXAMPLE}")
+            found = dict(zip(_named(list(found)), found.values(), strict=True))
+            _has_prompt(list(found), where)
+            yield _row(found, where)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _table(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
+        header = _named([name.strip() for name in next(reader, [])])
+        _has_prompt(header, f"{path.name}")
+        if twins := sorted({name for name in header if header.count(name) > 1}):
+            raise UserError(f"{path.name} has the column {', '.join(twins)} twice: rename one")
+        for cells in reader:
+            if not cells:
+                continue
+            where = f"{path.name} line {reader.line_num}"
+            if len(cells) != len(header):
+                raise UserError(f"{where} has {len(cells)} cells and the header {len(header)}: a comma needs quotes")
+            yield _row(dict(zip(header, cells, strict=True)), where)
+
+
+def _named(columns: list[str]) -> list[str]:
+    """The columns by our own names."""
+    theirs = "prompt" not in columns and "caption" in columns
+    return [STAND_IN.get(name, name) for name in columns] if theirs else columns
+
+
+def _has_prompt(columns: list[str], where: str) -> None:
+    if "prompt" not in columns:
+        shown = ", ".join(repr(name) for name in columns) or "none"
+        raise UserError(
+            f"{where}: there is no column 'prompt' among its columns ({shown}): call the one that holds prompts so. "
+            f"Columns with a meaning: {', '.join(KNOWN)}"
+        )
+
+
+def _row(cells: Mapping[str, Any], where: str) -> Row:
+    """The row of these columns; an empty cell of a table, and null, say nothing."""
+    given = {name: cells.get(name) for name in KNOWN}
+    about = mended({name: value for name, value in cells.items() if name not in KNOWN and name.strip()})
+    prompt, negative = given["prompt"], given["negative_prompt"] or ""
+    for name, value in (("prompt", prompt), ("negative_prompt", negative)):
+        if not isinstance(value, str) or "\0" in value or not is_text(value):
+            raise UserError(f"{where}: {name} is {value!r}: write text")
+    return Row(
+        str(prompt).strip(),
+        where,
+        str(negative).strip() or None,
+        _whole(given["seed"], "seed", where, least=0),
+        _whole(given["num_images"], "num_images", where, least=1),
+        _scale(given["guidance_scale"], where),
+        _whole(given["height"], "height", where, least=1),
+        _whole(given["width"], "width", where, least=1),
+        _file_name(given["file_name"], where),
+        about,
+    )
+
+
+def _number(value: Any, name: str, where: str) -> float | None:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return int(value) if isinstance(value, int) or str(value).strip().isdecimal() else float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: {name} is {value!r}: write a number, or nothing") from None
+
+
+def _whole(value: Any, name: str, where: str, least: int) -> int | None:
+    number = _number(value, name, where)
+    if number is None:
+        return None
+    if number != number // 1 or number < least or number >= 1 << 62:  # not so for NaN either
+        raise UserError(f"{where}: {name} is {value!r}: write a whole number from {least}")
+    return int(number)
+
+
+def _scale(value: Any, where: str) -> float | None:
+    number = _number(value, "guidance_scale", where)
+    try:
+        if number is not None and not 0 <= number < float("inf"):
+            raise UserError(f"guidance_scale is {value!r}: write a number from 0")
+        return None if number is None else unguided_or_more(float(number))
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _file_name(value: Any, where: str) -> str | None:
+    """A name inside the folder, without the suffix of a picture."""
+    if value is None or value == "":
+        return None
+    text = str(value).strip()
+    path = PurePosixPath(text)
+    inside = path.parts and not path.is_absolute() and not {".", ".."} & set(text.split("/"))
+    odd = set(text) & set("\\\0") or not is_text(text)
+    if not isinstance(value, str | int) or not inside or odd or path.name.startswith("."):
+        raise UserError(f"{where}: file_name is {value!r}: write a name such as cat-7 or animals/cat-7, without ..")
+    return str(path.with_suffix("")) if path.suffix.lower() in _SUFFIXES else str(path)

@@ -1,0 +1,107 @@
+"""What a run says when memory runs out: of what there may be less. The micro-batch that fits is measured."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from daguerre.build.parts import BatchSizes, Parts
+from daguerre.config.config import Config
+from daguerre.data.loading.loader import Loading
+from daguerre.samplers.settings import SamplingSettings
+from daguerre.training import device, oom
+from daguerre.training.state import TrainState
+
+
+class Names(Protocol):
+    """Of which only the names of the checkpoints are asked."""
+
+    def names(self) -> list[str]:
+        """Oldest first."""
+        ...
+
+
+def of_training(
+    config: Config, checkpoints: Names, parts: Parts, state: TrainState, loading: Loading, sizes: BatchSizes
+) -> str:
+    """The largest micro-batch that fits, found with samples of the update that did not, and what else spares memory.
+
+    The state is not to be trained on or saved afterwards.
+    """
+    batch = device.on(parts.device, loading.first(state.slots))
+    tried = oom.divisors(sizes.whole, len(batch.names))
+    if parts.objective.couples_samples:
+        tried = tried[-1:]
+    with torch.compiler.set_stance("force_eager"):  # compiling each size would take minutes
+        fitting = oom.largest_that_fits(
+            tried, lambda size: oom.update_fits(state, batch.rows(0, size), parts.loss, parts.autocast)
+        )
+    if parts.objective.couples_samples:
+        said = (
+            "This objective compares the samples of a batch, so that it cannot be cut: make global_batch_size smaller."
+        )
+    elif fitting is None:
+        said = "Not even a micro-batch of one sample fits."
+    elif fitting == sizes.micro:
+        said = f"A micro-batch of {fitting} fits by itself, so that something else beside it takes the memory."
+    else:
+        said = (
+            f"The largest micro-batch that fits is {fitting} (it was {len(batch.names)}): "
+            f"training.per_device_batch_size={fitting} training.gradient_accumulation_steps={sizes.whole // fitting} "
+            f"computes the same updates of {sizes.whole} samples with it."
+        )
+    return "\n".join([said, *_less(config, fitting is None), kept(checkpoints)])
+
+
+def of_several(config: Config, checkpoints: Names) -> str:
+    """What spares memory where several processes train together."""
+    ways = ["training.per_device_batch_size may be smaller: the global batch stays what it is"]
+    if config.mesh.ici_fsdp_parallelism == 1:
+        ways.append("mesh.ici_data_parallelism=1 mesh.ici_fsdp_parallelism=-1 splits weights and moments over a node")
+    return "\n".join([f"{'; '.join(ways)}.", *_less(config, False), kept(checkpoints)])
+
+
+def _less(config: Config, needed: bool) -> list[str]:
+    """What else spares memory and is not done yet."""
+    ways = []
+    if not config.training.gradient_checkpointing:
+        ways.append("training.gradient_checkpointing=true keeps fewer activations")
+    if config.training.weights_dtype == "float32":
+        ways.append("training.weights_dtype=bfloat16 halves weights and gradients (in a new run)")
+    if config.optimizer.name not in ("adafactor", "adamw_8bit"):
+        ways.append("optimizer.name=adafactor or adamw_8bit keeps smaller moments (in a new run)")
+    if needed:
+        ways.append("data.resolution may be smaller (in a new run)")
+    return [f"Other ways: {'; '.join(ways)}."] if ways else []
+
+
+def kept(checkpoints: Names) -> str:
+    """What the run goes on from."""
+    names = checkpoints.names()
+    return f"The last checkpoint is {names[-1]}." if names else "No checkpoint was saved yet."
+
+
+def of_drawing(sampling: SamplingSettings) -> str:
+    """For pictures."""
+    if sampling.batch_size > 1:
+        return f"Draw fewer at once: sampling.batch_size is {sampling.batch_size}."
+    return "Draw smaller pictures (sampling.height, sampling.width), or none while training: sampling.num_images=0."
+
+
+def of_validation(checkpoints: Names) -> str:
+    """For the loss on held-out samples."""
+    return f"Make training.per_device_batch_size smaller, or switch it off: validation.every=null. {kept(checkpoints)}"
+
+
+def of_saving(checkpoints: Names) -> str:
+    """For a checkpoint."""
+    return f"Make training.per_device_batch_size smaller: what is saved is copied beside it. {kept(checkpoints)}"
+
+
+def of_exporting(checkpoints: Names) -> str:
+    """For the pipeline that others open."""
+    return (
+        f"Switch it off (checkpoint.export=false), and export later where there is room: `daguerre convert`. "
+        f"{kept(checkpoints)}"
+    )

@@ -1,0 +1,218 @@
+"""What `daguerre plan` plans for: devices that need not be here, the step that they compute, whether it has room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from daguerre.build.parts import BatchSizes, Parts, batch_sizes, outline
+from daguerre.config.config import Config
+from daguerre.data.plan.buckets import buckets
+from daguerre.distributed.mesh import Mesh
+from daguerre.memory import peak as memory_peak
+from daguerre.memory.peak import Peak, Rehearsal
+from daguerre.memory.report import size_text, wrap
+from daguerre.memory.static import Count
+from daguerre.models.placement import frozen
+from daguerre.training.performance import kernels
+from daguerre.training.settings import bytes_of
+
+CONTEXT_BYTES = 1_000_000_000
+"""Of a GPU, beside tensors: CUDA's context and kernels (about .5 GB) and work spaces of its libraries. An estimate."""
+ROUNDING = 0.04
+"""Share of what a step makes and drops that the allocator loses to rounding and gaps. An estimate."""
+
+Say = Callable[[str], None]
+"""Is told what takes its time."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Devices and how they train."""
+
+    config: Config
+    """As it acts there, to be outlined on a CPU."""
+    given: Config
+    """As the recipe says."""
+    mesh: Mesh
+    on_gpu: bool
+    card: int | None
+    """Bytes of a device, as far as they are known."""
+    sizes: BatchSizes
+
+    def parts(self) -> Parts:
+        """The networks without memory, with the kernels that they have there."""
+        parts = outline(self.config)
+        if self.on_gpu:
+            training = self.given.training
+            fused = training.kernels in ("auto", "triton")
+            last = fused if training.channels_last == "auto" else training.channels_last
+            kernels.layout((parts.net, *frozen(parts.net, parts.family.components).values()), fused, last)
+        return parts
+
+    def left(self, peak: Peak) -> float:
+        """Bytes of a device that a step leaves free; below 0 where there is no room."""
+        assert self.card is not None
+        return self.card - self.taken(peak)
+
+    def taken(self, peak: Peak) -> int:
+        """Bytes of a device that a step takes, with what is no tensor."""
+        if not self.on_gpu:
+            return peak.whole
+        return peak.whole + CONTEXT_BYTES + round(ROUNDING * (peak.whole - peak.held))
+
+    def notes(self) -> list[str]:
+        """What acts on these devices otherwise than it reads, or not at all."""
+        said = []
+        mesh, settings = self.mesh, self.given.mesh
+        split = mesh.degree("fsdp") * mesh.degree("tensor") > 1
+        if not split and "shard_frozen" in settings.model_fields_set:
+            said.append("mesh.shard_frozen has no effect: neither fsdp nor tensor has more than one device")
+        if not split and "logical_axis_rules" in settings.model_fields_set:
+            said.append("mesh.logical_axis_rules split no parameter: neither fsdp nor tensor has more than one device")
+        if self.given.training.compile:
+            said.append("training.compile: what compiled blocks keep is counted as if they were not compiled")
+        if mesh.degree("tensor") > 1:
+            said.append("activations are counted as if tensor did not split them: a step takes less than this")
+        return said
+
+
+def of(config: Config, mesh: Mesh, card: str | None, sizes: BatchSizes | None = None) -> Target:
+    """The target of these options: GPUs, unless the recipe says cpu, or nothing says GPU and there is none here."""
+    training = config.training
+    here = torch.cuda.is_available()
+    on_gpu = training.device == "cuda" or (training.device == "auto" and (mesh.devices > 1 or card is not None or here))
+    limits = [bytes_of(text) for text in (card, training.max_device_memory) if text is not None]
+    sizes = sizes or batch_sizes(config, None, mesh.batch_ranks)
+    acting = config.model_copy(update={"training": training.model_copy(update=_on_gpu(config) if on_gpu else {})})
+    return Target(acting, config, mesh, on_gpu, min(limits, default=None), sizes)
+
+
+def _on_gpu(config: Config) -> dict[str, Any]:
+    """Settings by which a CPU without kernels of its own computes in a GPU's types."""
+    training = config.training
+    changes: dict[str, Any] = {"device": "cpu", "max_device_memory": None, "compile": False}
+    changes |= {"kernels": "plain", "channels_last": False}
+    if training.mixed_precision == "auto" and training.weights_dtype == "float32":
+        changes["mixed_precision"] = "bf16"
+    if training.attention != "math":
+        changes["attention"] = "auto"
+    return changes
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's fullest moment, and the largest one that has room."""
+
+    target: Target
+    peak: Peak
+    precision: str
+    largest: Peak | None
+    ways: tuple[str, ...]
+    """What takes less, where the recipe's own micro-batch has no room."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it has room, where the room is known."""
+        return self.target.card is None or self.target.left(self.peak) >= 0
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = wrap(self._batch())
+        lines += [f"{label:<30}{size:>12}  {remark}".rstrip() for label, size, remark in self._rows()]
+        return [*lines, *(f"  {way}" for way in self.ways)]
+
+    def _batch(self) -> str:
+        sizes, training = self.target.sizes, self.target.given.training
+        bucket = max(buckets(self.target.given.data), key=lambda each: each.area_px)
+        where = "a GPU" if self.target.on_gpu else "a CPU"
+        again = ", activations computed again" if training.gradient_checkpointing else ""
+        cut = f"{sizes.ranks} x {sizes.accumulation} x {sizes.micro} (devices x micro-batches x samples)"
+        size = f"{bucket.width_px}x{bucket.height_px} px"
+        return f"global batch {sizes.whole} = {cut}, pictures of at most {size}, {self.precision} on {where}{again}"
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        target, peak = self.target, self.peak
+        moment = "these are computed" if peak.passes >= peak.update else "weights are moved"
+        yield "held between updates", size_text(peak.held), "all of the above but gradients"
+        made = size_text(peak.whole - peak.held)
+        yield "made in a step", made, f"gradients, activations; most while {moment}"
+        if peak.gathered:
+            yield "  of these, gathered by fsdp", size_text(peak.gathered), "an estimate"
+        yield "peak of all tensors", size_text(peak.whole), ""
+        taken = target.taken(peak)
+        if target.on_gpu:
+            yield "beside tensors", size_text(taken - peak.whole), "an estimate: CUDA, work spaces, gaps"
+            yield "taken of a device", size_text(taken), ""
+        if target.card is not None:
+            free = target.left(peak)
+            said = f"fits, {size_text(free)} are left" if free >= 0 else f"DOES NOT FIT: {size_text(-free)} too much"
+            yield "device", size_text(target.card), said
+            if self.largest is not None:
+                size = size_text(target.taken(self.largest))
+                yield "largest micro-batch that fits", str(self.largest.micro), f"takes {size}"
+            else:
+                yield "largest micro-batch that fits", "none", "not even one sample has room; each by itself:"
+
+    def document(self) -> dict[str, object]:
+        """For programs."""
+        target = self.target
+        found: dict[str, object] = {
+            "micro_batch": self.peak.micro,
+            "accumulation": target.sizes.accumulation,
+            "global_batch": target.sizes.whole,
+            "device": "cuda" if target.on_gpu else "cpu",
+            "precision": self.precision,
+            "held_bytes": self.peak.held,
+            "passes_bytes": self.peak.passes,
+            "update_bytes": self.peak.update,
+            "gathered_bytes": self.peak.gathered,
+            "peak_bytes": self.peak.whole,
+            "taken_bytes": target.taken(self.peak),
+        }
+        if target.card is not None:
+            found |= {"card_bytes": target.card, "fits": self.fits}
+            found["largest_micro_batch"] = self.largest.micro if self.largest else 0
+        return found
+
+
+def rehearsal(target: Target, parts: Parts, count: Count, say: Say = lambda stage: None) -> Rehearsal:
+    """Steps of the recipe on these devices. The networks of `parts` are used up."""
+    return Rehearsal(target.config, parts, count, target.sizes.accumulation > 1, target.on_gpu, say)
+
+
+def step(target: Target, parts: Parts, count: Count, say: Say = lambda stage: None) -> Step:
+    """A step of the recipe on these devices. The networks of `parts` are used up."""
+    steps = rehearsal(target, parts, count, say)
+    peak = steps.peak(memory_peak.pictures_at_once(target.config, target.sizes.micro))
+    # Where not even what is held has room, no micro-batch needs to be tried.
+    tried = target.card is not None and target.left(replace(peak, passes=0, update=0)) >= 0
+    largest = memory_peak.largest_that_fits(steps, peak, target.left) if tried else None
+    lacking = target.card is not None and target.left(peak) < 0
+    return Step(target, peak, parts.precision, largest, tuple(_ways(target, count, largest)) if lacking else ())
+
+
+def _ways(target: Target, count: Count, largest: Peak | None) -> Iterator[str]:
+    """Ways to need less, with what they spare where that is counted."""
+    training, optimizer = target.given.training, target.given.optimizer
+    if largest is not None:
+        yield f"training.per_device_batch_size={largest.micro} computes the same updates in more micro-batches"
+    numbers = sum(each.numbers for each in count.held if "gradients" in each.kinds)
+    if not training.gradient_checkpointing:
+        yield "training.gradient_checkpointing=true keeps fewer activations"
+    if target.given.ema.enabled:
+        yield f"ema.enabled=false spares {size_text(4 * numbers)}"
+    if optimizer.name == "adamw":
+        yield f"optimizer.name=adamw_8bit spares about {size_text(6 * numbers)}, lion {size_text(4 * numbers)}"
+    if training.weights_dtype == "float32":
+        yield f"training.weights_dtype=bfloat16 spares {size_text(4 * numbers)} of weights and gradients"
+    if count.mesh.degree("fsdp") == 1:
+        node = count.mesh.devices // count.mesh.nodes
+        many = "" if node > 1 else "devices=8 "
+        degree = node if node > 1 else 8
+        spared = size_text(count.whole * (degree - 1) / degree)
+        yield f"{many}mesh.ici_fsdp_parallelism={degree} spares about {spared}, and gathers parameters as it goes"
+    yield "data.resolution may be smaller"

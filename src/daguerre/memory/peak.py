@@ -1,0 +1,275 @@
+"""The most memory that a step of training takes, found by computing one on tensors that have shapes and no memory.
+
+It is the very code of a step, on the real networks: encoding, forward and backward pass, clipping, optimizer, averages.
+What a mesh changes of it (parts in place of whole gradients, gathered parameters, buckets) is put in where it arises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from daguerre import plugins
+from daguerre.build.parts import Parts, begin
+from daguerre.config.config import Config
+from daguerre.data.loading.collate import absent
+from daguerre.data.plan.buckets import buckets
+from daguerre.distributed.parallelize import blocks
+from daguerre.distributed.parts import own_region
+from daguerre.memory.static import Count, Held
+from daguerre.models.placement import frozen
+from daguerre.training import cuda_types, step
+from daguerre.training.memory_tracker import Live
+from daguerre.training.state import TrainState
+from daguerre.types import IMAGE, Batch
+
+_STAND_IN = "adamw"
+"""For an optimizer whose updates cannot be computed without memory."""
+_CAPTION = "a picture of something " * 25
+"""Longer than encoders read, unless they read in windows: then captions are counted as of one window."""
+_MOST = 4096
+"""Larger micro-batches are not looked for."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The fullest moment of a step, on the fullest device, in bytes."""
+
+    micro: int
+    """Samples of a micro-batch."""
+    held: int
+    """What stays between updates, gradients not among it."""
+    passes: int
+    """Beside that, while losses and gradients are computed."""
+    update: int
+    """Beside that, while weights are moved."""
+    gathered: int
+    """Whole parameters that fsdp has gathered for a moment; counted in `passes`."""
+
+    @property
+    def whole(self) -> int:
+        """Of all tensors at once."""
+        return self.held + max(self.passes, self.update)
+
+
+class Rehearsal:
+    """Steps of one recipe, computed without memory."""
+
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        count: Count,
+        accumulates: bool,
+        on_gpu: bool,
+        say: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        """`say` is told what takes its time."""
+        self._config, self._parts, self._count = config, parts, count
+        self._accumulates, self._say = accumulates, say
+        self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
+        self._given = _sample(config, parts)
+        self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
+        inside = {id(p) for unit in blocks(parts.net, parts.family.block_classes) for p in unit.parameters()}
+        apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
+        self._together = frozenset(apart if count.mesh.degree("fsdp") > 1 else ())
+        if on_gpu:
+            for network in (parts.net, *frozen(parts.net, parts.family.components).values()):
+                cuda_types.enable(network)
+        with self._inside():
+            _fill(parts)
+            self._state = _begun(config, parts)
+        self._held = {each.placed.name: each for each in count.held if "gradients" in each.kinds}
+
+    def peak(self, micro: int) -> Peak:
+        """Of a step with micro-batches of this size."""
+        self._say(f"computing a step with micro-batches of {micro}")
+        with self._inside():
+            passes, update = self._passes(micro), self._update()
+        held = self._count.whole - self._count.bytes_of("gradients")
+        return Peak(micro, held, passes + self._gathered, update, self._gathered)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._mode)
+            stack.enter_context(self._live)
+            yield
+
+    def _passes(self, micro: int) -> int:
+        """Most bytes beside what is held, in the last micro-batch of an update."""
+        state, live = self._state, self._live
+        base = live.now
+        live.reset()
+        gradients = Gradients(self._count, self._accumulates, self._together)
+        with gradients.of({name: (p, self._held[name].all_numbers) for name, p in state.trained.items()}, self._held):
+            state.net.train()
+            batch = self._batch(micro)
+            step.backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.see, state.scaler)
+        return live.peak - base
+
+    def _update(self) -> int:
+        """Most bytes beside what is held while weights are moved; what a device holds of the parameters decides."""
+        state, live = self._state, self._live
+        own = self._count.bytes_of("gradients")
+        taken = getattr(plugins.find("optimizers", self._config.optimizer.name), "update_bytes", None)
+        if taken is not None:
+            shapes = ((name, own_region(each.placed, self._count.mesh, 0)[1]) for name, each in self._held.items())
+            return own + sum(taken(self._config.optimizer, name, shape) for name, shape in shapes)
+        base = live.now
+        live.reset()
+        for p in state.parameters:
+            p.grad = torch.zeros_like(p)
+        whole = live.now - base
+        _, factor = step.clip(state.parameters, self._config.training.max_grad_norm, state.scaler.inverse())
+        state.move(0.0, torch.ones((), dtype=torch.bool), factor)
+        return (live.peak - base) * own // whole
+
+    def _batch(self, micro: int) -> Batch:
+        """Samples of the largest bucket, of which shapes are all that is known."""
+        first = [0] * micro
+        return self._given.map(
+            lambda tensor: torch.empty((micro, *tensor.shape[1:]), dtype=tensor.dtype),
+            host=lambda value: value * micro if isinstance(value, list) else value[first],
+        )
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What becomes of gradients on a mesh, as a backward pass makes them."""
+
+    count: Count
+    accumulates: bool
+    together: frozenset[str]
+    """Parameters outside the blocks of a network that fsdp splits: their gradients wait for each other."""
+
+    @contextmanager
+    def of(self, trained: Mapping[str, tuple[Tensor, int]], held: Mapping[str, Held]) -> Iterator[None]:
+        """Within the context each gradient is replaced by what a device keeps of it; afterwards nothing is left."""
+        mesh, kept = self.count.mesh, list[Tensor]()
+        in_place = self.accumulates and mesh.degree("fsdp") == 1
+
+        def keep(numbers: int, like: Tensor) -> None:
+            kept.append(torch.empty(numbers, dtype=like.dtype))
+
+        def made(p: Tensor, own: int, waiting: int) -> None:
+            p.grad = None
+            keep(waiting, p)
+            if not in_place:
+                keep(own, p)
+            if mesh.degree("data") > 1:
+                keep(own, p)  # its place in a buffer that is summed over the data axis
+
+        hooks = []
+        for name, (p, numbers) in trained.items():
+            own = held[name].numbers
+            whole = numbers // (1 if held[name].placed.tensor is None else mesh.degree("tensor"))
+            if self.accumulates:  # FSDP2 keeps whole gradients until the last micro-batch
+                keep(own if in_place else whole, p)
+            waiting = whole if name in self.together and not self.accumulates else 0
+            hooks.append(p.register_post_accumulate_grad_hook(partial(made, own=own, waiting=waiting)))
+        try:
+            yield
+            for name in self.together:
+                keep(trained[name][1], trained[name][0])  # and are then put into one buffer
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
+    """Room for the parameters that fsdp gathers: of each network those outside its blocks, which stay gathered for a
+    step; and of the block at work and the next one, the parameters and the buffer that they came in."""
+    mesh = count.mesh
+    if mesh.degree("fsdp") == 1:
+        return 0
+    split = {each.placed.name for each in count.held if each.placed.tensor is not None}
+    networks = {"": parts.net} | (frozen(parts.net, parts.family.components) if shard_frozen else {})
+    outside, largest = 0, 0
+    for component, network in networks.items():
+        prefix = f"{component}." if component else ""
+        sizes = {
+            id(p): p.numel() * p.element_size() // (mesh.degree("tensor") if f"{prefix}{name}" in split else 1)
+            for name, p in network.named_parameters()
+        }
+        units = blocks(network, parts.family.block_classes)
+        inside = {id(p) for unit in units for p in unit.parameters()}
+        outside += sum(size for key, size in sizes.items() if key not in inside)
+        largest = max([largest, *(sum(sizes[id(p)] for p in unit.parameters()) for unit in units)])
+    return outside + 4 * largest
+
+
+def pictures_at_once(config: Config, micro: int) -> int:
+    """Samples of the largest bucket in a micro-batch of `micro`: its pixels may be limited."""
+    area_px = max(bucket.area_px for bucket in buckets(config.data))
+    return micro if config.loader.max_pixels is None else max(1, min(micro, config.loader.max_pixels // area_px))
+
+
+def _sample(config: Config, parts: Parts) -> Batch:
+    """One sample of the largest size of pictures, of which shapes are all that matters."""
+    bucket = max(buckets(config.data), key=lambda each: each.area_px)
+    pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
+    texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
+    keys, sizes = np.zeros((1, 3), dtype=np.int64), np.zeros((1, 6), dtype=np.int32)
+    one = Batch(keys, {IMAGE: pixels} | absent(parts.images, 1, bucket), texts, torch.ones(1), texts, sizes)
+    return replace(one, draws=parts.draws(one))
+
+
+def _fill(parts: Parts) -> None:
+    """Gives every parameter and buffer memory that is none, on the CPU."""
+    networks = [*parts.family.components.values(), parts.net]
+    modules = {id(module): module for network in networks for module in network.modules()}
+    made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def filled(tensor: Any) -> Any:
+        if id(tensor) not in made:
+            fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            is_trained = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = (nn.Parameter(fresh, tensor.requires_grad) if is_trained else fresh, tensor)
+        return made[id(tensor)][0]
+
+    for module in modules.values():
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: filled(tensor) for name, tensor in tensors.items() if tensor is not None})
+
+
+def _begun(config: Config, parts: Parts) -> TrainState:
+    """The state after an update, with moments."""
+    rehearsed = not hasattr(plugins.find("optimizers", config.optimizer.name), "update_bytes")
+    settings = config.optimizer if rehearsed else plugins.find("optimizers", _STAND_IN).Settings()
+    state = begin(config, parts, optimizer=settings)
+    for p in state.parameters:
+        p.grad = torch.zeros_like(p)
+    state.move(0.0, torch.ones((), dtype=torch.bool), None)
+    return state
+
+
+def largest_that_fits(rehearsal: Rehearsal, first: Peak, left: Callable[[Peak], float]) -> Peak | None:
+    """The largest micro-batch for which bytes are `left`, looked for along the line through two peaks and proved by its
+    own; None where one sample has no room."""
+    low, high, line = None, _MOST + 1, [first]
+    while True:
+        newest = line[-1]
+        low, high = (newest, high) if left(newest) >= 0 else (low, newest.micro)
+        below = low.micro if low else 0
+        if high - below <= 1:
+            return low
+        line.append(rehearsal.peak(min(max(_along(line, left), below + 1), high - 1)))
+
+
+def _along(line: list[Peak], left: Callable[[Peak], float]) -> int:
+    """The largest micro-batch that fits by the last two peaks; by the only one, twice as much, or half."""
+    newest = line[-1]
+    if len(line) == 1:
+        return 2 * newest.micro if left(newest) >= 0 else newest.micro // 2
+    before = line[-2]
+    each = (left(before) - left(newest)) / (newest.micro - before.micro)
+    return int(newest.micro + left(newest) // each) if each > 0 else 2 * newest.micro

@@ -1,0 +1,230 @@
+"""What `daguerre plan` prints: mesh, rules, where parameters go, and bytes, for a terminal of 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from daguerre.distributed.mesh import AXES, Mesh
+from daguerre.distributed.sharding_rules import PARAMETER_AXES, Rules
+from daguerre.memory.static import KINDS, Count, Held
+
+_WIDTH = 100
+_PATTERN = 43
+_EXAMPLES = 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters of one pattern that are split alike."""
+
+    component: str
+    pattern: str
+    split: str
+    parameters: int
+    all_numbers: int
+    numbers: int
+    """On the fullest device."""
+
+
+def size_text(count: float) -> str:
+    """Bytes as `12.35 GB`, `3.20 MB` or `900 B`."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:,.2f} {name}"
+    return f"{count:.0f} B"
+
+
+def number_text(count: float) -> str:
+    """A count as `2,567.46 M`, `12.3 k` or `320`."""
+    for unit, name in ((1e6, " M"), (1e3, " k")):
+        if count >= unit:
+            return f"{count / unit:,.2f}{name}"
+    return f"{count:.0f}"
+
+
+def split_text(held: Held, mesh: Mesh) -> str:
+    """What becomes of each dim, such as `heads/tensor, embed/fsdp`; `*` where no rule names the dim."""
+    placed = held.placed
+    if placed.tensor is None and placed.fsdp is None:
+        return "whole"
+    dims = [*placed.dims, *[None] * (len(placed.shape) - len(placed.dims))]
+    said = []
+    for dim, name in enumerate(dims):
+        axes = [axis for axis, where in (("tensor", placed.tensor), ("fsdp", placed.fsdp)) if where == dim]
+        mark = "" if placed.by_rule or "fsdp" not in axes else "*"
+        if axes:
+            said.append(f"{name or f'dim {dim}'}/{'+'.join(axes)}{mark}")
+        elif name is not None and dim < 2:
+            said.append(name)
+    return ", ".join(said)
+
+
+def groups(count: Count) -> list[Group]:
+    """One for each pattern and way of splitting, in the order of the networks."""
+    found: dict[tuple[str, str, str], list[Held]] = {}
+    for each in count.held:
+        key = (each.component, each.pattern or "(no logical axes)", split_text(each, count.mesh))
+        found.setdefault(key, []).append(each)
+    return [
+        Group(*key, len(some), sum(h.all_numbers for h in some), sum(h.numbers for h in some))
+        for key, some in found.items()
+    ]
+
+
+def about_mesh(mesh: Mesh) -> list[str]:
+    """Degrees, and how a batch is cut."""
+    each = mesh.devices // mesh.nodes
+    lines = [
+        f"{_some(mesh.devices, 'device')}, {_some(mesh.nodes, 'node')} of {each}; axes from the outside in: "
+        + ", ".join(mesh.order)
+    ]
+    for axis in AXES:
+        between, inside = mesh.dcn[axis], mesh.ici[axis]
+        lines.append(f"{axis:<8} {mesh.degree(axis):>5}  = {between} between nodes x {inside} inside a node")
+    return lines
+
+
+def about_rules(axis_rules: Rules, mesh: Mesh, said: Sequence[str]) -> list[str]:
+    """What the rules split on this mesh, and which of them do nothing on it."""
+    acting: list[str] = []
+    idle: list[str] = []
+    seen: set[tuple[str, str]] = set()
+    for name, axes in axis_rules:
+        if name == "out_channels" and said:
+            continue  # what is said of it is below
+        many = [axis for axis in axes if mesh.degree(axis) > 1 and (name, axis) not in seen]
+        seen |= {(name, axis) for axis in axes}
+        (acting if many else idle).append(f"{name} -> {', '.join(axes) or 'nothing'}")
+    lines = []
+    if acting:
+        lines += wrap("used: " + "; ".join(acting))
+    if idle:
+        lines += wrap("no effect, as these axes have one device: " + "; ".join(idle))
+    unnamed = [name for name in PARAMETER_AXES if name not in dict(axis_rules)]
+    if mesh.degree("fsdp") > 1 and unnamed:
+        lines += wrap(f"without a rule: {', '.join(unnamed)}")
+    return lines + [line for text in said for line in wrap(text)]
+
+
+def about_parameters(count: Count, every: bool) -> list[str]:
+    """A table of parameters by pattern, or of every one."""
+    lines = []
+    sorted_groups = groups(count)
+    for component, held in count.components():
+        trained = sum(each.all_numbers for each in held if "gradients" in each.kinds)
+        total = sum(each.all_numbers for each in held)
+        whole = all(each.numbers == each.all_numbers for each in held)
+        kinds = "frozen" if not trained else "trained" if trained == total else f"{trained:,} of them trained"
+        where = ", whole on each device" if whole else ""
+        lines.append(f"{component}: {_some(len(held), 'parameter')}, {total:,} numbers, {kinds}{where}")
+        if whole and not every:
+            continue
+        if every:
+            lines += [_every_row(each, count.mesh) for each in held]
+        else:
+            lines.append(_row(f"  {'pattern':<{_PATTERN}}", "count", "numbers", "dims/axis", "a device"))
+            lines += [
+                _row(
+                    f"  {_shortened(g.pattern, _PATTERN):<{_PATTERN}}", str(g.parameters), number_text(g.all_numbers),
+                    g.split, number_text(g.numbers),
+                )
+                for g in sorted_groups
+                if g.component == component
+            ]  # fmt: skip
+    if any("*" in split_text(each, count.mesh) for each in count.held):
+        lines += wrap(
+            "*: no rule splits this dim, or it does not divide: fsdp splits every parameter, then along its first dim, "
+            "with uneven parts padded"
+        )
+    return lines
+
+
+def _row(first: str, count: str, numbers: str, split: str, here: str) -> str:
+    return f"{first} {count:>5} {numbers:>10}  {_shortened(split, 24):<24}{here:>10}"
+
+
+def _every_row(held: Held, mesh: Mesh) -> str:
+    shape = " x ".join(map(str, held.placed.shape)) or "one number"
+    return f"  {held.placed.name} [{shape}]: {split_text(held, mesh)}, {number_text(held.numbers)} a device"
+
+
+def about_problems(problems: Iterable[tuple[str, str]], every: bool) -> list[str]:
+    """What cannot be split as the rules say, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in problems:
+        by_reason.setdefault(why, []).append(name)
+    lines = []
+    for why, names in by_reason.items():
+        shown = names if every else names[:_EXAMPLES]
+        more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
+        lines += wrap(f"{why}: {', '.join(shown)}{more}")
+    return lines
+
+
+def held_table(count: Count, optimizer: str) -> list[str]:
+    """What a model takes by what it is for, with shares of the sum."""
+    words = {"moments": f"state of {optimizer}", "frozen": "frozen networks", "averages": "averages (EMA)"}
+    lines = [
+        f"{words.get(kind, kind):<24} {size_text(taken):>12} {taken / count.whole:>8.1%}  "
+        f"{'#' * round(40 * taken / count.whole)}".rstrip()
+        for kind in KINDS
+        if (taken := count.bytes_of(kind))
+    ]
+    return [*lines, f"{'in all':<24} {size_text(count.whole):>12}"]
+
+
+def document(count: Count, axis_rules: Rules, every: bool) -> dict[str, object]:
+    """The same for programs."""
+    mesh = count.mesh
+    found: dict[str, object] = {
+        "mesh": {
+            "devices": mesh.devices,
+            "nodes": mesh.nodes,
+            "dcn": dict(mesh.dcn),
+            "ici": dict(mesh.ici),
+            "batch_parts": mesh.batch_ranks,
+        },
+        "rules": [[name, list(axes)] for name, axes in axis_rules],
+        "groups": [vars(group) for group in groups(count)],
+        "not_split": [{"parameter": name, "why": why} for name, why in count.problems],
+        "bytes_per_device": {kind: count.bytes_of(kind) for kind in KINDS} | {"total": count.whole},
+    }
+    if every:
+        found["parameters"] = [
+            {
+                "name": each.placed.name,
+                "shape": list(each.placed.shape),
+                "tensor_dim": each.placed.tensor,
+                "fsdp_dim": each.placed.fsdp,
+                "by_rule": each.placed.by_rule,
+                "numbers_per_device": each.numbers,
+                "bytes_per_device": dict(each.kinds),
+            }
+            for each in count.held
+        ]
+    return found
+
+
+def section(title: str, lines: Sequence[str]) -> list[str]:
+    """Lines under a title, nothing where there are none."""
+    return ["", title, *(f"  {line}" for line in lines)] if lines else []
+
+
+def wrapped(texts: Iterable[str]) -> list[str]:
+    """Each text in lines of a terminal's width."""
+    return [line for text in texts for line in wrap(text)]
+
+
+def wrap(text: str) -> list[str]:
+    """A text in lines of a terminal's width; names stay whole."""
+    return textwrap.wrap(text, _WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def _some(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"

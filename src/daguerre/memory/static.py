@@ -1,0 +1,154 @@
+"""How many bytes a model in training takes of the fullest device of a mesh, counted parameter by parameter.
+
+What stays between updates: weights, gradients' room, the optimizer's state, averages, frozen networks, buffers. What a
+step takes beside that is memory/peak.py. Exact but for what an allocator rounds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from torch import nn
+
+from daguerre import plugins
+from daguerre.build.parts import Parts
+from daguerre.config.config import Config
+from daguerre.distributed import sharding_rules
+from daguerre.distributed.mesh import Mesh
+from daguerre.distributed.parts import own_region
+from daguerre.distributed.sharding_rules import Placed
+from daguerre.errors import UserError
+from daguerre.models.placement import frozen, of_net, placement
+from daguerre.training.optimizers import optimizer
+
+KINDS = ("weights", "gradients", "moments", "averages", "frozen", "buffers")
+"""What bytes are for, in the order of a report."""
+_AVERAGE = 4
+"""Bytes of a number in an average."""
+_FULLEST = 0
+"""The rank that holds most: uneven parts are cut so that the last ones are the small ones."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the fullest device holds of a parameter."""
+
+    component: str
+    placed: Placed
+    pattern: str
+    """That means it; "" where no table knows its network."""
+    numbers: int
+    """Of it on this device."""
+    kinds: Mapping[str, int]
+    """Bytes by what they are for."""
+
+    @property
+    def all_numbers(self) -> int:
+        """Of the whole parameter."""
+        return prod(self.placed.shape)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A model on the fullest device of a mesh."""
+
+    mesh: Mesh
+    held: tuple[Held, ...]
+    buffers: int
+    """Bytes; each device has them all."""
+    problems: tuple[tuple[str, str], ...]
+    """(parameter, why it could not be split as the rules say)."""
+    said: tuple[str, ...]
+    """What a person should know of the rules on this mesh."""
+
+    def bytes_of(self, kind: str) -> int:
+        """Bytes of one of KINDS."""
+        return self.buffers if kind == "buffers" else sum(each.kinds.get(kind, 0) for each in self.held)
+
+    @property
+    def whole(self) -> int:
+        """Bytes of all kinds."""
+        return sum(map(self.bytes_of, KINDS))
+
+    def components(self) -> Iterator[tuple[str, list[Held]]]:
+        """Parameters by component."""
+        for name in dict.fromkeys(each.component for each in self.held):
+            yield name, [each for each in self.held if each.component == name]
+
+
+def count(config: Config, parts: Parts, mesh: Mesh) -> Count:
+    """The count of a model, which may be without memory. UserError for what cannot be trained on this mesh."""
+    axis_rules = config.mesh.logical_axis_rules
+    said = sharding_rules.check(axis_rules, mesh)
+    net = of_net(parts.net, parts.family.components, axis_rules, mesh)
+    held = [
+        _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, _in_net(config, parts, name, p))
+        for placed, (name, p) in zip(net.placed, parts.net.named_parameters(), strict=True)
+    ]
+    problems = list(net.problems)
+    for component, network in frozen(parts.net, parts.family.components).items():
+        found = placement(network, axis_rules, mesh)
+        problems += [(f"{component}.{name}", why) for name, why in found.problems if config.mesh.shard_frozen]
+        for placed, p in zip(found.placed, network.parameters(), strict=True):
+            own = replace(placed, name=f"{component}.{placed.name}")
+            own = own if config.mesh.shard_frozen else replace(own, tensor=None, fsdp=None)
+            size = p.element_size()
+            held.append(_held(component, own, found.patterns[placed.name], mesh, _frozen(size)))
+    result = Count(mesh, tuple(held), _buffers(parts), tuple(problems), tuple(said))
+    _refuse_whole_matrices(config, parts, result)
+    return result
+
+
+Shape = tuple[int, ...]
+_Kinds = Callable[[str, Shape], dict[str, int]]
+"""Bytes by what they are for, of a part of a parameter: its name, and the part's shape."""
+
+
+def _held(component: str, placed: Placed, pattern: str, mesh: Mesh, kinds: _Kinds) -> Held:
+    shape = own_region(placed, mesh, _FULLEST)[1]
+    return Held(component, placed, pattern, prod(shape), kinds(placed.name, shape))
+
+
+def _frozen(size: int) -> _Kinds:
+    return lambda name, shape: {"frozen": prod(shape) * size}
+
+
+def _in_net(config: Config, parts: Parts, name: str, p: nn.Parameter) -> _Kinds:
+    """What stands in the net and is not trained (behind the layer that is read, or what an adapter adds to) has neither
+    gradient nor average."""
+    size = 4 if name in parts.attached.float32 else parts.numerics.weights.itemsize
+    if not p.requires_grad:
+        return lambda name, shape: {"weights": prod(shape) * size}
+    averages = config.ema.enabled + len(config.ema.post_hoc)
+    state_bytes = plugins.find("optimizers", config.optimizer.name).state_bytes
+    return lambda name, shape: {
+        "weights": prod(shape) * size,
+        "gradients": prod(shape) * size,
+        "moments": state_bytes(config.optimizer, name, shape),
+        "averages": prod(shape) * _AVERAGE * averages,
+    }
+
+
+def _buffers(parts: Parts) -> int:
+    modules = [*parts.family.components.values(), parts.net]
+    unique = {id(b): b for module in modules for b in module.buffers()}
+    return sum(b.numel() * b.element_size() for b in unique.values())
+
+
+def _refuse_whole_matrices(config: Config, parts: Parts, found: Count) -> None:
+    """UserError for an optimizer that needs whole parameters where the mesh splits them, and for what else it
+    refuses: patterns of names, libraries that are not here."""
+    trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
+    built = optimizer.build(config.optimizer, trained)
+    splits = any(
+        each.kinds.get("gradients") and (each.placed.tensor is not None or each.placed.fsdp is not None)
+        for each in found.held
+    )
+    if splits and not all(part.elementwise for part in built.parts):
+        raise UserError(
+            f"optimizer.name={config.optimizer.name} works on whole parameters, and {found.mesh} splits them over "
+            "devices: use adamw, lion or schedule_free, or data parallelism alone (mesh.ici_fsdp_parallelism=1 "
+            "mesh.ici_tensor_parallelism=1)"
+        )

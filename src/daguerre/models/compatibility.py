@@ -1,0 +1,84 @@
+"""What a person should know before training an objective from pretrained weights: where the two do not agree.
+
+The pretrained side is the scheduler's config that the weights came with. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from daguerre.models.components import Components
+from daguerre.models.export.scheduler import PREDICTIONS
+from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.objective import Objective
+
+
+def remarks(components: Components, trained: Collection[str], objective: Objective) -> list[str]:
+    """One line for each thing that the weights were trained otherwise, or that starts from random weights and is not
+    among the components `trained`."""
+    places = components.settings.places
+    said = [
+        f"model.{name} has random weights and is not trained: this only makes sense in a test"
+        for name in places
+        if components.is_random(name) and name not in trained
+    ]
+    said += [
+        f"model.{name} starts from random weights: numbers that are not given are the library's defaults, not the "
+        f"base's, whose own model.{name}=null takes"
+        for name, place in places.items()
+        if isinstance(place, dict) and components.base_has(name)
+    ]
+    if components.settings.denoises_anew or not isinstance(objective, Diffusion):
+        return said
+    config = components.scheduler()
+    return said + ([] if config is None else _differences(config, objective))
+
+
+def prediction(components: Components, objective: Objective) -> str | None:
+    """That the pretrained UNet predicts something else than is trained; None where it does not, or nobody compares."""
+    config = None if components.settings.denoises_anew else components.scheduler()
+    return None if config is None or not isinstance(objective, Diffusion) else _predicts(config, objective)
+
+
+def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
+    was, now = config.get("prediction_type", "epsilon"), PREDICTIONS.get(objective.settings.name)
+    is_edm = "EDM" in config.get("_class_name", "")
+    if objective.settings.schedule.name == "edm" and (is_edm or objective.noise_conditioning.name != "timestep"):
+        return None if is_edm else _TOLD_OTHERWISE
+    if was == now:
+        return None
+    ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
+    return (
+        f"the pretrained UNet predicts {was} (objective.name={ours}), this recipe trains {objective.settings.name}: it "
+        "has to learn anew what its output means"
+    )
+
+
+def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
+    settings = objective.settings
+    said = [text for text in [_predicts(config, objective)] if text is not None]
+    told = objective.noise_conditioning.name
+    if settings.schedule.name == "edm" or (settings.schedule.name != "scaled_linear" and told == "timestep"):
+        return said
+    if settings.schedule.name != "scaled_linear":
+        return [*said, f"the pretrained UNet knows the noise levels of a beta schedule, not {settings.schedule.name}"]
+    for theirs, name in (("beta_start", "beta_start"), ("beta_end", "beta_end"), ("num_train_timesteps",) * 2):
+        if theirs in config and config[theirs] != getattr(settings.schedule, name):
+            ours = getattr(settings.schedule, name)
+            said.append(f"the pretrained UNet was trained with {theirs} {config[theirs]}, this recipe has {ours}")
+    if settings.schedule.shift != 1 and told == "auto":
+        said.append(_SHIFTED)
+    if bool(config.get("rescale_betas_zero_snr")) and not settings.schedule.zero_terminal_snr:
+        said.append("the pretrained UNet was trained with zero terminal SNR: set objective.schedule.zero_terminal_snr")
+    return said
+
+
+_TOLD_OTHERWISE = (
+    "the pretrained UNet is told timesteps from 0 to 999, EDM tells it ln(sigma)/4: it has to learn anew what noise "
+    "level it is shown; model.noise_conditioning=timestep tells it the timestep of each level"
+)
+_SHIFTED = (
+    "objective.schedule.shift gives each timestep another noise level than the pretrained UNet knows: "
+    "model.noise_conditioning=timestep tells it the timestep of the level"
+)

@@ -1,0 +1,164 @@
+"""The components of a pretrained model, each from where the settings say: the base, another place, or numbers.
+
+Knows the fields of `PretrainedSettings` and the two ways of reading a network (models/weights/load.py); which classes there are
+and whether they fit together is the families' affair.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub.errors import StrictDataclassError
+
+from daguerre.errors import UserError
+from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
+from daguerre.models.single_file import load as single_file_load
+from daguerre.models.weights import load, resolve
+from daguerre.models.weights.resolve import Options
+
+
+class Wanted(NamedTuple):
+    """Files of a place that a model is made of."""
+
+    place: str
+    needed: resolve.Needed
+    options: Options
+
+
+class Components:
+    """Opens the components of one model. All files of the base are asked for at once."""
+
+    def __init__(self, settings: PretrainedSettings, seed: int) -> None:
+        self.settings, self.seed = settings, seed
+        s = settings
+        self.options = Options(s.revision, s.variant, s.pickled_weights)
+        self.elsewhere = Options(pickled=s.pickled_weights)
+        """Revision and variant are the base's; other places have their own."""
+
+    def of_base(self) -> resolve.Needed:
+        """What is needed of the base."""
+        found: dict[str, resolve.Files] = {}
+        for name, value in self.settings.places.items():
+            weights = value == BASE and not resolve.without_weights()
+            if value == BASE or value is None or _is_file(value):
+                found[name] = resolve.network(name, self.options) if weights else resolve.CONFIG
+        if not resolve.without_weights():
+            named = {name: getattr(self.settings, name) for name in self.settings.tokenizers()}
+            found |= {name: resolve.TOKENIZER for name, value in named.items() if value == BASE}
+        return found
+
+    @cached_property
+    def base(self) -> Path:
+        """The folder of the base."""
+        return resolve.locate(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)
+
+    def folder(self, name: str, needed: resolve.Files) -> Path:
+        """The folder of a component that is taken from the base or from another place."""
+        value = getattr(self.settings, name)
+        if value == BASE:
+            return self.base / name
+        root = resolve.locate(value, {"": _at_either(name, needed)}, self.elsewhere)
+        return root / name if (root / name / needed[0][0]).is_file() else root
+
+    def config(self, name: str) -> dict[str, Any]:
+        """config.json of a component: the one of its place, or of the base where it has only numbers."""
+        value = getattr(self.settings, name)
+        at_base = value is None or isinstance(value, dict) or _is_file(value)
+        folder = self.base / name if at_base else self.folder(name, self._needed(name))
+        path = folder / "config.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+
+    def network(self, name: str, kind: Any, decided: Mapping[str, Any] | None = None) -> Any:
+        """The network `name`, of class `kind`, in float32 on the CPU.
+
+        `decided` are numbers that other networks decide; a network of given numbers takes them unless it says else.
+        """
+        value = getattr(self.settings, name)
+        if isinstance(value, dict):
+            _refuse_unknown(name, kind, value)
+            return self._random(name, kind, dict(decided or {}) | value)
+        if value is None:
+            return self._random(name, kind, load.config(kind, self.base / name))
+        variant = self.settings.variant if value == BASE else None
+        if not _is_file(value):
+            return load.load(kind, self.folder(name, self._needed(name)), variant)
+        if resolve.without_weights():
+            return load.load(kind, self.base / name)
+        net = self._random(name, kind, load.config(kind, self.base / name))
+        path = resolve.file(value, self.elsewhere)
+        load.fill(net, single_file_load.network_tensors(path, name, net.state_dict(), self.elsewhere.pickled), path)
+        return net
+
+    def is_random(self, name: str) -> bool:
+        """Whether a network starts from random weights."""
+        value = getattr(self.settings, name)
+        return value is None or isinstance(value, dict)
+
+    def base_has(self, name: str) -> bool:
+        """Whether the base has numbers of its own for a network."""
+        return (self.base / name / "config.json").is_file()
+
+    def scheduler(self) -> dict[str, Any] | None:
+        """The scheduler's config that the base came with; None where there is none, or none is wanted."""
+        value = self.settings.scheduler
+        if value is None:
+            return None
+        folder = self.base if value == BASE else resolve.locate(value, {}, self.elsewhere)
+        for path in (folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"):
+            if path.is_file():
+                return json.loads(path.read_text(encoding="utf-8"))
+        if value == BASE:
+            return None
+        raise UserError(f"model.scheduler: {value} has no scheduler_config.json")
+
+    def wanted(self) -> list[Wanted]:
+        """All files that the model is made of, by place: what `train` would read."""
+        found = [Wanted(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)]
+        for name, value in self.settings.places.items():
+            if isinstance(value, str) and value != BASE:
+                needed = {} if _is_file(value) else {"": _at_either(name, self._needed(name))}
+                found.append(Wanted(value, needed, self.elsewhere))
+        for name in self.settings.tokenizers():
+            if (value := getattr(self.settings, name)) != BASE:
+                found.append(Wanted(value, {"": _at_either(name, resolve.TOKENIZER)}, self.elsewhere))
+        return found
+
+    def _needed(self, name: str) -> resolve.Files:
+        return resolve.CONFIG if resolve.without_weights() else resolve.network(name, self.elsewhere)
+
+    def _random(self, name: str, kind: Any, numbers: dict[str, Any]) -> Any:
+        """A network of these numbers with weights from the seed."""
+        try:
+            return load.seeded(lambda: load.build(kind, numbers), self.seed)
+        except (StrictDataclassError, ValueError, TypeError, IndexError) as error:
+            raise UserError(f"model.{name}: a {kind.__name__} of these numbers cannot be built: {error}") from error
+
+
+def _at_either(name: str, needed: resolve.Files) -> resolve.Files:
+    """The files of a component in a pipeline's subfolder, or at the root of a place that is the component itself."""
+    return tuple(tuple(file for file in names for file in (f"{name}/{file}", file)) for names in needed)
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith(SINGLE_FILES) and not Path(value).is_dir()
+
+
+def _refuse_unknown(name: str, kind: Any, numbers: Mapping[str, Any]) -> None:
+    if kind.__module__.startswith("diffusers"):
+        allowed = set(inspect.signature(kind.__init__).parameters) - {"self"}
+    else:  # configs of transformers keep whatever they are given, read or not
+        config = kind.config_class()
+        allowed = config.to_dict().keys() | config.attribute_map.keys() | {"dropout", "torch_dtype"}
+    if unknown := sorted(set(numbers) - allowed):
+        near = {key: difflib.get_close_matches(key, allowed, n=1) for key in unknown}
+        named = ", ".join(f"{key} (did you mean {near[key][0]}?)" if near[key] else key for key in unknown)
+        raise UserError(f"model.{name}: {kind.__name__} has no {named}; it takes: {', '.join(sorted(allowed))}")

@@ -1,0 +1,52 @@
+"""Images as they are: the codec of families whose clean samples are pixels in [-1, 1].
+
+Shape letters: B samples, C channels, H and W height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from daguerre.models.family import Moments
+from daguerre.types import Latents
+
+
+@dataclass(frozen=True)
+class PixelCodec:
+    """Scales uint8 to [-1, 1] and back; needs no random numbers."""
+
+    def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the image itself."""
+        return pixel_shape
+
+    def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def encode(self, pixels_BCHW: Tensor) -> Moments:
+        """`mean` [B, 3, H, W] float32 in [-1, 1], channels last."""
+        return {"mean": scaled(pixels_BCHW)}
+
+    def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
+        """The same."""
+        return moments["mean"]
+
+    def decode(self, latents: Latents) -> np.ndarray:
+        """Images [B, H, W, 3] uint8."""
+        return levels(latents.x0_BCHW)
+
+
+def scaled(pixels_BCHW: Tensor) -> Tensor:
+    """uint8 as float32 in [-1, 1], channels last."""
+    return pixels_BCHW.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
+
+
+def levels(pixels_BCHW: Tensor) -> np.ndarray:
+    """Images [B, H, W, 3] uint8 of pixels in [-1, 1], rounded as diffusers' VaeImageProcessor does."""
+    levels_BCHW = ((pixels_BCHW / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+    return levels_BCHW.permute(0, 2, 3, 1).contiguous().cpu().numpy()

@@ -1,0 +1,95 @@
+"""Where each parameter of a model goes on a mesh: the families' logical axes and the recipe's rules, brought together.
+
+Works on networks with and without memory, and touches no tensor. What is done with the result is distributed/parallelize.py;
+what it takes of a device is memory/static.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from daguerre.distributed import sharding_rules
+from daguerre.distributed.mesh import Mesh
+from daguerre.distributed.sharding_rules import Placed, Rules
+from daguerre.models import sharding_axes
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Of one network, or of a net of several."""
+
+    placed: tuple[Placed, ...]
+    """In the network's order."""
+    patterns: Mapping[str, str]
+    """The pattern that means a parameter, by its name; "" where no table knows the network."""
+    problems: tuple[tuple[str, str], ...]
+    """(parameter, why it could not be split as the rules say)."""
+
+
+def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
+    """Where the parameters of a network go, by its own names. UserError where names and patterns do not fit together.
+
+    A network that no table knows has no logical axes: its parameters are split over `fsdp` along dim 0. A single number
+    stays whole.
+    """
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    table = sharding_axes.patterns(network)
+    hosts = {name: sharding_axes.host(name) for name in shapes}
+    whole = {host: shapes[name] for name, (host, factor) in hosts.items() if not factor}
+    of_host = sharding_rules.logical(table, whole) if table else dict.fromkeys(whole, ())
+    dims = {name: sharding_axes.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
+    placed, said = sharding_rules.place(shapes, dims, axis_rules, mesh, sharding_axes.heads(network))
+    placed = _with_hosts(placed, hosts)
+    patterns = {
+        name: next((each for each in table if fnmatchcase(host, each)), "") for name, (host, _) in hosts.items()
+    }
+    problems = [line.partition(": ") for line in said]
+    return Placement(
+        tuple(each if each.shape else replace(each, fsdp=None) for each in placed),
+        patterns,
+        tuple((name, why) for name, _, why in problems),
+    )
+
+
+def _with_hosts(placed: list[Placed], hosts: Mapping[str, tuple[str, str]]) -> list[Placed]:
+    """Factors that are added to a weight follow it over `tensor`: B where its rows are split, A where its columns."""
+    tensor = {hosts[each.name][0]: each.tensor for each in placed if not hosts[each.name][1]}
+    found = []
+    for each in placed:
+        host, factor = hosts[each.name]
+        if factor:
+            dim = 0 if factor == "lora_B" else 1
+            own = dim if tensor[host] == dim else None
+            each = replace(each, tensor=own, fsdp=0 if own is not None and each.fsdp == own else each.fsdp)
+        found.append(each)
+    return found
+
+
+def of_net(net: nn.Module, components: Mapping[str, nn.Module], axis_rules: Rules, mesh: Mesh) -> Placement:
+    """Where the parameters of the trained net go, by its names: `COMPONENT.` and the component's own."""
+    own = {id(p): name for name, p in net.named_parameters()}
+    found: dict[str, Placed] = {}
+    patterns: dict[str, str] = {}
+    problems: list[tuple[str, str]] = []
+    for network in components.values():
+        names = {name: own[id(p)] for name, p in network.named_parameters() if id(p) in own}
+        if names:
+            inner = placement(network, axis_rules, mesh)
+            found |= {names[each.name]: replace(each, name=names[each.name]) for each in inner.placed}
+            patterns |= {names[name]: pattern for name, pattern in inner.patterns.items()}
+            problems += [(names[name], why) for name, why in inner.problems]
+    rest = {name: tuple(p.shape) for name, p in net.named_parameters() if name not in found}
+    for each in sharding_rules.place(rest, dict.fromkeys(rest, ()), axis_rules, mesh, {})[0]:
+        found[each.name] = each if each.shape else replace(each, fsdp=None)
+    placed = tuple(found[name] for name, _ in net.named_parameters())
+    return Placement(placed, dict.fromkeys(rest, "") | patterns, tuple(problems))
+
+
+def frozen(net: nn.Module, components: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The components that are no part of the net."""
+    in_net = {id(p) for p in net.parameters()}
+    return {name: other for name, other in components.items() if not any(id(p) in in_net for p in other.parameters())}

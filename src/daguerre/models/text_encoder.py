@@ -1,0 +1,263 @@
+"""A text encoder with its tokenizer: captions to features, CLIP's or T5's, frozen or trained.
+
+A text longer than the encoder reads is cut, and `truncated` says which; or (`long`) it is read in windows, each with
+its own start and end, so that a text of one window is read as ever. Shape letters: B texts, K windows, T tokens of a
+window, D features, P pooled features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import CLIPTokenizer, T5Tokenizer
+
+from daguerre.errors import UserError
+from daguerre.models.components import Components
+from daguerre.models.settings import BASE, UNetSettings
+from daguerre.models.tokenizers.absent import AbsentTokenizer
+from daguerre.models.weights import resolve
+
+_MOST_TOKENS = 1 << 16
+"""A T5 that reads more was not told how many: transformers then says 1e30, and captions are padded to that."""
+
+
+class Tokens(NamedTuple):
+    """Texts as numbers."""
+
+    ids_BKT: Tensor
+    """int64, special tokens and padding included."""
+    counts_BK: Tensor
+    """int64: tokens of the text in each window; a window that only pads the batch has -1."""
+
+
+@dataclass(frozen=True, eq=False)
+class TextReader:
+    """A text encoder and the tokenizer that it was trained with."""
+
+    name: str
+    """Of the component, such as `text_encoder`."""
+    encoder: Any
+    """transformers' CLIPTextModel, CLIPTextModelWithProjection or T5EncoderModel."""
+    tokenizer: Any
+    """transformers' CLIPTokenizer or T5Tokenizer, or what stands for it where networks are built without weights."""
+    files: Mapping[str, bytes]
+    """The tokenizer's, as they were loaded; saving one that was used writes its last padding and truncation, too."""
+    layer: int = -1
+    """Hidden state that is read, from the end."""
+    final_norm: bool = True
+    """Whether the last norm is applied to it."""
+    long: bool = False
+    """Whether long texts are read in windows."""
+
+    @property
+    def width(self) -> int:
+        """D."""
+        config = self.encoder.config
+        return int(config.d_model if config.model_type == "t5" else config.hidden_size)
+
+    @property
+    def layers(self) -> int:
+        """How many layers the encoder has."""
+        return int(self.encoder.config.num_hidden_layers)
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        """The tokens of texts, on the encoder's device."""
+        ids, counts = self._windows(texts) if self.long else self._cut(texts)
+        return Tokens(ids.to(self.encoder.device), counts.to(self.encoder.device))
+
+    def features(self, ids_BKT: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [B, K T, D], as diffusers' pipelines take them (no attention mask), and the pooled and
+        projected ones [B, K, P] of an encoder that has them."""
+        n_texts, n_windows, n_tokens = ids_BKT.shape
+        last = self.layer == -1 and self.final_norm
+        out = self.encoder(ids_BKT.reshape(-1, n_tokens), output_hidden_states=not last)
+        hidden = out.last_hidden_state if last else out.hidden_states[self.layer]
+        if self.final_norm and not last:
+            hidden = _final_norm(self.encoder)(hidden)
+        pooled = out.text_embeds.reshape(n_texts, n_windows, -1) if "text_embeds" in out else None
+        return hidden.reshape(n_texts, n_windows * n_tokens, -1), pooled
+
+    def truncated(self, texts: Sequence[str]) -> dict[int, str]:
+        """Texts that are longer than the encoder reads: by index, what is done."""
+        return {} if self.long else truncated(self.tokenizer, texts)
+
+    def _cut(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        limit = self.tokenizer.model_max_length
+        asked = {"padding": "max_length", "truncation": True, "max_length": limit, "return_tensors": "pt"}
+        ids = self.tokenizer(list(texts), **asked).input_ids[:, None]
+        return ids, torch.ones(len(texts), 1, dtype=torch.int64)
+
+    def _windows(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        tokenizer = self.tokenizer
+        room = tokenizer.model_max_length - 2
+        bodies = tokenizer(list(texts), add_special_tokens=False).input_ids
+        n_windows = max(1, *(-(-len(body) // room) for body in bodies))
+        ids = torch.full((len(texts), n_windows, room + 2), tokenizer.pad_token_id, dtype=torch.int64)
+        counts = torch.full((len(texts), n_windows), -1, dtype=torch.int64)
+        for row, body in enumerate(bodies):
+            for k in range(n_windows):
+                part = body[k * room : (k + 1) * room]
+                window = [tokenizer.bos_token_id, *part, tokenizer.eos_token_id]
+                ids[row, k, : len(window)] = torch.tensor(window)
+                if part or k == 0:
+                    counts[row, k] = len(part)
+        return ids, counts
+
+
+def truncated(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
+    """The texts that a tokenizer truncates: {index: "cut to 77 tokens"}."""
+    limit = tokenizer.model_max_length
+    # A token holds a byte at least, and start and end take two: only texts of more bytes need a look.
+    suspects = [i for i, text in enumerate(texts) if len(text.encode()) + 2 > limit]
+    if not suspects:
+        return {}
+    asked = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
+    owners = list(tokenizer([texts[i] for i in suspects], **asked)["overflow_to_sample_mapping"])
+    return {i: f"cut to {limit} tokens" for n, i in enumerate(suspects) if owners.count(n) > 1}
+
+
+def _final_norm(encoder: Any) -> Any:
+    """CLIP's last norm; it stands at another depth in other versions of transformers."""
+    return next(module for name, module in encoder.named_modules() if name.endswith("final_layer_norm"))
+
+
+def load(components: Components, encoder: str, tokenizer: str, layer: int, final_norm: bool) -> TextReader:
+    """Text encoder and tokenizer of these component names, which must be a pair. `layer` and `final_norm` are what the
+    family reads where the settings leave it open."""
+    settings: Any = components.settings  # UNetSettings
+    kind = _kind(encoder, _config(components, encoder))
+    layer, final_norm = _hidden_state(settings, encoder, kind, layer, final_norm)
+    words, files = _tokenizer(components, tokenizer)
+    decided = {} if words is None else _decided(words)
+    net = components.network(encoder, kind, decided)
+    words_or_stand_in = words or AbsentTokenizer.of(net)
+    reader = TextReader(encoder, net, words_or_stand_in, files, layer, final_norm, settings.long_prompts)
+    if -layer > reader.layers:
+        raise UserError(f"model.{encoder}_layer is {layer}, but the encoder has {reader.layers} layers")
+    if words is not None:
+        _check_pair(reader)
+    return reader
+
+
+def unread(reader: TextReader) -> list[nn.Parameter]:
+    """Parameters that no feature depends on: layers behind the one that is read, and a last norm that is left out.
+
+    Pooled features come out of the last layer, and depend on all.
+    """
+    if reader.encoder.config.model_type == "t5" or hasattr(reader.encoder, "text_projection"):
+        return []
+    layers = next(m for name, m in reader.encoder.named_modules() if name.endswith("encoder.layers"))
+    behind: list[nn.Module] = list(layers)[len(layers) + reader.layer + 1 :]
+    behind += [] if reader.final_norm else [_final_norm(reader.encoder)]
+    return [parameter for module in behind for parameter in module.parameters()]
+
+
+def cut_to(reader: TextReader, layers: int) -> Any:
+    """The encoder with its first `layers` layers alone; weights are shared, not copied."""
+    config = type(reader.encoder.config)(**(reader.encoder.config.to_dict() | {"num_hidden_layers": layers}))
+    with torch.device("meta"):
+        made = type(reader.encoder)(config)
+    tensors = reader.encoder.state_dict()
+    made.load_state_dict({name: tensors[name] for name in made.state_dict()}, assign=True)
+    return made
+
+
+def _hidden_state(settings: UNetSettings, encoder: str, kind: Any, layer: int, final_norm: bool) -> tuple[int, bool]:
+    """Which hidden state is read and whether the last norm is applied: by the settings, else as the family does.
+
+    A T5's is its last one; UserError where the settings ask for another.
+    """
+    mark = encoder.removeprefix("text_encoder")
+    wanted_layer = getattr(settings, f"text_encoder_layer{mark}")
+    wanted_norm = getattr(settings, f"text_encoder_final_norm{mark}")
+    if kind is not transformers.T5EncoderModel:
+        return (
+            layer if wanted_layer is None else wanted_layer,
+            final_norm if wanted_norm is None else wanted_norm,
+        )
+    if wanted_layer is not None or wanted_norm is not None or settings.long_prompts:
+        raise UserError(
+            f"model.{encoder} is a T5, whose last hidden state is read, and whose windows are long: remove "
+            "text_encoder_layer, text_encoder_final_norm and long_prompts"
+        )
+    return -1, True
+
+
+def _config(components: Components, encoder: str) -> Mapping[str, Any]:
+    value = getattr(components.settings, encoder)
+    return value if isinstance(value, dict) else components.config(encoder)
+
+
+def _kind(encoder: str, config: Mapping[str, Any]) -> Any:
+    """The class of a text encoder, from its config."""
+    if config.get("model_type") == "t5":
+        return transformers.T5EncoderModel
+    if config.get("model_type", "clip_text_model") not in ("clip_text_model", "clip"):
+        raise UserError(f"model.{encoder} is a {config['model_type']!r}: text encoders are CLIP's or T5's")
+    projects = "CLIPTextModelWithProjection" in (config.get("architectures") or ()) or encoder == "text_encoder_2"
+    return transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
+
+
+def _tokenizer(components: Components, name: str) -> tuple[Any, dict[str, bytes]]:
+    """The tokenizer and its files. Without weights it need not be there."""
+    value = getattr(components.settings, name)
+    if resolve.without_weights():
+        folder = components.base / name if value == BASE else None
+        if folder is None or not (folder / "tokenizer_config.json").is_file():
+            return None, {}
+    folder = components.folder(name, resolve.TOKENIZER)
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if _is_tokenizer_file(path)}
+    kind = T5Tokenizer if b'"T5Tokenizer' in files["tokenizer_config.json"] else CLIPTokenizer
+    try:
+        return kind.from_pretrained(folder, local_files_only=True), files
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} cannot be read as a {kind.__name__}: {error}") from error
+
+
+def _is_tokenizer_file(path: Path) -> bool:
+    """A tokenizer may stand beside the weights of its encoder, which are not its own."""
+    return path.is_file() and path.suffix in (".json", ".txt", ".model") and path.name != "config.json"
+
+
+def _decided(tokenizer: Any) -> dict[str, Any]:
+    """What a tokenizer decides of an encoder that is built for it."""
+    if isinstance(tokenizer, T5Tokenizer):
+        return {"vocab_size": len(tokenizer)}
+    return {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": tokenizer.model_max_length,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _check_pair(reader: TextReader) -> None:
+    """UserError where tokenizer and encoder do not belong together.
+
+    transformers 5 builds a tokenizer of 2 tokens, in silence, when the files are not what it expects.
+    """
+    tokenizer, config = reader.tokenizer, reader.encoder.config
+    exact = not isinstance(tokenizer, T5Tokenizer)  # T5's embeddings have spare rows
+    if len(tokenizer) != config.vocab_size if exact else len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"the tokenizer of model.{reader.name} has {len(tokenizer)} tokens, but the text encoder knows "
+            f"{config.vocab_size}: they are not a pair, or the tokenizer's files are incomplete (tokenizer.json, or "
+            "vocab.json with merges.txt)"
+        )
+    if not exact and tokenizer.model_max_length > _MOST_TOKENS:
+        raise UserError(
+            f"the tokenizer of model.{reader.name} does not say how many tokens a caption has: set model_max_length in "
+            "tokenizer_config.json (T5's were trained with 512; 77 takes less time and memory)"
+        )
+    if exact and tokenizer.model_max_length > config.max_position_embeddings:
+        raise UserError(
+            f"the tokenizer of model.{reader.name} sets model_max_length to {tokenizer.model_max_length}, but the text "
+            f"encoder reads {config.max_position_embeddings} tokens: correct model_max_length in tokenizer_config.json"
+        )

@@ -1,0 +1,107 @@
+"""Reading pretrained networks: one network of a folder in diffusers' layout, in float32 and whole.
+
+Nothing is guessed: what is missing, does not fit or would be left at random weights is an error that says so. Under
+`torch.device("meta")` a network is built from its config, without memory and without reading weights. Where folders
+come from is places.py; knows no particular family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from daguerre.errors import UserError
+from daguerre.models.weights.resolve import without_weights
+
+# Their bars and notices would tear our progress line, and what they warn of is an error here.
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+
+
+def config(kind: Any, folder: Path) -> dict[str, Any]:
+    """The numbers of the network of class `kind` whose config.json is in `folder`."""
+    try:
+        if kind.__module__.startswith("diffusers"):
+            found = dict(kind.load_config(folder, local_files_only=True))
+            return {name: value for name, value in found.items() if not name.startswith("_")}
+        return _config(kind, folder).to_dict()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} cannot be read as the config of a {kind.__name__}: {error}") from error
+
+
+def _config(kind: Any, folder: Path) -> Any:
+    """transformers' own. A stranger's may name the code that computes attention, which the library would fetch and run:
+    which kernel there is, is ours to say."""
+    made = kind.config_class.from_pretrained(folder, local_files_only=True)
+    made._attn_implementation = None
+    return made
+
+
+def build(kind: Any, numbers: dict[str, Any]) -> Any:
+    """The network of class `kind` with these numbers and with weights from torch's random state."""
+    if kind.__module__.startswith("diffusers"):
+        return kind(**numbers)
+    return kind(kind.config_class(**{key: value for key, value in numbers.items() if "attn_impl" not in key}))
+
+
+def load_frozen(kind: Any, folder: Path, variant: str | None = None) -> Any:
+    """`load` for a network that is not trained: in evaluation mode, without gradients."""
+    return load(kind, folder, variant).eval().requires_grad_(False)
+
+
+def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
+    """The network of class `kind` in `folder`, on the CPU in float32. UserError if a weight is missing."""
+    if without_weights():
+        return build(kind, config(kind, folder))
+    try:
+        if kind.__module__.startswith("diffusers"):
+            options = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}  # True needs accelerate
+        else:
+            options = {"dtype": torch.float32, "config": _config(kind, folder)}
+        with torch.random.fork_rng(devices=[]):  # it fills the weights at random before it reads them
+            net, info = kind.from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                variant=variant,
+                output_loading_info=True,
+                **options,
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error.__cause__ or error).strip()
+        raise UserError(
+            f"{folder} cannot be read as {kind.__name__}: {reason}. If its weights were cut off on their way, copy or "
+            "fetch them anew"
+        ) from error
+    wrong = [str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]]]
+    if wrong:
+        raise UserError(
+            f"{folder} does not hold all weights of the {kind.__name__} that its config.json describes; missing or of "
+            f"another shape: {', '.join(wrong[:5])}{' ...' if len(wrong) > 5 else ''}. Copy the folder anew"
+        )
+    return net
+
+
+def seeded(make: Callable[[], Any], seed: int) -> Any:
+    """`make()` with torch's initial weights drawn from `seed`; torch's random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Gives `net` the weights that were read from `path`, in float32. UserError where they are not all there."""
+    own = net.state_dict()
+    odd = sorted(own.keys() ^ tensors.keys())
+    odd += sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
+    if odd:
+        raise UserError(
+            f"{path} does not hold the weights of this {type(net).__name__}; missing, unknown or of another shape: "
+            f"{', '.join(odd[:5])}{' ...' if len(odd) > 5 else ''}"
+        )
+    net.load_state_dict({name: value.float() for name, value in tensors.items()})

@@ -1,0 +1,161 @@
+"""Pickled weights (.bin, .ckpt, .pt), read as tensors alone and turned into safetensors once.
+
+A pickle is a program. torch's own reader of weights runs none of it: it knows tensors, numbers, texts and containers,
+and refuses a file at the first other name in it. Two things that old trainers left beside the weights (the state of
+pytorch_lightning's callbacks, numpy's numbers) are read as nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from daguerre.checkpoint.atomic import write_durably
+from daguerre.checkpoint.safetensors import encode
+from daguerre.errors import UserError
+from daguerre.models.weights import conversion_cache
+from daguerre.models.weights.files import shards
+
+_WEIGHTS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin")
+_SHARDS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin\.index[\w.-]*\.json")
+_TEXTS = (".json", ".txt", ".model")
+_NOT_USED = ("safety_checker", "feature_extractor", "image_encoder")
+
+
+class _Nothing:
+    """Stands for an object that is not read."""
+
+    def __new__(cls, *arguments: Any) -> _Nothing:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        """Takes nothing."""
+
+
+_LEFT_OUT: list[Any] = [
+    (_Nothing, name)
+    for name in (
+        "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
+        "pytorch_lightning.callbacks.early_stopping.EarlyStopping",
+        "numpy.core.multiarray.scalar",
+        "numpy._core.multiarray.scalar",
+        "numpy.dtype",
+    )
+]
+_REFUSED: Any = torch.serialization.pickle.UnpicklingError
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a pickled file holds at its top: tensors by name, or numbers and mappings beside `state_dict`.
+
+    UserError if it holds anything that is no data, or is damaged. Tensors are mapped from the file.
+    """
+    try:
+        with torch.serialization.safe_globals(_LEFT_OUT):
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except _REFUSED as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error)) or re.search(r"Unsupported \w+ ([\w.]+)", str(error))
+        what = f"it names {named[1]}, which is no tensor" if named else _first_line(error)
+        raise UserError(
+            f"{path} is not read: {what}. A pickle can run any program, so its tensors alone are read, and nothing of "
+            "this file was run. Take the model's .safetensors, or save the weights alone: "
+            "torch.save(network.state_dict(), FILE)"
+        ) from None
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} cannot be read as weights saved by torch.save: {_first_line(error)}. Copy it anew"
+        ) from error
+    if not isinstance(found, Mapping):
+        raise UserError(f"{path} holds {type(found).__name__}, no weights by name")
+    return {str(name): value for name, value in found.items()}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "it ends too early").splitlines()[0]
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The weights in a pickled file by name; those of a trainer stand under `state_dict`."""
+    found: Any = read(path)
+    while isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    weights = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    if not weights:
+        raise UserError(f"{path} holds no weights by name; at its top are: {', '.join(map(str, found)) or 'nothing'}")
+    return weights
+
+
+def folder(path: Path) -> Path:
+    """A folder with the same networks in safetensors, made once and kept in the user's cache.
+
+    For a folder in diffusers' layout, or one component of it. Weights that are there in safetensors stay as they are.
+    """
+    if not holds(path):
+        return path
+    files = _files(path)
+    layout = ",".join(file.relative_to(path).as_posix() for file in files)
+    return conversion_cache.once(files, lambda fresh: convert(path, fresh), layout)
+
+
+def holds(path: Path) -> bool:
+    """Whether a folder has weights that are there in pickled form alone."""
+    return any(_is_pickled(file) for file in _files(path))
+
+
+def convert(path: Path, fresh: Path) -> None:
+    """Writes the networks in `path` into the empty folder `fresh`, their weights in safetensors."""
+    print(f"converting the pickled weights of {path} to safetensors, once", file=sys.stderr, flush=True)
+    for file in _files(path):
+        made = fresh / file.relative_to(path).with_name(_new_name(file.name))
+        made.parent.mkdir(exist_ok=True)
+        if _WEIGHTS.fullmatch(file.name):
+            write_durably(made, encode(tensors(file)))
+        elif _SHARDS.fullmatch(file.name):
+            shards(file)  # refuses an index that is damaged or leads elsewhere
+            index = json.loads(file.read_bytes())
+            index["weight_map"] = {name: _new_name(shard) for name, shard in index["weight_map"].items()}
+            made.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        elif file.name == "model_index.json":
+            made.write_text(json.dumps(without_unused(json.loads(file.read_bytes())), indent=2) + "\n")
+        else:
+            shutil.copyfile(file, made)
+
+
+def _files(path: Path) -> list[Path]:
+    """What is converted or copied: small text files, and of each weight the .safetensors, or else the .bin."""
+    folders = [path, *(inner for inner in sorted(path.iterdir()) if inner.is_dir() and inner.name not in _NOT_USED)]
+    found = [file for inner in folders for file in sorted(inner.iterdir()) if file.is_file()]
+    there = set(found)
+    return [
+        file
+        for file in found
+        if (_is_pickled(file) and file.with_name(_new_name(file.name)) not in there)
+        or (file.suffix in _TEXTS and not _SHARDS.fullmatch(file.name))
+        or (file.suffix == ".safetensors" and (file.parent != path or (path / "config.json") in there))
+    ]
+
+
+def _is_pickled(file: Path) -> bool:
+    return bool(_WEIGHTS.fullmatch(file.name) or _SHARDS.fullmatch(file.name))
+
+
+def _new_name(name: str) -> str:
+    """What a file of weights is called in safetensors: transformers says `model`, diffusers what it said before."""
+    if not (_WEIGHTS.fullmatch(name) or _SHARDS.fullmatch(name)):
+        return name
+    return re.sub(r"^pytorch_model", "model", name).replace(".bin", ".safetensors")
+
+
+def without_unused(index: dict[str, Any]) -> dict[str, Any]:
+    """A pipeline's index that no longer asks for what was left out."""
+    left_out = {name: [None, None] for name in _NOT_USED if name in index}
+    return index | left_out | ({"requires_safety_checker": False} if "safety_checker" in index else {})

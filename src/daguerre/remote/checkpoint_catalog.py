@@ -1,0 +1,152 @@
+"""The checkpoints in an object store as one process sees them: names, leftovers, what is set aside, what may go.
+
+checkpoints/NAME/manifest.json, checkpoints/NAME/ATTEMPT/...     a checkpoint: remote/sealed_files.py
+checkpoints/quarantine/NAME.NUMBER.json                          why one was set aside, its manifest, its folders
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from daguerre.checkpoint import manifest
+from daguerre.checkpoint.manifest import Damaged
+from daguerre.checkpoint.retention import Keep
+from daguerre.errors import UserError
+from daguerre.remote.sealed_files import Bundle
+from daguerre.storage.bucket import Listed, Prefix
+from daguerre.storage.errors import Missing, StoreError
+
+_MANIFEST = re.compile(rf"([a-z]+-(\d+))/{re.escape(manifest.NAME)}")
+_FILE = re.compile(r"([a-z]+-\d+)/([0-9a-z]+)/.+")
+_ASIDE = "quarantine"
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The checkpoints below a place in a store."""
+
+    at: Prefix
+
+    def bundle(self, name: str) -> Bundle:
+        """A checkpoint, there or not."""
+        return Bundle(self.at / name)
+
+    def names(self) -> list[str]:
+        """Names of the checkpoints that exist, verified or not, oldest first. StoreError."""
+        return _names(self.at.listing())
+
+    def tidy(self) -> list[str]:
+        """Deletes what no manifest names: files of saves that were killed or replaced. Returns notices."""
+        listed = self.at.listing()
+        kept = self._kept(listed)
+        left = [one.name for one in listed if (found := _FILE.fullmatch(one.name)) and found.groups() not in kept]
+        self.at.delete(left)
+        saves = sorted({name.partition("/")[0] for name in left})
+        return [f"removed {len(left)} files of {', '.join(saves)}, left behind by a killed run"] if left else []
+
+    def _kept(self, listed: list[Listed]) -> set[tuple[str, ...]]:
+        """Name and attempt of what is a checkpoint, or was set aside. A damaged manifest keeps all there is."""
+        kept: set[tuple[str, ...]] = set()
+        for name in _names(listed):
+            try:
+                sealed = self.bundle(name).read()
+            except Damaged:
+                kept |= {(name, folder) for folder in _folders(listed, name)}
+            else:
+                kept |= {(name, sealed.folder)} if sealed else set()
+        return kept | self._aside(listed)
+
+    def _aside(self, listed: list[Listed]) -> set[tuple[str, ...]]:
+        """Name and attempt of what was set aside."""
+        found: set[tuple[str, ...]] = set()
+        for one in listed:
+            if one.name.startswith(f"{_ASIDE}/") and one.name.endswith(".json"):
+                about = json.loads(self.at.read(one.name)[0])
+                found |= {(about["name"], folder) for folder in about["folders"]}
+        return found
+
+    def quarantine(self, name: str, reason: str) -> str:
+        """Takes a checkpoint out of the names; its files stay where they are. Returns a notice."""
+        listed = self.at.listing()
+        try:
+            data = self.at.read(f"{name}/{manifest.NAME}")[0].decode(errors="replace")
+        except Missing:
+            data = ""
+        about = {"name": name, "reason": reason, "folders": _folders(listed, name), "manifest": data}
+        aside = f"{_ASIDE}/{name}.{secrets.token_hex(4)}.json"
+        self.at.write(aside, json.dumps(about, indent=1).encode())
+        self.at.delete([f"{name}/{manifest.NAME}"])
+        return f"{reason}; {name} is set aside: {(self.at / aside).name}"
+
+    def purge(self, keep: Keep) -> list[str]:
+        """`RemoteStore.purge`."""
+        listed, notices = self.at.listing(), list[str]()
+        named = {int(name.rpartition("-")[2]): name for name in _names(listed)}
+
+        def sound(number: int) -> bool:
+            name = named[number]
+            try:
+                self.verify(name, listed)
+            except Damaged as damage:
+                notices.append(self.quarantine(name, str(damage)))
+                return False
+            return True
+
+        for number in keep.expendable(list(named), sound):
+            self._delete(named[number], listed)
+        return notices
+
+    def verify(self, name: str, listed: list[Listed]) -> None:
+        """Damaged unless the store has every file as it was sent."""
+        sealed = self.bundle(name).read()
+        if sealed is None:
+            raise Damaged(f"{name}/{manifest.NAME} is missing")
+        own: Mapping[str, Listed] = {one.name.removeprefix(f"{name}/"): one for one in listed}
+        self.bundle(name).unchanged(sealed, own)
+
+    def _delete(self, name: str, listed: list[Listed]) -> None:
+        """The manifest first. What was set aside of the same name stays."""
+        kept = self._aside(listed)
+        self.at.delete([f"{name}/{manifest.NAME}"])
+        files = [one.name for one in listed if (found := _FILE.fullmatch(one.name)) and found[1] == name]
+        self.at.delete([path for path in files if tuple(path.split("/")[:2]) not in kept])
+
+    def give_up(self, bundle: Bundle, attempt: str) -> None:
+        """Deletes what a failed save sent, if the store lets us; else `tidy` does at the next start."""
+        with suppress(StoreError):
+            bundle.discard(attempt)
+
+
+def _names(listed: list[Listed]) -> list[str]:
+    found = [match for one in listed if (match := _MANIFEST.fullmatch(one.name))]
+    return [match[1] for match in sorted(found, key=lambda match: (int(match[2]), match[1]))]
+
+
+def _folders(listed: list[Listed], name: str) -> list[str]:
+    found = (_FILE.fullmatch(one.name) for one in listed)
+    return sorted({match[2] for match in found if match and match[1] == name})
+
+
+def told(error: OSError | UserError) -> str:
+    """What a person should know of a store's or a disk's refusal."""
+    if isinstance(error, StoreError):
+        return error.told
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+
+
+def unreadable(to: Path, error: OSError) -> str:
+    """Files that could not be brought to this machine."""
+    if isinstance(error, StoreError):
+        return error.told
+    return (
+        f"cannot bring files of the run to {error.filename or to}: {error.strerror}. They come into the user's cache "
+        "folder, which XDG_CACHE_HOME can move: free some space there"
+    )

@@ -1,0 +1,165 @@
+"""Runs in an object store for who only reads them: a copy in the user's cache, brought up to date when it is asked for.
+
+The small files come at once, a checkpoint or the export when it is needed. The copy of a run is not the folder that it
+works in: a run of this machine is never touched by its readers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.checkpoint.manifest import Damaged
+from daguerre.checkpoint.run_dir import ELSEWHERE, RunFolder
+from daguerre.errors import UserError
+from daguerre.remote import export, lock, mirror
+from daguerre.remote.checkpoint_catalog import Shelf, unreadable
+from daguerre.remote.run import WORKS_FOR, working_folder
+from daguerre.storage.address import is_far
+from daguerre.storage.bucket import Prefix, prefix
+from daguerre.storage.errors import StoreError
+
+_ORIGIN = ".origin.json"
+_PIPELINE = "/pipeline"
+
+
+def located(text: str) -> Path:
+    """The folder of this machine that holds a run: the text's own, or a copy of the run at `s3://` or `gs://`.
+
+    `ADDRESS/pipeline` is the export of a run. UserError where there is no run, or where it cannot be read.
+    """
+    if not is_far(text):
+        return Path(text).expanduser()
+    whole = text.rstrip("/")
+    if whole.endswith(_PIPELINE):
+        folder = copied(prefix(whole.removesuffix(_PIPELINE)))
+        bring_export(folder)
+        return RunFolder(folder).pipeline
+    return copied(prefix(whole))
+
+
+def copied(run: Prefix) -> Path:
+    """Brings the small files of a run to this machine. UserError where there is no run, or where it cannot be read."""
+    folder = working_folder(run, "run-copies")
+    with _told(run, folder), _alone(folder):
+        files = mirror.listed_files(run)
+        if not any(one.name in ("config.yaml", "metrics/metrics.jsonl") for one in files):
+            raise UserError(f"{run.name} holds no run: there is no config.yaml")
+        mirror.pull(run, folder, files)
+        mirror.forget_others(folder, files)
+        write_json_atomically(folder / _ORIGIN, {"url": run.url})
+        (folder / ELSEWHERE).unlink(missing_ok=True)
+        with suppress(StoreError):  # who may read only cannot ask what time it is there
+            if holder := lock.holder(run):
+                write_json_atomically(folder / ELSEWHERE, asdict(holder))
+    return folder
+
+
+def origin(folder: Path) -> Prefix | None:
+    """Where a copy is from; None for any other folder."""
+    try:
+        return Prefix(json.loads((folder / _ORIGIN).read_bytes())["url"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def shown(folder: Path) -> str:
+    """What people are shown of a run folder: of a copy, and of the one that a far run works in, where that is."""
+    for name in (_ORIGIN, WORKS_FOR):
+        if (folder / name).is_file():
+            return Prefix(json.loads((folder / name).read_bytes())["url"]).name
+    return str(folder)
+
+
+def names(text: str) -> list[str]:
+    """Names of the checkpoints of a run in a store, oldest first; nothing for a path. UserError."""
+    if not is_far(text):
+        return []
+    run = prefix(text)
+    with _told(run, Path()):
+        return Shelf(run / "checkpoints").names()
+
+
+def bring(folder: Path, name: str = "latest") -> list[str]:
+    """Brings a checkpoint into a copy: the newest that verifies, one by its name, or `all`. Returns notices.
+
+    Nothing is done to a folder that is no copy, or where there is no such checkpoint. UserError for a store that cannot
+    be read.
+    """
+    run = origin(folder)
+    if run is None:
+        return []
+    root, notices = RunFolder(folder).checkpoints, list[str]()
+    with _told(run, root), _alone(folder):
+        shelf = Shelf(run / "checkpoints")
+        names = shelf.names()
+        for gone in set(_folders(root)) - set(names):
+            shutil.rmtree(root / gone, ignore_errors=True)
+        wanted = [each for each in reversed(names) if name in ("latest", "all", each)]
+        for each in wanted:
+            try:
+                shelf.bundle(each).bring(root / each, "")
+            except Damaged as damage:
+                shutil.rmtree(root / each, ignore_errors=True)
+                notices.append(f"{damage}; {each} is passed over")
+            else:
+                if name == "latest":
+                    _only(root, each)
+                    break
+    return notices
+
+
+def bring_export(folder: Path) -> None:
+    """Brings the newest export into a copy. UserError where there is none."""
+    run = origin(folder)
+    if run is None:
+        return
+    with _told(run, folder), _alone(folder):
+        if not export.fetch(run, RunFolder(folder).pipeline):
+            raise UserError(f"{run.name} has no pipeline yet: it comes with the first save, if checkpoint.export is on")
+
+
+def send(folder: Path, name: str) -> None:
+    """Writes a file of a copy where it is from. StoreError, OSError."""
+    run = origin(folder)
+    if run is not None:
+        run.write(name, (folder / name).read_bytes())
+
+
+def _folders(root: Path) -> list[str]:
+    return [one.name for one in root.iterdir() if not one.name.startswith(".")] if root.is_dir() else []
+
+
+def _only(root: Path, name: str) -> None:
+    """Older ones go, and newer ones that are damaged where they are from: `latest` is what is left."""
+    for other in set(_folders(root)) - {name}:
+        shutil.rmtree(root / other, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Readers of one machine bring a run's files one after the other."""
+    make_folder(folder)
+    descriptor = os.open(folder / ".reading", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _told(run: Prefix, to: Path) -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise UserError(error.told) from error
+    except OSError as error:
+        raise UserError(f"{run.name}: {unreadable(to, error)}") from error

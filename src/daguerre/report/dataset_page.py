@@ -1,0 +1,216 @@
+"""The page about a data set, from figures that others have counted: one HTML page that needs nothing else.
+
+All text from the data is escaped. Knows nothing of sources or indexes.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from daguerre.report.markup import Html, element, join, table
+from daguerre.report.shell import whole
+from daguerre.report.svg_histogram import Histogram, histogram
+
+MANY_BUCKETS = 60
+_ICON_PX = 30
+_PERCENT = "\N{NO-BREAK SPACE}%"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A key figure."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A picture with its words."""
+
+    jpeg: bytes
+    size_px: tuple[int, int]
+    """Width and height of the JPEG."""
+    box: tuple[float, float, float, float]
+    """What is trained on: left, top, width, height as shares of the picture."""
+    caption: str
+    note: str
+
+
+@dataclass(frozen=True)
+class BucketRow:
+    """A line of the bucket plan."""
+
+    width_px: int
+    height_px: int
+    samples: int
+    cropped: float | None
+    enlarged: int
+
+
+@dataclass(frozen=True)
+class FilterRow:
+    """A condition: how many pass it alone, and how many pass it and all before it."""
+
+    text: str
+    alone: int
+    rest: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is said of one source."""
+
+    name: str
+    """Empty where there is only one."""
+    samples: int
+    summary: str
+    facts: Sequence[Fact]
+    histograms: Sequence[Histogram]
+    buckets: Sequence[BucketRow]
+    unused_buckets: Sequence[str]
+    filters: Sequence[FilterRow]
+    left_out: Mapping[str, Mapping[str, Any]]
+    metadata: Sequence[Sequence[str]]
+    """Rows of name, share of the samples that have it, and what its values are."""
+    examples: Sequence[Example]
+    notes: Sequence[str] = field(default=())
+
+
+def render(title: str, what: str, parts: Sequence[Part], settings: str) -> str:
+    """The page; `settings` is the data section as YAML."""
+    header = join(
+        element("p", "Daguerre · data set", class_="kicker"),
+        element("h1", title),
+        element("p", what, class_="note") if what != title else None,
+    )
+    several = len(parts) > 1
+    body = join(*(_part(part, several) for part in parts), _details(settings))
+    return whole(f"{title} · Daguerre", header, body, "the data", ("style.css", "data.css"))
+
+
+def _part(part: Part, several: bool) -> Html:
+    head = [element("h2", part.name, class_="source")] if several else []
+    figures = [histogram(one) for one in part.histograms]
+    found = [
+        ("Examples", _examples(part.examples)),
+        ("Sizes, shapes and captions", element("div", *figures, class_="charts") if figures else None),
+        ("Buckets", _buckets(part)),
+        ("Filters", _filters(part)),
+        ("Left out", _left_out(part)),
+        ("Metadata", _metadata(part)),
+    ]
+    level = "h3" if several else "h2"
+    sections = (element("section", element(level, title), inner) for title, inner in found if inner is not None)
+    facts = (_fact(fact) for fact in part.facts)
+    return join(
+        *head,
+        element("p", part.summary, class_="summary"),
+        *(element("p", note, class_="note") for note in part.notes),
+        element("dl", *facts, class_="facts"),
+        *sections,
+    )
+
+
+def _fact(fact: Fact) -> Html:
+    note = element("small", fact.note) if fact.note else None
+    return element("div", element("dt", fact.name), element("dd", fact.value, note))
+
+
+def _examples(examples: Sequence[Example]) -> Html | None:
+    if not examples:
+        return None
+    lead = "Drawn at random. What is trained on is bright; what the crop leaves out is dark."
+    return join(element("p", lead, class_="note"), element("div", *map(_example, examples), class_="wall"))
+
+
+def _example(example: Example) -> Html:
+    address = "data:image/jpeg;base64," + base64.b64encode(example.jpeg).decode()
+    width, height = example.size_px
+    left, top, wide, tall = (f"{100 * share:.2f}%" for share in example.box)
+    frame = element("i", style=f"left:{left};top:{top};width:{wide};height:{tall}")
+    picture = element("img", src=address, alt=example.caption, width=width, height=height, loading="lazy")
+    words = element("span", example.caption or element("em", "no caption"))
+    caption = element("figcaption", words, element("small", example.note))
+    style = f"flex-grow:{width / height:.3f};flex-basis:{190 * width / height:.0f}px"
+    return element("figure", element("div", picture, frame, class_="cut"), caption, style=style)
+
+
+def _buckets(part: Part) -> Html | None:
+    if not part.buckets:
+        return None
+    most = max(row.samples for row in part.buckets)
+    shown = sorted(part.buckets, key=lambda row: -row.samples)[:MANY_BUCKETS]
+    largest = max(max(row.width_px, row.height_px) for row in shown)
+    usable = sum(row.samples for row in part.buckets)
+    rows = [_bucket(row, usable, most, largest) for row in part.buckets if row in shown]
+    notes = []
+    if len(shown) < len(part.buckets):
+        notes.append(f"The {MANY_BUCKETS} fullest of {len(part.buckets)} buckets in use.")
+    if part.unused_buckets:
+        listed = ", ".join(part.unused_buckets[:12]) + (", ..." if len(part.unused_buckets) > 12 else "")
+        notes.append(f"Without pictures: {listed}.")
+    notes.append("Cropped: mean share of a picture's pixels that lie outside what is trained on.")
+    head = ["", "Width x height", "Pictures", "", "Cropped", "Enlarged"]
+    return join(table(head, rows, "buckets"), element("p", " ".join(notes), class_="note below"))
+
+
+def _bucket(row: BucketRow, samples: int, most: int, largest: int) -> list[object]:
+    width, height = (max(2, round(_ICON_PX * side / largest)) for side in (row.width_px, row.height_px))
+    icon = element("i", class_="shape", style=f"width:{width}px;height:{height}px")
+    bar = element("div", element("i", class_="fill", style=f"width:{100 * row.samples / most:.1f}%"), class_="bar")
+    enlarged = f"{row.enlarged:,} ({percent(row.enlarged, row.samples)})" if row.enlarged else "none"
+    cropped = "not known" if row.cropped is None else f"{100 * row.cropped:.1f} %"
+    size = element("b", f"{row.width_px} x {row.height_px}")
+    return [icon, size, f"{row.samples:,} ({percent(row.samples, samples)})", bar, cropped, enlarged]
+
+
+def _filters(part: Part) -> Html | None:
+    if not part.filters:
+        return None
+    rows: list[list[object]] = []
+    for number, row in enumerate(part.filters):
+        width = f"width:{100 * row.rest / max(1, part.samples):.1f}%"
+        bar = element("div", element("i", class_="fill", style=width), class_="bar")
+        alone = f"{row.alone:,} ({percent(row.alone, part.samples)})"
+        rest = f"{row.rest:,} ({percent(row.rest, part.samples)})"
+        rows.append([element("code", row.text), alone, rest if number else "", bar])
+    return table(["Condition", "Passed by", "With those above", ""], rows, "filters")
+
+
+def _left_out(part: Part) -> Html:
+    if not part.left_out:
+        return element("p", "Nothing.", class_="note")
+    rows: list[list[object]] = []
+    for reason, entry in part.left_out.items():
+        treated = "trained on all the same" if entry.get("kept") else "left out"
+        examples = join(*(element("code", example) for example in entry["examples"][:5]))
+        rows.append([reason, treated, f"{entry['count']:,}", examples])
+    return table(["Reason", "", "Count", "Such as"], rows, "counts reasons")
+
+
+def _metadata(part: Part) -> Html | None:
+    if not part.metadata:
+        return None
+    rows: list[list[object]] = [[element("code", name), there, said] for name, there, said in part.metadata]
+    return table(["Field", "There in", "Values"], rows, "plain metadata")
+
+
+def _details(settings: str) -> Html:
+    return element("section", element("details", element("summary", "Settings"), element("pre", settings)))
+
+
+def percent(part: int, whole_: int) -> str:
+    """A share for people: no digits that mean nothing, and never 0 % or 100 % for what is some or not all."""
+    if not whole_:
+        return f"0{_PERCENT}"
+    share = 100 * part / whole_
+    if 0 < share < 0.1:
+        return f"under 0.1{_PERCENT}"
+    if 99.9 < share < 100:
+        return f"over 99.9{_PERCENT}"
+    return f"{share:.0f}{_PERCENT}" if share in (0, 100) or share >= 10 else f"{share:.1f}{_PERCENT}"

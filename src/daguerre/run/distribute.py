@@ -1,0 +1,143 @@
+"""A run on several devices: spreads its networks over the mesh, and lets one process act for all.
+
+What happens in a run is run/trainer.py's; here is what only several processes need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import register_fsdp_forward_method
+
+from daguerre.adapters.adapter import Attached
+from daguerre.build import base_digests
+from daguerre.build.parts import Parts, load
+from daguerre.checkpoint.signals import StopSignals
+from daguerre.config.config import Config
+from daguerre.distributed import parallelize, sharding_rules
+from daguerre.distributed.launch import environment
+from daguerre.distributed.mesh import Mesh
+from daguerre.distributed.process_group import Processes, Watching, start
+from daguerre.distributed.rank0 import Agreement
+from daguerre.distributed.sharding import MeshSharding
+from daguerre.distributed.watchdog.failure import Verdict
+from daguerre.errors import UserError
+from daguerre.models.placement import frozen, of_net, placement
+from daguerre.run.storage import Home
+from daguerre.training import device as devices
+from daguerre.training.sharding import UNSHARDED, Sharding
+
+_T = TypeVar("_T")
+_ENTRIES = ("encode", "decode")
+"""Methods by which networks are called beside `forward`."""
+
+
+@contextmanager
+def together(config: Config, home: Home, stop: StopSignals) -> Iterator[Processes]:
+    """The processes of a run, on their devices, each with its watchdog; they leave together."""
+
+    def on_end(verdict: Verdict) -> None:
+        known = home.folder.read_status() or {}
+        counts = {name: known.get(name, 0) for name in ("step", "samples", "total_steps")}
+        home.folder.write_status("failed", reason=verdict.text, **counts)
+        home.abandon()
+
+    kind = devices.choose_device(config.training.device).type
+    own = environment.read()
+    stacks = home.folder.path / "stacks" if own.size > 1 else None
+    with start(own, config.distributed, kind, Watching(stacks, on_end, lambda: stop.exit_code)) as processes:
+        yield processes
+
+
+def led(processes: Processes, act: Callable[[], _T]) -> _T:
+    """What rank 0 does, as JSON on every rank; so is its UserError."""
+    agreement = processes.agreement
+    if processes.world.rank:
+        told = agreement.tell()
+        if "error" in told:
+            raise _as_error(told)
+        return told["result"]
+    try:
+        result = act()
+    except UserError as error:
+        agreement.tell({"error": str(error), "code": error.exit_code})
+        raise
+    return agreement.tell({"result": result})["result"]
+
+
+def _as_error(told: Mapping[str, object]) -> UserError:
+    error = UserError(told["error"])
+    error.exit_code = int(str(told["code"]))
+    return error
+
+
+def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tuple[Sharding, list[str]]:
+    """Splits all networks of a run over the mesh; and what a person should know of it. All ranks hold all weights
+    before. UserError where these differ, or where rules and networks do not fit."""
+    if mesh.devices == 1:
+        return UNSHARDED, []
+    still = frozen(parts.net, parts.family.components)
+    refuse_other_weights({"what is trained": parts.net, **still}, processes.agreement)
+    parts.numerics.store(parts.net, parts.attached.float32)
+    axis_rules = config.mesh.logical_axis_rules
+    said = sharding_rules.check(axis_rules, mesh)
+    grid = parallelize.device_mesh(mesh, parts.device.type)
+    found = of_net(parts.net, parts.family.components, axis_rules, mesh)
+    problems = [*found.problems]
+    split = parallelize.apply(parts.net, mesh, found.placed, grid, parts.family.block_classes)
+    for name, network in still.items():
+        if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
+            own = placement(network, axis_rules, mesh)
+            problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
+            parallelize.apply(network, mesh, own.placed, grid, parts.family.block_classes)
+            for entry in (each for each in _ENTRIES if hasattr(network, each)):
+                register_fsdp_forward_method(network, entry)
+    sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)
+    return sharding, said + _summary(problems)
+
+
+def refuse_other_weights(networks: Mapping[str, nn.Module], agreement: Agreement) -> None:
+    """UserError where ranks have loaded different weights: another version of the base in a node's cache."""
+    everyone = agreement.gather({name: base_digests.digest_of(network) for name, network in networks.items()})
+    for rank, theirs in enumerate(everyone):
+        if other := [name for name, digest in theirs.items() if digest != everyone[0][name]]:
+            raise UserError(
+                f"rank {rank} has other weights than rank 0 in {', '.join(other)}: their nodes read different files. "
+                "Give all nodes the same (a shared folder, or the same revision in each cache)"
+            )
+
+
+@dataclass
+class Whole:
+    """The model with whole networks, in the memory of rank 0's host, for exports of what is split over devices."""
+
+    config: Config
+    leads: bool
+    _attached: Attached | None = field(default=None, init=False, repr=False)
+
+    def take(self, sharding: Sharding, own: Attached) -> Attached:
+        """Takes up the present weights of what is trained, one tensor after the other, on the same base; the adapters
+        that have them on rank 0, its `own` elsewhere. All ranks call this."""
+        assert isinstance(sharding, MeshSharding)
+        if self.leads and self._attached is None:
+            self._attached = load(self.config)[1]
+            assert self._attached.names == own.names
+        weights = {} if self._attached is None else self._attached.net.state_dict()
+        with torch.no_grad():
+            for name, tensor in sharding.whole(own.names):
+                if self._attached is not None:
+                    weights[name].copy_(tensor)
+        return self._attached or own
+
+
+def _summary(problems: list[tuple[str, str]]) -> list[str]:
+    if not problems:
+        return []
+    name, why = problems[0]
+    more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return [f"not split as the rules say: {name} ({why}){more}; `daguerre plan` lists all"]

@@ -1,0 +1,44 @@
+"""Words of prompts that a model never saw: told before it draws, where all words of its training captions are known.
+
+That is where a denoiser was trained from random weights on captions which the settings of its source say. A pretrained
+one knows more than the captions of a run, and captions in files are not read for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from daguerre.config.config import Config
+from daguerre.data.images.words import words
+
+_FEW = 60
+"""As many known words are listed."""
+_SHOWN = 10
+
+
+def known(config: Config) -> frozenset[str] | None:
+    """Every word that training captions held; None where nobody can say."""
+    return config.data.words() if config.model.denoises_anew and config.init_from is None else None
+
+
+def told(config: Config, prompts: Iterable[str]) -> list[str]:
+    """What to say of prompts with words that the model does not know, a line at most."""
+    vocabulary = known(config)
+    if vocabulary is None:
+        return []
+    strange: dict[str, str] = {}
+    for prompt in prompts:
+        for word in words(prompt):
+            if word not in vocabulary:
+                strange.setdefault(word, prompt)
+    if not strange:
+        return []
+    listed = ", ".join([*list(strange)[:_SHOWN], *(["..."] if len(strange) > _SHOWN else [])])
+    first = next(iter(strange.values()))
+    others = f"the {len(vocabulary)} that it knows are: {', '.join(sorted(vocabulary))}"
+    if len(vocabulary) > _FEW:
+        others = f"it knows {len(vocabulary):,} others"
+    return [
+        f"the captions that this model is trained on hold none of these words: {listed} (as in {first!r}); what it "
+        f"draws for them means nothing; {others}"
+    ]

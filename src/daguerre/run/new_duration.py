@@ -1,0 +1,124 @@
+"""A run that goes on with another training.duration: what becomes of a learning rate that falls until the run's end.
+
+The schedule of a run is a function of its recorded settings alone: what is chosen here becomes a stage of
+lr_scheduler.stages, so that a run that is killed after the change goes on with the same rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daguerre.build.parts import BatchSizes
+from daguerre.config.config import Config
+from daguerre.errors import UserError
+from daguerre.run.intervals import intervals
+from daguerre.run.resume import Beginning
+from daguerre.settings import Duration
+from daguerre.training import schedules
+from daguerre.training.settings import LRSchedulerSettings, Stage
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over a run, as a share of its peak."""
+
+    settings: LRSchedulerSettings
+    warmup: int
+    total: int
+    decay: int
+
+    @classmethod
+    def of(cls, config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> Schedule:
+        """That of a recipe."""
+        every = intervals(config, sizes, samples_per_epoch)
+        return cls(config.lr_scheduler, every.warmup, every.total, every.decay)
+
+    def at(self, step: int) -> float:
+        """Share of the peak in update `step`, from 0."""
+        return schedules.factor(self.settings, step, self.warmup, self.total, self.decay)
+
+
+def settled(
+    config: Config, beginning: Beginning, sizes: BatchSizes, samples_per_epoch: int | None
+) -> tuple[Config, list[str]]:
+    """The config with the stages of its learning rate, and what to say of a change. UserError where the duration is
+    another than the run's, the updates that are done had other rates than they would have had, and nothing says what
+    is to be done."""
+    done, known = beginning.step, beginning.schedule
+    if not done or known is None:
+        return config, []
+    settings = LRSchedulerSettings.model_validate(known["lr_scheduler"])
+    if not (settings.acts("stages") and config.lr_scheduler.acts("stages")):
+        return config, []
+    if not config.lr_scheduler.stages:
+        config = _with_stages(config, settings.stages)
+    training = config.training.model_copy(update={"duration": Duration(known["duration"])})
+    before = config.model_copy(update={"training": training, "lr_scheduler": settings})
+    old, new = (Schedule.of(one, sizes, samples_per_epoch) for one in (before, config))
+    if new.total == old.total or new.total <= done or old.at(done - 1) == new.at(done - 1):
+        return config, []
+    choice = config.lr_scheduler.on_new_duration
+    if choice == "refuse":
+        raise UserError(_choices(config, old, new, done))
+    if choice == "stretch":
+        return config, [_told(choice, old, new, done)]
+    config = _with_stages(config, [*_begun(old, done), _stage(config, old, done)])
+    return config, [_told(choice, old, Schedule.of(config, sizes, samples_per_epoch), done)]
+
+
+def _with_stages(config: Config, stages: list[Stage]) -> Config:
+    return config.model_copy(update={"lr_scheduler": config.lr_scheduler.model_copy(update={"stages": stages})})
+
+
+def _begun(old: Schedule, done: int) -> list[Stage]:
+    """Those that the updates done belong to; one that was still to come is no more."""
+    return [stage for stage in old.settings.stages if stage.start < done]
+
+
+def _stage(config: Config, old: Schedule, done: int) -> Stage:
+    """What `hold` and `decay` mean for a run that has done so many updates. UserError where nothing would be learnt."""
+    _, planned = schedules.under_way(old.settings, done - 1, old.total)
+    name = config.lr_scheduler.on_new_duration
+    assert name in ("hold", "decay")
+    start = planned if name == "hold" else done
+    share = config.lr_scheduler.restart_from or old.at(start)
+    if not share:
+        raise UserError(
+            f"lr_scheduler.on_new_duration={name}: the learning rate of this run is 0 after update {start:,}, so that "
+            "nothing more would be learnt. Give lr_scheduler.restart_from, the share of the peak learning rate to go "
+            "on from, such as lr_scheduler.restart_from=0.1"
+        )
+    return Stage(start=start, planned=planned, name=name, share=share)
+
+
+def _choices(config: Config, old: Schedule, new: Schedule, done: int) -> str:
+    """The refusal, with what can be chosen."""
+    ended, final = old.at(old.total), old.settings.final
+
+    def unless(rate: float) -> str:
+        return "" if rate else ": nothing would be learnt, so add lr_scheduler.restart_from=0.1, a share of the peak"
+
+    return (
+        f"training.duration is {str(config.training.duration)!r} ({new.total:,} updates), and this run was planned for "
+        f"{old.total:,} updates with a learning rate that falls until then (lr_scheduler.name={old.settings.name}); "
+        f"{done:,} are done.\nSay what becomes of the rate, which is {_percent(old.at(done))} of its peak now:\n"
+        f"  lr_scheduler.on_new_duration=stretch   as if the run had had that length from the start: now "
+        f"{_percent(new.at(done))}\n"
+        f"  lr_scheduler.on_new_duration=hold      the old schedule to its end, then the rate of its end, "
+        f"{_percent(ended)}{unless(ended)}\n"
+        f"  lr_scheduler.on_new_duration=decay     a new decay from the present rate to {_percent(final)} over the "
+        f"{new.total - done:,} updates that are left{unless(old.at(done))}\n"
+        "A rate that does not fall (lr_scheduler.name=constant) needs no such choice. docs/optimizers.md says more."
+    )
+
+
+def _told(choice: str, old: Schedule, new: Schedule, done: int) -> str:
+    return (
+        f"{new.total:,} updates in place of {old.total:,} (lr_scheduler.on_new_duration={choice}): the learning rate "
+        f"was {_percent(old.at(done - 1))} of its peak in update {done:,}, is {_percent(new.at(done))} in the next one "
+        f"and {_percent(new.at(new.total - 1))} in the last"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,99 @@
+"""The passes before the first update: how much arithmetic a sample is, how long it takes, and whether compiled blocks
+compute what the networks say. Weights, running statistics and random numbers stay as they are."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from daguerre.build.parts import Parts
+from daguerre.distributed.parallelize import local
+from daguerre.errors import UserError
+from daguerre.training.performance import flops, peak_rates
+from daguerre.types import Batch
+
+_WRONG = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 1e-2), torch.float16: (0.3, 1e-2)}
+"""From where on a gradient counts as wrong: how far off, of its own norm and of that of the whole gradient. Code that
+was compiled wrongly is off by all of it; roundings by a thousandth of this in float32, by a tenth in 16 bits."""
+
+
+def seconds(parts: Parts, batch: Batch) -> float:
+    """Of one forward and backward pass of a micro-batch: the second of two."""
+    found = 0.0
+    with _untouched(parts):
+        for _ in range(2):
+            start = time.perf_counter()
+            _pass(parts, batch)
+            parts.net.zero_grad(set_to_none=True)
+            peak_rates.synchronize(parts.device)
+            found = time.perf_counter() - start
+    return found
+
+
+@torch.no_grad()
+def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
+    """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
+    parts.net.eval()
+    x0, cond = parts.family.encode(batch)
+    with parts.autocast():
+        return 3.0 * flops.count(lambda: parts.objective.loss(parts.net, x0, cond, batch.draws)) / len(batch.names)
+
+
+@torch.no_grad()
+def refuse_wrong_code(parts: Parts, batch: Batch) -> None:
+    """UserError where gradients of compiled blocks are others than without compiling: some releases of torch compile
+    some networks wrongly, and say nothing. It sees the shapes of this batch alone. Gradients that are not finite
+    uncompiled are not compared: other guards tell of these."""
+    compiled = {name: gradient.cpu() for name, gradient in _gradients(parts, batch)}
+    with torch.compiler.set_stance("force_eager"):
+        plain = dict(_gradients(parts, batch))
+    norms = {name: float(gradient.float().norm()) for name, gradient in plain.items()}
+    norms = {name: norm for name, norm in norms.items() if math.isfinite(norm)}
+    of_own, of_whole = _WRONG[parts.numerics.compute]
+    most = of_whole * math.hypot(*norms.values())
+    wrong = [
+        name
+        for name, norm in norms.items()
+        if not float((compiled.pop(name).to(plain[name].device) - plain[name]).float().norm()) <= of_own * norm + most
+    ]
+    if wrong:
+        raise UserError(
+            f"training.compile=blocks: torch {torch.__version__} compiled these networks wrongly: gradients of "
+            f"{len(wrong)} of {len(plain)} parameters are not those that they have uncompiled, {wrong[0]} for one. "
+            "Train with training.compile=false, or with another release of torch"
+        )
+
+
+def _gradients(parts: Parts, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    """Of a micro-batch, by name: this device's part of each, where several split them."""
+    with _untouched(parts), torch.enable_grad():
+        _pass(parts, batch)
+    for name, p in parts.net.named_parameters():
+        if p.grad is not None:
+            gradient, p.grad = p.grad, None
+            yield name, local(gradient)
+
+
+def _pass(parts: Parts, batch: Batch) -> None:
+    with parts.autocast():
+        loss = parts.loss(parts.net, batch).loss_B.mean()
+    parts.numerics.scaler(parts.device).scaled(loss).backward()
+
+
+@contextmanager
+def _untouched(parts: Parts) -> Iterator[None]:
+    """For passes as training makes them, so that what they compile is what training computes with."""
+    statistics, mode = [(buffer, buffer.clone()) for buffer in parts.net.buffers()], parts.net.training
+    parts.net.train()
+    with torch.random.fork_rng([parts.device] if parts.device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            parts.net.train(mode)
+            for buffer, before in statistics:
+                buffer.copy_(before)

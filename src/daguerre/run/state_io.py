@@ -1,0 +1,60 @@
+"""A training state as a checkpoint's slices, and back: what each device holds of it, whoever saved it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from daguerre.checkpoint.shard_reader import SliceReader, opened
+from daguerre.checkpoint.shards import Groups, Piece, Sliced, in_order
+from daguerre.training.sharding import Part
+from daguerre.training.state import TrainState
+
+
+def groups(state: TrainState) -> Groups:
+    """What this device holds, by file and name; views, so that a copy or a save must come before the next update. A
+    collective call."""
+    return {
+        file: {name: _sliced(tensor, _part_of(state, file, name, tensor.shape)) for name, tensor in tensors.items()}
+        for file, tensors in state.tensors().items()
+    }
+
+
+def restore(state: TrainState, folder: Path) -> None:
+    """Takes over a verified checkpoint, whatever the devices were that saved it. UserError where it does not fit."""
+    with opened(folder) as reader:
+        found = {
+            file: {name: _read(reader, state, file, name, stored.shape) for name, stored in named.items()}
+            for file, named in reader.index.items()
+        }
+        state.load(found, reader.document("state"))
+
+
+def _part_of(state: TrainState, file: str, name: str, held_shape: torch.Size) -> Part | None:
+    """Which part of a parameter's tensor this is; None for a tensor that is no parameter's, or held whole."""
+    parameter = state.parameter_of(file, name)
+    if parameter is None or held_shape != state.held(parameter).shape:
+        return None
+    return state.sharding.part(parameter)
+
+
+def _sliced(tensor: Tensor, part: Part | None) -> Sliced:
+    if part is None:
+        return Sliced.of(tensor)
+    if part.order is not None:
+        return in_order(part.order, part.offsets, tensor, part.whole)
+    return Sliced(part.whole, tensor.dtype, [Piece(part.offsets, tensor)])
+
+
+def _read(reader: SliceReader, state: TrainState, file: str, name: str, shape: tuple[int, ...]) -> Tensor:
+    """What this device holds of a tensor of the checkpoint."""
+    parameter = state.parameter_of(file, name)
+    part = None if parameter is None else state.sharding.part(parameter)
+    if parameter is None or part is None or part.whole != shape:
+        return reader.read(file, name)
+    dtype = reader.index[file][name].dtype
+    tensor = torch.empty(state.held(parameter).shape, dtype=dtype)
+    reader.fill({file: {name: _sliced(tensor, part)}})
+    return tensor

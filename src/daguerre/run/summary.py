@@ -1,0 +1,204 @@
+"""What a run is, in words: the lines before it starts, and `train --dry-run`. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+
+import torch
+import yaml
+
+from daguerre.build.parts import BatchSizes, Parts
+from daguerre.config import config as configs
+from daguerre.config.config import Config
+from daguerre.config.recipe import Tree, paths
+from daguerre.data import skipped
+from daguerre.data.dataset import Dataset
+from daguerre.data.plan.buckets import buckets
+from daguerre.models.components import Components
+from daguerre.models.settings import PretrainedSettings
+from daguerre.models.weights import resolve
+from daguerre.objectives.algebra import Diffusion
+from daguerre.objectives.objective import Objective
+from daguerre.run import resume
+from daguerre.run.intervals import Intervals
+
+
+def count_text(count: float) -> str:
+    """A count for people: 3.1 M, 845 k, 12."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+def parameter_counts(parts: Parts) -> dict[str, int]:
+    """Parameters of all networks: `trained` and `frozen`."""
+    every = {id(p): p for part in [*parts.family.components.values(), parts.net] for p in part.parameters()}
+    trained = sum(p.numel() for p in parts.net.parameters() if p.requires_grad)
+    return {"trained": trained, "frozen": sum(p.numel() for p in every.values()) - trained}
+
+
+def device_text(device: torch.device) -> str:
+    """The device of a run, as a person knows it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{threads} thread{'s' * (threads > 1)} of a CPU with {os.cpu_count()} cores"
+
+
+def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None, length: str = "") -> list[str]:
+    """How much will be trained and for how long; then what, on what, on which device."""
+    trained = count_text(parameter_counts(parts)["trained"])
+    samples = f"{config.training.duration} in updates of {sizes.whole} samples"
+    if steps is not None:
+        samples = f"{steps:,} updates of {sizes.whole} samples = {steps * sizes.whole:,} samples"
+    return [
+        f"{config.run_name}: {samples}{length and ', '}{length}",
+        f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "
+        f"{config.data.source} at {config.data.resolution} px; {device_text(parts.device)}, {parts.precision}",
+        *about_levels(config, parts.objective),
+    ]
+
+
+def about_levels(config: Config, objective: Objective) -> list[str]:
+    """The shift of the noise levels for each size that is trained on, where it follows the size."""
+    if not isinstance(objective, Diffusion) or objective.settings.schedule.resolution_shift.name == "none":
+        return []
+    shifts = {str(bucket): objective.settings.schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
+    return _wrapped(f"shift of the noise levels: {', '.join(f'{size} {shift:.4g}' for size, shift in shifts.items())}")
+
+
+def about_warmup(every: Intervals) -> list[str]:
+    """A warm-up that is longer than the run, where only the data or the batch tell."""
+    if every.warmup <= every.total or not every.total:
+        return []
+    return [
+        f"the warm-up takes {every.warmup:,} updates and the run has {every.total:,}: the learning rate never reaches "
+        f"its peak. For one that fits: lr_scheduler.warmup='{-(-every.total // 10)} steps'"
+    ]
+
+
+def about_data(
+    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, draws: bool, images: Sequence[str] = ()
+) -> list[str]:
+    """What is read of a data set that has an end, what was left out, and which measurements it does not allow."""
+    lines = []
+    if dataset.size is not None:
+        lines.append(f"data: {extent(dataset)}, {held_out.size or 0:,} held out")
+    found = skipped.merged(dataset.report(), dataset.notes(batch_size, images))
+    if found:
+        lines.append(f"found in the data:\n{skipped.table(found)}")
+    if held_out.size == 0 and validates:
+        lines.append("nothing is held out, so there is no validation loss")
+    if dataset.metric is None and draws:
+        lines.append("no checker reads pictures of this source, so the run ends without a table of results")
+    return lines
+
+
+def extent(dataset: Dataset) -> str:
+    """How much there is to train on."""
+    if dataset.size is None:
+        return "endless"
+    if dataset.count is None:
+        return f"{dataset.size:,} samples of {len(dataset.members)} sources"
+    repeated = "" if dataset.count == dataset.size else f", {dataset.count:,} with repeats"
+    return f"{dataset.size:,} samples an epoch{repeated}"
+
+
+def about_source(dataset: Dataset, config: Config, batch_size: int, images: Sequence[str] = ()) -> list[str]:
+    """What there is to train on, in which shapes, and what is left out."""
+    left_out = skipped.merged(dataset.report(), dataset.notes(batch_size, images)).items()
+    shapes = [f"buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []
+    return [
+        f"{config.data.source}: {extent(dataset)}",
+        *shapes,
+        *(f"{'noted' if e.get('kept') else 'left out'}: {reason}: {e['count']:,}" for reason, e in left_out),
+    ]
+
+
+def about_files(config: Config) -> list[str]:
+    """Where the files of pretrained networks come from: each place, whether it is on this machine, and its files."""
+    if not isinstance(config.model, PretrainedSettings):
+        return []
+    lines = []
+    for wanted in Components(config.model, config.seed).wanted():
+        found = resolve.here(wanted.place, wanted.options)
+        files = [f"{part}/{names[0]}".lstrip("/") for part, each in wanted.needed.items() for names in each]
+        files = [name.replace("tokenizer_config.json", "*") for name in files]
+        absent = files if found is None else resolve.missing_files(found, wanted.needed)
+        where = "to be fetched from the hub" if found is None else "on this machine" if not absent else "incomplete"
+        lines += _wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""))
+        if found is None:
+            lines.append(f"  for a machine without a network: daguerre fetch {wanted.place} -o DIR")
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    """A text in lines of a terminal's width; paths stay whole."""
+    return textwrap.wrap(text, 114, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def about_settings(config: Config, full: bool) -> dict[str, list[str]]:
+    """The recipe as YAML, under a title that says which part of it this is."""
+    whole = configs.dump(config)
+    if full:
+        return {"Settings": whole.splitlines()}
+    differing = configs.differing(config)
+    count, every = (sum(1 for _ in paths(tree)) for tree in (differing, config.model_dump(mode="json")))
+    return {f"Settings ({count} that differ from the defaults; --full shows all {every})": as_lines(differing)}
+
+
+def as_lines(tree: Tree) -> list[str]:
+    """Settings as YAML for a terminal: short lists on one line, long texts over several."""
+    return yaml.dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110).splitlines()
+
+
+def about_networks(parts: Parts) -> list[str]:
+    """Each network with its class and size, and how much of it is trained."""
+    trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
+    lines = []
+    for name, part in parts.family.components.items():
+        count = sum(p.numel() for p in part.parameters())
+        own = sum(p.numel() for p in part.parameters() if id(p) in trained)
+        lines.append(f"{name:14} {type(part).__name__:28} {count:>14,} parameters, {own:>14,} trained")
+    return lines
+
+
+def about_plan(config: Config, parts: Parts, sizes: BatchSizes, total_steps: int | None) -> list[str]:
+    """How long is trained, in which batches, and from which weights."""
+    if total_steps == 0:
+        return ["no updates: the networks are there to be drawn with as they are (daguerre generate)"]
+    cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
+    return [
+        *headline(config, parts, sizes, total_steps),
+        f"a global batch of {sizes.whole} samples is computed as {cut}",
+        *resume.foreseen(config),
+    ]
+
+
+def dry_run(
+    config: Config,
+    parts: Parts,
+    sizes: BatchSizes,
+    total_steps: int | None,
+    data: Sequence[str],
+    notices: Sequence[str],
+    full: bool = False,
+) -> str:
+    """The settings (those that differ from the defaults, or in `full`), the networks with parameter counts, their
+    files, the data, the plan, and what to know of it. `total_steps` is None where the data that would tell is not
+    here."""
+    sections = {
+        **about_settings(config, full),
+        "Networks": about_networks(parts),
+        "Files": about_files(config),
+        "Data": data,
+        "Plan": about_plan(config, parts, sizes, total_steps),
+        "Notes": [line for note in [*notices, *parts.family.remarks(parts.objective)] for line in _wrapped(note)],
+    }
+    lines: list[str] = []
+    for title, content in sections.items():
+        lines += ["", title, *(f"  {line}" for line in content)] if content else []
+    return "\n".join([*lines[1:], "", "Nothing was trained and nothing was written (--dry-run)."])

@@ -1,0 +1,268 @@
+"""Connections to object stores and web servers, one a bucket and process: credentials, endpoints, time-outs.
+
+Credentials come from where each store's own tools take them; without any, requests go unsigned, as public buckets want
+them. Nothing here asks a store for anything yet.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import boto3
+import botocore.session
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.store import GCSStore, HTTPStore, S3Store
+
+from daguerre.storage.errors import StoreError
+from daguerre.storage.location import STORES, WEB, Place, shown
+
+if TYPE_CHECKING:
+    from obstore.store import GCSConfig, S3Config
+
+Store = S3Store | GCSStore | HTTPStore
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a fault is waited out. Tests set `PATIENCE` to a shorter one and call `forget`."""
+
+    attempts: int = 10
+    """Requests for the same bytes, after which the fault is reported."""
+    first_pause_seconds: float = 0.1
+    """Before the second request; it doubles from one to the next."""
+    longest_pause_seconds: float = 5.0
+    """Most of one pause."""
+    connect_seconds: float = 5.0
+    """Longest wait for a connection."""
+    stall_seconds: float = 10.0
+    """Longest wait for the next bytes of an answer."""
+    sending_seconds: float = 60.0
+    """Longest time that sending a part of a file, and its answer, may take."""
+    unreachable_seconds: float = 12.0
+    """A store that has not answered once after that time (and two attempts) counts as unreachable."""
+
+
+PATIENCE = Patience()
+_PLAIN = re.compile(r"(https?://[A-Za-z0-9.:\[\]-]+/)((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)")
+_USUAL_REGION = "us-east-1"
+_PART_RETRIES = 2
+"""How often a part of a large file is sent again at once; the whole file is, too, by who sends it."""
+_MACHINE = Path("/sys/class/dmi/id/product_name")
+_METHODS = {
+    "env": "the environment",
+    "shared-credentials-file": "~/.aws/credentials",
+    "config-file": "~/.aws/config",
+    "iam-role": "the instance's role",
+    "container-role": "the container's role",
+}
+"""Boto's names for where credentials are from, in words."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A store and how it is reached."""
+
+    store: Store
+    access: str
+    """Endpoint, region and where the credentials came from, for messages."""
+    answered: Event = field(default_factory=Event, compare=False)
+    """Set once it has answered: from then on, silence is a fault that passes."""
+
+
+def client(place: Place, writing: bool = False) -> Client:
+    """The connection that reaches a place. StoreError where the settings around it cannot be used.
+
+    The one for writing waits longer, and sends a part of a large file again by itself.
+    """
+    return _opened(_parts(place)[0], writing and place.scheme in STORES)
+
+
+def path_in(place: Place) -> str:
+    """The name of a place within its `client`."""
+    return _parts(place)[1]
+
+
+def _parts(place: Place) -> tuple[str, str]:
+    """What is connected to, and the name in it: a bucket and its keys; a host and plain paths; else a whole address,
+    because the library would write escapes and queries anew."""
+    if place.scheme not in WEB:
+        return f"{place.scheme}://{place.bucket}/", place.key
+    plain = _PLAIN.fullmatch(place.url)
+    return (plain[1], plain[2]) if plain else (place.url, "")
+
+
+def forget() -> None:
+    """Closes all connections, so that changed credentials, endpoints and time-outs count."""
+    _opened.cache_clear()
+
+
+@lru_cache(maxsize=64)
+def _opened(root: str, writing: bool) -> Client:
+    place = Place(root)
+    if place.scheme not in STORES:
+        return _web(place)
+    return (_s3 if place.scheme == "s3" else _gs)(place, _for_writing if writing else _options)
+
+
+def _for_writing(allow_http: bool) -> dict[str, Any]:
+    options = _options(allow_http)
+    options["client_options"]["read_timeout"] = timedelta(seconds=PATIENCE.sending_seconds)
+    pauses = {
+        "init_backoff": timedelta(seconds=PATIENCE.first_pause_seconds),
+        "max_backoff": timedelta(seconds=PATIENCE.longest_pause_seconds),
+    }
+    options["retry_config"] |= {"max_retries": _PART_RETRIES, "backoff": pauses}
+    return options
+
+
+def _options(allow_http: bool) -> dict[str, Any]:
+    return {
+        "client_options": {
+            "allow_http": allow_http,
+            "connect_timeout": timedelta(seconds=PATIENCE.connect_seconds),
+            "read_timeout": timedelta(seconds=PATIENCE.stall_seconds),
+            "timeout": timedelta(hours=1),
+        },
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=2)},
+    }
+
+
+def _s3(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
+    settings = botocore.session.Session()
+    try:
+        endpoint = _s3_endpoint(settings)
+        region = _region(settings, place.bucket, endpoint)
+        provider, credentials = _s3_credentials(boto3.Session(botocore_session=settings))
+    except BotoCoreError as error:
+        reason = type(error).__name__
+        raise StoreError(
+            place, f"cannot be read: no usable AWS settings ({reason}). Check ~/.aws and AWS_PROFILE"
+        ) from None
+    config: S3Config = {"region": region}
+    if endpoint:
+        config["endpoint"] = endpoint
+    if provider is None:
+        config["skip_signature"] = True
+    options = made(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"))
+    store = S3Store(place.bucket, config=config, credential_provider=provider, **options)
+    return Client(store, f"{_endpoint_name(endpoint)}, region {region}, {credentials}")
+
+
+def _s3_endpoint(settings: botocore.session.Session) -> str | None:
+    """From the environment, else from the profile in ~/.aws/config."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if os.environ.get(name):
+            return os.environ[name]
+    profile = settings.get_scoped_config()
+    services = settings.full_config.get("services", {}).get(profile.get("services"), {})
+    return services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url")
+
+
+def _region(settings: botocore.session.Session, bucket: str, endpoint: str | None) -> str:
+    """From the environment or the profile; else AWS tells everybody where a bucket is. Other stores care little."""
+    if region := os.environ.get("AWS_REGION") or settings.get_config_variable("region"):
+        return region
+    if endpoint:
+        return _USUAL_REGION
+    once = Config(signature_version=UNSIGNED, connect_timeout=1, read_timeout=3, retries={"total_max_attempts": 1})
+    try:
+        answer = boto3.client("s3", region_name=_USUAL_REGION, config=once).head_bucket(Bucket=bucket)
+    except ClientError as error:
+        answer = error.response
+    except BotoCoreError:
+        return _USUAL_REGION  # whoever asks next finds out what is the matter
+    return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", _USUAL_REGION)
+
+
+def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | None, str]:
+    """Who signs requests, and where those credentials are from."""
+    if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        return None, "no credentials: AWS_SKIP_SIGNATURE is set"
+    credentials = session.get_credentials()
+    if credentials is None:
+        return None, "no credentials found in the environment, ~/.aws or the instance's role"
+    credentials.get_frozen_credentials()
+    return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
+
+
+def _gs(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
+    endpoint = os.environ.get("GOOGLE_BASE_URL")
+    credentials = _gs_credentials()
+    config: GCSConfig = {} if credentials else {"skip_signature": True}
+    if endpoint:
+        config["base_url"] = endpoint
+    store = GCSStore(place.bucket, config=config, **made(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP")))
+    origin = (
+        f"credentials from {credentials}" if credentials else "no credentials found: GOOGLE_APPLICATION_CREDENTIALS"
+    )
+    return Client(store, f"{_endpoint_name(endpoint)}, {origin}")
+
+
+def _gs_credentials() -> str | None:
+    """Where Google's libraries would find credentials; None if nowhere. The machine's own are known by its maker."""
+    if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        return None
+    names = (
+        "SERVICE_ACCOUNT",
+        "SERVICE_ACCOUNT_PATH",
+        "SERVICE_ACCOUNT_KEY",
+        "APPLICATION_CREDENTIALS",
+        "BEARER_TOKEN",
+    )
+    for name in names:
+        if os.environ.get(f"GOOGLE_{name}"):
+            return f"GOOGLE_{name}"
+    if (Path.home() / ".config/gcloud/application_default_credentials.json").is_file():
+        return "gcloud's application default"
+    if os.environ.get("GCE_METADATA_HOST") or (_MACHINE.is_file() and "Google" in _MACHINE.read_text(encoding="utf-8")):
+        return "the machine's service account"
+    return None
+
+
+def _web(place: Place) -> Client:
+    host = urlsplit(place.url)
+    options = _options(host.scheme == "http")
+    if host.username is not None:
+        if host.scheme == "http" and not _loopback(host.hostname):
+            raise StoreError(place, "would send user and password unencrypted: write https://")
+        pair = f"{unquote(host.username)}:{unquote(host.password or '')}"
+        options["client_options"]["default_headers"] = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
+    address = host._replace(netloc=host.netloc.rpartition("@")[2], fragment="").geturl()
+    return Client(HTTPStore(address, **options), f"host {host.hostname}")
+
+
+def _plain_http(place: Place, endpoint: str | None, variable: str) -> bool:
+    """Whether an endpoint without encryption may be used: on this machine, or where the environment says so."""
+    if not endpoint or urlsplit(endpoint).scheme != "http":
+        return False
+    if _loopback(urlsplit(endpoint).hostname) or os.environ.get(variable, "").lower() in ("1", "true"):
+        return True
+    raise StoreError(
+        place,
+        f"would be read over an unencrypted connection ({shown(endpoint)}): write https://, or set {variable}=true",
+    )
+
+
+def _loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _endpoint_name(endpoint: str | None) -> str:
+    return f"endpoint {shown(endpoint)}" if endpoint else "the store's own endpoint"

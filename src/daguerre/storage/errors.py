@@ -1,0 +1,168 @@
+"""What went wrong at a store, in words of our own.
+
+The libraries' messages hold addresses with signatures, keys and whole answers of servers: none of their text is passed
+on, only the HTTP status, the store's error code and what kind of fault it was.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+
+from daguerre.storage.location import STORES, Place
+
+
+class StoreError(OSError):
+    """A place that cannot be read or written. The message holds no credentials."""
+
+    def __init__(self, place: Place, what: str, setting: str = "data.path") -> None:
+        super().__init__()
+        self.place = place
+        """Where."""
+        self.what = what
+        """What happened and what to do, without the place and the setting."""
+        self.setting = setting
+        """Which setting names the place; empty if none does."""
+
+    passing = False
+    """Whether the same request may succeed a moment later."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.place, self.what, self.setting)
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.told}" if self.setting else self.told
+
+    @property
+    def told(self) -> str:
+        """The message without the setting."""
+        return f"{self.place.name} {self.what}"
+
+
+class Passing(StoreError):
+    """A fault that may be over soon: an error of the server, a connection that broke, an answer that did not come."""
+
+    passing = True
+
+
+class Unreachable(Passing):
+    """No connection, or no answer."""
+
+
+class Missing(StoreError, FileNotFoundError):
+    """There is nothing of that name."""
+
+
+class NoRanges(StoreError):
+    """A web server that sends files whole only."""
+
+
+class Mismatch(StoreError):
+    """The bytes came alike several times and are not those that were expected: they are stored that way (damaged, cut
+    or replaced)."""
+
+    def __init__(self, place: Place, what: str, setting: str = "data.path", data: bytes = b"") -> None:
+        super().__init__(place, what, setting)
+        self.data = data
+        """What is stored there; shorter than asked for if the file ends before."""
+
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+_REGION = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
+_PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524}
+_PASSING_CODES = {"RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "SlowDown"}
+_PASSING_CODES |= {"InvalidPart", "InvalidPartOrder", "MalformedXML"}  # a request that was hurt on its way
+_LATE = "no answer in time"
+_FAULTS = (
+    # text of the library, what it means
+    ("certificate", "the server's certificate is not trusted"),
+    ("dns error", "no such host"),
+    ("Connection refused", "the connection was refused"),
+    ("TimedOut", _LATE),
+    ("kind: Timeout", _LATE),
+    ("kind: Connect", "no connection"),
+    ("kind: Body", "the connection broke in the middle of an answer"),
+    ("kind: Decode", "the connection broke in the middle of an answer"),
+)
+
+
+def told(error: BaseError | OSError | ValueError, place: Place, access: str, done: str = "read") -> StoreError:
+    """The fault in our own words; `access` says by which endpoint and with which credentials the place was asked, and
+    `done` what was to be done with it: `read` or `written`."""
+    text = str(error)
+    status = int(found[1]) if (found := _STATUS.search(text)) else None
+    code = found[1] if (found := _CODE.search(text)) else ""
+    if status == 404 or isinstance(error, FileNotFoundError):
+        return Missing(place, _missing(code, access))
+    if status is not None:
+        return _answered(status, code, text, place, access, done)
+    if "BareRedirect" in text:  # elsewhere, without a word where
+        return _elsewhere(place, access, "")
+    if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+        return StoreError(place, f"may not be {done}: the credentials cannot be used or renewed ({access})")
+    if isinstance(error, NotSupportedError):
+        return NoRanges(place, "is on a server that sends files whole only (it does not answer range requests)")
+    if isinstance(error, InvalidPathError) or "Could not parse path" in text:
+        return StoreError(place, "is, or holds, a name that cannot be asked for: one with an empty part (//), . or ..")
+    return _unanswered(text, place, access)
+
+
+def _missing(code: str, access: str) -> str:
+    what = "is in a bucket that does not exist" if code == "NoSuchBucket" else "does not exist"
+    return f"{what} ({access})"
+
+
+def _answered(status: int, code: str, text: str, place: Place, access: str, done: str) -> StoreError:
+    answer = f"HTTP {status}{f' {code}' if code else ''}"
+    if status in _PASSING_STATUS or code in _PASSING_CODES:
+        return Passing(place, f"cannot be {done}: the server answered {answer} again and again ({access})")
+    if status == 412:
+        return StoreError(place, "was replaced while it was read")
+    if status == 416:
+        return Mismatch(place, "ends before the bytes that were asked for")
+    if status in (301, 307) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
+        return _elsewhere(place, access, found[1] if (found := _REGION.search(text)) else "")
+    if status in (401, 403):
+        return StoreError(place, f"may not be {done}: {answer} ({access}). {_rights(place, access, done)}")
+    return StoreError(place, f"cannot be {done}: the server answered {answer} ({access})")
+
+
+def _elsewhere(place: Place, access: str, region: str) -> StoreError:
+    name = f" ({region})" if region else ""
+    return StoreError(place, f"is in another region{name}: set AWS_REGION to the bucket's region ({access})")
+
+
+def _rights(place: Place, access: str, done: str) -> str:
+    if done == "written":
+        return (
+            "Check the name and that these credentials may read, write, list and delete there, and have not expired"
+            if "no credentials" not in access
+            else "Nothing can be written without credentials: set them up"
+        )
+    if place.scheme not in STORES:
+        return "Check whether the address has expired or needs a login"
+    if "no credentials" in access:
+        return "Only public buckets can be read without credentials: set them up, or check the name"
+    skip = "AWS_SKIP_SIGNATURE=true" if place.scheme == "s3" else "GOOGLE_SKIP_SIGNATURE=true"
+    return (
+        "Check the name (a bucket that may not be listed says the same of what is missing) and that these credentials "
+        f"may read it and have not expired; for a public bucket, {skip} asks without them"
+    )
+
+
+def _unanswered(text: str, place: Place, access: str) -> StoreError:
+    if "Content-Length" in text:
+        return StoreError(place, "has no size: the server tells none, as for a page that is made when it is asked for")
+    why = next((meaning for sign, meaning in _FAULTS if sign in text), "the request failed")
+    check = "endpoint, region and credentials" if place.scheme in STORES else "the address and the network"
+    kind = Unreachable if "kind: Connect" in text or why == _LATE else Passing
+    return kind(place, f"cannot be reached: {why}, again and again ({access}). Check {check}")

@@ -1,0 +1,254 @@
+"""Whole far files on the local disk: bounded, shared by all processes of a machine, the least recently used goes first.
+
+A folder holds `shards/XX/NAME.DIGEST.VERSION` (whole files, put there by a rename), `parts/` (files in the making, each
+locked by its maker) and `locks/`. A process that is killed leaves a part without a lock, which the next one removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from io import FileIO
+from pathlib import Path
+
+from daguerre import user_cache
+from daguerre.errors import UserError
+from daguerre.storage import io as storage_io
+from daguerre.storage.download import digest_of, fetch_into
+from daguerre.storage.io import Stat
+from daguerre.storage.location import Place
+
+_LOCKS = 4096
+_OPENINGS = 5
+_SOUND_SECONDS = 600
+
+default_folder = user_cache.folder
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A whole copy, as its name tells."""
+
+    path: Path
+    digest: str
+    version: str
+
+    def touched(self) -> bool:
+        """Marks it as used now; False where it is gone, or was hurt by a power cut: names may outlive data that never
+        reached the disk, so the first use after the machine started compares the digest."""
+        try:
+            before_start = self.path.stat().st_ctime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+            if before_start and self._hurt():
+                self.path.unlink(missing_ok=True)
+                return False
+            os.utime(self.path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _hurt(self) -> bool:
+        return not _is_whole(self.path)
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """A folder for whole far files."""
+
+    folder: Path
+    """Made when it is needed; several processes may use it at once."""
+    limit_bytes: int
+    """Most that all files take together, those in the making included."""
+
+    def path(self, place: Place, digest: str | None = None) -> Path:
+        """Where a whole copy of the file lies, fetched if it is not there; it counts as used now. StoreError, or
+        UserError for a folder that cannot be used.
+
+        `digest` (xxh3_128, hex) is what the file should be: where the store holds other bytes, those come all the same,
+        for whoever checks samples one by one. Without it, the copy is the store's newest. Another process may remove
+        the copy at any time; `read` knows. A local file is where it is.
+        """
+        if place.local is not None:
+            return place.local
+        try:
+            if kept := self._usable(place, digest):
+                return kept
+            with self._locked(f"{int(_name(place)[:8], 16) % _LOCKS:03x}"):
+                return self._usable(place, digest) or self._fetched(place, digest)
+        except PermissionError as error:
+            raise self._unusable(error) from None
+
+    def read(
+        self,
+        place: Place,
+        start: int,
+        length: int,
+        digest: str | None = None,
+        check: Callable[[bytes], bool] | None = None,
+    ) -> bytes:
+        """`stores.read` from the whole copy; a copy that is hurt, where the file is not, is fetched again."""
+        if place.local is not None:
+            return storage_io.read(place, start, length, check)
+        for _ in range(_OPENINGS):
+            copy = self.path(place, digest)
+            with suppress(FileNotFoundError):
+                try:
+                    return storage_io.read(Place(str(copy)), start, length, check)
+                except storage_io.Mismatch as error:
+                    if _sound(copy, int(time.monotonic() // _SOUND_SECONDS)):
+                        error.place = place
+                        raise
+                    copy.unlink(missing_ok=True)
+                    _sound.cache_clear()
+        what = f"was removed from {str(self.folder)!r} before it could be read, again and again: raise data.cache_gb"
+        raise storage_io.Passing(place, what, "data.cache_gb")
+
+    def holds(self, place: Place) -> bool:
+        """Whether there is a whole copy (or the file is local). Asks no store."""
+        return place.local is not None or bool(self._kept(place))
+
+    def _kept(self, place: Place) -> list[_Kept]:
+        name = _name(place)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = [entry for entry in os.listdir(self._shelf(name)) if entry.startswith(name)]
+            return [_Kept(self._shelf(name) / entry, *entry.split(".")[1:3]) for entry in names]
+        return []
+
+    def _shelf(self, name: str) -> Path:
+        return self.folder / "shards" / name[:2]
+
+    def _usable(self, place: Place, digest: str | None) -> Path | None:
+        """A copy that is what is asked for, marked as used now."""
+        kept = self._kept(place)
+        right = [one for one in kept if one.digest == digest]
+        if kept and not right:
+            version = _version_lately(place, digest, _minute()) if digest else _version(storage_io.size(place))
+            right = [one for one in kept if one.version == version]
+        return right[0].path if right and right[0].touched() else None
+
+    def _fetched(self, place: Place, digest: str | None) -> Path:
+        stat = storage_io.size(place)
+        with self._part(place, stat) as part:
+            found = fetch_into(place, part, stat, digest, keep_other=True)
+            name = _name(place)
+            with self._locked("room"):
+                for old in self._kept(place):
+                    old.path.unlink(missing_ok=True)
+                self._make_room(0)
+                whole = self._shelf(name) / f"{name}.{found}.{_version(stat)}"
+                whole.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(part.name, whole)
+                os.utime(whole)
+        return whole
+
+    @contextmanager
+    def _part(self, place: Place, stat: Stat) -> Iterator[FileIO]:
+        """A file in the making of the full size, locked, gone at the end unless it was renamed."""
+        if stat.bytes > self.limit_bytes:
+            raise UserError(
+                f"data.cache_gb: {place.name} has {stat.bytes / 1e9:.3g} GB, more than the "
+                f"{self.limit_bytes / 1e9:.3g} GB that may be kept on the local disk: raise data.cache_gb"
+            )
+        with self._locked("room"):
+            self._make_room(stat.bytes)
+            path = self._made("parts") / f"{_name(place)}.{secrets.token_hex(4)}"
+            part = FileIO(path, "x+")
+            fcntl.flock(part, fcntl.LOCK_EX)
+            part.truncate(stat.bytes)
+        try:
+            with part:
+                yield part
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UserError(
+                f"data.cache_dir: the disk of {str(self.folder)!r} is full: choose another folder, or lower "
+                f"data.cache_gb (now {self.limit_bytes / 1e9:.3g})"
+            ) from None
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Removes parts whose makers are gone, then whole copies, those used longest ago first."""
+        taken = needed_bytes + sum(_living_bytes(part) for part in self._made("parts").iterdir())
+        whole = [(found.st_mtime_ns, found.st_size, path) for path, found in self._whole()]
+        taken += sum(size for _, size, _ in whole)
+        for _, size, path in sorted(whole):
+            if taken <= self.limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            taken -= size
+
+    def _whole(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in self._made("shards").glob("??/*"):
+            with suppress(FileNotFoundError):
+                yield path, path.stat()
+
+    def _made(self, name: str) -> Path:
+        try:
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from None
+        return self.folder / name
+
+    def _unusable(self, error: OSError) -> UserError:
+        what = f"cannot be used ({error.strerror}): choose a folder that you may write to"
+        return UserError(f"data.cache_dir: {str(self.folder)!r} {what}")
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Alone among all threads and processes; waits for whoever is at it."""
+        with FileIO(self._made("locks") / name, "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:  # a file system without locks
+                raise self._unusable(error) from None
+            yield
+
+
+def _living_bytes(part: Path) -> int:
+    """Size of a part that is being made; a part without a maker is removed."""
+    with suppress(FileNotFoundError), FileIO(part) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.fstat(file.fileno()).st_size
+        part.unlink(missing_ok=True)
+    return 0
+
+
+def _name(place: Place) -> str:
+    return blake2b(place.identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def _version(stat: Stat) -> str:
+    return blake2b(f"{stat.bytes} {stat.version}".encode(), digest_size=8).hexdigest()
+
+
+def _is_whole(copy: Path) -> bool:
+    """Whether a copy's bytes are those that its name tells the digest of."""
+    with FileIO(copy) as file:
+        return digest_of(file) == copy.name.split(".")[1]
+
+
+@lru_cache(maxsize=256)
+def _sound(copy: Path, moment: int) -> bool:
+    """The same, found out again only after a while: many samples of a shard may be damaged."""
+    return _is_whole(copy)
+
+
+def _minute() -> int:
+    return int(time.monotonic() // 60)
+
+
+@lru_cache(maxsize=256)
+def _version_lately(place: Place, digest: str, minute: int) -> str:
+    """The version at the store; asked for once a minute by those who expect other bytes than they got."""
+    return _version(storage_io.size(place))

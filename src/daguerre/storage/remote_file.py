@@ -1,0 +1,43 @@
+"""A far file as a file object: what is asked for is fetched by ranges, each until two readings agree."""
+
+from __future__ import annotations
+
+import io
+import os
+
+from daguerre.storage import io as storage_io
+from daguerre.storage.location import Place
+
+
+class FarFile(io.RawIOBase):
+    """For libraries that read files; StoreError as in `stores`."""
+
+    def __init__(self, place: Place, size_bytes: int) -> None:
+        super().__init__()
+        self.place, self.size_bytes, self.position = place, size_bytes, 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte is read."""
+        return self.position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As every file."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size_bytes}[whence]
+        self.position = start + offset
+        return self.position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Fewer bytes than asked for at the end only."""
+        left = max(0, self.size_bytes - self.position)
+        length = left if size is None or size < 0 else min(size, left)
+        data = storage_io.read(self.place, self.position, length, twice=True)
+        self.position += length
+        return data

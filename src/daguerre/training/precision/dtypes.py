@@ -1,0 +1,156 @@
+"""In which types the trained networks compute and are stored, and by which attention kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from daguerre.errors import UserError
+from daguerre.training.precision.loss_scaling import DynamicScale, Scaler, Unscaled
+from daguerre.training.precision.stochastic_rounding import Rounding
+from daguerre.training.settings import TrainingSettings
+
+Autocast = Callable[[], AbstractContextManager[object]]
+"""What a forward pass of the trained networks stands in."""
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_KERNELS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+_NO_KERNEL = ("No viable backend for scaled_dot_product_attention", "No available kernel")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the trained networks compute, and how their weights are stored."""
+
+    compute: torch.dtype = torch.float32
+    weights: torch.dtype = torch.float32
+    stochastic: bool = True
+    """Weights of 16 bits are rounded by chance."""
+    kernels: tuple[str, ...] = ()
+    """Attention kernels that may be used, the best first; () for torch's own choice."""
+    device_type: str = "cpu"
+
+    def __str__(self) -> str:
+        stored = "" if self.weights == torch.float32 else f" with weights of {_NAMES[self.weights]}"
+        kernels = f", attention: {', else '.join(self.kernels)}" if self.kernels else ""
+        return f"{_NAMES[self.compute]}{stored}{kernels}"
+
+    def notices(self) -> list[str]:
+        """What a person should know of this choice."""
+        if self.weights != torch.float16:
+            return []
+        return [
+            "weights of float16 hold no number above 65504 and few below .00006: bfloat16 takes the same memory and "
+            "has the range of float32 (training.weights_dtype=bfloat16)"
+        ]
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """For forward passes of the trained networks. UserError where no chosen kernel can compute their attention."""
+        with ExitStack() as stack:
+            if self.compute != torch.float32:
+                stack.enter_context(torch.autocast(self.device_type, dtype=self.compute))
+            stack.enter_context(self.attention())
+            try:
+                yield
+            except RuntimeError as error:
+                if not str(error).startswith(_NO_KERNEL):
+                    raise
+                raise UserError(
+                    f"training.attention: {' or '.join(self.kernels)} cannot compute the attention of this model "
+                    f"(its shape, its mask, or {_NAMES[self.compute]}); auto lets torch choose"
+                ) from None
+
+    @contextmanager
+    def attention(self) -> Iterator[None]:
+        """The chosen kernels alone."""
+        with ExitStack() as stack:
+            if self.kernels:
+                stack.enter_context(sdpa_kernel([_KERNELS[name] for name in self.kernels], set_priority=True))
+            yield
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """For frozen networks inside `forward`: whatever kernel can compute theirs."""
+        with ExitStack() as stack:
+            if self.kernels:
+                stack.enter_context(sdpa_kernel(list(_KERNELS.values())))
+            yield
+
+    @torch.no_grad()
+    def store(self, net: nn.Module, float32: Collection[str] = ()) -> None:
+        """Gives the parameters of `net` the type in which they are stored; those named in `float32` keep theirs."""
+        for name, p in net.named_parameters():
+            if name not in float32:
+                p.data = p.data.to(self.weights)
+
+    def rounding(self, seed: int) -> Rounding | None:
+        """How an optimizer rounds the weights; None where it need not."""
+        return None if self.weights == torch.float32 else Rounding(self.stochastic, seed)
+
+    def scaler(self, device: torch.device) -> Scaler:
+        """What scales the loss."""
+        return DynamicScale(device) if self.compute == torch.float16 else Unscaled()
+
+
+def choose(settings: TrainingSettings, device: torch.device) -> Precision:
+    """The precision of these settings on a device; UserError for what the device cannot."""
+    weights = getattr(torch, settings.weights_dtype)
+    compute = _compute(settings, weights, device)
+    kernels = () if settings.attention in ("auto", "measured") else _kernels(settings.attention, compute, device)
+    return Precision(compute, weights, settings.stochastic_rounding, kernels, device.type)
+
+
+def _compute(settings: TrainingSettings, weights: torch.dtype, device: torch.device) -> torch.dtype:
+    if settings.mixed_precision != "auto":
+        chosen = _TYPES[settings.mixed_precision]
+    elif weights != torch.float32 or device.type == "cpu":
+        chosen = weights
+    else:
+        chosen = torch.bfloat16
+    if chosen == torch.bfloat16 and not has_bf16(device):
+        raise UserError("this GPU has no bf16; use training.mixed_precision=fp16 or no")
+    return chosen
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a device computes in bf16 by itself; every CPU does, if slowly."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _kernels(name: str, compute: torch.dtype, device: torch.device) -> tuple[str, ...]:
+    """The kernels that a name means. UserError where the device or the precision has none."""
+    able = available_kernels(compute, device)
+    if name == "fused":
+        return able[:-1]  # `math` is last
+    if name in able:
+        return (name,)
+    raise UserError(
+        f"training.attention={name}: there is no such kernel for {_NAMES[compute]} on {_described(device)}; there are "
+        f"{', '.join(sorted(able))} (fused takes the best, auto lets torch choose)"
+    )
+
+
+def available_kernels(compute: torch.dtype, device: torch.device) -> tuple[str, ...]:
+    """Kernels that a device has for a type, the fastest first."""
+    if device.type == "cpu":
+        return ("flash", "math")
+    generation = torch.cuda.get_device_capability(device)[0]
+    if compute == torch.float32 or generation < 8:
+        return ("efficient", "math")
+    return ("cudnn", "flash", "efficient", "math") if generation == 9 else ("flash", "efficient", "cudnn", "math")
+
+
+def _described(device: torch.device) -> str:
+    return "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
