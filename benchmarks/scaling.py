@@ -1,4 +1,5 @@
-"""Expected efficiency on 8 to 1,024 devices, by the arithmetic of memory/communication.py: the table of docs/scaling.md.
+"""Expected efficiency on 8 to 1,024 devices, by the arithmetic of memory/communication.py: the table of
+docs/scaling.md.
 
 python benchmarks/scaling.py
 """

@@ -85,7 +85,8 @@ def test_a_signal_reaches_every_process(tmp_path: Path, sent: signal.Signals, he
         open(r"{tmp_path}/here-%d" % rank, "w")
         time.sleep(600)
     """
-    code = f"import sys; from daguerre.distributed.launch import local; sys.exit(local.run({program(tmp_path, listens)!r}, 2))"
+    run = f"local.run({program(tmp_path, listens)!r}, 2)"
+    code = f"import sys; from daguerre.distributed.launch import local; sys.exit({run})"
     launcher = subprocess.Popen([sys.executable, "-c", code])
     wait_for(tmp_path / "here-0", tmp_path / "here-1")
     launcher.send_signal(sent)

@@ -32,7 +32,7 @@ Lists versions, devices, memory and disk, and whether the shipped recipes and ne
 missing or too old it prints the command that mends it, and exits with 1.
 """
 
-PACKAGE = Path(recipe.__file__).parent
+PACKAGE = Path(recipe.__file__).parent.parent
 OLDEST_PYTHON = (3, 11)
 LITTLE_DISK_GB = 5.0
 LITTLE_MEMORY_GB = 3.0

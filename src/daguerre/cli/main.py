@@ -1,8 +1,8 @@
-"""The command line: finds the verb's file in commands/, runs it, and turns what goes wrong into text and an exit code.
+"""The command line: finds the verb's file in this folder, runs it, and turns errors into text and an exit code.
 
-A file in commands/ with SUMMARY, HELP and `run(arguments) -> int` is a verb; beside a verb `data`, `data_pack` is the
-verb `data pack`. The texts are read from the file without importing it, so that every help is printed at once. Exit
-codes are in `errors`.
+A file with SUMMARY, HELP and `run(arguments) -> int` is a verb; `data/__init__.py` is the verb `data`, and
+`data/pack.py` beside it the verb `data pack`. The texts are read from the file without importing it, so that every help
+is printed at once. Exit codes are in `errors`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from daguerre import __version__, errors, faults
 from daguerre.errors import UserError
 
-PACKAGE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 USUAL_ORDER = ("train", "generate", "report", "recipes", "data", "doctor")
 
 
@@ -29,32 +29,35 @@ USUAL_ORDER = ("train", "generate", "report", "recipes", "data", "doctor")
 class Verb:
     """One command."""
 
-    name: str
+    path: Path
+    """Its file."""
 
     @cached_property
     def texts(self) -> dict[str, str]:
         """SUMMARY and HELP, read from the file's syntax tree; nothing is imported."""
-        tree = ast.parse((PACKAGE / "commands" / f"{self.name}.py").read_text(encoding="utf-8"))
+        tree = ast.parse(self.path.read_text(encoding="utf-8"))
         found = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
         values = {ast.unparse(node.targets[0]): node.value.value for node in found}  # type: ignore[attr-defined]
         return {name: values[name].strip("\n") for name in ("SUMMARY", "HELP")}
 
     def run(self, arguments: list[str]) -> int:
         """The verb's exit code."""
-        code = import_module(f"daguerre.commands.{self.name}").run(arguments)
-        assert isinstance(code, int), f"{self.name} returned {code!r}"
+        module = ".".join(self.path.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__init__")
+        code = import_module(f"daguerre.cli.{module}").run(arguments)
+        assert isinstance(code, int), f"{module} returned {code!r}"
         return code
 
 
 def verbs(above: str = "") -> dict[str, Verb]:
     """All verbs by name, the usual ones in the order in which one needs them, then the others; or those `above` one."""
-    folder = PACKAGE / "commands"
-    names = {path.stem for path in folder.glob("[!_]*.py") if "\nSUMMARY = " in path.read_text(encoding="utf-8")}
-    inner = {name for name in names if name.partition("_")[0] in names and "_" in name}
-    if above:
-        return {name.removeprefix(f"{above}_"): Verb(name) for name in sorted(inner) if name.startswith(f"{above}_")}
-    ordered = [*(n for n in USUAL_ORDER if n in names), *sorted(names - inner - set(USUAL_ORDER))]
-    return {name: Verb(name) for name in ordered}
+    files = [*(FOLDER / above).glob("[!_]*.py"), *([] if above else FOLDER.glob("[!_]*/__init__.py"))]
+    found = {
+        path.parent.name if path.name == "__init__.py" else path.stem: Verb(path)
+        for path in sorted(files)
+        if "\nSUMMARY = " in path.read_text(encoding="utf-8")
+    }
+    order = [*(name for name in USUAL_ORDER if name in found), *sorted(found.keys() - {*USUAL_ORDER})]
+    return {name: found[name] for name in order}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from daguerre.errors import UserError
 from daguerre.remote import local_copy
 from daguerre.storage import address
 
-FOLDER = Path(__file__).parent / "recipes"
+FOLDER = Path(__file__).parent.parent / "recipes"
 BROKEN = (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError, RecursionError)
 """What YAML's constructors raise for texts that are no values of their kind, such as `!!int 1e5`."""
 _DEPTH = 50

@@ -2,8 +2,8 @@
 
 `data` copies the model and splits the batch, `fsdp` splits the batch and the model's state, `tensor` splits single
 layers. Each degree is the product of one between nodes (`dcn_`, the data centre's network) and one inside a node
-(`ici_`, the links of its devices), as MaxDiffusion has them. No torch here: what the axes do to a network is distributed/sharding_rules.py
-and distributed/parallelize.py.
+(`ici_`, the links of its devices), as MaxDiffusion has them. No torch here: what the axes do to a network is
+distributed/sharding_rules.py and distributed/parallelize.py.
 """
 
 from __future__ import annotations

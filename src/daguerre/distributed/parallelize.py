@@ -1,9 +1,10 @@
-"""Splits a network over a mesh, as distributed/sharding_rules.py has placed its parameters: tensor parallel first, then FSDP2.
+"""Splits a network over a mesh, as distributed/sharding_rules.py has placed its parameters: tensor parallel first,
+then FSDP2.
 
 The engine is PyTorch's: DTensor, `parallelize_module`, `fully_shard`. A network knows nothing of it. Gradients are
 summed, never averaged: the loss is divided by the global count of samples before it is differentiated. The data axis of
-a network that FSDP2 does not hold is distributed/collectives.py's. Names and shapes of parameters stay as they were; `Split` knows
-the one thing that changes, the order of rows in layers whose two halves are split alike.
+a network that FSDP2 does not hold is distributed/collectives.py's. Names and shapes of parameters stay as they were;
+`Split` knows the one thing that changes, the order of rows in layers whose two halves are split alike.
 """
 
 from __future__ import annotations

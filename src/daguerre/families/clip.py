@@ -1,7 +1,7 @@
 """A CLIP text encoder in training, beside an image encoder that is thrown away: for latent families to use frozen.
 
-The text encoder and its tokenizer are transformers' own; the tokenizer's vocabulary is learnt in models/tokenizers/bpe.py. The loss is
-objectives/contrastive.py, an encoder in use is models/text_encoder.py.
+The text encoder and its tokenizer are transformers' own; the tokenizer's vocabulary is learnt in
+models/tokenizers/bpe.py. The loss is objectives/contrastive.py, an encoder in use is models/text_encoder.py.
 
 Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """

@@ -1,8 +1,9 @@
 """Stable Diffusion 1.x and 2.x: a KL autoencoder, a text encoder and a UNet with cross attention.
 
 The networks are diffusers' and transformers' own, in the folder layout of a diffusers pipeline. The UNet is trained,
-the text encoder beside it or instead of it if the settings say so; the autoencoder (models/vae.py) is frozen. Where they come
-from is in models/components.py, how captions are read in models/text_conditioning.py, which scheduler goes into an export in models/export/scheduler.py.
+the text encoder beside it or instead of it if the settings say so; the autoencoder (models/vae.py) is frozen. Where
+they come from is in models/components.py, how captions are read in models/text_conditioning.py, which scheduler goes
+into an export in models/export/scheduler.py.
 """
 
 from __future__ import annotations

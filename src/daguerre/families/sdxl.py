@@ -1,7 +1,8 @@
 """Stable Diffusion XL: two text encoders side by side, and a UNet that is also told the sizes of its pictures.
 
 Podell et al. 2023 (arXiv 2307.01952). The networks are diffusers' and transformers' own, in the folder layout of a
-diffusers pipeline. What is trained is as in sd.py; the parts are in models/components.py, models/text_conditioning.py, models/unet.py and models/vae.py.
+diffusers pipeline. What is trained is as in sd.py; the parts are in models/components.py,
+models/text_conditioning.py, models/unet.py and models/vae.py.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     above = RunFolder(folder.resolve().parent)
     if above.config.is_file():
         raise UserError(
-            f"{target} is the pipeline of a run: give the run, {local_copy.shown(above.path)}, whose recipe knows how to "
-            "draw"
+            f"{target} is the pipeline of a run: give the run, {local_copy.shown(above.path)}, whose recipe knows how "
+            "to draw"
         )
     class_name = _json(folder / "model_index.json").get("_class_name")
     families = catalogue.pipelines()

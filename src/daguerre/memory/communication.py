@@ -1,8 +1,8 @@
 """What devices tell each other in one update, in bytes, and what that costs in time: arithmetic, no device.
 
 A ring sends 2 (n-1)/n of what it sums, and (n-1)/n of what it gathers or scatters; groups of several nodes do so inside
-a node first. Which collectives there are follows from where distributed/parallelize.py puts each parameter; the tests count the bytes of
-real processes. docs/scaling.md has the assumptions and what follows from them.
+a node first. Which collectives there are follows from where distributed/parallelize.py puts each parameter; the tests
+count the bytes of real processes. docs/scaling.md has the assumptions and what follows from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The components of a pretrained model, each from where the settings say: the base, another place, or numbers.
 
-Knows the fields of `PretrainedSettings` and the two ways of reading a network (models/weights/load.py); which classes there are
-and whether they fit together is the families' affair.
+Knows the fields of `PretrainedSettings` and the two ways of reading a network (models/weights/load.py); which classes
+there are and whether they fit together is the families' affair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where each parameter of a model goes on a mesh: the families' logical axes and the recipe's rules, brought together.
 
-Works on networks with and without memory, and touches no tensor. What is done with the result is distributed/parallelize.py;
-what it takes of a device is memory/static.py.
+Works on networks with and without memory, and touches no tensor. What is done with the result is
+distributed/parallelize.py; what it takes of a device is memory/static.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What the dims of pretrained networks' parameters are: `heads`, `embed`, `mlp`, `conv_out` and so on, by name
 patterns.
 
-Data for distributed/sharding_rules.py, which says where such a dim goes. Every parameter of every network here has its axes:
-MaxDiffusion, whose names these are, leaves out feed-forward layers, norms, text encoders and the autoencoder. Linear
-and convolution weights are (out, in, ...) as torch stores them.
+Data for distributed/sharding_rules.py, which says where such a dim goes. Every parameter of every network here has
+its axes: MaxDiffusion, whose names these are, leaves out feed-forward layers, norms, text encoders and the
+autoencoder. Linear and convolution weights are (out, in, ...) as torch stores them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a UNet is told by captions: the features of one or several text encoders, side by side.
 
 Frozen encoders run where captions are encoded; where one of them is trained, captions travel as tokens and all run
-inside the net (models/unet.py), with gradients for the trained. Shape letters: B texts, K windows, T tokens of a window, D
-features, P pooled features.
+inside the net (models/unet.py), with gradients for the trained. Shape letters: B texts, K windows, T tokens of a
+window, D features, P pooled features.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
         return {"global_batch_size": None, "allowed": [], "schedule": None}
     if config.resume_from_checkpoint == "never":
         raise UserError(
-            f"{local_copy.shown(folder.path)} holds a run already, and resume_from_checkpoint=never: give this run another "
-            "run_name, or leave it out to go on with that one"
+            f"{local_copy.shown(folder.path)} holds a run already, and resume_from_checkpoint=never: give this run "
+            "another run_name, or leave it out to go on with that one"
         )
     old = configs.load(str(folder.path)).config
     allowed = refuse_other_recipe(old, config, folder)

@@ -1,8 +1,8 @@
 """What training needs of the other devices that train the same model, and the one device that needs nothing.
 
 The loop, the update, the averages and the optimizer see this and no process group. Optimizer and averages work on what
-this device holds of each parameter, as plain tensors: their arithmetic goes element by element. `distributed/sharding.py`
-has the devices of a mesh.
+this device holds of each parameter, as plain tensors: their arithmetic goes element by element.
+`distributed/sharding.py` has the devices of a mesh.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`daguerre data pack`: writes a data set into tar shards, and goes on where it was stopped.
 
-Here: what is asked for, the list of what is finished (dataset.json), and what is said. Shards are `data/tools/pack.py`'s.
+Here: what is asked for, the list of what is finished (dataset.json), and what is said. Shards are
+`data/tools/pack.py`'s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`daguerre launch slurm`: an sbatch file for a recipe that was checked first. Its text is distributed/launch/slurm.py's."""
+"""`daguerre launch slurm`: an sbatch file for a recipe that was checked first. Its text is
+distributed/launch/slurm.py's."""
 
 from __future__ import annotations
 

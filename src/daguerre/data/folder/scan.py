@@ -1,8 +1,8 @@
 """What a folder of captioned pictures holds: samples in the order of their paths, and what was left out and why.
 
 Reads headers and captions, never pixels: deep damage shows when a sample is decoded. Links are followed, but each
-file and folder is taken once. What was read before and has not changed since is not read again: `data/folder/index.py` keeps
-it. Captions and metadata are `data/folder/captions.py`. No torch here.
+file and folder is taken once. What was read before and has not changed since is not read again:
+`data/folder/index.py` keeps it. Captions and metadata are `data/folder/captions.py`. No torch here.
 """
 
 from __future__ import annotations

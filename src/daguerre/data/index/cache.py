@@ -1,7 +1,7 @@
 """The indexes of a data set's shards: found, and made where they are missing.
 
-An index file lies beside its shard (`SHARD.index`), else in the cache folder. What is in the file is `data/index/file.py`,
-what is kept of each in memory `data/index/heads.py`, all of them as one `data/index/join.py`.
+An index file lies beside its shard (`SHARD.index`), else in the cache folder. What is in the file is
+`data/index/file.py`, what is kept of each in memory `data/index/heads.py`, all of them as one `data/index/join.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 An Arrow stream with digests behind it, memory-mapped: only columns that are asked for are read, and checked. Here: what
 it holds, how it is written and read.
-Finding, making and joining the indexes of a data set is `data/index/cache.py`; what is in a shard, those who build it know.
+Finding, making and joining the indexes of a data set is `data/index/cache.py`; what is in a shard, those who build it
+know.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Worker processes: how one is started and ended, and what is said of one that died. What they do is `data/loading/workers.py`'s and
-`data/loading/job_pool.py`'s affair.
+"""Worker processes: how one is started and ended, and what is said of one that died. What they do is
+`data/loading/workers.py`'s and `data/loading/job_pool.py`'s affair.
 
 A worker is a fresh interpreter, neither a fork (unsafe beside torch's threads) nor a second run of the caller's main
 module, on its own end of a socket.

@@ -1,7 +1,7 @@
 """Tar shards as webdataset and img2dataset write them, and as people make them: near, or in a store.
 
-Holds the settings and the source. What is in a tar is `data/tar/reader.py`, what makes a sample of it `data/tar/samples.py`, the index
-that is made of a shard once `data/tar/index.py`.
+Holds the settings and the source. What is in a tar is `data/tar/reader.py`, what makes a sample of it
+`data/tar/samples.py`, the index that is made of a shard once `data/tar/index.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Pictures at addresses that tables hold: each fetched whole, when it is trained on.
 
-What is gone or refused for good is `Undecodable`, what may pass an OSError. Shards and tables are `storage/file_cache.py`'s.
+What is gone or refused for good is `Undecodable`, what may pass an OSError. Shards and tables are
+`storage/file_cache.py`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the kinds of table files have in common: rows by number, a bounded number at a time, damage told from faults.
 
-Parquet is `data/table/parquet.py`, Arrow `data/table/arrow.py`, text `data/table/csv.py`; what the columns mean is `data/table/columns.py`.
+Parquet is `data/table/parquet.py`, Arrow `data/table/arrow.py`, text `data/table/csv.py`; what the columns mean is
+`data/table/columns.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The source behind parquet, CSV and Hugging Face's tables: opens them, and gives their rows as records.
 
-Which columns are read is `data/table/columns.py`, how files are read `data/table/files.py` and its like, what of them can be used
-`data/table/index.py`. No torch here.
+Which columns are read is `data/table/columns.py`, how files are read `data/table/files.py` and its like, what of them
+can be used `data/table/index.py`. No torch here.
 """
 
 from __future__ import annotations

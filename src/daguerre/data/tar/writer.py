@@ -1,7 +1,8 @@
 """Tar shards as they are written: a record's members, the file, and the index beside it.
 
 The same records give the same bytes: ustar, no times and no owners, members in the order images, texts, JSON. Pictures
-are copied as they are; those that a source draws become PNG. Which records go into which shard is `data/tools/pack.py`'s.
+are copied as they are; those that a source draws become PNG. Which records go into which shard is
+`data/tools/pack.py`'s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the launcher says: which of how many processes this one is, and where they meet.
 
 A function of the environment alone: torchrun's variables, those of SLURM's srun, or none for a process on its own.
-What is partial or does not fit together is refused by the names of the variables. No torch here; distributed/process_group.py makes the
-process group.
+What is partial or does not fit together is refused by the names of the variables. No torch here;
+distributed/process_group.py makes the process group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """An sbatch file for a run, which a person can read and edit: its options, and its text.
 
-Writes nothing and submits nothing. What the tasks then read of their environment is distributed/launch/environment.py's.
+Writes nothing and submits nothing. What the tasks then read of their environment is
+distributed/launch/environment.py's.
 """
 
 from __future__ import annotations

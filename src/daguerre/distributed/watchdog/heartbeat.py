@@ -2,7 +2,8 @@
 
 The kernel closes the connections of a process that ends, however it ends, so the others know at once; a connection on
 which nothing is heard belongs to a process that stands still, or to a machine that is out of reach. `Hub` is rank 0's
-side and judges, `Spoke` the others'. No torch, no thread: distributed/watchdog/watchdog.py calls `turn` again and again.
+side and judges, `Spoke` the others'. No torch, no thread: distributed/watchdog/watchdog.py calls `turn` again and
+again.
 """
 
 from __future__ import annotations

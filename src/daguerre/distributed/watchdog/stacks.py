@@ -17,7 +17,7 @@ from typing import IO
 
 from daguerre.distributed.watchdog.processes import DUMP_SIGNAL
 
-_WAITS_FOR_OTHERS = ("/torch/distributed/", "/daguerre/parallel/")
+_WAITS_FOR_OTHERS = ("/torch/distributed/", "/daguerre/distributed/")
 _INNERMOST_FRAMES = 6
 
 

@@ -1,8 +1,9 @@
 """Each rank's watchdog: a thread that ends the process when the run cannot go on, and says why first.
 
 The main thread may sit in a collective call that never returns, so nothing here needs it: the thread beats, listens
-(distributed/watchdog/heartbeat.py), and on a verdict writes the cause, the stacks and the status, ends what does not end by itself on this node,
-and leaves by `os._exit`. What a rank was doing is what the main thread said last (`step`, `doing`).
+(distributed/watchdog/heartbeat.py), and on a verdict writes the cause, the stacks and the status, ends what does not
+end by itself on this node, and leaves by `os._exit`. What a rank was doing is what the main thread said last (`step`,
+`doing`).
 """
 
 from __future__ import annotations

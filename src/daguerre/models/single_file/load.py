@@ -1,7 +1,7 @@
 """Checkpoints of one file in the original layout of Stable Diffusion 1.x, 2.x and SDXL, in diffusers' layout.
 
-`.safetensors`, and on request `.ckpt`, which is read as tensors alone (models/weights/pickled.py). Each is converted once and kept in
-the user's cache; the type of its numbers stays as it is. What is no such model is refused by name.
+`.safetensors`, and on request `.ckpt`, which is read as tensors alone (models/weights/pickled.py). Each is converted
+once and kept in the user's cache; the type of its numbers stays as it is. What is no such model is refused by name.
 """
 
 from __future__ import annotations

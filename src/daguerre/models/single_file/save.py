@@ -1,8 +1,8 @@
 """One .safetensors in the original layout, which ComfyUI and A1111 read, of a folder in diffusers' layout.
 
 What the layout has no place for is not lost: the configs, the scheduler's numbers and tokenizers that are not CLIP's
-own stand in the metadata, from which models/single_file/load.py makes the same folder again. Programs that know the layout alone
-know SD 1.x, 2.x and SDXL; where they would compute something else than the model does, the caller is told.
+own stand in the metadata, from which models/single_file/load.py makes the same folder again. Programs that know the
+layout alone know SD 1.x, 2.x and SDXL; where they would compute something else than the model does, the caller is told.
 """
 
 from __future__ import annotations

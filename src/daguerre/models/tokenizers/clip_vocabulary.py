@@ -19,7 +19,7 @@ from daguerre.models.tokenizers import bpe
 
 TOKENS = 49408
 MAX_TOKENS = 77
-_MERGES = Path(__file__).parent.parent / "assets" / "clip_merges.txt.gz"
+_MERGES = Path(__file__).parents[2] / "assets" / "clip_merges.txt.gz"
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent / "architectures"
+FOLDER = Path(__file__).parents[2] / "architectures"
 
 HUB_IDS: dict[str, tuple[str, ...]] = {
     "sd1": (

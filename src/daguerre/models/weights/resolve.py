@@ -20,7 +20,7 @@ from daguerre.models.single_file import load
 from daguerre.models.weights import architectures, pickled
 from daguerre.models.weights.files import shards
 
-SHIPPED = Path(__file__).parent.parent / "assets"
+SHIPPED = Path(__file__).parents[2] / "assets"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(\S+\.(?:safetensors|ckpt|pt|bin))")
 
