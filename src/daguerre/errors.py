@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Literal
 
 from daguerre.credentials import scrub
 
@@ -35,32 +36,59 @@ EXIT_CODES = {
 }
 
 
+Code = Literal[
+    "invalid",  # a value, a command or a line of a file that is not allowed
+    "unknown",  # a name that does not exist
+    "missing",  # something that must be given, or a file that is not there
+    "conflict",  # things that cannot be combined
+    "unused",  # a setting that would have no effect
+    "damaged",  # a file that cannot be read, or has not the digest that was noted
+    "changed",  # not what the run, checkpoint or index was made with
+    "unsupported",  # this program, library, device or file system cannot do it
+    "not_installed",  # an extra package is needed
+    "unreachable",  # a service, a hub or another process does not answer
+    "resources",  # not enough memory, disk or open files
+    "in_use",  # another process holds it
+    "empty",  # nothing is left to work on
+    "failed",  # something went wrong on the way, through nobody's recipe
+]
+"""The kind of a refusal: stable, where the words of a message may change."""
+
+
 class UserError(ValueError):
     """Something the user gave cannot be used. The message says what, what is allowed and what to do, and holds none of
     the secrets that an address in it may have had."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(scrub(each) if isinstance(each, str) else each for each in args))
-
     exit_code = REFUSED
-    """What the command line exits with."""
+    """The exit status of the command line."""
+    code: Code = "invalid"
+    setting: str | None = None
+    """The dotted path of the setting to change, such as `data.path`; None if there is none, or more than one."""
+
+    def __init__(self, message: str = "", *, code: Code | None = None, setting: str | None = None) -> None:
+        super().__init__(scrub(message))
+        self.code = code or self.code
+        self.setting = setting
 
 
 class Absent(UserError):
     """Something that is not on this machine could not be fetched. What it would be used for can be described still."""
+
+    code = "unreachable"
 
 
 class ProcessLost(UserError):
     """A process that helps this one has ended: killed, or by a fault of which it told itself."""
 
     exit_code = FAILED
+    code = "failed"
 
 
 class SaidElsewhere(UserError):
     """An error that another process of the run tells: this one leaves with its exit code, silently."""
 
     def __init__(self, error: UserError) -> None:
-        super().__init__(str(error))
+        super().__init__(str(error), code=error.code, setting=error.setting)
         self.exit_code = error.exit_code
 
 

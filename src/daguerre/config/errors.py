@@ -47,6 +47,7 @@ class ConfigError(UserError):
         count = len(self.problems)
         head = f"{source}: {count} problem{'s' if count > 1 else ''}"
         super().__init__("\n\n".join([head, *(_block(p) for p in self.problems)]))
+        self.setting = self.problems[0].path if count == 1 else None
 
 
 def _hashable(problems: Sequence[Problem]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -65,14 +65,16 @@ def led(processes: Processes, act: Callable[[], _T]) -> _T:
     try:
         result = act()
     except UserError as error:
-        agreement.tell({"error": str(error), "code": error.exit_code})
+        agreement.tell(
+            {"error": str(error), "code": error.code, "setting": error.setting, "exit_code": error.exit_code}
+        )
         raise
     return agreement.tell({"result": result})["result"]
 
 
-def _as_error(told: Mapping[str, object]) -> UserError:
-    error = UserError(told["error"])
-    error.exit_code = int(str(told["code"]))
+def _as_error(told: Mapping[str, Any]) -> UserError:
+    error = UserError(told["error"], code=told["code"], setting=told["setting"])
+    error.exit_code = told["exit_code"]
     return error
 
 
