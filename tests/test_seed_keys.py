@@ -1,8 +1,8 @@
 """What each name of the other trainers' guides becomes on the command line: the whole table, row by row.
 
 `alias`: the setting and its value; `notice`: one printed line; `refused`: a message that says what to use. What only
-`convert config` reads is tested with it (tests/commands/test_convert_config.py) and listed here, so that nothing of the
-table is forgotten.
+`convert config` reads is tested with it (tests/config_import/test_convert_config.py) and listed here, so that nothing
+of the table is forgotten.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         write = write_sd if request.param == "sd" else write_sdxl
         place = str(write(tmp_path_factory.mktemp(request.param)))
         return module.load(module.Settings(pretrained_model_name_or_path=place), 1)
-    shipped = {"autoencoder": "quickstart_vae", "text_image": "quickstart_text"}
+    shipped = {"autoencoder": "quickstart_vae", "clip": "quickstart_text"}
     said: Any = recipe.layers(shipped[request.param])[-1].tree["model"]
     return module.load(module.Settings.model_validate(said), 1)
 

@@ -43,7 +43,7 @@ _POOLED_PX = 4
 class Settings(FamilySettings):
     """A text encoder to be trained from random weights, by pictures and their captions."""
 
-    family: Literal["text_image"] = "text_image"
+    family: Literal["clip"] = "clip"
     """Name of the family."""
     words: list[str] = Field(min_length=1)
     """Words that become one token each; all other text is spelled in pieces of them, at worst letter by letter."""

@@ -15,7 +15,7 @@ from daguerre import errors, faults
 from daguerre.cli import main
 from daguerre.errors import UserError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class Raising:

@@ -18,9 +18,9 @@ TESTS = Path(__file__).parent.parent
 def test_every_mesh_trains_as_one_process(kind: str, tmp_path: Path):
     """Losses, gradient norms and weights of five updates with accumulation and clipping, in float64."""
     out = tmp_path / "out.json"
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(TESTS / "support"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, str(TESTS / "parallel" / "splits.py")]
+    command = [sys.executable, str(TESTS / "distributed" / "splits.py")]
     processes = [
         subprocess.Popen([*command, kind, str(rank), str(tmp_path / "rendezvous"), str(out)], env=environment)
         for rank in range(4)

@@ -21,7 +21,7 @@ from daguerre.distributed.launch import local
 from daguerre.distributed.settings import DistributedSettings, MeshSettings
 from daguerre.settings import Settings
 
-FAKE = Path(__file__).parents[1] / "parallel" / "fake_slurm.py"
+FAKE = Path(__file__).parents[1] / "distributed" / "fake_slurm.py"
 
 
 def launch(*words: str) -> int:

@@ -94,7 +94,7 @@ class Twins:
         changes: dict[str, Any] = {"model.pretrained_model_name_or_path": self.pipeline(found.name)}
         for component, place in model.items():
             if component not in ("family", "pretrained_model_name_or_path") and "/" in str(place):
-                assert place.endswith(".safetensors"), f"model.{component}: teach tests/twins.py this kind of place"
+                assert place.endswith(".safetensors"), f"model.{component}: teach twins.py this kind of place"
                 changes[f"model.{component}"] = self._weights(found.name, component, Path(place).name)
         return changes
 

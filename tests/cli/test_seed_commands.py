@@ -1,8 +1,8 @@
 """The commands of the other trainers' guides run as they are written there, but for the program's name.
 
 Models and data are tiny and local: bases lie where the hub's cache would have them, so that the names in the commands
-are those of the guides; lengths and sizes come from the recipes' twins (tests/twins.py). Only addresses of buckets are
-folders here, as run folders in object stores are still to come.
+are those of the guides; lengths and sizes come from the recipes' twins (tests/support/twins.py). Only addresses of
+buckets are folders here, as run folders in object stores are still to come.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The names in the guides of other trainers, as the table of what each becomes lists them.
 
 COMMAND_LINE are those that a command line may give; CONVERTED those that only `convert config` reads, by the key that
-stands for them in the configs of tests/commands/foreign_configs.py.
+stands for them in the configs of tests/support/foreign_configs.py.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from daguerre.cli import main as cli_main
 from daguerre.run import samples, trainer
 from daguerre.training import step
 
-FAKE_SLURM = Path(__file__).parents[1] / "parallel" / "fake_slurm.py"
+FAKE_SLURM = Path(__file__).parents[1] / "distributed" / "fake_slurm.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 

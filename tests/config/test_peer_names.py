@@ -382,7 +382,7 @@ def test_commands_of_their_guides(command):
 
 @pytest.mark.parametrize("head", ["diffusers' example scripts", "kohya's sd-scripts"])
 def test_the_names_on_the_page_are_tested(head):
-    page = (Path(__file__).parents[1] / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text(encoding="utf-8")
     section = page.partition(f"\n## {head}\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("|") and "---" not in line][1:]
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}

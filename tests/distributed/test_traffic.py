@@ -134,9 +134,9 @@ def predicted(shape, ranks):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_bytes_of_real_processes(ranks, tmp_path):
     out = tmp_path / "out.json"
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(TESTS / "support"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, str(TESTS / "parallel" / "traffic_ranks.py")]
+    command = [sys.executable, str(TESTS / "distributed" / "traffic_ranks.py")]
     processes = [
         subprocess.Popen([*command, str(rank), str(ranks), str(tmp_path / "rendezvous"), str(out)], env=environment)
         for rank in range(ranks)

@@ -40,9 +40,9 @@ def test_parts_are_the_whole_once_for_each_copy(degrees, tensor, fsdp):
 @pytest.mark.parametrize(("chain", "saves"), [("some", 2), ("all", 12)])
 def test_what_a_mesh_saved_any_mesh_loads(tmp_path, chain, saves):
     """The engine's own splits of tiny SD and SDXL with their text encoders, gated layers' rows among them."""
-    path = os.pathsep.join([str(TESTS), str(TESTS / "parallel"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(TESTS / "support"), str(TESTS / "distributed"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(TESTS / "parallel" / "saved_meshes.py"), str(tmp_path), chain],
+        [sys.executable, str(TESTS / "distributed" / "saved_meshes.py"), str(tmp_path), chain],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
