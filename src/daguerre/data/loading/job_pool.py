@@ -53,7 +53,7 @@ def work(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterat
         for job in listed:
             yield Done(job, (yield from task(job)))
         return
-    with started("crew", task, min(processes, len(listed)), [signal.SIGINT, signal.SIGUSR1]) as crew:
+    with started("job_pool", task, min(processes, len(listed)), [signal.SIGINT, signal.SIGUSR1]) as crew:
         waiting = iter(listed)
         busy: dict[Any, tuple[Worker, Job]] = {}
         for worker in crew:

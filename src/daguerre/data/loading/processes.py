@@ -25,7 +25,7 @@ for number in sys.argv[2].split(","):
     signal.signal(int(number), signal.SIG_IGN)
 sys.path[:] = sys.argv[3:]
 from daguerre import faults
-from daguerre.data.{module} import serve
+from daguerre.data.loading.{module} import serve
 faults.install()
 serve(int(sys.argv[1]))
 """
@@ -50,7 +50,7 @@ class Worker:
 
 @contextmanager
 def started(module: str, first: object, number: int, ignored: Sequence[signal.Signals]) -> Iterator[list[Worker]]:
-    """`number` processes that run `serve` of a module of `daguerre.data` and were sent `first`, deaf to some signals.
+    """`number` processes that run `serve` of a module of `daguerre.data.loading` and were sent `first`, deaf to some signals.
 
     They are killed at the end of the block: what they hold is nothing to lose.
     """
