@@ -4,20 +4,20 @@
     filters: {pwatermark: "<=0.5", language: "== 'en'"}           what is said of each field
     filters: [[aesthetic_score, "lambda s: s > 4.5"]]             the same as pairs
 
-The grammar is `filter_grammar`'s, the arithmetic over columns is `filter_columns`'s. Nothing here runs text.
+Texts are read by `parser.py`, and worked out over columns by `evaluate.py`. Nothing here runs text.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, RootModel, WithJsonSchema, field_validator
 
-from daguerre.data.filters import expression, meaning, parser
+from daguerre.data.filters import expression, parser
 from daguerre.data.filters.evaluate import Verdict, verdict
-from daguerre.data.filters.expression import Condition
 from daguerre.data.index.index import Index
 from daguerre.errors import UserError
 
@@ -59,7 +59,7 @@ class Filters(RootModel[Any]):
         return given
 
     @cached_property
-    def tree(self) -> Condition | None:
+    def tree(self) -> ast.expr | None:
         """What is asked of a sample; None for no filter."""
         return None if self.root is None else _tree(self.root)
 
@@ -80,16 +80,16 @@ class Filters(RootModel[Any]):
         return verdict(self.tree, index)
 
 
-def _of(tree: Condition) -> Filters:
+def _of(tree: ast.expr) -> Filters:
     """The filter of a tree that was checked as part of another."""
     filters = Filters.model_construct(root=expression.canonical(tree))
     filters.__dict__["tree"] = tree
     return filters
 
 
-def _tree(given: Any) -> Condition:
+def _tree(given: Any) -> ast.expr:
     if isinstance(given, str):
-        return meaning.whole(parser.expression(given))
+        return parser.whole(parser.expression(given))
     if isinstance(given, dict):
         return _all_of(list(given.items()))
     if isinstance(given, list | tuple):
@@ -98,13 +98,13 @@ def _tree(given: Any) -> Condition:
     raise UserError(_SPELLINGS)
 
 
-def _all_of(pairs: list[Any]) -> Condition:
+def _all_of(pairs: list[Any]) -> ast.expr:
     if len(pairs) > CONDITIONS:
         raise UserError(f"{len(pairs):,} fields are too many: at most {CONDITIONS:,}")
-    return meaning.whole(expression.every([_of_one_field(pair) for pair in pairs]))
+    return parser.whole(expression.joined(ast.And(), [_of_one_field(pair) for pair in pairs]))
 
 
-def _of_one_field(pair: Any) -> Condition:
+def _of_one_field(pair: Any) -> ast.expr:
     """The tree of a field and what is said of it."""
     if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
         raise UserError(f"a list holds pairs of a field and what is said of it: {_SPELLINGS}")
@@ -125,11 +125,11 @@ def _text(said: Any) -> str:
 def _equal_to(said: float) -> str:
     """A number stands for being equal to it."""
     if isinstance(said, bool):
-        return f"== {expression.canonical(expression.Truth(said))}"
+        return f"== {said}"
     try:
         value = float(said)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value) or value != said:
         raise UserError("this number does not fit into a float of 64 bits")
-    return f"== {expression.canonical(expression.Number(value))}"
+    return f"== {value!r}"
