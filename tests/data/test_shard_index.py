@@ -67,7 +67,7 @@ def test_indexes_are_made_once(files, tmp_path):
 
 def test_many_are_made_in_processes(files, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_LITTLE_BYTES", 0)
-    monkeypatch.setattr(cache.crew, "usual_processes", lambda: 2)
+    monkeypatch.setattr(cache.job_pool, "usual_processes", lambda: 2)
     places = files(*((n, n + 100) for n in range(6)))
     paths = cache.indexes(places, "lines", Lines(), tmp_path / "cache")
     assert cache.combined(paths).heights_px.tolist() == [m for n in range(6) for m in (n, n + 100)]
@@ -191,7 +191,7 @@ def test_damage_is_part_of_what_was_left_out(tmp_path):
         "examples": ["0.tar: bytes 512 to 2,048", "0.tar: cut off at byte 9,000", "1.tar: bytes 0 to 5"],
         "kept": False,
     }
-    assert report == cache.skips.merged(*(cache.found_in(index_file.load(path).about) for path in paths))
+    assert report == cache.skipped.merged(*(cache.found_in(index_file.load(path).about) for path in paths))
 
 
 def test_damage_that_shows_later_says_what_to_do(files, tmp_path):

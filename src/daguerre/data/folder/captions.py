@@ -185,7 +185,9 @@ def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
     raise UserError(
         f"data.idx_to_prompt: {len(unknown):,} of the {len(names):,} folders with pictures are not among its "
         f"{len(classes.prompts):,} classes ({shown}). Folders are called "
-        "as the classes are in idx_to_prompt, or there are as many folders as classes 0, 1, 2 and so on, in that order"
+        "as the classes are in idx_to_prompt, or there are as many folders as classes 0, 1, 2 and so on, in that order",
+        code="unknown",
+        setting="data.idx_to_prompt",
     )
 
 

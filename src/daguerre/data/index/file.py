@@ -1,9 +1,7 @@
 """The index file of one shard: what planning and reading need to know of it, so that it is read through only once.
 
-An Arrow stream with digests behind it, memory-mapped: only columns that are asked for are read, and checked. Here: what
-it holds, how it is written and read.
-Finding, making and joining the indexes of a data set is `data/index/cache.py`; what is in a shard, those who build it
-know.
+An Arrow stream with digests behind it, memory-mapped: only columns that are asked for are read, and checked. Finding,
+making and joining the indexes of a data set is `data/index/cache.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import os
 import struct
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -44,6 +42,8 @@ _PIECE_BYTES = 1 << 24
 
 class BadIndex(UserError):
     """A file that is no index, is damaged, or of another version. Where this shows at once, the index is made again."""
+
+    code = "damaged"
 
 
 @dataclass(frozen=True)
@@ -175,14 +175,11 @@ def metadata_columns(
 
 def brief(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata with what `metadata_columns` will not keep left away, so that a whole shard's fits the memory."""
-    return {
-        sys.intern(name): [] if isinstance(value, (list, dict)) or _is_long(value) else value
-        for name, value in metadata.items()
-    }
-
-
-def _is_long(value: object) -> bool:
-    return isinstance(value, str) and len(value) > TEXT_LIMIT
+    found = {}
+    for name, value in metadata.items():
+        too_long = isinstance(value, str) and len(value) > TEXT_LIMIT
+        found[sys.intern(name)] = [] if too_long or isinstance(value, (list, dict)) else value
+    return found
 
 
 def _number(value: float) -> float | None:
@@ -253,26 +250,59 @@ def decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
     """The opposite of `encoded`, without copying or reading columns. BadIndex, with `path` in it."""
     try:
         return _decoded(buffer, path)
-    except (pa.ArrowException, OSError, struct.error, LookupError, ValueError, TypeError) as error:
+    except (ValueError, LookupError) as error:  # pyarrow's for what is malformed is a ValueError
         raise BadIndex(f"{path} is no index of this version, or is damaged: {error}") from error
 
 
 def _decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
-    length, digest = _END.unpack(buffer[max(0, len(buffer) - _END.size) :].to_pybytes())
+    length, digest = _END.unpack(buffer[-_END.size :].to_pybytes()) if len(buffer) >= _END.size else (0, 0)
     end = len(buffer) - _END.size - length
     if end < 0 or xxhash.xxh3_64_intdigest(digests := buffer[end : end + length].to_pybytes()) != digest:
         raise ValueError("its end is not there")
-    expected = json.loads(digests)
+    expected = json.loads(digests)  # as it was written, and so is the rest, but for the columns
     if _frame_digest(buffer[:end], *expected["span"]) != expected["frame"]:
         raise ValueError("its digest is not that of its contents")
     reader = ipc.open_stream(buffer[:end])
-    said = json.loads((reader.schema.metadata or {})[_KEY])
+    said = json.loads(reader.schema.metadata[_KEY])
     if said["format"] != FORMAT:
         raise ValueError(f"its format is {said['format']}, not {FORMAT}")
     about = said["about"]
     about |= {name: tuple(about[name]) for name in ("fields", "not_kept")}
     about["damage"] = tuple((start, stop) for start, stop in about["damage"])
     return ShardIndex(reader.read_all(), About(**about), path, expected["columns"])
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """An index file without its columns: what stays in memory of each that was opened, however many there are.
+
+    Opening a data set asks each several times, and a system does not allow a memory map for every one of them.
+    """
+
+    about: About
+    count: int
+    """Samples."""
+    columns: tuple[str, ...]
+    """Their names."""
+
+
+def head(path: Path) -> Head:
+    """Of an index file, which is read the first time and when it has changed. BadIndex and OSError as `load`."""
+    stat = path.stat()
+    return _head(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=1 << 20)
+def _head(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> Head:
+    index = load(path)
+    about = replace(index.about, fields=_same(index.about.fields), not_kept=_same(index.about.not_kept))
+    return Head(about, index.table.num_rows, _same(tuple(index.table.column_names)))
+
+
+@lru_cache(maxsize=1024)
+def _same(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Equal names of many shards as one object."""
+    return names
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

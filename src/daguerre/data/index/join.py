@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from daguerre.data.index.file import ShardIndex, load
-from daguerre.data.index.heads import Head, head
+from daguerre.data.index.file import Head, ShardIndex, head, load
 from daguerre.data.index.index import Index
 from daguerre.errors import UserError
 
@@ -65,7 +64,8 @@ def _filled(paths: Sequence[Path], starts: np.ndarray, kinds: Mapping[str, type]
 def _loaded(path: Path, count: int) -> ShardIndex:
     shard = load(path)
     if shard.table.num_rows != count:
-        raise UserError(f"{path}: this index was replaced by another while the data set was opened: start again")
+        text = f"{path}: this index was replaced by another while the data set was opened: start again"
+        raise UserError(text, code="changed")
     return shard
 
 
@@ -86,7 +86,9 @@ def _refuse_twins(ids: np.ndarray, starts: np.ndarray, paths: Sequence[Path]) ->
         raise UserError(
             f"data.path: {first} and {second} have the same id, as have {len(twins) - 1:,} more pairs: "
             "a shard is there twice, or the same samples were packed twice. Each sample must be there once; to train "
-            "on it more often, use data.repeats"
+            "on it more often, use data.repeats",
+            code="conflict",
+            setting="data.path",
         )
 
 

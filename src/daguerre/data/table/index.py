@@ -19,9 +19,9 @@ import xxhash
 from daguerre.data import skipped
 from daguerre.data.images import kinds
 from daguerre.data.images.headers import Undecodable
-from daguerre.data.index.cache import About, ShardIndex, file_digest, sample_ids
-from daguerre.data.table import column_types, images, verbatim
-from daguerre.data.table.columns import ID, Columns, check
+from daguerre.data.index.file import About, ShardIndex, file_digest, sample_ids
+from daguerre.data.table import images, verbatim
+from daguerre.data.table.columns import ID, Columns, check, is_text
 from daguerre.data.table.files import Damage, Part, Tables, Unreadable, listed
 from daguerre.data.table.images import Lacking
 from daguerre.data.table.metadata import Gathered, text_of
@@ -70,7 +70,7 @@ class Builder:
         table = kept.table(digest)
         not_kept = tuple(name for name in kept.metadata.names if name in kept.metadata.not_kept)
         fields = tuple(name for name in kept.metadata.names if name not in not_kept)
-        loose = {"loose": True} if column_types.is_text(schema.field(self.columns.image).type) else {}
+        loose = {"loose": True} if is_text(schema.field(self.columns.image).type) else {}
         about = About(
             self.kind, place.name, stat.st_size, digest, version(place, file), counts, (), fields, not_kept, loose
         )
@@ -129,7 +129,9 @@ def unreadable(place: Place, error: Unreadable) -> UserError:
     """For a file that is no table, or is damaged as a whole."""
     return UserError(
         f"data.path: {place.name} cannot be read as a table: {error}. Fetch or write it again, or leave it out of "
-        "data.path"
+        "data.path",
+        code="damaged",
+        setting="data.path",
     )
 
 

@@ -197,7 +197,7 @@ def open_tables(settings: TableSettings, tables: Tables, places: Sequence[Place]
     try:
         return _opened(settings, tables, places)
     except StoreError as error:
-        raise UserError(str(error)) from None
+        raise UserError(str(error), code="unreachable", setting=error.setting or None) from None
 
 
 def _opened(settings: TableSettings, tables: Tables, places: Sequence[Place]) -> TableSource:
@@ -213,7 +213,9 @@ def _opened(settings: TableSettings, tables: Tables, places: Sequence[Place]) ->
     if not any(index_cache.head(path).count for path in paths):
         raise UserError(
             f"data.path: no row of {places[0].name}{' and the other tables' * (len(places) > 1)} can be used "
-            f"({', '.join(columns.automatic) or 'with these columns'}):\n{skipped.table(found)}"
+            f"({', '.join(columns.automatic) or 'with these columns'}):\n{skipped.table(found)}",
+            code="empty",
+            setting="data.path",
         )
     read = tuple(columns.read(first))
     return TableSource(tables, tuple(places), tuple(paths), columns, read, cache, found)
