@@ -43,7 +43,7 @@ Masks = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which of N samples pass a filter."""
+    """The samples of an index that pass a filter, and reasons for the others."""
 
     passes: np.ndarray
     """[N] bool."""
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def verdict(condition: ast.expr | None, index: Index) -> Verdict:
-    """Which samples of the index pass."""
+    """Works a condition out for all samples of an index; without one, all pass."""
     passes = np.ones(index.count, bool)
     rejected: dict[str, int] = {}
     if condition is None:
@@ -120,8 +120,10 @@ class _Rows:
         for clause in tree.clauses(condition):
             holds, fails = self.condition(clause)
             uses = dict.fromkeys(tree.uses(clause))
-            for use in uses:
-                holds = holds & self.usable(use)
+            for use in uses:  # a field that is missing rejects, unless the filter asks that
+                holds = holds & ~self.wrong(use)
+                if use.name not in self.asked:
+                    holds = holds & self.present(use.name)
             if (failed := left & ~holds).any():
                 self.share_out(clause, [use for use in uses if use.kind != "missing"], failed, fails, rejected)
                 left &= holds
@@ -143,36 +145,27 @@ class _Rows:
                 failed = failed & ~mask
 
     def present(self, name: str) -> np.ndarray:
-        """Where the field is there."""
+        """[count] bool: the field is there."""
         return self.is_number[name] | self.is_text[name]
 
-    def fits(self, use: Use) -> np.ndarray:
-        """Where the field is what its place wants."""
-        match use.kind:
-            case "missing":
-                return np.ones(self.count, bool)
-            case "number":
-                return self.is_number[use.name]
-            case "text":
-                return self.is_text[use.name]
-            case "flag":
-                return (self.numbers[use.name] == 0) | (self.numbers[use.name] == 1)
-        numbers = self.is_number[use.name] & self.is_number[use.beside]
-        return numbers | (self.is_text[use.name] & self.is_text[use.beside])
-
     def wrong(self, use: Use) -> np.ndarray:
-        """Where the field is there, but not what its place wants."""
+        """[count] bool: the field is there, but not what its place wants."""
         there = self.present(use.name)
-        return (there & self.present(use.beside) if use.kind == "any" else there) & ~self.fits(use)
-
-    def usable(self, use: Use) -> np.ndarray:
-        """Where nothing is wrong with the field; that it is missing is, unless the filter asks that."""
-        if use.kind == "any":
-            return ~self.wrong(use) & (self.present(use.name) | (use.name in self.asked))
-        return ~self.wrong(use) if use.name in self.asked else self.fits(use)
+        match use.kind:
+            case "number":
+                return there & ~self.is_number[use.name]
+            case "text":
+                return there & ~self.is_text[use.name]
+            case "flag":
+                return there & (self.numbers[use.name] != 0) & (self.numbers[use.name] != 1)
+            case "any":
+                numbers = self.is_number[use.name] & self.is_number[use.beside]
+                texts = self.is_text[use.name] & self.is_text[use.beside]
+                return there & self.present(use.beside) & ~(numbers | texts)
+        return np.zeros(self.count, bool)
 
     def condition(self, node: ast.expr) -> Masks:
-        """Where it holds and where its opposite holds."""
+        """The masks of a condition."""
         match node:
             case ast.BoolOp(sign, parts):
                 masks = [self.condition(part) for part in parts]

@@ -116,7 +116,7 @@ def fields(node: ast.AST) -> Iterator[str]:
 
 
 def is_text(node: ast.expr) -> bool:
-    """Whether a node is a quoted text, or a list of them."""
+    """Says whether a node is a quoted text, or a list of them."""
     if isinstance(node, ast.List):
         return is_text(node.elts[0])
     return isinstance(node, ast.Constant) and isinstance(node.value, str)

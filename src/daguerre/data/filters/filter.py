@@ -41,7 +41,7 @@ _SCHEMA = {
 
 
 class Filters(RootModel[Any]):
-    """Which samples are trained on, by their metadata; `Filters()` lets all of them pass."""
+    """Chooses samples by their metadata; `Filters()` lets all of them pass."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -60,7 +60,7 @@ class Filters(RootModel[Any]):
 
     @cached_property
     def tree(self) -> ast.expr | None:
-        """What is asked of a sample; None for no filter."""
+        """The condition; None for no filter."""
         return None if self.root is None else _tree(self.root)
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Filters(RootModel[Any]):
         return frozenset(use.name for use in expression.uses(self.tree)) if self.tree else frozenset()
 
     def evaluate(self, index: Index) -> Verdict:
-        """Which samples pass, and how many do not for which reason. What the index lacks is missing in every sample."""
+        """Applies the filter. A field that the index lacks is missing in every sample."""
         return verdict(self.tree, index)
 
 
@@ -111,25 +111,19 @@ def _of_one_field(pair: Any) -> ast.expr:
     name, said = pair
     shown = name[:40] if name.isprintable() else repr(name[:40])
     try:
-        return parser.about(name, _equal_to(said) if isinstance(said, bool | int | float) else _text(said))
+        return parser.about(name, said if isinstance(said, str) else _equal_to(said))
     except ValueError as error:
         raise UserError(f"{shown}: {error}") from None
 
 
-def _text(said: Any) -> str:
-    if not isinstance(said, str):
+def _equal_to(said: Any) -> str:
+    """A number, true or false stands for being equal to it."""
+    if not isinstance(said, bool | int | float):
         raise UserError("expected a comparison such as '<= 0.5', or a number")
-    return said
-
-
-def _equal_to(said: float) -> str:
-    """A number stands for being equal to it."""
-    if isinstance(said, bool):
-        return f"== {said}"
     try:
         value = float(said)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value) or value != said:
         raise UserError("this number does not fit into a float of 64 bits")
-    return f"== {value!r}"
+    return f"== {said if isinstance(said, bool) else value}"

@@ -1,4 +1,4 @@
-"""What a folder of captioned pictures holds: samples in the order of their paths, and what was left out and why.
+"""Scans a folder of captioned images: samples in the order of their paths, and what was left out and why.
 
 Reads headers and captions, never pixels: deep damage shows when a sample is decoded. Links are followed, but each
 file and folder is taken once. What was read before and has not changed since is not read again:
@@ -222,7 +222,7 @@ def _nothing(folder: Path, images: Sequence[str], rules: Rules, counts: skipped.
 
 @dataclass(frozen=True)
 class _Beside:
-    """Which images belong to which pictures."""
+    """Images that belong to others, such as masks."""
 
     files: frozenset[str]
     """Those that lie among the pictures."""
@@ -235,7 +235,8 @@ class _Beside:
 
 
 def _beside(images: Iterable[str], mask_dir: str | None, suffixes: tuple[str, ...], counts: skipped.Counts) -> _Beside:
-    """What of `images` (paths inside a folder) belongs to others, and the masks in `mask_dir`, which come first."""
+    """Finds those of `images` (paths inside a folder) that belong to others, and the masks in `mask_dir`, which come
+    first."""
     owners = {path: kinds.owner(os.path.splitext(path)[0]) for path in images}
     stems = {os.path.splitext(path)[0] for path, owner in owners.items() if owner is None}
     mine = {path: owner for path, owner in owners.items() if owner is not None and owner[0] in stems}

@@ -38,7 +38,7 @@ _LITTLE_BYTES = 64_000_000
 
 
 def home(place: Place, kind: str, cache_dir: Path) -> Path:
-    """Where the index of a shard is kept if it is not beside it."""
+    """The path at which the index of a shard is kept if it is not beside it."""
     named = f"{kind} {place.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
     return cache_dir / "indexes" / f"{blake2b(named, digest_size=16).hexdigest()}{SUFFIX}"
 
@@ -175,7 +175,7 @@ def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def left_out(paths: Sequence[Path]) -> SkipReport:
-    """What was left out when the shards were indexed, and the byte ranges in which nobody knows what was."""
+    """Samples left out when the shards were indexed, and byte ranges in which nobody knows what was."""
     return skipped.merged(*(found_in(head(path).about) for path in paths))
 
 

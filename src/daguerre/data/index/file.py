@@ -48,7 +48,7 @@ class BadIndex(UserError):
 
 @dataclass(frozen=True)
 class About:
-    """What an index file says of its shard as a whole."""
+    """Facts of an index file about its shard as a whole."""
 
     kind: str
     """What the shard was read as, such as "webdataset"; an index of another kind is not used."""
@@ -318,7 +318,7 @@ def _digest(array: pa.Array) -> str:
 
 
 def _columns_span(stream: pa.Buffer, table: pa.Table) -> tuple[int, int]:
-    """Where in a stream the columns are; the rest says what they are called, of what type they are, and where."""
+    """The bytes of a stream with the columns; the rest says what they are called, of what type they are, and where."""
     chunks = [chunk for column in table.columns for chunk in column.chunks]
     buffers = [buffer for chunk in chunks for buffer in chunk.buffers() if buffer is not None and buffer.size]
     if not buffers:

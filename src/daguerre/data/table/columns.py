@@ -1,7 +1,7 @@
-"""Which columns of a table are the picture, its caption, its size and its metadata.
+"""The columns of a table that are the image, its caption, its size and its metadata.
 
 Holds the settings that all tables share and the choice by them, or by the columns' names and types where they say
-nothing. Rows are read elsewhere. No torch here.
+nothing. No torch here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PICTURE = "bytes, {bytes, path}, a path or an address"
 
 
 class TableSettings(SourceSettings):
-    """What parquet, CSV and Hugging Face's tables share."""
+    """Settings that parquet, CSV and Hugging Face's tables share."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         *SourceSettings.idle,
@@ -184,7 +184,7 @@ def _check_image_column(schema: pa.Schema, column: str, setting: str, where: str
     """UserError where a column is missing, or cannot hold images."""
     _there(schema, column, setting, where)
     kind = schema.field(column).type
-    if not _can_be_image(kind):
+    if not (_is_bytes(kind) or _is_struct(kind) or is_text(kind)):
         raise _unfit(schema, column, setting, "bytes, {bytes, path}, a path or an address", where)
 
 
@@ -288,19 +288,18 @@ def _features(schema: pa.Schema) -> Mapping[str, Any]:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    """Whether a column holds bytes."""
     return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text."""
+    """Says whether a column holds text."""
     if types.is_dictionary(kind):
         return is_text(kind.value_type)
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def _is_struct(kind: pa.DataType) -> bool:
-    """Whether a column holds pictures as Hugging Face writes them: {bytes, path}."""
+    """Says whether a column holds images as Hugging Face writes them: {bytes, path}."""
     if not types.is_struct(kind):
         return False
     parts = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
@@ -308,12 +307,12 @@ def _is_struct(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Whether a column holds numbers or truth values."""
+    """Says whether a column holds numbers or truth values."""
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
 
 
 def _held(kind: pa.DataType) -> str:
-    """What a column holds, in words."""
+    """The contents of a column in words."""
     for name, fits in _KINDS:
         if fits(kind):
             return name
@@ -334,13 +333,9 @@ def _listed(schema: pa.Schema) -> str:
 
 
 def _is_class_label(feature: Mapping[str, Any]) -> bool:
-    """Whether a feature is class labels with names."""
+    """Says whether a feature is class labels with names."""
     return feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list)
 
 
 def _can_label(kind: pa.DataType) -> bool:
     return types.is_integer(kind) or is_text(kind)
-
-
-def _can_be_image(kind: pa.DataType) -> bool:
-    return _is_bytes(kind) or _is_struct(kind) or is_text(kind)

@@ -71,7 +71,7 @@ def read(value: Any, base: str) -> bytes:
 
 
 def is_there(value: Any) -> bool:
-    """Whether a cell holds a picture, a path or an address."""
+    """Says whether a cell holds an image, a path or an address."""
     try:
         return bool(_held(value))
     except Lacking:
@@ -79,13 +79,13 @@ def is_there(value: Any) -> bool:
 
 
 def stored(value: Any) -> bytes:
-    """What the table itself holds of the picture: for digests."""
+    """The bytes that the table itself holds of the image: for digests."""
     held = _held(value)
     return held if isinstance(held, bytes) else held.encode("utf-8", "surrogateescape")
 
 
 def is_held(value: Any) -> bool:
-    """Whether the table itself holds the picture."""
+    """Says whether the table itself holds the image."""
     return isinstance(_held(value), bytes)
 
 
@@ -102,7 +102,7 @@ def _held(value: Any) -> bytes | str:
 
 
 def place_of(text: str, base: str) -> Place:
-    """Where a path or an address leads; paths start at `base`, the folder or address of the table's folder."""
+    """The place of a path or an address; paths start at `base`, the folder or address of the table's folder."""
     if "\0" in text or "\n" in text:
         raise Undecodable("neither a path nor an address")
     if scheme(text) in SCHEMES:

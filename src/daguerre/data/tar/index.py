@@ -41,7 +41,7 @@ _STARTS = {
 
 
 def kind(formats: Iterable[str]) -> str:
-    """What an index of shards read with these image formats is called: others leave out other samples."""
+    """Names the kind of an index of shards read with these image formats: others leave out other samples."""
     names = sorted(set(formats))
     return "webdataset" if names == sorted(headers.USUAL) else f"webdataset {' '.join(names)}"
 
@@ -180,7 +180,7 @@ def _id(given: Any) -> int | None:
 
 
 def _metadata(words: tar_samples.Words) -> dict[str, Any]:
-    """What filters may use: the JSON, and the class if it is a number."""
+    """Metadata for filters: the JSON, and the class if it is a number."""
     metadata = {name: value for name, value in words.metadata.items() if name != tar_samples.ID}
     label = words.texts.get("cls", "").strip()
     if label.removeprefix("-").isdecimal() and label.isascii() and len(label) < 16:
@@ -189,7 +189,7 @@ def _metadata(words: tar_samples.Words) -> dict[str, Any]:
 
 
 def _beginning(start: bytes) -> str:
-    """What a file is that is no tar, for people."""
+    """Says what a file is that is no tar, by how it begins."""
     for mark, what in _STARTS.items():
         if start.startswith(mark):
             return f"is {what}"
