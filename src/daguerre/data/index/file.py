@@ -140,37 +140,27 @@ def metadata_columns(
     Numbers (true is 1) become `n:NAME` float64, text `s:NAME`; a name with a long text, a list or an object somewhere
     is not kept at all, so that what is missing in a column is missing in the data.
     """
-    numbers: dict[str, list[float | None]] = {}
-    texts: dict[str, list[str | None]] = {}
+    found: dict[tuple[str, str], list[Any]] = {}
     not_kept: set[str] = set()
-
-    def column(into: dict[str, list[Any]], name: str) -> list[Any] | None:
-        """The column of a name, made where it is new."""
-        if name not in into and len(numbers) + len(texts) < FIELD_LIMIT:
-            into[name] = [None] * len(rows)
-        return into.get(name)
-
     for number, row in enumerate(rows):
         for given, value in row.items():
             if value is None:
                 continue
-            name = mended(given)
-            kept: list[Any] | None = None
-            if isinstance(value, str):
-                if len(value) <= TEXT_LIMIT:
-                    kept = texts.get(name) or column(texts, name)
-                    value = mended(value)
-            elif isinstance(value, (int, float)):
-                kept = numbers.get(name) or column(numbers, name)
-                value = _number(value)
-            if kept is None:
-                not_kept.add(name)
-            else:
-                kept[number] = value
-    names = sorted((numbers.keys() | texts.keys()) - not_kept)
-    columns = {f"n:{name}": pa.array(numbers[name], pa.float64()) for name in names if name in numbers}
-    columns |= {f"s:{name}": pa.array(texts[name], pa.string()) for name in names if name in texts}
-    return columns, tuple(names), tuple(sorted(not_kept))
+            name, kind = mended(given), ""
+            if isinstance(value, (int, float)):
+                kind, value = "n", _number(value)
+            elif isinstance(value, str) and len(value) <= TEXT_LIMIT:
+                kind, value = "s", mended(value)
+            if (kind, name) not in found:
+                if not kind or len(found) == FIELD_LIMIT:
+                    not_kept.add(name)
+                    continue
+                found[kind, name] = [None] * len(rows)
+            found[kind, name][number] = value
+    types = {"n": pa.float64(), "s": pa.string()}
+    kept = [(kind, name) for kind, name in sorted(found) if name not in not_kept]
+    columns = {f"{kind}:{name}": pa.array(found[kind, name], types[kind]) for kind, name in kept}
+    return columns, tuple(sorted({name for _, name in kept})), tuple(sorted(not_kept))
 
 
 def brief(metadata: Mapping[str, Any]) -> dict[str, Any]:
