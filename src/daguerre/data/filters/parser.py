@@ -107,7 +107,7 @@ class _Reader:
     """The place of the first character that Python's parser saw."""
 
     def fault(self, at: ast.expr | int, what: str) -> UserError:
-        """For a place or a node: shows a stretch of the text on one line, a caret below."""
+        """The refusal of a place or a node: a stretch of the text on one line, a caret below."""
         at = max(0, at if isinstance(at, int) else at.col_offset + self.shift)
         start = max(0, at - _AROUND)
         shown = "".join(c if c.isprintable() else " " for c in self.text[start : at + _AROUND])
@@ -190,7 +190,7 @@ class _Reader:
         except SyntaxError as error:
             what, offset = error.msg, error.offset
         except (MemoryError, RecursionError):  # Python's parser says so of what is very deep
-            raise UserError(f"operators lie in each other more than {DEPTH} deep, which is at most") from None
+            raise UserError(f"too many operators in each other: at most {DEPTH}") from None
         at = offset - 1 + self.shift if offset and start < len(source) else len(self.text)
         if what.startswith("invalid syntax"):
             found = _TOKENS.match(self.text, max(0, at))
@@ -295,4 +295,6 @@ _TRUTH = "true or false"
 def _kind(node: ast.expr) -> str:
     if tree.is_text(node):
         return "text"
-    return ("a field" if tree.field_of(node) is not None else _TRUTH) if isinstance(node, ast.Name) else "a number"
+    if tree.field_of(node) is not None:
+        return "a field"
+    return _TRUTH if isinstance(node, ast.Name) else "a number"

@@ -61,7 +61,7 @@ class TableSource:
     cache: ShardCache
     found: SkipReport
     whole: tuple[bool, ...] = ()
-    """Which far tables are fetched whole; nothing: all."""
+    """For each table, whether it is fetched whole if it is remote; nothing: all are."""
     metric: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
