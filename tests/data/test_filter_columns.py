@@ -1,5 +1,6 @@
 """Verdicts over columns against plain Python, sample by sample, for whatever expression and metadata."""
 
+import ast
 import math
 import operator
 
@@ -11,22 +12,7 @@ from hypothesis import strategies as st
 
 from daguerre.data.filters import evaluate
 from daguerre.data.filters.evaluate import verdict
-from daguerre.data.filters.expression import (
-    Among,
-    Arithmetic,
-    Compare,
-    Either,
-    Every,
-    Field,
-    Flag,
-    Missing,
-    Negative,
-    Not,
-    Number,
-    Text,
-    Truth,
-    canonical,
-)
+from daguerre.data.filters.expression import canonical, field, field_of, is_text, joined, number, truth
 from daguerre.data.filters.parser import expression
 from daguerre.data.index.index import Index
 
@@ -36,34 +22,50 @@ TEXTS = st.sampled_from(["", "en", "de", "1", "é", "z'\\", "\n", "\x1b", "\u202
 STORED = st.none() | NUMBERS | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0]) | TEXTS
 ROWS = st.lists(st.fixed_dictionaries(dict.fromkeys(FIELDS, STORED)), min_size=1, max_size=25)
 
-NAMED = st.sampled_from(FIELDS).map(Field)
+COMPARE = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+COMPARE |= {ast.Eq: operator.eq, ast.NotEq: operator.ne}
+COMPUTE = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+COMPUTE |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+
+
+def compared(sign, left, right):
+    return ast.Compare(left, [sign()], [right])
+
+
+def among(sign, operand, members):
+    return ast.Compare(operand, [sign()], [ast.List(members)])
+
+
+NAMED = st.sampled_from(FIELDS).map(field)
+NUMBER = NUMBERS.map(number)
+TEXT = TEXTS.map(ast.Constant)
 VALUES = st.recursive(
-    NAMED | NUMBERS.map(abs).map(Number),
+    NAMED | NUMBERS.map(abs).map(number),
     lambda inner: (
-        st.builds(Arithmetic, st.sampled_from(["+", "-", "*", "/", "//", "%"]), inner, inner)
-        | st.builds(Negative, inner)
+        st.builds(lambda sign, left, right: ast.BinOp(left, sign(), right), st.sampled_from([*COMPUTE]), inner, inner)
+        | inner.map(lambda value: ast.UnaryOp(ast.USub(), value))
     ),
     max_leaves=4,
 )
-SIGNS = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
+SIGNS = st.sampled_from([*COMPARE])
+IN = st.sampled_from([ast.In, ast.NotIn])
 SIMPLE = (
-    st.builds(Compare, SIGNS, VALUES, VALUES)
-    | st.builds(Compare, SIGNS, NAMED, TEXTS.map(Text))
-    | st.builds(Compare, SIGNS, TEXTS.map(Text), NAMED)
-    | st.builds(Compare, SIGNS, NAMED, NAMED)
-    | st.builds(Compare, st.sampled_from(["==", "!="]), NAMED, st.booleans().map(Truth))
-    | st.builds(Among, VALUES, st.lists(NUMBERS.map(Number), min_size=1, max_size=3).map(tuple), st.booleans())
-    | st.builds(Among, NAMED, st.lists(TEXTS.map(Text), min_size=1, max_size=3).map(tuple), st.booleans())
-    | st.sampled_from(FIELDS).map(Missing)
-    | st.sampled_from(FIELDS).map(Flag)
+    st.builds(compared, SIGNS, VALUES, VALUES)
+    | st.builds(compared, SIGNS, NAMED, TEXT)
+    | st.builds(compared, SIGNS, TEXT, NAMED)
+    | st.builds(compared, SIGNS, NAMED, NAMED)
+    | st.builds(compared, st.sampled_from([ast.Eq, ast.NotEq]), NAMED, st.booleans().map(truth))
+    | st.builds(among, IN, VALUES, st.lists(NUMBER, min_size=1, max_size=3))
+    | st.builds(among, IN, NAMED, st.lists(TEXT, min_size=1, max_size=3))
+    | NAMED.map(lambda name: ast.Call(ast.Name("missing"), [name], []))
+    | NAMED
 )
 PAIRS = {"min_size": 2, "max_size": 3}
 TREES = st.recursive(
     SIMPLE,
     lambda inner: (
-        st.builds(Not, inner)
-        | st.lists(inner, **PAIRS).map(tuple).map(Every)
-        | st.lists(inner, **PAIRS).map(tuple).map(Either)
+        inner.map(lambda condition: ast.UnaryOp(ast.Not(), condition))
+        | st.builds(joined, st.builds(ast.And) | st.builds(ast.Or), st.lists(inner, **PAIRS))
     ),
     max_leaves=5,
 )
@@ -103,7 +105,7 @@ def rejection(tree, row):
     """Why plain Python leaves a sample out: the reason of the first clause that is not true; None if it passes."""
     row = {name: None if value != value else value for name, value in row.items()}
     asked = {name for name, kind, _ in used(tree) if kind == "missing"}
-    for clause in tree.conditions if isinstance(tree, Every) else [tree]:
+    for clause in tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]:
         places = [place for place in used(clause) if place[1] != "missing"]
         for name, _, _ in places:
             if row[name] is None and name not in asked:
@@ -111,11 +113,11 @@ def rejection(tree, row):
         for name, kind, beside in places:
             if row[name] is not None and not fits(row, name, kind, beside):
                 return f"filter: {name} is {WRONG[kind]} {beside}".rstrip()
-        holds = truth(clause, row)
-        if holds is None:
+        found = holds(clause, row)
+        if found is None:
             absent = [name for name, _, _ in places if row[name] is None]
             return f"filter: no {absent[0]}" if absent else f"filter: cannot be computed: {canonical(clause)}"
-        if not holds:
+        if not found:
             return f"filter: {canonical(clause)}"
     return None
 
@@ -123,25 +125,25 @@ def rejection(tree, row):
 WRONG = {"number": "not a number", "text": "not text", "flag": "not true or false", "any": "not of the kind of"}
 
 
-def used(node):
+def used(node, condition=True):
     """(field, what it must be, the field beside it) from left to right."""
-    if isinstance(node, Missing | Flag):
-        return [(node.name, "missing" if isinstance(node, Missing) else "flag", "")]
-    if isinstance(node, Field):
-        return [(node.name, "number", "")]
-    if isinstance(node, Compare) and isinstance(node.left, Field) and isinstance(node.right, Field):
-        names = node.left.name, node.right.name
-        return [(names[0], "any", names[1]), (names[1], "any", names[0])]
-    if isinstance(node, Compare) and (isinstance(node.left, Text) or isinstance(node.right, Text)):
-        return [(side.name, "text", "") for side in (node.left, node.right) if isinstance(side, Field)]
-    if isinstance(node, Among) and isinstance(node.members[0], Text):
-        return [(node.operand.name, "text", "")]
-    inner = {Not: "condition", Negative: "operand", Among: "operand"}
-    if type(node) in inner:
-        return used(getattr(node, inner[type(node)]))
-    if isinstance(node, Every | Either):
-        return [place for part in node.conditions for place in used(part)]
-    return [place for side in (node.left, node.right) for place in used(side)] if hasattr(node, "left") else []
+    match node:
+        case ast.Call(_, [inner]):
+            return [(field_of(inner), "missing", "")]
+        case ast.Name() if field_of(node) is not None:
+            return [(field_of(node), "flag" if condition else "number", "")]
+        case ast.Compare(ast.Name() as left, _, [ast.Name() as right]) if field_of(left) and field_of(right):
+            names = field_of(left), field_of(right)
+            return [(names[0], "any", names[1]), (names[1], "any", names[0])]
+        case ast.Compare(left, _, [right]) if is_text(left) or is_text(right):
+            return [(field_of(side), "text", "") for side in (left, right) if field_of(side)]
+        case ast.Compare(left, _, [right]) | ast.BinOp(left, _, right):
+            return used(left, False) + used(right, False)
+        case ast.UnaryOp(sign, inner):
+            return used(inner, isinstance(sign, ast.Not))
+        case ast.BoolOp(_, parts):
+            return [place for part in parts for place in used(part)]
+    return []
 
 
 def fits(row, name, kind, beside):
@@ -152,51 +154,47 @@ def fits(row, name, kind, beside):
     return isinstance(row[name], float if kind == "number" else str)
 
 
-COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-COMPARE |= {"==": operator.eq, "!=": operator.ne}
-COMPUTE = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-COMPUTE |= {"//": operator.floordiv, "%": operator.mod}
-
-
-def number(node, row):
+def computed(node, row):
     """A Python float or text; None where there is none."""
-    if isinstance(node, Number | Truth | Text):
-        return float(node.value) if not isinstance(node, Text) else node.value
-    if isinstance(node, Field):
-        return row[node.name]
-    if isinstance(node, Negative):
-        inner = number(node.operand, row)
-        return None if inner is None or isinstance(inner, str) else -inner
-    sides = number(node.left, row), number(node.right, row)
+    match node:
+        case ast.Constant(str() as value):
+            return value
+        case ast.Constant(value):
+            return float(value)
+        case ast.Name(("true" | "false") as word):
+            return float(word == "true")
+        case ast.Name():
+            return row[field_of(node)]
+        case ast.UnaryOp(_, operand):
+            inner = computed(operand, row)
+            return None if inner is None or isinstance(inner, str) else -inner
+    sides = computed(node.left, row), computed(node.right, row)
     if any(side is None or isinstance(side, str) for side in sides):
         return None
     try:
-        result = COMPUTE[node.sign](*sides)
+        result = COMPUTE[type(node.op)](*sides)
     except ZeroDivisionError:
         return None
     return None if result != result else result
 
 
-def truth(node, row):
+def holds(node, row):
     """True, False, or None where it cannot be said (Kleene 1952)."""
-    if isinstance(node, Missing):
-        return row[node.name] is None
-    if isinstance(node, Flag):
-        return {0.0: False, 1.0: True}.get(row[node.name])
-    if isinstance(node, Not):
-        inner = truth(node.condition, row)
-        return None if inner is None else not inner
-    if isinstance(node, Every):
-        found = [truth(part, row) for part in node.conditions]
-        return False if False in found else None if None in found else True
-    if isinstance(node, Either):
-        found = [truth(part, row) for part in node.conditions]
-        return True if True in found else None if None in found else False
-    if isinstance(node, Among):
-        operand = number(node.operand, row)
-        members = [member.value for member in node.members]
-        return (
-            None if operand is None or type(operand) is not type(members[0]) else (operand in members) != node.negated
-        )
-    sides = number(node.left, row), number(node.right, row)
-    return None if None in sides or type(sides[0]) is not type(sides[1]) else COMPARE[node.sign](*sides)
+    match node:
+        case ast.Call(_, [inner]):
+            return row[field_of(inner)] is None
+        case ast.Name():
+            return {0.0: False, 1.0: True}.get(row[field_of(node)])
+        case ast.UnaryOp(_, inner):
+            found = holds(inner, row)
+            return None if found is None else not found
+        case ast.BoolOp(sign, parts):
+            found, decides = [holds(part, row) for part in parts], isinstance(sign, ast.Or)
+            return decides if decides in found else None if None in found else not decides
+        case ast.Compare(left, [ast.In() | ast.NotIn() as sign], [ast.List(elements)]):
+            operand, members = computed(left, row), [member.value for member in elements]
+            if operand is None or isinstance(operand, str) != isinstance(members[0], str):
+                return None
+            return (operand in members) == isinstance(sign, ast.In)
+    sides = computed(node.left, row), computed(node.comparators[0], row)
+    return None if None in sides or type(sides[0]) is not type(sides[1]) else COMPARE[type(node.ops[0])](*sides)

@@ -163,8 +163,9 @@ def test_empty_captions_and_missing_pictures(folder):
     ],
 )
 def test_what_is_no_such_table(folder, content, said):
-    with pytest.raises(UserError, match=rf"(?s)^data\.(path|caption_column): .*{said}"):
+    with pytest.raises(UserError, match=rf"(?s)^data\.(path|caption_column): .*{said}") as caught:
         opened(write(folder, content))
+    assert str(caught.value).startswith(f"{caught.value.setting}: ")
 
 
 def test_columns_that_do_not_fit_the_file(folder):

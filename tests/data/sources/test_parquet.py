@@ -208,8 +208,10 @@ def test_names_that_a_hugging_face_table_carries(tmp_path):
     ],
 )
 def test_columns_that_are_missing_or_unclear(tmp_path, columns, given, said):
-    with pytest.raises(UserError, match=r"(?s)" + said):
+    with pytest.raises(UserError, match=r"(?s)" + said) as caught:
         opened(write(tmp_path / "a.parquet", columns), **given)
+    setting = caught.value.setting  # that of the message; None where there are two
+    assert str(caught.value).startswith(f"{setting}: " if setting else "data.width_column and data.height_column")
 
 
 @pytest.mark.parametrize(

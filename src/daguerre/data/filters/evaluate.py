@@ -1,37 +1,49 @@
 """A filter's tree worked out over the columns of an index, a stretch of samples at a time.
 
 Numbers are float64 with NaN for "there is none"; a condition is two masks, where it holds and where its opposite holds,
-and neither where it cannot be said.
+and neither where it cannot be said (Kleene 1952).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field, replace
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from daguerre.data.filters import expression as tree
-from daguerre.data.filters.expression import Condition, Use, Value
+from daguerre.data.filters.expression import Use
 from daguerre.data.index.index import Index
 
 CHUNK_SAMPLES = 1 << 16
 """Samples worked on at a time: what a stretch needs stays in a core's cache."""
 
-_COMPARED: dict[str, Callable] = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
-_COMPARED |= {"==": np.equal, "!=": np.not_equal}
-_TEXT_COMPARED: dict[str, Callable] = {"<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
-_TEXT_COMPARED |= {"==": pc.equal, "!=": pc.not_equal}
-_COMPUTED: dict[str, Callable] = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
-_COMPUTED |= {"//": np.floor_divide, "%": np.mod}
-_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+_COMPARED: dict[type, tuple[Callable, Callable]] = {
+    # sign: of numbers and of texts
+    ast.Lt: (np.less, pc.less),
+    ast.LtE: (np.less_equal, pc.less_equal),
+    ast.Gt: (np.greater, pc.greater),
+    ast.GtE: (np.greater_equal, pc.greater_equal),
+    ast.Eq: (np.equal, pc.equal),
+    ast.NotEq: (np.not_equal, pc.not_equal),
+}
+_OF_IMAGE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "height": lambda heights_px, widths_px: heights_px,
+    "width": lambda heights_px, widths_px: widths_px,
+    "aspect": lambda heights_px, widths_px: widths_px / heights_px,
+}
+"""Fields that every sample has whose image's size is known, unless the metadata has its own."""
+_WRONG_KIND = {"number": "not a number", "text": "not text", "flag": "not true or false", "any": "not of the kind of"}
+Masks = tuple[np.ndarray, np.ndarray]
+"""Where a condition holds and where its opposite does, [count] bool each."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a filter says of N samples."""
+    """The samples of an index that pass a filter, and reasons for the others."""
 
     passes: np.ndarray
     """[N] bool."""
@@ -39,224 +51,187 @@ class Verdict:
     """{reason: samples}; each sample that does not pass is counted once, under the first clause that it fails."""
 
 
-def verdict(condition: Condition | None, index: Index) -> Verdict:
-    """Which samples of the index pass."""
+def verdict(condition: ast.expr | None, index: Index) -> Verdict:
+    """Works a condition out for all samples of an index; without one, all pass."""
     passes = np.ones(index.count, bool)
     rejected: dict[str, int] = {}
     if condition is None:
         return Verdict(passes, rejected)
-    index = _with_columns(index, {use.name for use in tree.uses(condition)})
-    asked = frozenset(use.name for use in tree.uses(condition) if use.kind == "missing")
+    used = set(tree.uses(condition))
+    numbers, texts = (  # each put together once
+        {use.name: columns[use.name] for use in used if use.name in columns} for columns in (index.numbers, index.texts)
+    )
+    asked = frozenset(use.name for use in used if use.kind == "missing")
     for start in range(0, index.count, CHUNK_SAMPLES):
-        rows = _Rows(index, start, min(CHUNK_SAMPLES, index.count - start))
-        with np.errstate(all="ignore"):
-            passes[start : start + rows.count] = _passes(condition, rows, asked, rejected)
+        part = slice(start, min(start + CHUNK_SAMPLES, index.count))
+        sizes_px = index.heights_px[part], index.widths_px[part]
+        rows = _rows({use.name for use in used}, asked, part, numbers, texts, sizes_px)
+        passes[part] = rows.passes(condition, rejected)
     return Verdict(passes, rejected)
 
 
-def _with_columns(index: Index, names: Set[str]) -> Index:
-    """The index with these columns alone, put together once."""
-    numbers, texts = (
-        {name: columns[name] for name in names if name in columns} for columns in (index.numbers, index.texts)
-    )
-    return replace(index, numbers=numbers, texts=texts)
-
-
-def _passes(condition: Condition, rows: _Rows, asked: frozenset[str], rejected: dict[str, int]) -> np.ndarray:
-    """[count] bool of one stretch; reasons are added to `rejected`."""
-    left = np.ones(rows.count, bool)
-    for clause in tree.clauses(condition):
-        holds, fails = rows.condition(clause)
-        used = dict.fromkeys(tree.uses(clause))
-        for use in used:
-            holds = holds & rows.usable(use, asked)
-        if (failed := left & ~holds).any():
-            _count(clause, rows, asked, failed, fails, rejected)
-            left &= holds
-    return left
-
-
-def _count(
-    clause: Condition,
-    rows: _Rows,
+def _rows(
+    names: set[str],
     asked: frozenset[str],
-    failed: np.ndarray,
-    fails: np.ndarray,
-    rejected: dict[str, int],
-) -> None:
-    """Shares the samples that fail a clause out to reasons, the first that fits each."""
-    used = [use for use in dict.fromkeys(tree.uses(clause)) if use.kind != "missing"]
-    reasons = [(f"filter: no {use.name}", ~rows.present(use.name)) for use in used if use.name not in asked]
-    reasons += [
-        (f"filter: {use.name} is {_WRONG_KIND[use.kind]} {use.beside}".rstrip(), rows.wrong(use)) for use in used
-    ]
-    reasons.append((f"filter: {tree.canonical(clause)}", fails))
-    reasons += [(f"filter: no {use.name}", ~rows.present(use.name)) for use in used if use.name in asked]
-    reasons.append((f"filter: cannot be computed: {tree.canonical(clause)}", failed))
-    for reason, mask in reasons:
-        if number := int(np.count_nonzero(failed & mask)):
-            rejected[reason] = rejected.get(reason, 0) + number
-            failed = failed & ~mask
+    part: slice,
+    numbers: Mapping[str, pa.Array],
+    texts: Mapping[str, pa.Array],
+    sizes_px: Masks,
+) -> _Rows:
+    count = part.stop - part.start
+    found = {name: _cut(column, part).to_numpy(zero_copy_only=False) for name, column in numbers.items()}
+    for name in names - found.keys():
+        if name in _OF_IMAGE and name not in texts:
+            found[name] = _OF_IMAGE[name](*(np.where(px > 0, px, np.nan) for px in sizes_px))
+        else:
+            found[name] = np.full(count, np.nan)
+    words = {name: _cut(texts[name], part) if name in texts else pa.nulls(count, pa.string()) for name in names}
+    is_number = {name: ~np.isnan(column) for name, column in found.items()}
+    is_text = {name: _bools(column.is_valid()) for name, column in words.items()}
+    return _Rows(count, asked, found, words, is_number, is_text)
 
 
-_WRONG_KIND = {"number": "not a number", "text": "not text", "flag": "not true or false", "any": "not of the kind of"}
-Masks = tuple[np.ndarray, np.ndarray]
-"""Where a condition holds and where its opposite does, [count] bool each."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A stretch of an index; columns are cut out when they are needed, and kept."""
-
-    index: Index
-    start: int
-    count: int
-    cut: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-
-    def kept(self, kind: str, name: str, make: Callable[[str], np.ndarray]) -> np.ndarray:
-        if (kind, name) not in self.cut:
-            self.cut[kind, name] = make(name)
-        return self.cut[kind, name]
-
-    def numbers(self, name: str) -> np.ndarray:
-        """float64 [count], NaN where the field is missing or no number."""
-        return self.kept("numbers", name, self._numbers)
-
-    def _numbers(self, name: str) -> np.ndarray:
-        if name in self.index.numbers:
-            return self._slice(self.index.numbers[name]).to_numpy(zero_copy_only=False)
-        if name in self.index.texts or name not in _OF_PICTURE:
-            return np.full(self.count, np.nan)
-        part = slice(self.start, self.start + self.count)
-        sizes = [np.where(px > 0, px, np.nan) for px in (self.index.heights_px[part], self.index.widths_px[part])]
-        return _OF_PICTURE[name](*sizes)
-
-    def texts(self, name: str) -> pa.Array:
-        """string or large_string [count], null where the field is missing or no text."""
-        column = self.index.texts.get(name)
-        return pa.nulls(self.count, pa.string()) if column is None else self._slice(column)
-
-    def _slice(self, column: pa.Array) -> pa.Array:
-        part = column.slice(self.start, self.count)
-        return part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part
-
-    def is_number(self, name: str) -> np.ndarray:
-        return self.kept("is number", name, lambda name: ~np.isnan(self.numbers(name)))
-
-    def is_text(self, name: str) -> np.ndarray:
-        return self.kept("is text", name, lambda name: _bools(self.texts(name).is_valid()))
-
-    def present(self, name: str) -> np.ndarray:
-        """Where the field is there."""
-        return self.kept("present", name, lambda name: self.is_number(name) | self.is_text(name))
-
-    def fits(self, use: Use) -> np.ndarray:
-        """Where the field is what its place wants."""
-        if use.kind == "missing":
-            return np.ones(self.count, bool)
-        if use.kind == "any":
-            return (self.is_number(use.name) & self.is_number(use.beside)) | (
-                self.is_text(use.name) & self.is_text(use.beside)
-            )
-        if use.kind == "flag":
-            return (self.numbers(use.name) == 0) | (self.numbers(use.name) == 1)
-        return self.is_number(use.name) if use.kind == "number" else self.is_text(use.name)
-
-    def wrong(self, use: Use) -> np.ndarray:
-        """Where the field is there, but not what its place wants."""
-        there = self.present(use.name)
-        return (there & self.present(use.beside) if use.kind == "any" else there) & ~self.fits(use)
-
-    def usable(self, use: Use, asked: frozenset[str]) -> np.ndarray:
-        """Where nothing is wrong with the field; that it is missing is, unless the filter asks that."""
-        if use.kind == "any":
-            return ~self.wrong(use) & (self.present(use.name) | (use.name in asked))
-        return ~self.wrong(use) if use.name in asked else self.fits(use)
-
-    def value(self, node: Value) -> np.ndarray | float:
-        """Numbers [count], or one for all."""
-        match node:
-            case tree.Number(value) | tree.Truth(value):
-                return float(value)
-            case tree.Field(name):
-                return self.numbers(name)
-            case tree.Negative(inner):
-                return -self.value(inner)
-            case tree.Arithmetic(sign, left, right):
-                return _arithmetic(sign, self.value(left), self.value(right))
-        raise AssertionError(node)
-
-    def condition(self, node: Condition) -> Masks:
-        """Where it holds and where its opposite holds."""
-        match node:
-            case tree.Missing(name):
-                there = self.present(name)
-                return ~there, there
-            case tree.Flag(name):
-                return self.numbers(name) == 1, self.numbers(name) == 0
-            case tree.Not(inner):
-                holds, fails = self.condition(inner)
-                return fails, holds
-            case tree.Every(parts):
-                masks = [self.condition(part) for part in parts]
-                return np.logical_and.reduce([m[0] for m in masks]), np.logical_or.reduce([m[1] for m in masks])
-            case tree.Either(parts):
-                masks = [self.condition(part) for part in parts]
-                return np.logical_or.reduce([m[0] for m in masks]), np.logical_and.reduce([m[1] for m in masks])
-            case tree.Among(operand, members, negated):
-                holds, fails = self.among(operand, members)
-                return (fails, holds) if negated else (holds, fails)
-            case tree.Compare(sign, left, right):
-                return self.compare(sign, left, right)
-
-    def compare(self, sign: str, left: Value, right: Value) -> Masks:
-        if isinstance(left, tree.Text):
-            left, right, sign = right, left, _FLIPPED[sign]
-        if isinstance(right, tree.Text):
-            assert isinstance(left, tree.Field)
-            return _text_masks(_TEXT_COMPARED[sign](self.texts(left.name), right.value))
-        numbers = self.compare_numbers(sign, self.value(left), self.value(right))
-        if isinstance(left, tree.Field) and isinstance(right, tree.Field):
-            texts = _text_masks(_TEXT_COMPARED[sign](self.texts(left.name), self.texts(right.name)))
-            return numbers[0] | texts[0], numbers[1] | texts[1]
-        return numbers
-
-    def compare_numbers(self, sign: str, left: np.ndarray | float, right: np.ndarray | float) -> Masks:
-        known = ~(np.isnan(left) | np.isnan(right))
-        holds = _COMPARED[sign](left, right) & known
-        return holds, known & ~holds
-
-    def among(self, operand: Value, members: tuple[Value, ...]) -> Masks:
-        given = [member.value for member in members if isinstance(member, tree.Number | tree.Text)]
-        if isinstance(members[0], tree.Text):
-            assert isinstance(operand, tree.Field)
-            texts = self.texts(operand.name)
-            holds = _bools(pc.is_in(texts, pa.array(given, pa.string())))
-            return holds, _bools(texts.is_valid()) & ~holds
-        numbers = np.asarray(self.value(operand))
-        holds = np.isin(numbers, np.array(given))
-        return holds, ~np.isnan(numbers) & ~holds
-
-
-_OF_PICTURE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "height": lambda heights_px, widths_px: heights_px,
-    "width": lambda heights_px, widths_px: widths_px,
-    "aspect": lambda heights_px, widths_px: widths_px / heights_px,
-}
-"""Fields that every sample has whose picture's size is known, unless the metadata has its own."""
-
-
-def _arithmetic(sign: str, left: np.ndarray | float, right: np.ndarray | float) -> np.ndarray | float:
-    """NaN where it cannot be computed: a division by 0 is no number, whatever numpy says."""
-    if sign in ("/", "//", "%"):
-        right = np.where(np.equal(right, 0), np.nan, right)
-    return _COMPUTED[sign](left, right)
+def _cut(column: pa.Array, part: slice) -> pa.Array:
+    column = column.slice(part.start, part.stop - part.start)
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _bools(column: pa.Array) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
-def _text_masks(compared: pa.Array) -> Masks:
+@dataclass(frozen=True)
+class _Rows:
+    """A stretch of an index: the fields that an expression uses, by name."""
+
+    count: int
+    asked: frozenset[str]
+    """Fields of which the expression asks whether they are missing."""
+    numbers: Mapping[str, np.ndarray]
+    """float64 [count], NaN where the field is missing or no number."""
+    texts: Mapping[str, pa.Array]
+    """string or large_string [count], null where the field is missing or no text."""
+    is_number: Mapping[str, np.ndarray]
+    is_text: Mapping[str, np.ndarray]
+
+    def passes(self, condition: ast.expr, rejected: dict[str, int]) -> np.ndarray:
+        """[count] bool; reasons are added to `rejected`."""
+        left = np.ones(self.count, bool)
+        for clause in tree.clauses(condition):
+            holds, fails = self.condition(clause)
+            uses = dict.fromkeys(tree.uses(clause))
+            for use in uses:  # a field that is missing rejects, unless the filter asks that
+                holds = holds & ~self.wrong(use)
+                if use.name not in self.asked:
+                    holds = holds & self.present(use.name)
+            if (failed := left & ~holds).any():
+                self.share_out(clause, [use for use in uses if use.kind != "missing"], failed, fails, rejected)
+                left &= holds
+        return left
+
+    def share_out(
+        self, clause: ast.expr, uses: list[Use], failed: np.ndarray, fails: np.ndarray, rejected: dict[str, int]
+    ) -> None:
+        """Shares the samples that fail a clause out to reasons, the first that fits each."""
+        absent = [(use.name, f"filter: no {use.name}", ~self.present(use.name)) for use in uses]
+        reasons = [(reason, mask) for name, reason, mask in absent if name not in self.asked]
+        reasons += [(f"filter: {u.name} is {_WRONG_KIND[u.kind]} {u.beside}".rstrip(), self.wrong(u)) for u in uses]
+        reasons.append((f"filter: {tree.canonical(clause)}", fails))
+        reasons += [(reason, mask) for name, reason, mask in absent if name in self.asked]
+        reasons.append((f"filter: cannot be computed: {tree.canonical(clause)}", failed))
+        for reason, mask in reasons:
+            if number := int(np.count_nonzero(failed & mask)):
+                rejected[reason] = rejected.get(reason, 0) + number
+                failed = failed & ~mask
+
+    def present(self, name: str) -> np.ndarray:
+        """[count] bool: the field is there."""
+        return self.is_number[name] | self.is_text[name]
+
+    def wrong(self, use: Use) -> np.ndarray:
+        """[count] bool: the field is there, but not what its place wants."""
+        there = self.present(use.name)
+        match use.kind:
+            case "number":
+                return there & ~self.is_number[use.name]
+            case "text":
+                return there & ~self.is_text[use.name]
+            case "flag":
+                return there & (self.numbers[use.name] != 0) & (self.numbers[use.name] != 1)
+            case "any":
+                numbers = self.is_number[use.name] & self.is_number[use.beside]
+                texts = self.is_text[use.name] & self.is_text[use.beside]
+                return there & self.present(use.beside) & ~(numbers | texts)
+        return np.zeros(self.count, bool)
+
+    def condition(self, node: ast.expr) -> Masks:
+        """The masks of a condition."""
+        match node:
+            case ast.BoolOp(sign, parts):
+                masks = [self.condition(part) for part in parts]
+                every, some = np.logical_and.reduce, np.logical_or.reduce
+                of_holds, of_fails = (every, some) if isinstance(sign, ast.And) else (some, every)
+                return of_holds([mask[0] for mask in masks]), of_fails([mask[1] for mask in masks])
+            case ast.UnaryOp(_, inner):
+                holds, fails = self.condition(inner)
+                return fails, holds
+            case ast.Call(_, [inner]):
+                there = self.present(_name(inner))
+                return ~there, there
+            case ast.Compare(left, [ast.In() | ast.NotIn() as sign], [ast.List(members)]):
+                holds, fails = self.among(left, members)
+                return (holds, fails) if isinstance(sign, ast.In) else (fails, holds)
+            case ast.Compare(left, [sign], [right]):
+                return self.compare(sign, left, right)
+        numbers = self.numbers[_name(node)]
+        return numbers == 1, numbers == 0
+
+    def compare(self, sign: ast.cmpop, left: ast.expr, right: ast.expr) -> Masks:
+        of_numbers, of_texts = _COMPARED[type(sign)]
+        if tree.is_text(left) or tree.is_text(right):
+            return _masks(of_texts(self.words(left), self.words(right)))
+        first, second = self.value(left), self.value(right)
+        known = ~(np.isnan(first) | np.isnan(second))
+        holds = of_numbers(first, second) & known
+        if tree.field_of(left) is None or tree.field_of(right) is None:
+            return holds, known & ~holds
+        texts = _masks(of_texts(self.words(left), self.words(right)))
+        return holds | texts[0], (known & ~holds) | texts[1]
+
+    def among(self, operand: ast.expr, members: list[ast.expr]) -> Masks:
+        given = [member.value for member in members if isinstance(member, ast.Constant)]
+        if tree.is_text(members[0]):
+            name = _name(operand)
+            holds = _bools(pc.is_in(self.texts[name], pa.array(given, pa.string())))
+            return holds, self.is_text[name] & ~holds
+        numbers = np.asarray(self.value(operand))
+        holds = np.isin(numbers, np.array(given, np.float64))
+        return holds, ~np.isnan(numbers) & ~holds
+
+    def words(self, node: ast.expr) -> pa.Array | pa.Scalar:
+        """Texts [count], or one for all."""
+        return pa.scalar(node.value) if isinstance(node, ast.Constant) else self.texts[_name(node)]
+
+    def value(self, node: ast.expr) -> np.ndarray | float:
+        """Numbers [count], or one for all."""
+        match node:
+            case ast.Constant(int() | float() as value):
+                return float(value)
+            case ast.Name(("true" | "false") as word):
+                return float(word == "true")
+            case ast.UnaryOp(_, inner):
+                return -self.value(inner)
+            case ast.BinOp(left, sign, right):
+                return tree.computed(sign, self.value(left), self.value(right))
+        return self.numbers[_name(node)]
+
+
+def _name(node: ast.expr) -> str:
+    name = tree.field_of(node)
+    assert name is not None, ast.dump(node)
+    return name
+
+
+def _masks(compared: pa.Array) -> Masks:
     holds = _bools(pc.fill_null(compared, False))
     return holds, _bools(compared.is_valid()) & ~holds

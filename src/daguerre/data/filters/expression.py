@@ -1,264 +1,144 @@
-"""What a filter expression is once it was read: a tree of frozen nodes, its canonical text, and which fields it uses.
+"""A filter expression as Python's syntax tree, of few kinds of nodes: its canonical text, and the fields that it uses.
 
-A tree is made by `filter_grammar`, which refuses what means nothing; it is worked out over columns by `filter_columns`.
+Conditions are BoolOp (flat), UnaryOp with Not, Compare with one sign, Call of `missing`, and Name (a field that is true
+or false itself). Values are Constant (number or text), Name, UnaryOp with USub, and BinOp. The id of a Name is a field
+as it stands in an expression, in backticks where it needs them; or `true` or `false`.
 """
 
 from __future__ import annotations
 
-import math
+import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 TEXT_CHARACTERS = 63
 """Longest text in an expression: fields with longer texts are not kept in indexes, so none could be equal."""
-BARE_NAME = re.compile(r"[^\W\d]\w*")
-"""Field names that are written as they are; all others stand in backticks."""
-WORDS = frozenset({"and", "or", "not", "in", "missing", "true", "false", "True", "False", "lambda", "is", "if", "else"})
-WORDS |= {"null", "None"}
+TRUTHS = ("true", "false")
+KEYWORDS = frozenset({"and", "or", "not", "in", "missing"})
+WORDS = KEYWORDS | {*TRUTHS, "True", "False", "lambda", "is", "if", "else", "null", "None"}
 """Words with a meaning of their own: a field of such a name stands in backticks."""
+_BARE_NAME = re.compile(r"[^\W\d]\w*")
+_COMPUTED: dict[type, Callable] = {ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply}
+_DIVIDED: dict[type, Callable] = {ast.Div: np.divide, ast.FloorDiv: np.floor_divide, ast.Mod: np.mod}
+ARITHMETIC = tuple(_COMPUTED | _DIVIDED)
+DIVISIONS = tuple(_DIVIDED)
 
 
-@dataclass(frozen=True)
-class Number:
-    """A finite number."""
-
-    value: float
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text of at most `TEXT_CHARACTERS`."""
-
-    value: str
+def field(name: str) -> ast.Name:
+    """The node of a field."""
+    bare = _BARE_NAME.fullmatch(name) and name not in WORDS
+    return ast.Name(name if bare else "`" + name.replace("`", "``") + "`")
 
 
-@dataclass(frozen=True)
-class Truth:
-    """`true` or `false`: 1 or 0 in an index."""
-
-    value: bool
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of the metadata, or of the picture's size."""
-
-    name: str
+def field_of(node: ast.AST) -> str | None:
+    """The name of the field that a node is; None for other nodes."""
+    if not isinstance(node, ast.Name) or node.id in WORDS:
+        return None
+    return node.id[1:-1].replace("``", "`") if node.id.startswith("`") else node.id
 
 
-@dataclass(frozen=True)
-class Negative:
-    """`-operand`."""
-
-    operand: Value
+def number(value: float) -> ast.Constant:
+    """The node of a finite number."""
+    return ast.Constant(int(value) if value.is_integer() and abs(value) < 1e15 else value)
 
 
-@dataclass(frozen=True)
-class Arithmetic:
-    """`left sign right` with a sign of + - * / // %, as Python computes with floats."""
-
-    sign: str
-    left: Value
-    right: Value
+def truth(value: bool) -> ast.Name:
+    """The node of `true` or `false`."""
+    return ast.Name("true" if value else "false")
 
 
-Value = Number | Text | Truth | Field | Negative | Arithmetic
+def joined(operator: ast.boolop, conditions: Sequence[ast.expr]) -> ast.expr:
+    """The conditions joined by `and` or `or`, flat; one alone as it is."""
+    flat: list[ast.expr] = []
+    for condition in conditions:
+        alike = isinstance(condition, ast.BoolOp) and type(condition.op) is type(operator)
+        flat += condition.values if isinstance(condition, ast.BoolOp) and alike else [condition]
+    return flat[0] if len(flat) == 1 else ast.BoolOp(operator, flat)
 
 
-@dataclass(frozen=True)
-class Compare:
-    """`left sign right` with a sign of < <= > >= == !=."""
-
-    sign: str
-    left: Value
-    right: Value
+def clauses(tree: ast.expr) -> Sequence[ast.expr]:
+    """The conditions that a top-level `and` joins."""
+    return tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
 
 
-@dataclass(frozen=True)
-class Among:
-    """`operand in [members]`, or `not in`."""
+def canonical(tree: ast.expr) -> str:
+    """The expression that reads as this tree, with as few parentheses as there can be."""
+    match tree:
+        case ast.BoolOp(ast.Or(), parts):
+            return " or ".join(map(canonical, parts))
+        case ast.BoolOp(_, parts):
+            return " and ".join(f"({canonical(p)})" if isinstance(p, ast.BoolOp) else canonical(p) for p in parts)
+        case ast.UnaryOp(ast.Not(), ast.BoolOp() as inner):
+            return f"not ({canonical(inner)})"
+        case ast.UnaryOp(ast.Not(), inner):
+            return f"not {canonical(inner)}"
+    return ast.unparse(tree)  # of several `and` it would put all but the first two into parentheses
 
-    operand: Value
-    members: tuple[Value, ...]
-    negated: bool
 
-
-@dataclass(frozen=True)
-class Missing:
-    """`missing(name)`: the sample has no such field."""
+class Use(NamedTuple):
+    """A field where it stands in an expression, and what it must be there."""
 
     name: str
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A field that stands alone: it is true or false itself."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Not:
-    """`not condition`."""
-
-    condition: Condition
-
-
-@dataclass(frozen=True)
-class Every:
-    """Conditions joined by `and`; none of them is an `Every`."""
-
-    conditions: tuple[Condition, ...]
-
-
-@dataclass(frozen=True)
-class Either:
-    """Conditions joined by `or`; none of them is an `Either`."""
-
-    conditions: tuple[Condition, ...]
-
-
-Condition = Compare | Among | Missing | Flag | Not | Every | Either
-Node = Value | Condition
-
-
-def every(conditions: list[Condition]) -> Condition:
-    """All of them, flat."""
-    flat = tuple(c for given in conditions for c in (given.conditions if isinstance(given, Every) else (given,)))
-    return flat[0] if len(flat) == 1 else Every(flat)
-
-
-def either(conditions: list[Condition]) -> Condition:
-    """One of them at least, flat."""
-    flat = tuple(c for given in conditions for c in (given.conditions if isinstance(given, Either) else (given,)))
-    return flat[0] if len(flat) == 1 else Either(flat)
-
-
-def clauses(tree: Condition) -> tuple[Condition, ...]:
-    """What a top-level `and` joins."""
-    return tree.conditions if isinstance(tree, Every) else (tree,)
-
-
-Kind = Literal["number", "text", "flag", "any", "missing"]
-
-
-@dataclass(frozen=True)
-class Use:
-    """A field where it stands in an expression, and what it must be there: a number, a text, true or false, or (`any`)
-    of the same kind as `beside`, the field that it is compared with."""
-
-    name: str
-    kind: Kind
+    kind: Literal["number", "text", "flag", "any", "missing"]
+    """`flag` is true or false; `any` is of the same kind as `beside`."""
     beside: str = ""
+    """The field that it is compared with."""
 
 
-def uses(node: Node) -> Iterator[Use]:
-    """Every place where a field stands, in the order of the text."""
-    match node:
-        case Missing(name):
-            yield Use(name, "missing")
-        case Flag(name):
-            yield Use(name, "flag")
-        case Field(name):
-            yield Use(name, "number")
-        case Compare(_, Field(left), Field(right)):
-            yield Use(left, "any", right)
-            yield Use(right, "any", left)
-        case Compare(_, Field(name), Text()) | Compare(_, Text(), Field(name)) | Among(Field(name), (Text(), *_)):
-            yield Use(name, "text")
-        case Negative(inner) | Not(inner) | Among(inner):
+def uses(tree: ast.expr) -> Iterator[Use]:
+    """Every place where a condition has a field, in the order of the text."""
+    match tree:
+        case ast.BoolOp(_, parts):
+            for part in parts:
+                yield from uses(part)
+        case ast.UnaryOp(ast.Not(), inner):
             yield from uses(inner)
-        case Arithmetic(_, left, right) | Compare(_, left, right):
-            yield from uses(left)
-            yield from uses(right)
-        case Every(conditions) | Either(conditions):
-            for condition in conditions:
-                yield from uses(condition)
+        case ast.Call(_, [inner]):
+            yield from (Use(name, "missing") for name in fields(inner))
+        case ast.Compare(ast.Name(), _, [ast.Name()]) if len(names := list(fields(tree))) == 2:
+            yield from (Use(names[0], "any", names[1]), Use(names[1], "any", names[0]))
+        case ast.Compare(left, _, [right]):
+            kind: Literal["number", "text"] = "text" if is_text(left) or is_text(right) else "number"
+            yield from (Use(name, kind) for name in fields(tree))
+        case ast.Name():
+            yield from (Use(name, "flag") for name in fields(tree))
 
 
-def constant(node: Value) -> float | None:
-    """What a value without fields comes to, NaN for a division by 0; None for one with fields."""
+def fields(node: ast.AST) -> Iterator[str]:
+    """The fields in a node, in the order of the text."""
+    if (name := field_of(node)) is not None:
+        yield name
+    for child in ast.iter_child_nodes(node):
+        yield from fields(child)
+
+
+def is_text(node: ast.expr) -> bool:
+    """Says whether a node is a quoted text, or a list of them."""
+    if isinstance(node, ast.List):
+        return is_text(node.elts[0])
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def computed(sign: ast.operator, left: np.ndarray | float, right: np.ndarray | float) -> np.ndarray | float:
+    """`left sign right` of float64; NaN where it cannot be computed, as a division by 0, whatever numpy says."""
+    with np.errstate(all="ignore"):
+        if isinstance(sign, DIVISIONS):
+            return _DIVIDED[type(sign)](left, np.where(np.equal(right, 0), np.nan, right))
+        return _COMPUTED[type(sign)](left, right)
+
+
+def constant(node: ast.expr) -> float | None:
+    """The number that a value without fields comes to; None for one with fields."""
     match node:
-        case Number(value):
-            return value
-        case Negative(inner):
+        case ast.Constant(int() | float() as value):
+            return float(value)
+        case ast.UnaryOp(ast.USub(), inner):
             negated = constant(inner)
             return None if negated is None else -negated
-        case Arithmetic(sign, left, right):
+        case ast.BinOp(left, sign, right):
             first, second = constant(left), constant(right)
-            return None if first is None or second is None else _computed(sign, first, second)
+            return None if first is None or second is None else float(computed(sign, first, second))
     return None
-
-
-def _computed(sign: str, left: float, right: float) -> float:
-    if sign in ("+", "-"):
-        return left + right if sign == "+" else left - right
-    if sign == "*":
-        return left * right
-    if right == 0:
-        return math.nan
-    return left / right if sign == "/" else left // right if sign == "//" else left % right
-
-
-def name_text(name: str) -> str:
-    """A field's name as it stands in an expression."""
-    bare = BARE_NAME.fullmatch(name) and name not in WORDS
-    return name if bare else "`" + name.replace("`", "``") + "`"
-
-
-_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
-_POWER = {"or": 1, "and": 2, "not": 3, "compare": 4, "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6, "negative": 7}
-
-
-def canonical(node: Node) -> str:
-    """The expression that reads as this tree, with as few parentheses as there can be."""
-    return _written(node)[0]
-
-
-def _written(node: Node) -> tuple[str, int]:
-    """Text of a node, and how strongly it holds together."""
-    match node:
-        case Number(value):
-            return _number_text(value), 9
-        case Text(value):
-            return f"'{''.join(map(_character_text, value))}'", 9
-        case Truth(value):
-            return "true" if value else "false", 9
-        case Field(name) | Flag(name):
-            return name_text(name), 9
-        case Missing(name):
-            return f"missing({name_text(name)})", 9
-        case Negative(inner):
-            return f"-{_within(inner, _POWER['negative'])}", _POWER["negative"]
-        case Not(inner):
-            return f"not {_within(inner, _POWER['not'])}", _POWER["not"]
-        case Arithmetic(sign, left, right):
-            power = _POWER[sign]
-            return f"{_within(left, power)} {sign} {_within(right, power + 1)}", power
-        case Compare(sign, left, right):
-            return f"{_within(left, 5)} {sign} {_within(right, 5)}", _POWER["compare"]
-        case Among(inner, members, negated):
-            listed = ", ".join(canonical(member) for member in members)
-            return f"{_within(inner, 5)} {'not ' * negated}in [{listed}]", _POWER["compare"]
-        case Every(conditions):
-            return " and ".join(_within(condition, _POWER["not"]) for condition in conditions), _POWER["and"]
-        case Either(conditions):
-            return " or ".join(_within(condition, _POWER["and"]) for condition in conditions), _POWER["or"]
-
-
-def _within(node: Node, power: int) -> str:
-    text, own = _written(node)
-    return text if own >= power else f"({text})"
-
-
-def _number_text(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
-
-
-def _character_text(character: str) -> str:
-    """A character in a quoted text; what a terminal cannot show, or obeys, by its number."""
-    if character in _ESCAPES or character.isprintable():
-        return _ESCAPES.get(character, character)
-    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"

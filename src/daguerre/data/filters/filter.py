@@ -4,20 +4,20 @@
     filters: {pwatermark: "<=0.5", language: "== 'en'"}           what is said of each field
     filters: [[aesthetic_score, "lambda s: s > 4.5"]]             the same as pairs
 
-The grammar is `filter_grammar`'s, the arithmetic over columns is `filter_columns`'s. Nothing here runs text.
+Texts are read by `parser.py`, and worked out over columns by `evaluate.py`. Nothing here runs text.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, RootModel, WithJsonSchema, field_validator
 
-from daguerre.data.filters import expression, meaning, parser
+from daguerre.data.filters import expression, parser
 from daguerre.data.filters.evaluate import Verdict, verdict
-from daguerre.data.filters.expression import Condition
 from daguerre.data.index.index import Index
 from daguerre.errors import UserError
 
@@ -41,7 +41,7 @@ _SCHEMA = {
 
 
 class Filters(RootModel[Any]):
-    """Which samples are trained on, by their metadata; `Filters()` lets all of them pass."""
+    """Chooses samples by their metadata; `Filters()` lets all of them pass."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -59,8 +59,8 @@ class Filters(RootModel[Any]):
         return given
 
     @cached_property
-    def tree(self) -> Condition | None:
-        """What is asked of a sample; None for no filter."""
+    def tree(self) -> ast.expr | None:
+        """The condition; None for no filter."""
         return None if self.root is None else _tree(self.root)
 
     def __str__(self) -> str:
@@ -76,20 +76,20 @@ class Filters(RootModel[Any]):
         return frozenset(use.name for use in expression.uses(self.tree)) if self.tree else frozenset()
 
     def evaluate(self, index: Index) -> Verdict:
-        """Which samples pass, and how many do not for which reason. What the index lacks is missing in every sample."""
+        """Applies the filter. A field that the index lacks is missing in every sample."""
         return verdict(self.tree, index)
 
 
-def _of(tree: Condition) -> Filters:
+def _of(tree: ast.expr) -> Filters:
     """The filter of a tree that was checked as part of another."""
     filters = Filters.model_construct(root=expression.canonical(tree))
     filters.__dict__["tree"] = tree
     return filters
 
 
-def _tree(given: Any) -> Condition:
+def _tree(given: Any) -> ast.expr:
     if isinstance(given, str):
-        return meaning.whole(parser.expression(given))
+        return parser.whole(parser.expression(given))
     if isinstance(given, dict):
         return _all_of(list(given.items()))
     if isinstance(given, list | tuple):
@@ -98,38 +98,32 @@ def _tree(given: Any) -> Condition:
     raise UserError(_SPELLINGS)
 
 
-def _all_of(pairs: list[Any]) -> Condition:
+def _all_of(pairs: list[Any]) -> ast.expr:
     if len(pairs) > CONDITIONS:
         raise UserError(f"{len(pairs):,} fields are too many: at most {CONDITIONS:,}")
-    return meaning.whole(expression.every([_of_one_field(pair) for pair in pairs]))
+    return parser.whole(expression.joined(ast.And(), [_of_one_field(pair) for pair in pairs]))
 
 
-def _of_one_field(pair: Any) -> Condition:
+def _of_one_field(pair: Any) -> ast.expr:
     """The tree of a field and what is said of it."""
     if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
         raise UserError(f"a list holds pairs of a field and what is said of it: {_SPELLINGS}")
     name, said = pair
     shown = name[:40] if name.isprintable() else repr(name[:40])
     try:
-        return parser.about(name, _equal_to(said) if isinstance(said, bool | int | float) else _text(said))
+        return parser.about(name, said if isinstance(said, str) else _equal_to(said))
     except ValueError as error:
         raise UserError(f"{shown}: {error}") from None
 
 
-def _text(said: Any) -> str:
-    if not isinstance(said, str):
+def _equal_to(said: Any) -> str:
+    """A number, true or false stands for being equal to it."""
+    if not isinstance(said, bool | int | float):
         raise UserError("expected a comparison such as '<= 0.5', or a number")
-    return said
-
-
-def _equal_to(said: float) -> str:
-    """A number stands for being equal to it."""
-    if isinstance(said, bool):
-        return f"== {expression.canonical(expression.Truth(said))}"
     try:
         value = float(said)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value) or value != said:
         raise UserError("this number does not fit into a float of 64 bits")
-    return f"== {expression.canonical(expression.Number(value))}"
+    return f"== {said if isinstance(said, bool) else value}"

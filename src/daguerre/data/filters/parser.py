@@ -1,259 +1,300 @@
-"""From the text of a filter to its tree: a Pratt parser (Pratt 1973), which runs nothing.
+"""From the text of a filter to its tree, by Python's own parser.
 
-Loosest first: `or`, `and`, `not`, comparisons (chained as in Python) and `in [...]`, `+ -`, `* / // %`, `-x`; then
-numbers, quoted texts, true, false, fields, `missing(field)` and parentheses. What is too long, too deep or means
-nothing (`filter_meaning`) is a UserError that shows the place.
+That sees signs, `and or not in missing` and underscores alone: fields, numbers and texts are read here and stand as
+underscores in their places. The tree that it makes is checked node by node; nothing is run. Whatever cannot be read, is
+too long, too deep or means nothing is a UserError that shows the place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import math
+import re
+import sys
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
 
 from daguerre.data.filters import expression as tree
-from daguerre.data.filters import meaning
-from daguerre.data.filters.expression import Condition, Node, Value
-from daguerre.data.filters.tokens import Token, fault, number, tokens, unquoted
+from daguerre.errors import UserError
 
+CHARACTERS = 10_000
+"""Longest expression."""
 DEPTH = 100
-"""How deep parentheses and operators may lie in each other."""
+"""How deep operators may lie in each other."""
+NAME_CHARACTERS = 200
+"""Longest name of a field."""
+_AROUND = 40
 
-_COMPARISONS = ("<", "<=", ">", ">=", "==", "!=", "in", "not in")
-_POWER = {"or": 1, "and": 2, **dict.fromkeys(_COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6}
-_NOT, _NEGATIVE = 3, 7
+_TOKENS = re.compile(
+    r"""(?P<space>\s+)
+    |(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+    |(?P<word>[^\W\d]\w*)
+    |(?P<field>`(?:[^`]|``)*`)
+    |(?P<text>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")
+    |(?P<sign><=|>=|==|!=|//|(?!\*\*|<<|>>|<>)[-+*/%<>()\[\],])""",
+    re.VERBOSE,
+)
 _HINTS = {
+    "=": "'is equal to' is written ==",
+    "!": "write not, or != for 'is not equal to'",
+    "&": "write and",
+    "|": "write or",
+    ".": "a value has no attributes; a field whose name holds a dot is written in backticks: `a.b`",
+    "'": "this text has no closing quote",
+    '"': "this text has no closing quote",
+    "`": "this field has no closing backtick",
     "is": "write ==, or missing(field)",
     "null": "write missing(field)",
     "None": "write missing(field)",
-    "missing": "write missing(field); a field of that name stands in backticks",
     "lambda": 'a function belongs into a pair: ["field", "lambda s: s > 4.5"]',
-    "[": "a list stands behind in",
 }
-_Made = TypeVar("_Made")
+_NAMES = f"a field's name has 1 to {NAME_CHARACTERS} printable characters"
+_OPERAND = "expected a field, a number or a quoted text"
+_COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>|in\b|not\s+in\b)")
+_FUNCTION = re.compile(r"\s*lambda\s+([^\W\d]\w*)\s*:")
+_SPECIAL = re.compile(r"\\(?:([\\'\"ntr])|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|[\ud800-\udfff]")
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
 
 
-def expression(text: str) -> Condition:
+def expression(text: str) -> ast.expr:
     """The tree of a whole expression."""
-    parser = _Parser(text)
-    return parser.finished(parser.part())
+    reader = _Reader(text)
+    return reader.condition(reader.parsed(), 1)
 
 
-def about(name: str, text: str) -> Condition:
-    """The tree of what is said about one field: `<= 0.5`, `in ['a', 'b']` or `lambda s: s > 4.5`."""
-    parser = _Parser(text)
-    subject = tree.Field(meaning.name(name))
-    if parser.next.is_sign("lambda"):
-        parser.take_parameter(subject)
-        return parser.finished(parser.part())
-    if parser.infix() not in _COMPARISONS:
-        parser.fail("expected a comparison such as '<= 0.5' or \"== 'en'\"")
-    said = parser.chain(_Part(subject, 0))
-    if parser.next.kind != "end":
-        parser.fail("expected the end: this is one comparison, and more of them belong into an expression")
-    return parser.finished(said)
+def about(name: str, text: str) -> ast.expr:
+    """The tree of a comparison with one field: `<= 0.5`, `in ['a', 'b']` or `lambda s: s > 4.5`."""
+    if not _can_be_name(name):
+        raise UserError(_NAMES)
+    function = _FUNCTION.match(text)
+    if function and function[1] not in tree.WORDS:
+        reader = _Reader(text, function.end(), (function[1], name))
+        return reader.condition(reader.parsed(), 1)
+    reader = _Reader(text)
+    if not _COMPARISON.match(text):
+        raise reader.fault(0, "expected a comparison such as '<= 0.5' or \"== 'en'\"")
+    reader.atoms[-2] = tree.field(name)
+    node = reader.parsed("_ ")
+    if not isinstance(node, ast.Compare):
+        raise reader.fault(0, "expected one comparison: more of them belong into an expression")
+    return reader.condition(node, 1)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A node, where it starts, and how deep it is."""
+def whole(given: ast.expr) -> ast.expr:
+    """The condition. UserError where a field is two kinds of thing in it."""
+    texts = {use.name for use in tree.uses(given) if use.kind == "text"}
+    both = sorted(texts & {use.name for use in tree.uses(given) if use.kind in ("number", "flag")})
+    if both:
+        raise UserError(f"the field {tree.field(both[0]).id} is compared with text, and used as a number")
+    return given
 
-    node: Node
-    at: int
-    depth: int = 1
+
+def _can_be_name(name: str) -> bool:
+    return 0 < len(name) <= NAME_CHARACTERS and name.isprintable()
 
 
 @dataclass
-class _Parser:
-    """Reads one text from left to right."""
+class _Reader:
+    """Reads one text, and knows the place of what is wrong in it."""
 
     text: str
-    tokens: list[Token] = field(init=False)
-    place: int = 0
-    nesting: int = 0
-    parameter: tuple[str, tree.Field] | None = None
-    """Of a lambda: its name, and the field that it stands for."""
+    begin: int = 0
+    """Where to begin."""
+    parameter: tuple[str, str] | None = None
+    """Of a function: its name, and the field that it stands for; there is no other field then."""
+    atoms: dict[int, ast.expr] = field(default_factory=dict)
+    """The node of each field, number and text by its place."""
+    shift: int = 0
+    """The place of the first character that Python's parser saw."""
 
-    def __post_init__(self) -> None:
-        self.tokens = tokens(self.text)
+    def fault(self, at: ast.expr | int, what: str) -> UserError:
+        """The refusal of a place or a node: a stretch of the text on one line, a caret below."""
+        at = max(0, at if isinstance(at, int) else at.col_offset + self.shift)
+        start = max(0, at - _AROUND)
+        shown = "".join(c if c.isprintable() else " " for c in self.text[start : at + _AROUND])
+        return UserError(f"at character {at + 1}: {what}\n    {shown}\n    {' ' * (at - start)}^")
 
-    @property
-    def next(self) -> Token:
-        """The token that is looked at."""
-        return self.tokens[self.place]
+    def scanned(self) -> str:
+        """The text for Python's parser, each character in its place."""
+        if len(self.text) > CHARACTERS:
+            raise UserError(f"{len(self.text):,} characters are too many: an expression has at most {CHARACTERS:,}")
+        source, at, word_end = [" " * self.begin], self.begin, -1
+        while at < len(self.text):
+            match = _TOKENS.match(self.text, at)
+            if match is None:
+                raise self.fault(at, _HINTS.get(self.text[at], f"{self.text[at]!r} has no meaning here"))
+            token = match[0]
+            if match.lastgroup not in ("space", "sign"):
+                if at == word_end:
+                    raise self.fault(at, f"expected an operator, found {token[:40]!r}")
+                word_end = match.end()
+                if token not in tree.KEYWORDS:
+                    self.atoms[at] = self.atom(match.lastgroup, token, at)
+                    token = "_" * len(token)
+            source.append(" " * len(token) if match.lastgroup == "space" else token)
+            at = match.end()
+        return "".join(source)
 
-    def take(self) -> Token:
-        """The next token, which is then done with."""
-        token = self.next
-        self.place += token.kind != "end"
-        return token
+    def atom(self, kind: str | None, token: str, at: int) -> ast.expr:
+        """The node of a field, a number, a text, true or false."""
+        if kind == "number":
+            return self.number(token, at)
+        if kind == "text":
+            return self.quoted(token, at)
+        if token in ("true", "True", "false", "False"):
+            return tree.truth(token.lower() == "true")
+        if token in tree.WORDS:
+            raise self.fault(at, f"found {token!r}" + (f" ({_HINTS[token]})" if token in _HINTS else ""))
+        if self.parameter:
+            if token != self.parameter[0]:
+                raise self.fault(at, f"a function knows its parameter {self.parameter[0]!r} only")
+            return tree.field(self.parameter[1])
+        name = token if kind == "word" else token[1:-1].replace("``", "`")
+        if not _can_be_name(name):
+            raise self.fault(at, _NAMES)
+        return tree.field(name)
 
-    def expect(self, sign: str) -> None:
-        """Takes a sign that must stand here."""
-        if not self.next.is_sign(sign):
-            self.fail(f"expected {sign!r}")
-        self.take()
+    def number(self, token: str, at: int) -> ast.expr:
+        """A number that is finite, and equal to what is written if that is whole."""
+        value = float(token)
+        mantissa = token.lower().partition("e")[0]
+        if not math.isfinite(value) or (value == 0 and mantissa.strip("0.")):
+            raise self.fault(at, "this number does not fit into 64 bits")
+        if token.isdecimal() and value != int(token.lstrip("0") or "0"):
+            raise self.fault(at, "numbers are floats of 64 bits: this one cannot be told from its neighbours")
+        return tree.number(value)
 
-    def fail(self, what: str) -> NoReturn:
-        """Says what was expected at the next token, and what is there."""
-        token = self.next
-        found = "the end" if token.kind == "end" else repr(token.text[:40])
-        hint = f" ({_HINTS[token.text]})" if token.kind == "sign" and token.text in _HINTS else ""
-        raise fault(self.text, token.at, f"{what}, found {found}{hint}")
+    def quoted(self, token: str, at: int) -> ast.expr:
+        """A text without its quotes and escapes."""
 
-    def meant(self, at: int, make: Callable[..., _Made], *given: object) -> _Made:
-        """What one of `filter_meaning`'s functions makes; its refusal shows the place `at`."""
+        def character(match: re.Match[str]) -> str:
+            if match[1]:
+                return _LETTERS.get(match[1], match[1])
+            code = int(match[2] or match[3] or match[4] or "d800", 16)
+            if code > sys.maxunicode or 0xD800 <= code < 0xE000:
+                known = "a backslash stands before ' \" \\ n r t, xXX, uXXXX or UXXXXXXXX only"
+                raise self.fault(at + 1 + match.start(), f"no character: {known}")
+            return chr(code)
+
+        value = _SPECIAL.sub(character, token[1:-1])
+        if len(value) > tree.TEXT_CHARACTERS:
+            raise self.fault(at, f"texts of more than {tree.TEXT_CHARACTERS} characters are not kept in indexes")
+        return ast.Constant(value)
+
+    def parsed(self, subject: str = "") -> ast.expr:
+        """Python's tree of the text behind a `subject`."""
+        source = subject + self.scanned()
+        start = len(source) - len(source.lstrip())
+        self.shift = start - len(subject)
         try:
-            return make(*given)
-        except ValueError as error:
-            raise fault(self.text, at, str(error)) from None
+            return ast.parse(source[start:], mode="eval").body
+        except SyntaxError as error:
+            what, offset = error.msg, error.offset
+        except (MemoryError, RecursionError):  # Python's parser says so of what is very deep
+            raise UserError(f"too many operators in each other: at most {DEPTH}") from None
+        at = offset - 1 + self.shift if offset and start < len(source) else len(self.text)
+        if what.startswith("invalid syntax"):
+            found = _TOKENS.match(self.text, max(0, at))
+            what = f"{found[0][:40]!r} does not fit here" if found else f"{_OPERAND}, found the end"
+        raise self.fault(at, what)
 
-    def infix(self) -> str:
-        """The operator that the next token is (`not in`: the next two), else nothing."""
-        if self.next.is_sign("not"):
-            return "not in" if self.tokens[self.place + 1].is_sign("in") else ""
-        return self.next.text if self.next.is_sign(*_POWER) else ""
+    def condition(self, node: ast.expr, depth: int) -> ast.expr:
+        """The condition that a node is. UserError for a value, and for what means nothing."""
+        self.check_depth(node, depth)
+        match node:
+            case ast.BoolOp(sign, parts):
+                return tree.joined(sign, [self.condition(part, depth + 1) for part in parts])
+            case ast.UnaryOp(ast.Not(), inner):
+                return ast.UnaryOp(ast.Not(), self.condition(inner, depth + 1))
+            case ast.Compare(left, signs, rights):
+                links = zip(signs, [left, *rights], rights, strict=False)
+                return tree.joined(ast.And(), [self.link(*link, depth + 1) for link in links])
+            case ast.Call(ast.Name("missing"), arguments, _):
+                names = [self.value(argument, depth + 1) for argument in arguments]
+                if len(names) != 1 or tree.field_of(names[0]) is None:
+                    raise self.fault(node, "expected missing(field), with the name of one field")
+                return ast.Call(ast.Name("missing"), names, [])
+        value = self.value(node, depth)
+        if tree.field_of(value) is None:
+            raise self.fault(node, "expected a condition such as width >= 512, found a value")
+        return value
 
-    def take_infix(self) -> None:
-        """Goes past the operator."""
-        self.place += 1 + (self.infix() == "not in")
+    def link(self, sign: ast.cmpop, left: ast.expr, right: ast.expr, depth: int) -> ast.expr:
+        """`left sign right`, if its sides can be compared."""
+        before = self.value(left, depth)
+        after = self.members(right) if isinstance(sign, ast.In | ast.NotIn) else self.value(right, depth)
+        compared = ast.Compare(before, [sign], [after])
+        if not any(tree.fields(compared)):
+            raise self.fault(left, "there is no field in this comparison: it is the same for every sample")
+        if ast.unparse(before) == ast.unparse(after):
+            raise self.fault(left, "both sides are the same")
+        sides = [before, *(after.elts if isinstance(after, ast.List) else [after])]
+        kinds = {_kind(side) for side in sides} - {"a field"}
+        if len(kinds) > 1:
+            raise self.fault(left, " cannot be compared with ".join(sorted(kinds)))
+        if kinds == {_TRUTH} and not isinstance(sign, ast.Eq | ast.NotEq):
+            raise self.fault(left, "true and false are compared by == and != only")
+        return compared
 
-    def take_parameter(self, stands_for: tree.Field) -> None:
-        """Goes past `lambda s:`."""
-        self.take()
-        if not self.next.bare:
-            self.fail("expected the one parameter of the function, as in 'lambda s: s > 4.5'")
-        self.parameter = (self.take().text, stands_for)
-        self.expect(":")
-
-    def finished(self, part: _Part) -> Condition:
-        """The tree, if nothing follows it."""
-        if self.next.kind != "end":
-            self.fail("expected an operator or the end")
-        return self.condition(part)
-
-    def condition(self, part: _Part) -> Condition:
-        """The node of a part that must be a condition."""
-        return self.meant(part.at, meaning.condition, part.node)
-
-    def part(self, power: int = 0) -> _Part:
-        """As much as operators stronger than `power` hold together."""
-        self.nesting += 1
-        if self.nesting > DEPTH:
-            self.too_deep(self.next.at)
-        left = self.operand(power)
-        while (sign := self.infix()) and _POWER[sign] > power:
-            left = self.chain(left) if sign in _COMPARISONS else self.joined(left, sign)
-        self.nesting -= 1
-        return left
-
-    def made(self, at: int, node: Node, *parts: _Part) -> _Part:
-        """The part of a node over `parts`."""
-        depth = 1 + max(part.depth for part in parts)
-        if depth > DEPTH:
-            self.too_deep(parts[-1].at)
-        return _Part(node, at, depth)
-
-    def too_deep(self, at: int) -> NoReturn:
-        """Refuses what would need a deeper tree."""
-        raise fault(self.text, at, f"more than {DEPTH} parentheses or operators in each other")
-
-    def operand(self, power: int) -> _Part:
-        """A value, or a condition in parentheses or behind `not`."""
-        token = self.take()
-        if token.is_sign("-"):
-            inner = self.part(_NEGATIVE - 1)
-            return self.made(token.at, tree.Negative(self.meant(inner.at, meaning.number, inner.node)), inner)
-        if token.is_sign("not") and power < _NOT:
-            inner = self.part(_NOT - 1)
-            return self.made(token.at, tree.Not(self.condition(inner)), inner)
-        if token.is_sign("("):
-            inner = self.part()
-            self.expect(")")
-            return _Part(inner.node, token.at, inner.depth)
-        if token.is_sign("missing") and self.next.is_sign("("):
-            return _Part(self.missing(), token.at)
-        if token.is_sign("true", "True", "false", "False"):
-            return _Part(tree.Truth(token.text.lower() == "true"), token.at)
-        if token.kind == "field":
-            return _Part(tree.Field(self.named(token)), token.at)
-        return _Part(self.literal(token, "expected a field, a number or a quoted text"), token.at)
-
-    def literal(self, token: Token, expected: str) -> Value:
-        """The number or text of a token that was taken."""
-        if token.kind == "number":
-            return tree.Number(number(self.text, token))
-        if token.kind != "text":
-            self.place -= token.kind != "end"
-            self.fail(expected)
-        return tree.Text(unquoted(self.text, token))
-
-    def missing(self) -> Condition:
-        """`missing(field)`, behind its name."""
-        self.expect("(")
-        if self.next.kind != "field":
-            self.fail("expected the name of a field")
-        name = self.named(self.take())
-        self.expect(")")
-        return tree.Missing(name)
-
-    def named(self, token: Token) -> str:
-        """The field that a token means; it is not followed by a call."""
-        if self.next.is_sign("("):
-            raise fault(self.text, token.at, "there is no function here but missing(field)")
-        if self.parameter is None:
-            return self.meant(token.at, meaning.name, token.text)
-        if not token.bare or token.text != self.parameter[0]:
-            raise fault(self.text, token.at, f"a function knows its parameter {self.parameter[0]!r} only")
-        return self.parameter[1].name
-
-    def joined(self, left: _Part, sign: str) -> _Part:
-        """`left sign right` for `and`, `or` and arithmetic."""
-        self.take_infix()
-        right = self.part(_POWER[sign])
-        if sign not in ("and", "or"):
-            numbers = [self.meant(part.at, meaning.number, part.node) for part in (left, right)]
-            return self.made(left.at, self.meant(right.at, meaning.arithmetic, sign, *numbers), left, right)
-        conditions = [self.condition(left), self.condition(right)]
-        node = tree.every(conditions) if sign == "and" else tree.either(conditions)
-        if type(node) is type(left.node):  # a longer list, not a deeper tree
-            return _Part(node, left.at, max(left.depth, right.depth + 1))
-        return self.made(left.at, node, left, right)
-
-    def chain(self, left: _Part) -> _Part:
-        """`left < right`, or `left < middle < right`, which means `left < middle and middle < right`."""
-        links: list[Condition] = []
-        parts = [left]
-        while (sign := self.infix()) in _COMPARISONS:
-            at = self.next.at
-            self.take_infix()
-            values = [self.meant(parts[-1].at, meaning.value, parts[-1].node)]
-            if sign in ("in", "not in"):
-                links.append(self.meant(at, meaning.among, *values, self.members(), sign == "not in"))
-                break
-            parts.append(self.part(_POWER[sign]))
-            values.append(self.meant(parts[-1].at, meaning.value, parts[-1].node))
-            links.append(self.meant(at, meaning.compare, sign, *values))
-        return self.made(left.at, tree.every(links), *parts)
-
-    def members(self) -> tuple[Value, ...]:
+    def members(self, node: ast.expr) -> ast.List:
         """The list behind `in`."""
-        if not self.next.is_sign("["):
-            self.fail("expected a list such as [1, 2] or ['en', 'de']")
-        found: list[Value] = []
-        while not found or self.next.is_sign(","):
-            self.take()
-            found.append(self.member())
-        if not self.next.is_sign("]"):
-            self.fail("expected , or ]")
-        self.take()
-        return tuple(found)
+        if not isinstance(node, ast.List):
+            raise self.fault(node, "expected a list such as [1, 2] or ['en', 'de']")
+        found: list[ast.expr] = []
+        for member in node.elts:
+            value = self.value(member, 1)
+            if not isinstance(value.operand if isinstance(value, ast.UnaryOp) else value, ast.Constant):
+                raise self.fault(member, "expected a number or a quoted text")
+            constant = tree.constant(value)
+            found.append(value if constant is None else tree.number(constant))
+        if not found:
+            raise self.fault(node, "expected a number or a quoted text")
+        return ast.List(found)
 
-    def member(self) -> Value:
-        """A number or text in a list."""
-        if not self.next.is_sign("-"):
-            return self.literal(self.take(), "expected a number or a quoted text")
-        self.take()
-        if self.next.kind != "number":
-            self.fail("expected a number")
-        return tree.Number(-number(self.text, self.take()))
+    def value(self, node: ast.expr, depth: int) -> ast.expr:
+        """The value that a node is. UserError for a condition, and for what cannot be computed."""
+        self.check_depth(node, depth)
+        match node:
+            case ast.Name("missing"):
+                raise self.fault(node, "write missing(field); a field of that name stands in backticks")
+            case ast.Name():
+                return self.atoms[node.col_offset + self.shift]
+            case ast.UnaryOp(ast.USub(), inner):
+                return ast.UnaryOp(ast.USub(), self.operand(inner, depth + 1))
+            case ast.BinOp(left, sign, right) if isinstance(sign, tree.ARITHMETIC):
+                made = ast.BinOp(self.operand(left, depth + 1), sign, self.operand(right, depth + 1))
+                if isinstance(sign, tree.DIVISIONS) and tree.constant(made.right) == 0:
+                    raise self.fault(right, "a division by 0")
+                result = tree.constant(made)
+                if result is not None and not math.isfinite(result):
+                    raise self.fault(right, "this number does not fit into 64 bits")
+                return made
+            case ast.BoolOp() | ast.Compare() | ast.UnaryOp(ast.Not()) | ast.Call(ast.Name("missing")):
+                raise self.fault(node, "expected a value, found a condition: comparisons are joined by and, or, not")
+            case ast.Call():
+                raise self.fault(node, "there is no function here but missing(field)")
+            case ast.List():
+                raise self.fault(node, "a list stands behind in")
+        raise self.fault(node, f"{_OPERAND}, found {self.text[node.col_offset + self.shift]!r}")
+
+    def operand(self, node: ast.expr, depth: int) -> ast.expr:
+        """A value that is a number or can be one."""
+        value = self.value(node, depth)
+        if _kind(value) in ("text", _TRUTH):
+            raise self.fault(node, "expected a number: nothing can be computed with text, true or false")
+        return value
+
+    def check_depth(self, node: ast.expr, depth: int) -> None:
+        """UserError for what would need a deeper tree."""
+        if depth > DEPTH:
+            raise self.fault(node, f"more than {DEPTH} operators in each other")
+
+
+_TRUTH = "true or false"
+
+
+def _kind(node: ast.expr) -> str:
+    if tree.is_text(node):
+        return "text"
+    if tree.field_of(node) is not None:
+        return "a field"
+    return _TRUTH if isinstance(node, ast.Name) else "a number"

@@ -32,7 +32,7 @@ _COPY = re.compile(r"(^|[\s_-]+)(\(\d+\)|\d+)$")
 
 @dataclass(frozen=True)
 class Rules:
-    """How a folder is read."""
+    """Rules by which a folder is read."""
 
     formats: tuple[str, ...]
     captions_from: Literal["files", "file_names", "folder_names"] = "files"
@@ -45,7 +45,7 @@ class Rules:
 
 
 class NoCaption(Exception):
-    """Why a picture has no usable caption, and the file at fault if it is another one."""
+    """The reason why an image has no usable caption, and the file at fault if it is another one."""
 
     def __init__(self, reason: str, file: str = "", damage: bool = False) -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class NoCaption(Exception):
 
 @dataclass(frozen=True)
 class Words:
-    """What is said of the pictures of one folder."""
+    """Captions and metadata of the images of one folder."""
 
     folder: Path
     rules: Rules
@@ -96,7 +96,8 @@ class Words:
         about.pop("file_name", None)
         texts = {mended(name): value.strip() for name, value in about.items() if _is_text(value)}
         if self.rules.captions_from == "files":
-            texts = self._from_files(texts, self._text_file(stem), line is not None)
+            beside = next((stem + suffix for suffix in TEXT_FILES if stem + suffix in self.others), None)
+            texts = self._from_files(texts, beside, line is not None)
         else:
             texts[CAPTION] = self._from_name(path)
         wanted = [texts[name] for name in self.rules.fields if name in texts]
@@ -108,17 +109,14 @@ class Words:
         metadata = {name: value for name, value in about.items() if name != CAPTION}
         return texts, mended(metadata)
 
-    def _from_files(self, texts: dict[str, str], beside: str, is_listed: bool) -> dict[str, str]:
+    def _from_files(self, texts: dict[str, str], beside: str | None, is_listed: bool) -> dict[str, str]:
         if is_listed and CAPTION in texts:
             return texts
-        if beside in self.others and CAPTION in self.rules.fields:
+        if beside and CAPTION in self.rules.fields:
             return texts | {CAPTION: _text(self.folder, beside)}
         if CAPTION not in texts and "caption" in texts:
             return texts | {CAPTION: texts["caption"]}
         return texts
-
-    def _text_file(self, stem: str) -> str:
-        return next((path for suffix in TEXT_FILES if (path := stem + suffix) in self.others), stem + TEXT_FILES[0])
 
     def _from_name(self, path: str) -> str:
         if self.rules.captions_from == "file_names":
@@ -150,7 +148,7 @@ def parent(path: str) -> str:
 
 
 def spoken(stem: str) -> str:
-    """What a file name says: underscores are spaces, and a number at its end only tells copies apart."""
+    """The words of a file name: underscores are spaces, and a number at its end only tells copies apart."""
     text = printable(stem).replace("_", " ").strip()
     return re.sub(r"\s+", " ", _COPY.sub("", text)).strip()
 
@@ -185,7 +183,9 @@ def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
     raise UserError(
         f"data.idx_to_prompt: {len(unknown):,} of the {len(names):,} folders with pictures are not among its "
         f"{len(classes.prompts):,} classes ({shown}). Folders are called "
-        "as the classes are in idx_to_prompt, or there are as many folders as classes 0, 1, 2 and so on, in that order"
+        "as the classes are in idx_to_prompt, or there are as many folders as classes 0, 1, 2 and so on, in that order",
+        code="unknown",
+        setting="data.idx_to_prompt",
     )
 
 

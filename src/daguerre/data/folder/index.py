@@ -21,11 +21,20 @@ from daguerre.data.folder import scan
 from daguerre.data.folder.captions import Rules
 from daguerre.data.folder.scan import Sample
 from daguerre.data.index import cache, file
-from daguerre.data.index.cache import SUFFIX, About, BadIndex, ShardIndex
+from daguerre.data.index.cache import SUFFIX
+from daguerre.data.index.file import About, BadIndex, ShardIndex
 from daguerre.data.skipped import SkipReport
-from daguerre.errors import UserError
 from daguerre.storage.location import Place
 
+_COLUMNS = {
+    "height": pa.int32(),
+    "width": pa.int32(),
+    "path": pa.binary(),
+    "stamp": pa.uint64(),
+    "texts": pa.string(),
+    "metadata": pa.string(),
+    "images": pa.string(),
+}
 KEPT_STATES = 4
 """States of a folder whose indexes are kept, those used last."""
 
@@ -48,7 +57,7 @@ def _newest(home: Path) -> tuple[Path, pa.Table] | None:
     """The state of the folder that was used last."""
     for path in _states(home):
         with suppress(FileNotFoundError, BadIndex):
-            return path, cache.load(path).whole()
+            return path, file.load(path).whole()
     return None
 
 
@@ -72,56 +81,40 @@ def _known(before: tuple[Path, pa.Table] | None) -> dict[str, tuple[int, int]]:
 def _index(folder: Path, kind: str, samples: tuple[Sample | int, ...], before: pa.Table | None) -> ShardIndex:
     """A row a sample; rows of the state before are taken over."""
     rows = [_row(sample) if isinstance(sample, Sample) else _old_row(before, sample) for sample in samples]
+    own = {name: pa.array([row[name] for row in rows], kind) for name, kind in _COLUMNS.items()}
     paths = [os.fsdecode(row["path"]) for row in rows]
-    kept, fields, not_kept = cache.metadata_columns([json.loads(row["metadata"]) for row in rows])
-    table = pa.table(
-        {
-            "id": np.array([scan.sample_id(path) for path in paths], dtype=np.int64),
-            "height": np.array([row["height"] for row in rows], dtype=np.int32),
-            "width": np.array([row["width"] for row in rows], dtype=np.int32),
-            "digest": np.zeros(len(rows), dtype=np.uint64),
-            "path": pa.array([row["path"] for row in rows], pa.binary()),
-            "stamp": np.array([row["stamp"] for row in rows], dtype=np.uint64),
-            "texts": pa.array([row["texts"] for row in rows], pa.string()),
-            "metadata": pa.array([row["metadata"] for row in rows], pa.string()),
-            "images": pa.array([row["images"] for row in rows], pa.string()),
-            **kept,
-            **file.image_columns([json.loads(row["images"]).keys() for row in rows]),
-        }
-    )
+    kept, fields, not_kept = file.metadata_columns([json.loads(row["metadata"]) for row in rows])
+    table = {
+        "id": np.array([scan.sample_id(path) for path in paths], dtype=np.int64),
+        "height": own.pop("height"),
+        "width": own.pop("width"),
+        "digest": np.zeros(len(rows), dtype=np.uint64),
+        **own,
+        **kept,
+        **file.image_columns([json.loads(row["images"]).keys() for row in rows]),
+    }
     about = About(kind, folder.name, 0, "0" * 32, fields=fields, not_kept=not_kept)
-    return ShardIndex(table, about)
+    return ShardIndex(pa.table(table), about)
 
 
 def _row(sample: Sample) -> Mapping[str, Any]:
-    return {
-        "path": os.fsencode(sample.path),
-        "height": sample.height,
-        "width": sample.width,
-        "stamp": sample.stamp,
-        "texts": json.dumps(sample.texts),
-        "metadata": json.dumps(sample.metadata),
-        "images": json.dumps(sample.images),
-    }
+    documents = {name: json.dumps(getattr(sample, name)) for name in ("texts", "metadata", "images")}
+    return {**vars(sample), **documents, "path": os.fsencode(sample.path)}
 
 
 def _old_row(before: pa.Table | None, row: int) -> Mapping[str, Any]:
     assert before is not None
-    names = ("path", "height", "width", "stamp", "texts", "metadata", "images")
-    return {name: before[name][row].as_py() for name in names}
+    return {name: before[name][row].as_py() for name in _COLUMNS}
 
 
 def _kept(index: ShardIndex, home: Path) -> Path:
     """Writes the state, and forgets the oldest ones."""
-    digest = blake2b(cache.encoded(index), digest_size=8).hexdigest()
+    digest = blake2b(file.encoded(index), digest_size=8).hexdigest()
     path = home.with_name(f"{home.stem}.{digest}{SUFFIX}")
     try:
-        cache.save(index, path)
+        file.save(index, path)
     except OSError as error:
-        raise UserError(
-            f"data.cache_dir: the index of the folder is kept in {str(home.parent)!r}, which cannot be written "
-            f"({error.strerror}). Give a folder that can, with data.cache_dir=DIR"
-        ) from error
+        raise cache.cannot_write(home.parent, error) from error
     for old in _states(home)[KEPT_STATES:]:
         old.unlink(missing_ok=True)
     return path

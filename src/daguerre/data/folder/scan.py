@@ -1,4 +1,4 @@
-"""What a folder of captioned pictures holds: samples in the order of their paths, and what was left out and why.
+"""Scans a folder of captioned images: samples in the order of their paths, and what was left out and why.
 
 Reads headers and captions, never pixels: deep damage shows when a sample is decoded. Links are followed, but each
 file and folder is taken once. What was read before and has not changed since is not read again:
@@ -10,28 +10,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from daguerre.data import skipped as data_skipped
-from daguerre.data.folder import images as folder_images
+from daguerre.data import skipped
 from daguerre.data.folder.captions import TEXT_FILES, NoCaption, Rules, Words
-from daguerre.data.images import headers
-from daguerre.data.images import kinds as images_kinds
+from daguerre.data.images import headers, kinds
 from daguerre.data.images.headers import Undecodable
+from daguerre.data.skipped import SkipReport
+from daguerre.data.tar import samples
 from daguerre.errors import UserError
+from daguerre.types import MASK
 from daguerre.unicode import printable
 
-SUFFIXES: Mapping[str, tuple[str, ...]] = {
-    "jpeg": (".jpg", ".jpeg"),
-    "png": (".png",),
-    "webp": (".webp",),
-    "gif": (".gif",),
-    "bmp": (".bmp",),
-    "tiff": (".tif", ".tiff"),
-}
+SUFFIXES = {name: tuple(f".{extension}" for extension in known) for name, known in samples.EXTENSIONS.items()}
 """What files of a format are called."""
 EXTENSIONS = tuple(suffix for name in headers.USUAL for suffix in SUFFIXES[name])
 """What pictures are called where a recipe allows no more than the usual formats."""
@@ -44,6 +38,7 @@ or one file for all of them:
 or captions in the names: data.captions_from=file_names or folder_names"""
 TWICE, CLOSED = "folder reached a second time by a link", "folder that may not be read"
 LONE_TEXT = "text file without a picture of that name"
+TWO_MASKS, LONE_MASK = "duplicate: second mask of one picture", "mask without a picture of its name"
 NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT})
 """Reasons that tell of something else than a sample."""
 _PROGRESS_SECONDS = 10.0
@@ -72,7 +67,7 @@ class Found:
 
     samples: tuple[Sample | int, ...]
     """Samples; for one that is as it was before, its number there."""
-    skipped: data_skipped.SkipReport
+    skipped: SkipReport
 
 
 def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Found:
@@ -82,12 +77,13 @@ def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Fo
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"data.path: {str(folder)!r} {what} (seen from {os.getcwd()!r}).\n{LAYOUT}")
-    counts: data_skipped.Counts = {}
+        text = f"data.path: {str(folder)!r} {what} (seen from {os.getcwd()!r}).\n{LAYOUT}"
+        raise UserError(text, code="missing", setting="data.path")
+    counts: skipped.Counts = {}
     suffixes = tuple(suffix for name in rules.formats for suffix in SUFFIXES[name])
     paths = list(_files(folder, suffixes, counts, rules.mask_dir))
     found = [path for path in paths if path.lower().endswith(suffixes)]
-    beside = folder_images.beside(found, rules.mask_dir, suffixes, counts)
+    beside = _beside(found, rules.mask_dir, suffixes, counts)
     images = [path for path in found if path not in beside.files]
     others = set(paths) - set(found)
     words = Words.of(folder, rules, images, others, counts)
@@ -95,7 +91,7 @@ def scan(folder: Path, rules: Rules, known: Mapping[str, tuple[int, int]]) -> Fo
     samples = tuple(s for path, own in looked if (s := _sample(folder, path, own, words, known, counts)) is not None)
     _count_unused(others, images, suffixes, rules, counts)
     if not samples:
-        raise UserError(_nothing(folder, images, rules, counts))
+        raise UserError(_nothing(folder, images, rules, counts), code="empty", setting="data.path")
     return Found(samples, counts)
 
 
@@ -104,9 +100,7 @@ def sample_id(path: str) -> int:
     return int.from_bytes(blake2b(os.fsencode(path), digest_size=8).digest(), "little") >> 1
 
 
-def _files(
-    folder: Path, suffixes: tuple[str, ...], counts: data_skipped.Counts, aside: str | None = None
-) -> Iterator[str]:
+def _files(folder: Path, suffixes: tuple[str, ...], counts: skipped.Counts, aside: str | None = None) -> Iterator[str]:
     """Paths inside `folder`, sorted within each folder, without hidden ones and those in the folder `aside`."""
     seen: set[str] = set()
     aside = aside and os.path.realpath(aside)
@@ -117,13 +111,13 @@ def _files(
         if real == aside:
             continue
         if real in seen:
-            data_skipped.add(counts, TWICE, printable(inside), damage=False)
+            skipped.add(counts, TWICE, printable(inside), damage=False)
             continue
         seen.add(real)
         try:
             entries = sorted(os.scandir(folder / inside), key=lambda e: os.fsencode(e.name))
         except PermissionError:
-            data_skipped.add(counts, CLOSED, printable(inside) or ".")
+            skipped.add(counts, CLOSED, printable(inside) or ".")
             continue
         shown = [e for e in entries if not e.name.startswith(".")]
         files = (e for e in shown if not e.is_dir())
@@ -137,18 +131,16 @@ def _unseen(
     real: str,
     seen: set[str],
     suffixes: tuple[str, ...],
-    counts: data_skipped.Counts,
+    counts: skipped.Counts,
 ) -> Iterator[str]:
     for entry in files:
         path = os.path.join(inside, entry.name)
         if not entry.is_file():
-            data_skipped.add(counts, "link that leads nowhere, or no regular file", printable(path))
+            skipped.add(counts, "link that leads nowhere, or no regular file", printable(path))
             continue
         target = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
         if target in seen and path.lower().endswith(suffixes):
-            data_skipped.add(
-                counts, "duplicate: a link to a picture that is already there", printable(path), damage=False
-            )
+            skipped.add(counts, "duplicate: a link to a picture that is already there", printable(path), damage=False)
             continue
         seen.add(target)
         yield path
@@ -170,7 +162,7 @@ def _sample(
     beside: Mapping[str, str],
     words: Words,
     known: Mapping[str, tuple[int, int]],
-    counts: data_skipped.Counts,
+    counts: skipped.Counts,
 ) -> Sample | int | None:
     """The sample of one image file, or None after counting why there is none."""
     try:
@@ -180,33 +172,33 @@ def _sample(
         with (folder / path).open("rb") as file:
             height, width = headers.upright_size(file, words.rules.formats)
         for name, image in beside.items():
-            images_kinds.check(name, (folder / image).read_bytes(), (height, width), words.rules.formats)
+            kinds.check(name, (folder / image).read_bytes(), (height, width), words.rules.formats)
         texts, metadata = words.said(path)
     except Undecodable as error:
-        data_skipped.add(counts, str(error), printable(path))
+        skipped.add(counts, str(error), printable(path))
     except NoCaption as error:
-        data_skipped.add(counts, str(error), printable(error.file or path), damage=error.damage)
+        skipped.add(counts, str(error), printable(error.file or path), damage=error.damage)
     except PermissionError as error:
-        data_skipped.add(counts, "file that may not be read", printable(os.path.relpath(error.filename, folder)))
+        skipped.add(counts, "file that may not be read", printable(os.path.relpath(error.filename, folder)))
     else:
         return Sample(path, height, width, stamp, texts, metadata, beside)
     return None
 
 
 def _count_unused(
-    others: set[str], images: Sequence[str], suffixes: tuple[str, ...], rules: Rules, counts: data_skipped.Counts
+    others: set[str], images: Sequence[str], suffixes: tuple[str, ...], rules: Rules, counts: skipped.Counts
 ) -> None:
     stems = {os.path.splitext(path)[0] for path in images}
     for path in sorted(others):
         stem, extension = os.path.splitext(path)
         if extension.lower() in OTHER_IMAGES and extension.lower() not in suffixes:
             reason = f"picture in a format that is not read ({_spoken(rules.formats, 'and')} are)"
-            data_skipped.add(counts, reason, printable(path), damage=False)
+            skipped.add(counts, reason, printable(path), damage=False)
         elif extension in TEXT_FILES and stem not in stems:
-            data_skipped.add(counts, LONE_TEXT, printable(path), damage=False)
+            skipped.add(counts, LONE_TEXT, printable(path), damage=False)
         elif extension in TEXT_FILES and rules.captions_from != "files":
             reason = f"kept, but its text file is not read (data.captions_from={rules.captions_from})"
-            data_skipped.add(counts, reason, printable(path), kept=True)
+            skipped.add(counts, reason, printable(path), kept=True)
 
 
 def _spoken(formats: Sequence[str], last: str) -> str:
@@ -214,11 +206,11 @@ def _spoken(formats: Sequence[str], last: str) -> str:
     return f"{', '.join(names[:-1])} {last} {names[-1]}" if names[1:] else names[0]
 
 
-def _nothing(folder: Path, images: Sequence[str], rules: Rules, counts: data_skipped.Counts) -> str:
-    found = f"\nWhat was found instead:\n{data_skipped.table(counts)}" if counts else ""
+def _nothing(folder: Path, images: Sequence[str], rules: Rules, counts: skipped.Counts) -> str:
+    found = f"\nWhat was found instead:\n{skipped.table(counts)}" if counts else ""
     if not images:
-        kinds = _spoken(rules.formats, "or")
-        return f"data.path: there is no {kinds} file in {str(folder)!r}.{found}\n{LAYOUT}"
+        formats = _spoken(rules.formats, "or")
+        return f"data.path: there is no {formats} file in {str(folder)!r}.{found}\n{LAYOUT}"
     if counts.get("picture without a caption", {"count": 0})["count"] == len(images):
         return (
             f"data.path: none of the {len(images):,} pictures in {str(folder)!r} has a caption. Write one beside each: "
@@ -226,3 +218,45 @@ def _nothing(folder: Path, images: Sequence[str], rules: Rules, counts: data_ski
             + LAYOUT
         )
     return f"data.path: none of the {len(images):,} pictures in {str(folder)!r} can be used.{found}\n{LAYOUT}"
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Images that belong to others, such as masks."""
+
+    files: frozenset[str]
+    """Those that lie among the pictures."""
+    by_stem: Mapping[str, Mapping[str, str]]
+    """{path of the picture without extension: {name: path}}."""
+
+    def of(self, path: str) -> Mapping[str, str]:
+        """{name: path} of a picture's, sorted."""
+        return self.by_stem.get(os.path.splitext(path)[0], {})
+
+
+def _beside(images: Iterable[str], mask_dir: str | None, suffixes: tuple[str, ...], counts: skipped.Counts) -> _Beside:
+    """Finds those of `images` (paths inside a folder) that belong to others, and the masks in `mask_dir`, which come
+    first."""
+    owners = {path: kinds.owner(os.path.splitext(path)[0]) for path in images}
+    stems = {os.path.splitext(path)[0] for path, owner in owners.items() if owner is None}
+    mine = {path: owner for path, owner in owners.items() if owner is not None and owner[0] in stems}
+    found: dict[str, dict[str, str]] = {}
+    for path, stem in _masks(mask_dir, suffixes) if mask_dir else ():
+        if stem not in stems:
+            skipped.add(counts, LONE_MASK, printable(path), damage=False)
+        elif found.setdefault(stem, {}).setdefault(MASK, path) != path:
+            skipped.add(counts, TWO_MASKS, printable(path), damage=False)
+    for path, (stem, name) in mine.items():
+        if found.setdefault(stem, {}).setdefault(name, path) != path:
+            skipped.add(counts, TWO_MASKS, printable(path), damage=False)
+    return _Beside(frozenset(mine), {stem: dict(sorted(of.items())) for stem, of in found.items()})
+
+
+def _masks(folder: str, suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(absolute path, path inside the folder without extension) of the images in a folder, sorted."""
+    for inside, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if name.lower().endswith(suffixes) and not name.startswith("."):
+                path = os.path.join(inside, name)
+                yield path, os.path.splitext(os.path.relpath(path, folder))[0]

@@ -1,7 +1,7 @@
 """The indexes of a data set's shards: found, and made where they are missing.
 
 An index file lies beside its shard (`SHARD.index`), else in the cache folder. What is in the file is
-`data/index/file.py`, what is kept of each in memory `data/index/heads.py`, all of them as one `data/index/join.py`.
+`data/index/file.py`, all of them as one `data/index/join.py`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from daguerre.data import skipped
-from daguerre.data.index.file import (
-    TEXT_LIMIT,
-    About,
-    BadIndex,
-    ShardIndex,
-    caption_columns,
-    decoded,
-    encoded,
-    file_digest,
-    load,
-    metadata_columns,
-    sample_ids,
-    save,
-)
-from daguerre.data.index.heads import head
+from daguerre.data.index.file import About, BadIndex, ShardIndex, decoded, encoded, file_digest, head, load, save
 from daguerre.data.index.join import combined
 from daguerre.data.loading import job_pool
 from daguerre.data.skipped import SkipReport
@@ -41,28 +27,8 @@ from daguerre.storage import io as storage_io
 from daguerre.storage.errors import StoreError
 from daguerre.storage.location import Place
 
-__all__ = [
-    "TEXT_LIMIT",
-    "About",
-    "BadIndex",
-    "ShardIndex",
-    "caption_columns",
-    "changed",
-    "combined",
-    "decoded",
-    "encoded",
-    "file_digest",
-    "found",
-    "found_in",
-    "head",
-    "home",
-    "indexes",
-    "left_out",
-    "load",
-    "metadata_columns",
-    "sample_ids",
-    "save",
-]
+__all__ = ["combined", "encoded", "file_digest", "load"]
+"""Of other modules of this package, for those who import this one only."""
 
 SUFFIX = ".index"
 DAMAGED = "damaged shard: how many samples were in these bytes is not known"
@@ -72,9 +38,9 @@ _LITTLE_BYTES = 64_000_000
 
 
 def home(place: Place, kind: str, cache_dir: Path) -> Path:
-    """Where the index of a shard is kept if it is not beside it."""
-    told = f"{kind} {place.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
-    return cache_dir / "indexes" / f"{blake2b(told, digest_size=16).hexdigest()}{SUFFIX}"
+    """The path at which the index of a shard is kept if it is not beside it."""
+    named = f"{kind} {place.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
+    return cache_dir / "indexes" / f"{blake2b(named, digest_size=16).hexdigest()}{SUFFIX}"
 
 
 def indexes(
@@ -97,7 +63,7 @@ def indexes(
             try:
                 _build(missing, _Building(kind, build, cache_dir), say)
             except StoreError as error:
-                raise UserError(str(error)) from error
+                raise UserError(str(error), code="unreachable", setting=error.setting or None) from error
     return [path or home(place, kind, cache_dir) for place, path in zip(places, kept, strict=True)]
 
 
@@ -178,6 +144,16 @@ def _processes(places: Sequence[Place]) -> int:
     return 1 if little and not far else job_pool.usual_processes()
 
 
+def cannot_write(folder: Path, error: OSError) -> UserError:
+    """For a cache folder in which no index can be kept."""
+    return UserError(
+        f"data.cache_dir: indexes are kept in {str(folder)!r}, which cannot be written ({error.strerror}). Give a "
+        "folder that can, with data.cache_dir=DIR",
+        code="unsupported",
+        setting="data.cache_dir",
+    )
+
+
 @contextmanager
 def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
     """One process at a time builds into a folder: the ranks of a node want the same indexes at the same moment."""
@@ -186,10 +162,7 @@ def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
-        raise UserError(
-            f"data.cache_dir: indexes of the shards are kept in {str(folder)!r}, which cannot be written "
-            f"({error.strerror}). Give a folder that can, with data.cache_dir=DIR"
-        ) from error
+        raise cannot_write(folder, error) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +175,7 @@ def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def left_out(paths: Sequence[Path]) -> SkipReport:
-    """What was left out when the shards were indexed, and the byte ranges in which nobody knows what was."""
+    """Samples left out when the shards were indexed, and byte ranges in which nobody knows what was."""
     return skipped.merged(*(found_in(head(path).about) for path in paths))
 
 

@@ -1,9 +1,7 @@
 """The index file of one shard: what planning and reading need to know of it, so that it is read through only once.
 
-An Arrow stream with digests behind it, memory-mapped: only columns that are asked for are read, and checked. Here: what
-it holds, how it is written and read.
-Finding, making and joining the indexes of a data set is `data/index/cache.py`; what is in a shard, those who build it
-know.
+An Arrow stream with digests behind it, memory-mapped: only columns that are asked for are read, and checked. Finding,
+making and joining the indexes of a data set is `data/index/cache.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import os
 import struct
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -45,10 +43,12 @@ _PIECE_BYTES = 1 << 24
 class BadIndex(UserError):
     """A file that is no index, is damaged, or of another version. Where this shows at once, the index is made again."""
 
+    code = "damaged"
+
 
 @dataclass(frozen=True)
 class About:
-    """What an index file says of its shard as a whole."""
+    """Facts of an index file about its shard as a whole."""
 
     kind: str
     """What the shard was read as, such as "webdataset"; an index of another kind is not used."""
@@ -140,49 +140,36 @@ def metadata_columns(
     Numbers (true is 1) become `n:NAME` float64, text `s:NAME`; a name with a long text, a list or an object somewhere
     is not kept at all, so that what is missing in a column is missing in the data.
     """
-    numbers: dict[str, list[float | None]] = {}
-    texts: dict[str, list[str | None]] = {}
+    found: dict[tuple[str, str], list[Any]] = {}
     not_kept: set[str] = set()
-
-    def column(into: dict[str, list[Any]], name: str) -> list[Any] | None:
-        """The column of a name, made where it is new."""
-        if name not in into and len(numbers) + len(texts) < FIELD_LIMIT:
-            into[name] = [None] * len(rows)
-        return into.get(name)
-
     for number, row in enumerate(rows):
         for given, value in row.items():
             if value is None:
                 continue
-            name = mended(given)
-            kept: list[Any] | None = None
-            if isinstance(value, str):
-                if len(value) <= TEXT_LIMIT:
-                    kept = texts.get(name) or column(texts, name)
-                    value = mended(value)
-            elif isinstance(value, (int, float)):
-                kept = numbers.get(name) or column(numbers, name)
-                value = _number(value)
-            if kept is None:
-                not_kept.add(name)
-            else:
-                kept[number] = value
-    names = sorted((numbers.keys() | texts.keys()) - not_kept)
-    columns = {f"n:{name}": pa.array(numbers[name], pa.float64()) for name in names if name in numbers}
-    columns |= {f"s:{name}": pa.array(texts[name], pa.string()) for name in names if name in texts}
-    return columns, tuple(names), tuple(sorted(not_kept))
+            name, kind = mended(given), ""
+            if isinstance(value, (int, float)):
+                kind, value = "n", _number(value)
+            elif isinstance(value, str) and len(value) <= TEXT_LIMIT:
+                kind, value = "s", mended(value)
+            if (kind, name) not in found:
+                if not kind or len(found) == FIELD_LIMIT:
+                    not_kept.add(name)
+                    continue
+                found[kind, name] = [None] * len(rows)
+            found[kind, name][number] = value
+    types = {"n": pa.float64(), "s": pa.string()}
+    kept = [(kind, name) for kind, name in sorted(found) if name not in not_kept]
+    columns = {f"{kind}:{name}": pa.array(found[kind, name], types[kind]) for kind, name in kept}
+    return columns, tuple(sorted({name for _, name in kept})), tuple(sorted(not_kept))
 
 
 def brief(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata with what `metadata_columns` will not keep left away, so that a whole shard's fits the memory."""
-    return {
-        sys.intern(name): [] if isinstance(value, (list, dict)) or _is_long(value) else value
-        for name, value in metadata.items()
-    }
-
-
-def _is_long(value: object) -> bool:
-    return isinstance(value, str) and len(value) > TEXT_LIMIT
+    found = {}
+    for name, value in metadata.items():
+        too_long = isinstance(value, str) and len(value) > TEXT_LIMIT
+        found[sys.intern(name)] = [] if too_long or isinstance(value, (list, dict)) else value
+    return found
 
 
 def _number(value: float) -> float | None:
@@ -253,26 +240,59 @@ def decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
     """The opposite of `encoded`, without copying or reading columns. BadIndex, with `path` in it."""
     try:
         return _decoded(buffer, path)
-    except (pa.ArrowException, OSError, struct.error, LookupError, ValueError, TypeError) as error:
+    except (ValueError, LookupError) as error:  # pyarrow's for what is malformed is a ValueError
         raise BadIndex(f"{path} is no index of this version, or is damaged: {error}") from error
 
 
 def _decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
-    length, digest = _END.unpack(buffer[max(0, len(buffer) - _END.size) :].to_pybytes())
+    length, digest = _END.unpack(buffer[-_END.size :].to_pybytes()) if len(buffer) >= _END.size else (0, 0)
     end = len(buffer) - _END.size - length
     if end < 0 or xxhash.xxh3_64_intdigest(digests := buffer[end : end + length].to_pybytes()) != digest:
         raise ValueError("its end is not there")
-    expected = json.loads(digests)
+    expected = json.loads(digests)  # as it was written, and so is the rest, but for the columns
     if _frame_digest(buffer[:end], *expected["span"]) != expected["frame"]:
         raise ValueError("its digest is not that of its contents")
     reader = ipc.open_stream(buffer[:end])
-    said = json.loads((reader.schema.metadata or {})[_KEY])
+    said = json.loads(reader.schema.metadata[_KEY])
     if said["format"] != FORMAT:
         raise ValueError(f"its format is {said['format']}, not {FORMAT}")
     about = said["about"]
     about |= {name: tuple(about[name]) for name in ("fields", "not_kept")}
     about["damage"] = tuple((start, stop) for start, stop in about["damage"])
     return ShardIndex(reader.read_all(), About(**about), path, expected["columns"])
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """An index file without its columns: what stays in memory of each that was opened, however many there are.
+
+    Opening a data set asks each several times, and a system does not allow a memory map for every one of them.
+    """
+
+    about: About
+    count: int
+    """Samples."""
+    columns: tuple[str, ...]
+    """Their names."""
+
+
+def head(path: Path) -> Head:
+    """Of an index file, which is read the first time and when it has changed. BadIndex and OSError as `load`."""
+    stat = path.stat()
+    return _head(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=1 << 20)
+def _head(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> Head:
+    index = load(path)
+    about = replace(index.about, fields=_same(index.about.fields), not_kept=_same(index.about.not_kept))
+    return Head(about, index.table.num_rows, _same(tuple(index.table.column_names)))
+
+
+@lru_cache(maxsize=1024)
+def _same(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Equal names of many shards as one object."""
+    return names
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
@@ -288,7 +308,7 @@ def _digest(array: pa.Array) -> str:
 
 
 def _columns_span(stream: pa.Buffer, table: pa.Table) -> tuple[int, int]:
-    """Where in a stream the columns are; the rest says what they are called, of what type they are, and where."""
+    """The bytes of a stream with the columns; the rest says what they are called, of what type they are, and where."""
     chunks = [chunk for column in table.columns for chunk in column.chunks]
     buffers = [buffer for chunk in chunks for buffer in chunk.buffers() if buffer is not None and buffer.size]
     if not buffers:

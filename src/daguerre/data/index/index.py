@@ -1,4 +1,4 @@
-"""What planning knows of a source without reading a picture: ids, sizes and the metadata columns in use.
+"""The facts of a source that planning uses without reading an image: ids, sizes and the metadata columns in use.
 
 Order, filters and buckets of every epoch follow from this alone. How an index is made and kept is the sources' affair.
 """

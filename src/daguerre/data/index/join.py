@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from daguerre.data.index.file import ShardIndex, load
-from daguerre.data.index.heads import Head, head
+from daguerre.data.index.file import Head, ShardIndex, head, load
 from daguerre.data.index.index import Index
 from daguerre.errors import UserError
 
@@ -27,9 +26,10 @@ GROUP_SHARDS = 1000
 def combined(paths: Sequence[Path]) -> Index:
     """The indexes of shards as one; metadata is read when it is asked for. UserError where samples are there twice."""
     heads = [head(path) for path in paths]
+    captions_known = all(not one.count or any(name.startswith("c:") for name in one.columns) for one in heads)
     starts = np.cumsum([0, *(one.count for one in heads)], dtype=np.int64)
     columns = _filled(paths, starts, {"id": np.int64, "height": np.int32, "width": np.int32})
-    _refuse_twins(columns["id"], starts, paths)
+    _check_twins(columns["id"], starts, paths)
     return Index(
         ids=columns["id"],
         shard_starts=starts,
@@ -38,7 +38,7 @@ def combined(paths: Sequence[Path]) -> Index:
         numbers=_Columns(paths, heads, "n:", pa.float64()),
         texts=_Columns(paths, heads, "s:", pa.large_string()),
         images=_Columns(paths, heads, "i:", pa.bool_()),
-        captioned=_Columns(paths, heads, "c:", pa.bool_()) if all(map(_knows_captions, heads)) else {},
+        captioned=_Columns(paths, heads, "c:", pa.bool_()) if captions_known else {},
     )
 
 
@@ -46,10 +46,6 @@ def chance_pairs(count: int) -> int:
     """Most pairs of equal 63-bit hashes among `count` that chance explains: one more is there once in 10^6 times."""
     expected = count * count / 2**64
     return 0 if expected < 1e-6 else int(4 + 4 * expected)
-
-
-def _knows_captions(shard: Head) -> bool:
-    return not shard.count or any(name.startswith("c:") for name in shard.columns)
 
 
 def _filled(paths: Sequence[Path], starts: np.ndarray, kinds: Mapping[str, type]) -> dict[str, np.ndarray]:
@@ -65,12 +61,14 @@ def _filled(paths: Sequence[Path], starts: np.ndarray, kinds: Mapping[str, type]
 def _loaded(path: Path, count: int) -> ShardIndex:
     shard = load(path)
     if shard.table.num_rows != count:
-        raise UserError(f"{path}: this index was replaced by another while the data set was opened: start again")
+        text = f"{path}: this index was replaced by another while the data set was opened: start again"
+        raise UserError(text, code="changed")
     return shard
 
 
-def _refuse_twins(ids: np.ndarray, starts: np.ndarray, paths: Sequence[Path]) -> None:
-    """Different samples whose hashes are the same by chance are let be: all they share is their random numbers."""
+def _check_twins(ids: np.ndarray, starts: np.ndarray, paths: Sequence[Path]) -> None:
+    """UserError where a sample is there twice. Different ones whose hashes are the same by chance are let be: all they
+    share is their random numbers."""
     ordered = np.sort(ids)
     twins = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     if not len(twins):
@@ -86,7 +84,9 @@ def _refuse_twins(ids: np.ndarray, starts: np.ndarray, paths: Sequence[Path]) ->
         raise UserError(
             f"data.path: {first} and {second} have the same id, as have {len(twins) - 1:,} more pairs: "
             "a shard is there twice, or the same samples were packed twice. Each sample must be there once; to train "
-            "on it more often, use data.repeats"
+            "on it more often, use data.repeats",
+            code="conflict",
+            setting="data.path",
         )
 
 

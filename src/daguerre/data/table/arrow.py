@@ -50,10 +50,6 @@ class ArrowTables:
             row.validate(full=True)
             return values(row, 0)
 
-    def slow(self, file: Path, columns: Sequence[str]) -> str:
-        """Never."""
-        return ""
-
 
 def _sound(part: pa.RecordBatch, start: int, where: str) -> Iterator[Part | Damage]:
     """The rows from `start` on; of a part that is not sound as a whole row by row, as one text may be none."""

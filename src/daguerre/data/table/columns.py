@@ -1,13 +1,13 @@
-"""Which columns of a table are the picture, its caption, its size and its metadata.
+"""The columns of a table that are the image, its caption, its size and its metadata.
 
 Holds the settings that all tables share and the choice by them, or by the columns' names and types where they say
-nothing. Rows are read elsewhere. No torch here.
+nothing. No torch here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, ClassVar, Self
@@ -20,18 +20,7 @@ from daguerre import unicode
 from daguerre.data import class_labels
 from daguerre.data.class_labels import Classes, Labels
 from daguerre.data.settings import SourceSettings
-from daguerre.data.table.column_types import (
-    can_label,
-    hugging_face_features,
-    is_bytes,
-    is_class_label,
-    is_scalar,
-    is_struct,
-    is_text,
-    listed,
-    said,
-)
-from daguerre.errors import UserError
+from daguerre.errors import Code, UserError
 from daguerre.settings import Idle
 from daguerre.types import MASK
 
@@ -59,7 +48,7 @@ PICTURE = "bytes, {bytes, path}, a path or an address"
 
 
 class TableSettings(SourceSettings):
-    """What parquet, CSV and Hugging Face's tables share."""
+    """Settings that parquet, CSV and Hugging Face's tables share."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         *SourceSettings.idle,
@@ -140,7 +129,7 @@ class Columns:
     def metadata(self, schema: pa.Schema) -> list[str]:
         """All other columns of numbers, truth values and text."""
         taken = {*self.images, ID, *(column for name, column in self.captions if name == CAPTION)}
-        return [f.name for f in schema if f.name not in taken and is_scalar(f.type)]
+        return [f.name for f in schema if f.name not in taken and (_is_number(f.type) or is_text(f.type))]
 
     def read(self, schema: pa.Schema) -> list[str]:
         """Every column that a record is made of, in the table's order."""
@@ -150,9 +139,9 @@ class Columns:
 
 def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
     """The columns of the table `where`. UserError, with the columns that there are, where one is missing or unclear."""
-    _refuse_twins(schema, where)
+    _check_twins(schema, where)
     automatic: list[str] = []
-    features = hugging_face_features(schema)
+    features = _features(schema)
     image = settings.image_column
     if image is None:
         image = _only(
@@ -163,10 +152,10 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
             where,
         )
         automatic.append(f"pictures from {image!r}")
-    _refuse_no_images(schema, image, "image_column", where)
+    _check_image_column(schema, image, "image_column", where)
     beside = () if settings.mask_column is None else ((MASK, settings.mask_column),)
     for name, of in beside:
-        _refuse_no_images(schema, of, f"{name}_column", where)
+        _check_image_column(schema, of, f"{name}_column", where)
     captions: list[tuple[str, str]] = []
     for name in settings.captions.used:
         column = settings.caption_column if name == CAPTION else name
@@ -181,27 +170,26 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
 
 def check(schema: pa.Schema, columns: Columns, first: pa.Schema, where: str) -> None:
     """UserError where a further table of the set lacks a chosen column, or has another type in it."""
-    _refuse_twins(schema, where)
+    _check_twins(schema, where)
     for name in columns.looked_at:
-        _there(schema, name, "data.path", where, "as the first table has")
-        kinds = [said(s.field(name).type) for s in (first, schema)]
+        _there(schema, name, "path", where, "as the first table has")
+        kinds = [_held(s.field(name).type) for s in (first, schema)]
         if kinds[0] != kinds[1]:
-            raise UserError(
-                f"data.path: {where}: column {name!r} holds {kinds[1]}, but {kinds[0]} in the first table. Tables of "
-                "one source are alike: give those of another make to a source of their own"
-            )
+            text = f"{where}: column {name!r} holds {kinds[1]}, but {kinds[0]} in the first table"
+            more = "Tables of one source are alike: give those of another make to a source of their own"
+            raise _fault("data.path", f"{text}. {more}")
 
 
-def _refuse_no_images(schema: pa.Schema, column: str, setting: str, where: str) -> None:
+def _check_image_column(schema: pa.Schema, column: str, setting: str, where: str) -> None:
     """UserError where a column is missing, or cannot hold images."""
     _there(schema, column, setting, where)
     kind = schema.field(column).type
-    if not (is_bytes(kind) or is_struct(kind) or is_text(kind)):
+    if not (_is_bytes(kind) or _is_struct(kind) or is_text(kind)):
         raise _unfit(schema, column, setting, "bytes, {bytes, path}, a path or an address", where)
 
 
 def _image_candidates(schema: pa.Schema) -> list[str]:
-    held = [f.name for f in schema if is_bytes(f.type) or is_struct(f.type)]
+    held = [f.name for f in schema if _is_bytes(f.type) or _is_struct(f.type)]
     if held:
         return held
     return [f.name for f in schema if is_text(f.type) and f.name.lower() in ADDRESS_NAMES + PATH_NAMES]
@@ -210,9 +198,9 @@ def _image_candidates(schema: pa.Schema) -> list[str]:
 def _caption(schema: pa.Schema, features: Mapping[str, Any], settings: TableSettings, image: str, where: str) -> str:
     """The only column that can be the caption: text, or labels of classes."""
     text = [f.name for f in schema if f.name.lower() in CAPTION_NAMES and f.name != image and is_text(f.type)]
-    labels = [name for name in schema.names if is_class_label(features.get(name, {}))]
+    labels = [name for name in schema.names if _is_class_label(features.get(name, {}))]
     if settings.idx_to_prompt is not None:
-        named = [f.name for f in schema if f.name.lower() in LABEL_NAMES and can_label(f.type)]
+        named = [f.name for f in schema if f.name.lower() in LABEL_NAMES and _can_label(f.type)]
         return _only(labels or named, "caption_column", "class labels", schema, where)
     return _only(text or labels, "caption_column", "a caption", schema, where)
 
@@ -228,17 +216,15 @@ def _labels(
     found: dict[str, Classes] = {}
     for name, column in captions:
         kind, feature = schema.field(column).type, features.get(column, {})
-        if settings.idx_to_prompt is not None and name == CAPTION and can_label(kind):
+        if settings.idx_to_prompt is not None and name == CAPTION and _can_label(kind):
             found[column] = class_labels.opened(settings.idx_to_prompt)
-        elif types.is_integer(kind) and is_class_label(feature):
+        elif types.is_integer(kind) and _is_class_label(feature):
             names = {str(i): str(words) for i, words in enumerate(feature["names"])}
             found[column] = Classes({label: words for label, words in names.items() if unicode.is_text(words)})
         elif types.is_integer(kind):
-            raise UserError(
-                f"data.caption_column: column {column!r} of {where} holds whole numbers: name the classes with "
-                "data.idx_to_prompt (a list, a map, a JSON file, or imagenet), or choose a column of text. "
-                f"Columns: {listed(schema)}"
-            )
+            text = f"column {column!r} of {where} holds whole numbers: name the classes with data.idx_to_prompt (a "
+            text += f"list, a map, a JSON file, or imagenet), or choose a column of text. Columns: {_listed(schema)}"
+            raise _fault("data.caption_column", text, "missing")
         elif not is_text(kind):
             raise _unfit(schema, column, "caption_column", "text, or class labels with idx_to_prompt", where)
     return found
@@ -251,8 +237,9 @@ def _size(schema: pa.Schema, settings: TableSettings, image: str, where: str) ->
         _there(schema, getattr(settings, setting), setting, where)
     if not is_text(schema.field(image).type):
         raise UserError(
-            f"data.width_column and data.height_column have no effect: column {image!r} of {where} holds the pictures "
-            "themselves, which are measured. Remove them"
+            f"data.width_column and data.height_column have no effect: column {image!r} of {where} holds the images "
+            "themselves, which are measured. Remove them",
+            code="unused",
         )
     return settings.height_column, settings.width_column
 
@@ -261,28 +248,94 @@ def _only(found: list[str], setting: str, what: str, schema: pa.Schema, where: s
     if len(found) == 1:
         return found[0]
     trouble = f"several columns can be {what}: {', '.join(found)}" if found else f"no column is known to be {what}"
-    raise UserError(f"data.{setting}: {trouble}. Name one of the columns of {where}: {listed(schema)}")
+    text = f"{trouble}. Name one of the columns of {where}: {_listed(schema)}"
+    raise _fault(f"data.{setting}", text, "conflict" if found else "missing")
 
 
 def _there(schema: pa.Schema, name: str, setting: str, where: str, more: str = "") -> None:
+    """UserError where a column is missing."""
     if name not in schema.names:
-        setting = setting if setting.startswith("data.") else f"data.{setting}"
-        raise UserError(
-            f"{setting}: {where} has no column {name!r}{more and ' ' + more}. Its columns: {listed(schema)}"
-        )
+        text = f"{where} has no column {name!r}{more and ' ' + more}. Its columns: {_listed(schema)}"
+        raise _fault(f"data.{setting}", text, "unknown")
 
 
 def _unfit(schema: pa.Schema, name: str, setting: str, wanted: str, where: str) -> UserError:
-    return UserError(
-        f"data.{setting}: column {name!r} of {where} holds {said(schema.field(name).type)}, not {wanted}. "
-        f"Its columns: {listed(schema)}"
-    )
+    held = _held(schema.field(name).type)
+    text = f"column {name!r} of {where} holds {held}, not {wanted}. Its columns: {_listed(schema)}"
+    return _fault(f"data.{setting}", text)
 
 
-def _refuse_twins(schema: pa.Schema, where: str) -> None:
-    twins = sorted({name for name in schema.names if schema.names.count(name) > 1})
+def _fault(setting: str, text: str, code: Code = "invalid") -> UserError:
+    return UserError(f"{setting}: {text}", code=code, setting=setting)
+
+
+def _check_twins(schema: pa.Schema, where: str) -> None:
+    """UserError where two columns have one name."""
+    twins = ", ".join(sorted({repr(name) for name in schema.names if schema.names.count(name) > 1}))
     if twins:
-        raise UserError(
-            f"data.path: {where} has more than one column called {', '.join(map(repr, twins))}: which one is meant "
-            "cannot be told. Rename one of them"
-        )
+        text = f"{where} has more than one column called {twins}: which one is meant cannot be told. Rename one of them"
+        raise _fault("data.path", text)
+
+
+def _features(schema: pa.Schema) -> Mapping[str, Any]:
+    """{column: feature} as the `datasets` library notes it in a table's metadata; {} where it does not."""
+    try:
+        noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = noted["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {k: v for k, v in features.items() if isinstance(v, dict)} if isinstance(features, dict) else {}
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Says whether a column holds text."""
+    if types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _is_struct(kind: pa.DataType) -> bool:
+    """Says whether a column holds images as Hugging Face writes them: {bytes, path}."""
+    if not types.is_struct(kind):
+        return False
+    parts = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+    return "bytes" in parts and _is_bytes(parts["bytes"])
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    """Says whether a column holds numbers or truth values."""
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+
+
+def _held(kind: pa.DataType) -> str:
+    """The contents of a column in words."""
+    for name, fits in _KINDS:
+        if fits(kind):
+            return name
+    return "numbers" if _is_number(kind) else str(kind)
+
+
+_KINDS: tuple[tuple[str, Callable[[pa.DataType], bool]], ...] = (
+    ("bytes", _is_bytes),
+    ("{bytes, path}", _is_struct),
+    ("text", is_text),
+    ("whole numbers", types.is_integer),
+)
+
+
+def _listed(schema: pa.Schema) -> str:
+    """The columns with what they hold, for messages."""
+    return ", ".join(f"{f.name} ({_held(f.type)})" for f in schema) or "none"
+
+
+def _is_class_label(feature: Mapping[str, Any]) -> bool:
+    """Says whether a feature is class labels with names."""
+    return feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list)
+
+
+def _can_label(kind: pa.DataType) -> bool:
+    return types.is_integer(kind) or is_text(kind)

@@ -27,7 +27,7 @@ SAID = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
 
 class _Record(NamedTuple):
-    """What lies between the ends of two rows."""
+    """The text between the ends of two rows."""
 
     cells: list[str] | None
     """None where it cannot be parsed."""
@@ -55,7 +55,7 @@ class CsvTables:
 
     def header(self, file: BinaryIO) -> list[str]:
         """The names of the columns, checked; `names` if they are given."""
-        _refuse_other_files(file.read(4096).removeprefix(BOM))
+        _check_is_text(file.read(4096).removeprefix(BOM))
         file.seek(0)
         first = next(self.records(file), None)
         if first is None:
@@ -65,18 +65,14 @@ class CsvTables:
         cells = list(self.names or (cell.strip() for cell in first.cells))
         if self.names and len(first.cells) != len(cells):
             raise Unreadable(f"line {first.line} has {len(first.cells)} cells, but data.columns names {len(cells)}")
-        if len(cells) == 1:
-            self._refuse_another_delimiter(first.cells[0])
+        for other, name in SAID.items():
+            if len(cells) == 1 and other in (cell := first.cells[0]) and other != self.delimiter:
+                raise Unreadable(f"it has one column, with {name} in it ({cell[:60]!r}): set data.delimiter={other!r}")
         if "" in cells:
             raise Unreadable(f"line {first.line}, the header: column {cells.index('') + 1} has no name")
         if not all(map(is_text, cells)):
             raise Unreadable(f"line {first.line}, the header, is not UTF-8")
         return cells
-
-    def _refuse_another_delimiter(self, cell: str) -> None:
-        for other, name in SAID.items():
-            if other in cell and other != self.delimiter:
-                raise Unreadable(f"it has one column, with {name} in it ({cell[:60]!r}): set data.delimiter={other!r}")
 
     def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
         """All rows in order, and each that cannot be used."""
@@ -110,10 +106,6 @@ class CsvTables:
             raise Undecodable(CHANGED)
         found = dict(zip(names, record.cells, strict=True))
         return {name: found[name] for name in columns if name in found}
-
-    def slow(self, file: Path, columns: Sequence[str]) -> str:
-        """Never."""
-        return ""
 
     def records(self, file: BinaryIO) -> Iterator[_Record]:
         """Every row that is not blank. Where a quote opens and is not closed well, only its line is lost."""
@@ -203,7 +195,7 @@ class _Lines(Iterator[str]):
         self.file.seek(offset)
 
 
-def _refuse_other_files(start: bytes) -> None:
+def _check_is_text(start: bytes) -> None:
     shown = start[:60].decode("utf-8", "replace")
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Unreadable("it is UTF-16: save it as UTF-8")

@@ -1,4 +1,4 @@
-"""What the kinds of table files have in common: rows by number, a bounded number at a time, damage told from faults.
+"""The contract of the kinds of table files: rows by number, a bounded number at a time, damage told from faults.
 
 Parquet is `data/table/parquet.py`, Arrow `data/table/arrow.py`, text `data/table/csv.py`; what the columns mean is
 `data/table/columns.py`.
@@ -57,12 +57,9 @@ class Tables(Protocol):
     def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
         """One row. `Undecodable` where the file is not what was indexed; OSError for a fault of the disk."""
 
-    def slow(self, file: Path, columns: Sequence[str]) -> str:
-        """Why reading these columns of rows in a drawn order is slow; "" where it is not."""
-
 
 class Row(NamedTuple):
-    """Where a row is."""
+    """The place of a row."""
 
     number: int
     """Its number, or, in a text, its first byte."""
@@ -79,7 +76,7 @@ class File(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """Its path or address."""
         return Place(self.path)
 
 
@@ -100,17 +97,14 @@ class Unreadable(Exception):
 
 @contextmanager
 def damage_as(error_kind: type[Unreadable | Changed]) -> Iterator[None]:
-    """What pyarrow raises for damaged bytes, as another error; a fault of the disk stays what it is."""
+    """Raises pyarrow's errors for damaged bytes as another one; a fault of the disk stays what it is."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and (error.errno is not None or isinstance(error, StoreError)):
             raise
-        raise error_kind(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise error_kind(first_line[:200]) from error
 
 
 class Changed(Undecodable):

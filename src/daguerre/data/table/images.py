@@ -1,6 +1,7 @@
-"""The picture of a table's row: bytes in the row, a path or an address; its size, and its bytes when it is trained on.
+"""The image of a table's row: bytes in the row, a path or an address; its size, and its bytes when it is trained on.
 
-No torch here.
+An image at an address is fetched whole each time. One that is gone or refused for good is `Undecodable`, a fault that
+may pass an OSError. No torch here.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ import io
 import os
 import re
 from collections.abc import Sequence
+from hashlib import md5
 from typing import Any
+
+from obstore.exceptions import BaseError
 
 from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
-from daguerre.data.table import addresses
-from daguerre.storage import local_files
+from daguerre.storage import clients, local_files
+from daguerre.storage.clients import Store
+from daguerre.storage.errors import Missing, Passing, StoreError
 from daguerre.storage.location import Place, scheme
+from daguerre.storage.retry import READINGS, tried
 
 NONE = "no picture: the cell is empty"
 SCHEMES = ("http", "https", "s3", "gs")
+LIMIT_BYTES = 256 << 20
+"""Largest image that is fetched."""
+_STATUS = re.compile(r"HTTP (\d{3})")
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class Lacking(Undecodable):
@@ -57,11 +67,11 @@ def read(value: Any, base: str) -> bytes:
     if place.local is not None:
         with local_files.opened(place.local) as file:
             return file.read()
-    return addresses.fetched(place)
+    return _fetched(place)
 
 
 def is_there(value: Any) -> bool:
-    """Whether a cell holds a picture, a path or an address."""
+    """Says whether a cell holds an image, a path or an address."""
     try:
         return bool(_held(value))
     except Lacking:
@@ -69,13 +79,13 @@ def is_there(value: Any) -> bool:
 
 
 def stored(value: Any) -> bytes:
-    """What the table itself holds of the picture: for digests."""
+    """The bytes that the table itself holds of the image: for digests."""
     held = _held(value)
     return held if isinstance(held, bytes) else held.encode("utf-8", "surrogateescape")
 
 
 def is_held(value: Any) -> bool:
-    """Whether the table itself holds the picture."""
+    """Says whether the table itself holds the image."""
     return isinstance(_held(value), bytes)
 
 
@@ -92,7 +102,7 @@ def _held(value: Any) -> bytes | str:
 
 
 def place_of(text: str, base: str) -> Place:
-    """Where a path or an address leads; paths start at `base`, the folder or address of the table's folder."""
+    """The place of a path or an address; paths start at `base`, the folder or address of the table's folder."""
     if "\0" in text or "\n" in text:
         raise Undecodable("neither a path nor an address")
     if scheme(text) in SCHEMES:
@@ -106,3 +116,43 @@ def place_of(text: str, base: str) -> Place:
     if scheme(base) and not os.path.isabs(path):
         return Place(base + path)
     return Place(os.path.normpath(os.path.join(base, path)))
+
+
+def _fetched(place: Place) -> bytes:
+    """The bytes of a file: right by the store's MD5, by the encryption on the way, or because two readings agree."""
+    try:
+        clients.client(place)
+    except (BaseError, ValueError):
+        raise Undecodable("an address that cannot be asked for") from None
+    seen: set[bytes] = set()
+    for _ in range(READINGS):
+        data, tag = _once(place)
+        digest = md5(data, usedforsecurity=False)
+        if place.scheme == "https" or digest.hexdigest() == tag or digest.digest() in seen:
+            return data
+        seen.add(digest.digest())
+    raise Passing(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them", "")
+
+
+def _once(place: Place) -> tuple[bytes, str]:
+    """One reading, and the MD5 that the server names, if it does."""
+    try:
+        return tried(place, _whole)
+    except Missing:
+        raise Undecodable("gone: HTTP 404") from None
+    except StoreError as error:
+        error.setting = ""  # the address stands in the table
+        status = int(found[1]) if (found := _STATUS.search(error.what)) else 0
+        if status in (404, 410):
+            raise Undecodable(f"gone: HTTP {status}") from None
+        if 400 <= status < 500 and not error.passing:
+            raise Undecodable(f"refused: HTTP {status}") from None
+        raise
+
+
+def _whole(store: Store, path: str) -> tuple[bytes, str]:
+    answer = store.get(path)
+    if answer.meta["size"] > LIMIT_BYTES:
+        raise Undecodable(f"too large: more than {LIMIT_BYTES >> 20} MiB")
+    tag = _MD5.fullmatch(answer.meta["e_tag"] or "")
+    return bytes(answer.bytes()), tag[1] if tag else ""

@@ -6,10 +6,10 @@ are kept is `data/index/cache.py`. No torch here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,9 @@ import xxhash
 from daguerre.data import skipped
 from daguerre.data.images import kinds
 from daguerre.data.images.headers import Undecodable
-from daguerre.data.index.cache import About, ShardIndex, file_digest, sample_ids
-from daguerre.data.table import column_types, images, verbatim
-from daguerre.data.table.columns import ID, Columns, check
+from daguerre.data.index.file import About, ShardIndex, file_digest, sample_ids
+from daguerre.data.table import images, verbatim
+from daguerre.data.table.columns import ID, Columns, check, is_text
 from daguerre.data.table.files import Damage, Part, Tables, Unreadable, listed
 from daguerre.data.table.images import Lacking
 from daguerre.data.table.metadata import Gathered, text_of
@@ -51,36 +51,35 @@ class Builder:
         check(schema, self.columns, self.first, place.name)
         counts: skipped.Counts = {}
         gathered = Gathered(tuple(self.columns.metadata(schema)), self.tables.typed)
-        stat, kept = file.stat(), _Kept(gathered, beside=tuple(name for name, _ in self.columns.beside))
+        stat, kept = file.stat(), _Kept(gathered, tuple(name for name, _ in self.columns.beside))
         base = base_of(place)
         names = self.columns.read(schema)
         try:
             with verbatim.finder(file) as finder:
                 for part in self.tables.parts(file, names, self.columns.image, place.name):
                     if isinstance(part, Damage):
-                        _count(counts, part.reason, part.where, part.rows)
+                        skipped.add(counts, part.reason, part.where)
+                        counts[part.reason]["count"] += part.rows - 1
                     else:
-                        kept.take(part, self._rows(part, base, place.name, finder, counts))
+                        kept.take(part, list(self._rows(part, base, place.name, finder, counts)))
         except Unreadable as error:
             raise unreadable(place, error) from error
-        whole = all(kept.pieces) and any(kept.pieces)
-        if slow := self.tables.slow(file, [name for name in names if name != self.columns.image or not whole]):
-            skipped.add(counts, _SLOW, f"{place.name}: {slow}", kept=True)
         digest = file_digest(file)
         table = kept.table(digest)
+        found = "pieces" in table.column_names and all(table["pieces"].to_pylist())
+        decoded = [name for name in names if name != self.columns.image or not found]
+        if isinstance(self.tables, ParquetTables) and (slow := self.tables.slow(file, decoded)):
+            skipped.add(counts, _SLOW, f"{place.name}: {slow}", kept=True)
         not_kept = tuple(name for name in kept.metadata.names if name in kept.metadata.not_kept)
         fields = tuple(name for name in kept.metadata.names if name not in not_kept)
-        loose = {"loose": True} if column_types.is_text(schema.field(self.columns.image).type) else {}
+        loose = {"loose": True} if is_text(schema.field(self.columns.image).type) else {}
         about = About(
             self.kind, place.name, stat.st_size, digest, version(place, file), counts, (), fields, not_kept, loose
         )
         return ShardIndex(table, about)
 
-    def _rows(
-        self, part: Part, base: str, where: str, finder: Finder, counts: skipped.Counts
-    ) -> Iterator[tuple[tuple[int, ...], bytes]]:
-        """(row of the part, and what `_Kept.looked` has of it) of each that can be trained on; the pieces of its
-        picture."""
+    def _rows(self, part: Part, base: str, where: str, finder: Finder, counts: skipped.Counts) -> Iterator[_Row]:
+        """The rows of a part that can be trained on; the others are counted."""
         looks = isinstance(self.tables, ParquetTables)
         if part.pictures_from is not None:
             finder.cursor = part.pictures_from
@@ -100,8 +99,7 @@ class Builder:
                 height, width = (_pixels(row[name]) for name in self.columns.size)
             held = row[self.columns.image]
             pieces = finder.places(images.stored(held)) if looks and images.is_held(held) else b""
-            there = sum(1 << place for place, (name, _) in enumerate(self.columns.beside) if name in beside)
-            yield (i, height, width, digest_of(held, texts, beside), there), pieces
+            yield _Row(i, height, width, digest_of(held, texts, beside), beside, pieces)
 
     def _beside(self, row: Mapping[str, Any], base: str, size: tuple[int, int]) -> dict[str, Any]:
         """The images that a row has beside its picture. `Undecodable` where one that is here cannot be used."""
@@ -129,7 +127,9 @@ def unreadable(place: Place, error: Unreadable) -> UserError:
     """For a file that is no table, or is damaged as a whole."""
     return UserError(
         f"data.path: {place.name} cannot be read as a table: {error}. Fetch or write it again, or leave it out of "
-        "data.path"
+        "data.path",
+        code="damaged",
+        setting="data.path",
     )
 
 
@@ -188,9 +188,18 @@ def _pixels(value: Any) -> int:
     return side if 0 < side < 2**31 else 0
 
 
-def _count(counts: skipped.Counts, reason: str, where: str, number: int) -> None:
-    skipped.add(counts, reason, where)
-    counts[reason]["count"] += number - 1
+class _Row(NamedTuple):
+    """A row that can be trained on."""
+
+    place: int
+    """In its part."""
+    height: int
+    width: int
+    digest: int
+    beside: Container[str]
+    """Names of the images that it has beside the first."""
+    pieces: bytes
+    """Where its image stands in the file; nothing if that is not known."""
 
 
 @dataclass
@@ -198,56 +207,42 @@ class _Kept:
     """The rows that are kept, part by part."""
 
     metadata: Gathered
-    numbers: list[np.ndarray] = field(default_factory=list)
-    spans: list[np.ndarray] = field(default_factory=list)
-    looked: list[np.ndarray] = field(default_factory=list)
-    """[n, 4] uint64: height, width, digest, and which images are beside the picture: bit i for the i-th column."""
-    beside: tuple[str, ...] = ()
-    """Names of those columns."""
-    ids: list[np.ndarray] = field(default_factory=list)
-    """[n] int64: what the column of ids says; -1: nothing."""
-    pieces: list[bytes] = field(default_factory=list)
+    beside: tuple[str, ...]
+    """Names of the images that rows may have beside the first."""
+    parts: list[pa.Table] = field(default_factory=list)
 
-    def take(self, part: Part, rows: Iterator[tuple[tuple[int, ...], bytes]]) -> None:
+    def take(self, part: Part, rows: Sequence[_Row]) -> None:
         """Keeps some rows of a part."""
-        taken = list(rows)
-        self.pieces.extend(pieces for _, pieces in taken)
-        looked = np.array([row for row, _ in taken], dtype=np.uint64).reshape(-1, 5)
-        which = looked[:, 0].astype(np.int64)
-        self.numbers.append(part.rows[which])
-        self.looked.append(looked[:, 1:])
-        if part.spans is not None:
-            self.spans.append(part.spans[which])
+        places = np.array([row.place for row in rows], np.int64)
         batch = part.batch.select([n for n in part.batch.schema.names if n in self.metadata.names or n == ID])
-        batch = batch.take(pa.array(which))
+        batch = batch.take(pa.array(places))
         self.metadata.take(batch)
-        if ID in batch.schema.names:
-            self.ids.append(_given(batch.column(ID)))
+        columns = {
+            "id": _given(batch.column(ID)) if ID in batch.schema.names else np.full(len(rows), -1),
+            "height": pa.array([row.height for row in rows], pa.int32()),
+            "width": pa.array([row.width for row in rows], pa.int32()),
+            "digest": pa.array([row.digest for row in rows], pa.uint64()),
+            "row": pa.array(part.rows[places], pa.int64()),
+        }
+        if part.spans is not None:
+            columns |= {"length": part.spans[places, 1].astype(np.int32), "line": part.spans[places, 2]}
+        columns |= {f"i:{name}": pa.array([name in row.beside for row in rows], pa.bool_()) for name in self.beside}
+        columns["pieces"] = pa.array([row.pieces for row in rows], pa.binary())
+        self.parts.append(pa.table(columns))
 
     def table(self, digest: str) -> pa.Table:
         """The index's columns."""
-        numbers = np.concatenate([*self.numbers, np.zeros(0, np.int64)]).astype(np.int64)
-        looked = np.concatenate([*self.looked, np.zeros((0, 4), np.uint64)])
-        columns: dict[str, Any] = {
-            "id": self._ids(digest, numbers),
-            "height": looked[:, 0].astype(np.int32),
-            "width": looked[:, 1].astype(np.int32),
-            "digest": looked[:, 2],
-            "row": numbers,
-        }
-        if self.spans:
-            spans = np.concatenate(self.spans)
-            columns |= {"length": spans[:, 1].astype(np.int32), "line": spans[:, 2]}
-        columns |= {f"i:{name}": looked[:, 3] >> place & 1 == 1 for place, name in enumerate(self.beside)}
-        if any(self.pieces):
-            columns["pieces"] = pa.array(self.pieces, pa.binary())
-        return pa.table({**columns, **self.metadata.columns()})
-
-    def _ids(self, digest: str, numbers: np.ndarray) -> np.ndarray:
-        """What the column of ids says, where there is one, else by the table's digest and the row."""
-        ids = sample_ids(digest, numbers)
-        given = np.concatenate(self.ids) if self.ids else np.full(len(ids), -1)
-        return np.where(given >= 0, given, ids)
+        if not self.parts:
+            self.take(Part(np.zeros(0, np.int64), pa.record_batch({})), [])
+        table = pa.concat_tables(self.parts).combine_chunks()
+        if not any(table["pieces"].to_pylist()):
+            table = table.drop_columns("pieces")
+        given, rows = table["id"].to_numpy(), table["row"].to_numpy()
+        ids = pa.array(np.where(given >= 0, given, sample_ids(digest, rows)))
+        table = table.set_column(0, "id", ids)
+        for name, column in self.metadata.columns().items():
+            table = table.append_column(name, column)
+        return table
 
 
 def _given(column: pa.Array) -> np.ndarray:

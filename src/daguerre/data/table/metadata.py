@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from daguerre.data.index.cache import TEXT_LIMIT
-from daguerre.data.table import column_types
+from daguerre.data.index.file import TEXT_LIMIT
+from daguerre.data.table.columns import is_text
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 EMPTY = r"^(|nan|null|none|na|n/a)$"
@@ -67,7 +67,7 @@ class Gathered:
 
 def filterable(column: pa.Array, typed: bool) -> dict[str, pa.Array]:
     """{"n": numbers, "s": texts} of a metadata column, as far as filters can use it; {} where they cannot."""
-    if not column_types.is_text(column.type):
+    if not is_text(column.type):
         return {"n": _numbers(column)}
     text, found = text_of(column), {}
     if not typed:

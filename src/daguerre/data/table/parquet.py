@@ -66,7 +66,8 @@ class ParquetTables:
             return _GROUPS.row(file, group, at.number - int(starts[group]), tuple(columns))
 
     def slow(self, file: Path, columns: Sequence[str]) -> str:
-        """Where a row group is larger than what is decoded at once."""
+        """The reason why these columns are slow to read in a drawn order: row groups larger than what is decoded at
+        once. "" where there are none."""
         now = file_now(file)
         largest = 0
         for group in range(_parquet(now).num_row_groups):
@@ -91,7 +92,7 @@ def _starts(file: File) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def _chunks(file: File, group: int, columns: frozenset[str]) -> list[pq.ColumnChunkMetaData]:
-    """What the footer says of columns in a row group. Raises what reading them raises where that is damaged.
+    """The footer's entries of columns in a row group. Raises what reading them raises where that is damaged.
 
     To look at a damaged entry of a footer ends the whole process (in pyarrow, at least to 26), while to read the column
     fails as it should: so a row is read first, of files that are here. Far ones were here when they were indexed.
@@ -110,7 +111,7 @@ def _group_bytes(file: File, group: int, columns: Sequence[str]) -> int:
 
 
 def _begin(file: File, group: int, picture: str) -> int:
-    """Where the column of pictures begins in a row group."""
+    """The first byte of the column of images in a row group."""
     chunks = _chunks(file, group, frozenset([picture]))
     own = [chunk for chunk in chunks if chunk.path_in_schema in (picture, f"{picture}.bytes")]
     return min((at for c in own for at in (c.data_page_offset, c.dictionary_page_offset) if at), default=0)

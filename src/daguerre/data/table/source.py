@@ -61,7 +61,7 @@ class TableSource:
     cache: ShardCache
     found: SkipReport
     whole: tuple[bool, ...] = ()
-    """Which far tables are fetched whole; nothing: all."""
+    """For each table, whether it is fetched whole if it is remote; nothing: all are."""
     metric: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,11 +80,11 @@ class TableSource:
 
     @cached_property
     def _loose(self) -> bool:
-        """Whether pictures are files of their own."""
+        """Says whether images are files of their own."""
         return "loose" in index_cache.head(self.index_paths[0]).about.own
 
     def _at(self, number: int) -> tuple[int, dict[str, Any]]:
-        """Which table a sample is in, and its row of the index."""
+        """The table that a sample is in, and its row of the index."""
         table = int(np.searchsorted(self._starts, number, side="right")) - 1
         index, row = index_cache.load(self.index_paths[table]), number - int(self._starts[table])
         names = [name for name in PLACES if name in index.table.column_names]
@@ -140,7 +140,7 @@ class TableSource:
         raise Undecodable(CHANGED)
 
     def report(self) -> SkipReport:
-        """What could not be used, and which columns were chosen without a setting."""
+        """Rows that could not be used, and the columns that were chosen without a setting."""
         return self.found
 
     def reading(self, shares: np.ndarray) -> Self:
@@ -154,21 +154,19 @@ class TableSource:
 
     @property
     def far(self) -> bool:
-        """Whether tables are on a store; pictures at addresses are fetched one by one, when they are trained on."""
+        """Says whether tables are on a store; images at addresses are fetched one by one, when they are trained on."""
         return any(place.local is None for place in self.places)
 
     @cached_property
     def files(self) -> Files:
         """The tables."""
         of_shards = np.searchsorted(self._starts, self.index.shard_starts[:-1], side="right") - 1
-        sizes = [self._fetched_bytes(table) for table in range(len(self.places))]
+        sizes = []
+        for table, place in enumerate(self.places):
+            head = index_cache.head(self.index_paths[table])
+            by_ranges = self.whole and not self.whole[table] and "pieces" in head.columns
+            sizes.append(0 if place.local is not None or by_ranges else head.about.shard_bytes)
         return Files(of_shards, np.array(sizes, dtype=np.int64))
-
-    def _fetched_bytes(self, table: int) -> int:
-        """Size of a far table that is fetched whole: also one of which little is wanted, where no places are known."""
-        head = index_cache.head(self.index_paths[table])
-        by_range = self.whole and not self.whole[table] and "pieces" in head.columns
-        return 0 if self.places[table].local is not None or by_range else head.about.shard_bytes
 
     def prefetch(self, file: int) -> int:
         """Fetches a far table that is read whole, if it is not in the cache; its size in bytes."""
@@ -197,7 +195,7 @@ def open_tables(settings: TableSettings, tables: Tables, places: Sequence[Place]
     try:
         return _opened(settings, tables, places)
     except StoreError as error:
-        raise UserError(str(error)) from None
+        raise UserError(str(error), code="unreachable", setting=error.setting or None) from None
 
 
 def _opened(settings: TableSettings, tables: Tables, places: Sequence[Place]) -> TableSource:
@@ -213,7 +211,9 @@ def _opened(settings: TableSettings, tables: Tables, places: Sequence[Place]) ->
     if not any(index_cache.head(path).count for path in paths):
         raise UserError(
             f"data.path: no row of {places[0].name}{' and the other tables' * (len(places) > 1)} can be used "
-            f"({', '.join(columns.automatic) or 'with these columns'}):\n{skipped.table(found)}"
+            f"({', '.join(columns.automatic) or 'with these columns'}):\n{skipped.table(found)}",
+            code="empty",
+            setting="data.path",
         )
     read = tuple(columns.read(first))
     return TableSource(tables, tuple(places), tuple(paths), columns, read, cache, found)

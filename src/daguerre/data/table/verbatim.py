@@ -100,7 +100,7 @@ class Finder:
         return []
 
     def _alike(self, data: bytes, position: int, at: int) -> int:
-        """How many bytes are the same."""
+        """The number of bytes that are the same."""
         length, block = 0, 1 << 14
         while position + length < len(data):
             ours = data[position + length : position + length + block]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import io
 import mmap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +41,7 @@ _STARTS = {
 
 
 def kind(formats: Iterable[str]) -> str:
-    """What an index of shards read with these image formats is called: others leave out other samples."""
+    """Names the kind of an index of shards read with these image formats: others leave out other samples."""
     names = sorted(set(formats))
     return "webdataset" if names == sorted(headers.USUAL) else f"webdataset {' '.join(names)}"
 
@@ -68,111 +67,104 @@ def _built(data: reader.Bytes, name: str, formats: Sequence[str], version: str) 
     shard_digest = xxhash.xxh3_128_hexdigest(data)
     found = reader.contents(data)
     if found.damage == ((0, len(data)),) and len(data) and not reader.begins(data):
-        raise UserError(f"data.path: {name} is no tar file: it {_beginning(data[:512])}")
+        text = f"data.path: {name} is no tar file: it {_beginning(data[:512])}"
+        raise UserError(text, code="damaged", setting="data.path")
     counts: skipped.Counts = {}
-    for other, names in found.others.items():
-        for one in names:
+    for other, members in found.others.items():
+        for one in members:
             skipped.add(counts, f"{other} in the tar", tar_samples.printable(one), kept=True)
-    rows = _Rows(name)
+    rows: list[_Row] = []
+    names: dict[str, int] = {}
     for sample in tar_samples.joined(found.members, formats, counts):
-        rows.take(sample, data, formats, counts)
-    columns, fields, not_kept = index_file.metadata_columns(rows.metadata)
-    table = pa.table(
-        {
-            **rows.columns(shard_digest),
-            **columns,
-            **index_file.caption_columns(rows.captions),
-            **index_file.image_columns(rows.images),
-        }
-    )
+        try:
+            if len(names) > NAMES_LIMIT:
+                raise Unusable(f"sample behind {NAMES_LIMIT:,} different extensions in its shard")
+            rows.append(_row(sample, data, formats, counts))
+        except (Unusable, Undecodable) as error:
+            skipped.add(counts, str(error), tar_samples.printable(sample.image.name))
+            continue
+        for part, _ in rows[-1].sample.parts:
+            names.setdefault(part, len(names))
+    columns, fields, not_kept = index_file.metadata_columns([row.metadata for row in rows])
+    table = {
+        **_columns(rows, names, shard_digest),
+        **columns,
+        **index_file.caption_columns([row.captions for row in rows]),
+        **index_file.image_columns([row.images for row in rows]),
+    }
     about = About(
         kind=kind(formats),
         shard=name,
         shard_bytes=len(data),
         shard_digest=shard_digest,
         version=version,
-        left_out={reason: {**entry, "examples": _in(name, entry)} for reason, entry in counts.items()},
+        left_out={
+            reason: {**entry, "examples": [f"{name}: {example}" for example in entry["examples"]]}
+            for reason, entry in counts.items()
+        },
         damage=found.damage,
         fields=fields,
         not_kept=not_kept,
-        own={"names": list(rows.names)},
+        own={"names": list(names)},
     )
-    return ShardIndex(table, about)
+    return ShardIndex(pa.table(table), about)
 
 
-def _in(name: str, entry: dict[str, Any]) -> list[str]:
-    return [f"{name}: {example}" for example in entry["examples"]]
+class _Row(NamedTuple):
+    """A sample that can be trained on."""
+
+    sample: Sample
+    """Its `parts` are the images beside the first and the texts that are read."""
+    given_id: int | None
+    height: int
+    width: int
+    digest: int
+    metadata: dict[str, Any]
+    captions: frozenset[str]
+    """Fields that have text."""
+    images: frozenset[str]
+    """Beside the first."""
 
 
-@dataclass
-class _Rows:
-    """The samples of a shard so far."""
+def _row(sample: Sample, data: reader.Bytes, formats: Sequence[str], counts: skipped.Counts) -> _Row:
+    """The row of a sample. `Unusable` or `Undecodable` where it cannot be used."""
+    image = _bytes(data, sample.image)
+    parts = {name: _bytes(data, member) for name, member in sample.parts}
+    words = tar_samples.words(parts)
+    captions = frozenset(name for name, text in words.texts.items() if text.strip())
+    if not captions:
+        raise Unusable("caption without text" if words.texts else "picture without a caption")
+    given_id = _id(words.metadata.get(tar_samples.ID))
+    height, width = headers.upright_size(io.BytesIO(image), formats)
+    beside = {name: _bytes(data, member) for name, member in sample.images}
+    for name, encoded in beside.items():
+        kinds.check(name, encoded, (height, width), formats)
+    for name in parts.keys() - words.used:
+        skipped.add(counts, "member that is neither picture nor text", f"{sample.key}.{name}", kept=True)
+    texts = tuple((name, member) for name, member in sample.parts if name in words.used)
+    used = tuple((IMAGE_MARK + name, member) for name, member in sample.images) + texts
+    own = digest([image, *beside.values(), *(parts[name] for name, _ in texts)])
+    metadata = _metadata(words)
+    return _Row(sample._replace(parts=used), given_id, height, width, own, metadata, captions, frozenset(beside))
 
-    shard: str
-    samples: list[Sample] = field(default_factory=list)
-    ids: list[int | None] = field(default_factory=list)
-    sizes_px: list[tuple[int, int]] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
-    metadata: list[dict[str, Any]] = field(default_factory=list)
-    captions: list[frozenset[str]] = field(default_factory=list)
-    images: list[frozenset[str]] = field(default_factory=list)
-    """Beside the pictures."""
-    names: dict[str, int] = field(default_factory=dict)
-    """Fields of members by their number in the table."""
 
-    def take(self, sample: Sample, data: reader.Bytes, formats: Sequence[str], counts: skipped.Counts) -> None:
-        """Adds a sample, or counts why it cannot be used."""
-        try:
-            if len(self.names) > NAMES_LIMIT:
-                raise Unusable(f"sample behind {NAMES_LIMIT:,} different extensions in its shard")
-            image = _bytes(data, sample.image)
-            parts = {name: _bytes(data, member) for name, member in sample.parts}
-            words = tar_samples.words(parts)
-            captions = frozenset(name for name, text in words.texts.items() if text.strip())
-            if not captions:
-                raise Unusable("caption without text" if words.texts else "picture without a caption")
-            sample_id = _id(words.metadata.get(tar_samples.ID))
-            size_px = headers.upright_size(io.BytesIO(image), formats)
-            beside = {name: _bytes(data, member) for name, member in sample.images}
-            for name, encoded in beside.items():
-                kinds.check(name, encoded, size_px, formats)
-        except (Unusable, Undecodable) as error:
-            skipped.add(counts, str(error), tar_samples.printable(sample.image.name))
-            return
-        for name in parts.keys() - words.used:
-            skipped.add(counts, "member that is neither picture nor text", f"{sample.key}.{name}", kept=True)
-        texts = tuple((name, member) for name, member in sample.parts if name in words.used)
-        used = tuple((IMAGE_MARK + name, member) for name, member in sample.images) + texts
-        for name, _ in used:
-            self.names.setdefault(name, len(self.names))
-        self.samples.append(sample._replace(parts=used))
-        self.ids.append(sample_id)
-        self.sizes_px.append(size_px)
-        self.digests.append(digest([image, *beside.values(), *(parts[name] for name, _ in texts)]))
-        self.metadata.append(_metadata(words))
-        self.captions.append(captions)
-        self.images.append(frozenset(beside))
-
-    def columns(self, shard_digest: str) -> dict[str, pa.Array]:
-        """The columns that are not metadata."""
-        images = np.array([sample.image[1:] for sample in self.samples], np.int64).reshape(-1, 3)
-        ids = index_file.sample_ids(shard_digest, images[:, 1])
-        given = [i for i, sample_id in enumerate(self.ids) if sample_id is not None]
-        ids[given] = [self.ids[i] for i in given]
-        heights, widths = np.array(self.sizes_px, np.int32).reshape(-1, 2).T
-        return {
-            "id": pa.array(ids),
-            "height": pa.array(np.ascontiguousarray(heights)),
-            "width": pa.array(np.ascontiguousarray(widths)),
-            "digest": pa.array(np.array(self.digests, np.uint64)),
-            "key": pa.array([sample.key for sample in self.samples], pa.string()),
-            "offset": pa.array(images[:, 1]),
-            "size": pa.array(images[:, 2]),
-            "parts": pa.array([self._parts(sample) for sample in self.samples], _PARTS),
-        }
-
-    def _parts(self, sample: Sample) -> list[tuple[int, int, int]]:
-        return [(self.names[name], member.offset, member.size) for name, member in sample.parts]
+def _columns(rows: Sequence[_Row], names: Mapping[str, int], shard_digest: str) -> dict[str, pa.Array]:
+    """The columns that are not metadata; `names` are the numbers of the parts' names."""
+    images = np.array([row.sample.image[1:] for row in rows], np.int64).reshape(-1, 3)
+    ids = index_file.sample_ids(shard_digest, images[:, 1])
+    for number, row in enumerate(rows):
+        ids[number] = ids[number] if row.given_id is None else row.given_id
+    parts = [[(names[name], member.offset, member.size) for name, member in row.sample.parts] for row in rows]
+    return {
+        "id": pa.array(ids),
+        "height": pa.array([row.height for row in rows], pa.int32()),
+        "width": pa.array([row.width for row in rows], pa.int32()),
+        "digest": pa.array([row.digest for row in rows], pa.uint64()),
+        "key": pa.array([row.sample.key for row in rows], pa.string()),
+        "offset": pa.array(images[:, 1]),
+        "size": pa.array(images[:, 2]),
+        "parts": pa.array(parts, _PARTS),
+    }
 
 
 def _bytes(data: reader.Bytes, member: reader.Member) -> bytes:
@@ -188,7 +180,7 @@ def _id(given: Any) -> int | None:
 
 
 def _metadata(words: tar_samples.Words) -> dict[str, Any]:
-    """What filters may use: the JSON, and the class if it is a number."""
+    """Metadata for filters: the JSON, and the class if it is a number."""
     metadata = {name: value for name, value in words.metadata.items() if name != tar_samples.ID}
     label = words.texts.get("cls", "").strip()
     if label.removeprefix("-").isdecimal() and label.isascii() and len(label) < 16:
@@ -197,7 +189,7 @@ def _metadata(words: tar_samples.Words) -> dict[str, Any]:
 
 
 def _beginning(start: bytes) -> str:
-    """What a file is that is no tar, for people."""
+    """Says what a file is that is no tar, by how it begins."""
     for mark, what in _STARTS.items():
         if start.startswith(mark):
             return f"is {what}"

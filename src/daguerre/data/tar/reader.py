@@ -1,4 +1,4 @@
-"""What lies where in a tar file: regular members, and the byte ranges in which nobody can say.
+"""The table of a tar file: offsets of its regular members, and the byte ranges that could not be parsed.
 
 Reads ustar, GNU and pax headers from memory (bytes or a memory map), never data. Strict: every header's checksum must
 hold, the archive must end with its two blocks of zeros, and nothing that is wrong ends the walk in silence: it goes on
@@ -74,7 +74,7 @@ def contents(data: Bytes) -> Contents:
 
 
 def begins(data: Bytes) -> bool:
-    """Whether the first header is one of a tar."""
+    """Says whether the first header is one of a tar."""
     return _header(data[:BLOCK]) is not None
 
 
@@ -93,7 +93,7 @@ class _Damaged(Exception):
 
 @dataclass
 class _Walk:
-    """What was found so far."""
+    """A walk over the headers, with all that was found so far."""
 
     data: Bytes
     members: list[Member] = field(default_factory=list)
@@ -198,7 +198,7 @@ class _Walk:
 
 
 def _other(kind: bytes, name: str, records: Mapping[bytes, bytes]) -> str | None:
-    """What a member is that is no regular file as a whole in one piece."""
+    """The kind of a member that is no regular file as a whole in one piece; None for one that is."""
     if kind == b"0" and not records:
         return None
     if kind in _WITHOUT_DATA:

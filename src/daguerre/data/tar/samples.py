@@ -1,4 +1,4 @@
-"""Which members of a tar make one sample, and what its texts say.
+"""Samples from the members of a tar, and their texts.
 
 A sample is a picture and everything that shares its name up to the first dot (webdataset's key), wherever in the
 archive it stands. Where one key holds several pictures (`a.1.jpg`, `a.2.jpg`), each has the members of its own name.
@@ -55,7 +55,7 @@ class Sample(NamedTuple):
 
 
 class Unusable(Exception):
-    """Why a sample is left out."""
+    """The reason why a sample is left out."""
 
 
 def joined(members: Iterable[Member], formats: Iterable[str], counts: skipped.Counts) -> list[Sample]:
@@ -135,7 +135,7 @@ def _samples(
     for extension, member in group.items():
         if _suffix(extension) not in suffixes:
             others[extension] = member
-        elif images.setdefault(_stem(extension), member) is not member:
+        elif images.setdefault(extension.rpartition(".")[0], member) is not member:
             skipped.add(counts, "duplicate: second picture of one name", printable(member.name))
     beside: dict[str, dict[str, Member]] = {}
     for stem in list(images):
@@ -171,10 +171,6 @@ def _suffix(extension: str) -> str:
     return extension.rpartition(".")[2]
 
 
-def _stem(extension: str) -> str:
-    return extension.rpartition(".")[0]
-
-
 def _owner(extension: str, stems: Container[str]) -> str | None:
     """The longest of `stems` that an extension begins with, up to a dot; the empty one fits all. Each is looked up: a
     name may begin the names of all pictures of a shard."""
@@ -193,7 +189,7 @@ def printable(name: str) -> str:
 
 @dataclass(frozen=True)
 class Words:
-    """What the members beside a picture say."""
+    """Texts and metadata from the members beside an image."""
 
     texts: Mapping[str, str]
     """Every text member by its field, every text of the JSON by its key, and `text`: the usual caption, where there is
@@ -250,19 +246,15 @@ def _document(data: bytes) -> Mapping[str, Any]:
 
 def _text(name: str, data: bytes) -> str | None:
     """A member as text; None for one that is none and needs to be none."""
-    plain = _suffix(name) in _PLAIN
+    trouble, text = "", None
     if len(data) > TEXT_BYTES:
-        if plain:
-            raise Unusable(f"caption of more than {TEXT_BYTES:,} bytes")
-        return None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        if plain:
-            raise Unusable("caption that is not UTF-8") from None
-        return None
-    if "\0" in text:
-        if plain:
-            raise Unusable("caption with zero bytes in it")
-        return None
-    return text
+        trouble = f"caption of more than {TEXT_BYTES:,} bytes"
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+            trouble = "caption with zero bytes in it" if "\0" in text else ""
+        except UnicodeDecodeError:
+            trouble = "caption that is not UTF-8"
+    if trouble and _suffix(name) in _PLAIN:
+        raise Unusable(trouble)
+    return None if trouble else text

@@ -29,7 +29,6 @@ from daguerre.data.tar import samples as tar_samples
 from daguerre.errors import UserError
 from daguerre.types import IMAGE, Record
 
-_EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
 _MEMBER = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 """Names of texts that can be members of a tar; others stand in the JSON."""
 _TAKEN = {"json", *(suffix for suffixes in tar_samples.EXTENSIONS.values() for suffix in suffixes)}
@@ -76,7 +75,7 @@ def image_extension(encoded: bytes, formats: tuple[str, ...]) -> str:
     """The usual extension of an image file, by what it holds. Raises `Undecodable`."""
     image = headers.opened(io.BytesIO(encoded), formats)
     assert image.format is not None
-    return _EXTENSIONS[image.format]
+    return tar_samples.EXTENSIONS[image.format.lower()][0]
 
 
 def png(pixels_HWC: np.ndarray) -> bytes:
@@ -108,7 +107,8 @@ def _plain(value: Any, key: str, name: str) -> Any:
         return [_plain(below, key, name) for below in value]
     raise UserError(
         f"{name}: the metadata {key!r} is a {type(value).__name__}, which the JSON of a shard cannot hold: leave that "
-        "column out of the source, or turn it into text or numbers"
+        "column out of the source, or turn it into text or numbers",
+        code="unsupported",
     )
 
 
