@@ -14,7 +14,7 @@ from daguerre.config import config as configs
 from daguerre.memory import estimate, remedies, static
 from daguerre.memory.estimate import Step
 from daguerre.memory.peak import Peak
-from daguerre.tracking.stages import Stages
+from daguerre.tracking.progress import Stages
 
 GIVEN = [*TINY, "training.device=cpu", "training.global_batch_size=8", "training.per_device_batch_size=4"]
 
@@ -140,11 +140,12 @@ class Terminal(io.StringIO):
 
 def test_stages_keep_one_line_on_a_terminal_and_are_lines_elsewhere(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    for stream, expected in (
-        (Terminal(), "\r\x1b[2Kplanning: one ...\r\x1b[2Kplanning: two ...\r\x1b[2K"),
-        (io.StringIO(), "planning: one\nplanning: two\n"),
-    ):
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
         with Stages(stream) as stages:
             stages.say("one")
             stages.say("two")
-        assert stream.getvalue() == expected
+    assert log.getvalue() == "planning: one\nplanning: two\n"
+    assert "planning: one ...\r\x1b[2Kplanning: two ..." in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[1A\x1b[2K")

@@ -20,7 +20,7 @@ from daguerre.memory.estimate import Say, Step, Target
 from daguerre.memory.remedies import Fitting
 from daguerre.memory.static import Count
 from daguerre.settings import Settings
-from daguerre.tracking.stages import Stages
+from daguerre.tracking.progress import Stages
 from daguerre.training.settings import bytes_of
 
 SUMMARY = "how a recipe spreads over devices, and the memory that each needs"
