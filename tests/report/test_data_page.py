@@ -6,7 +6,7 @@ import pytest
 from test_page import HOSTILE, LINKS, Page
 
 from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part, percent, render
-from daguerre.report.svg_histogram import Histogram, Mark, histogram
+from daguerre.report.svg import Histogram, Mark, histogram
 
 
 def part(**changes: object) -> Part:

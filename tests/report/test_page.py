@@ -17,8 +17,8 @@ from PIL import Image
 
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
-from daguerre.report import page, run
-from daguerre.report.markup import element
+from daguerre.report import page
+from daguerre.report.html import element, when
 from daguerre.tracking.sinks import MetricsFile, read_metrics
 
 HOSTILE = "<script>alert(1)</script><img src=http://evil.example/x onerror='alert(2)'>\"&amp;</title>"
@@ -285,9 +285,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_times_are_told_in_utc() -> None:
-    assert run.when("2026-11-21T03:05:00+02:00") == "21 November 2026, 01:05 UTC"
-    assert run.when("yesterday") == ""
-    assert run.when(None) == ""
+    assert when("2026-11-21T03:05:00+02:00") == "21 November 2026, 01:05 UTC"
+    assert when("yesterday") == ""
+    assert when(None) == ""
 
 
 @pytest.mark.long

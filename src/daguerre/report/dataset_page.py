@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from daguerre.report.markup import Html, element, join, table
-from daguerre.report.shell import whole
-from daguerre.report.svg_histogram import Histogram, histogram
+from daguerre.report.html import Html, element, join, table, whole
+from daguerre.report.svg import Histogram, histogram
 
 MANY_BUCKETS = 60
 _ICON_PX = 30

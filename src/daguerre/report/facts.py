@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from daguerre.report.markup import Html, element, join, table
-from daguerre.report.run import Run, when
-from daguerre.report.svg_curves import number_text
+from daguerre.report.html import Html, element, join, table, when
+from daguerre.report.run import Run
+from daguerre.report.svg import number_text
 from daguerre.tracking.console import duration_text
 
 STATES = {

@@ -12,11 +12,10 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.report import facts
 from daguerre.report.charts import charts
-from daguerre.report.markup import Html, element, join
+from daguerre.report.html import Html, element, join, whole
 from daguerre.report.pictures import evolution
 from daguerre.report.results import results
 from daguerre.report.run import Run, read_run
-from daguerre.report.shell import whole
 
 
 def write(folder: Path) -> Path:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from daguerre.report import embedded
-from daguerre.report.markup import Html, element
+from daguerre.report.html import SMALL_PX, Html, data_address, element, is_small
 from daguerre.report.run import Run, Sample
 
 ROWS, SAVES = 12, 8
@@ -60,10 +59,10 @@ def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
             picture = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError):  # a broken PNG is a SyntaxError to Pillow
         return None, False
-    small = embedded.is_small(picture)
-    if max(picture.size) > side_px and not (small and side_px >= embedded.SMALL_PX):
+    small = is_small(picture)
+    if max(picture.size) > side_px and not (small and side_px >= SMALL_PX):
         picture.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
-    return embedded.data_address(picture, small, quality=84), small
+    return data_address(picture, small, quality=84), small
 
 
 def _row(prompt: str, seed: int | None, row: list[Sample], pictures: dict[Path, tuple[str | None, bool]]) -> Html:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daguerre.report.markup import Html, element, join
+from daguerre.report.html import Html, element, join
 from daguerre.report.run import Run
 
 _MARKS = (

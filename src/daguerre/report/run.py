@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +110,6 @@ def read_run(folder: Path) -> Run:
         samples=_samples(paths.samples, problems),
         problems=list(dict.fromkeys(problems)),
     )
-
-
-def when(text: Any) -> str:
-    """An ISO time as people write it, in UTC; "" for what is none."""
-    try:
-        moment = datetime.fromisoformat(str(text))
-    except ValueError:
-        return ""
-    return moment.astimezone(UTC).strftime("%-d %B %Y, %H:%M UTC")
 
 
 def _state(folder: Path, status: dict[str, Any]) -> str:
