@@ -28,7 +28,7 @@ def plain(monkeypatch):
     """Without measuring the machine."""
     monkeypatch.setattr(peers.bench.measured, "product_flops", lambda device, dtype: 1e11)
     monkeypatch.setattr(peers.bench.measured, "copy_bytes", lambda device: 1e10)
-    monkeypatch.setattr(peers.bench_step, "step_flops", lambda config, parts: 1e6)
+    monkeypatch.setattr(peers.variants, "step_flops", lambda config, parts: 1e6)
 
 
 def gaps(made, gate, name="diffusers-default"):
