@@ -24,7 +24,7 @@ class Formula:
     """A step takes what is held, gradients, and 1 MB a sample; half of that with activations computed again."""
 
     target: estimate.Target
-    count: static.Count
+    count: static.MemoryCount
 
     def peak(self, micro: int) -> Peak:
         each = 500_000 if self.target.given.training.gradient_checkpointing else 1_000_000
@@ -32,7 +32,7 @@ class Formula:
         return Peak(micro, self.count.whole - gradients, gradients + micro * each, gradients, 0)
 
 
-def lacking(card: str) -> tuple[Step, static.Count]:
+def lacking(card: str) -> tuple[Step, static.MemoryCount]:
     target = target_of([], card)
     parts = target.parts()
     count = static.count(target.config, parts, target.mesh)
@@ -46,7 +46,7 @@ def target_of(more, card: str):
 @pytest.fixture
 def found(monkeypatch):
     """The overrides that are found for a card, and how many steps were computed for it."""
-    monkeypatch.setattr(estimate, "rehearsal", lambda target, parts, count, say: Formula(target, count))
+    monkeypatch.setattr(estimate, "simulated_step", lambda target, parts, count, say: Formula(target, count))
     bare = estimate.outline
     outlined = {}
 
