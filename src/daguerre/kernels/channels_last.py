@@ -17,7 +17,7 @@ from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
 _PICTURE = "_get_output_for_continuous_inputs"
-"""By which a transformer of diffusers makes a picture of its rows."""
+"""Method of diffusers' transformers that turns rows into an image."""
 
 
 class Block(ResnetBlock2D):

@@ -98,7 +98,7 @@ def _channels(COLUMNS: tl.constexpr):
 
 @triton.jit
 def _block(part, b, c, S, C, ROWS: tl.constexpr):
-    """Where the numbers of a block of rows are, and whether they exist."""
+    """Offsets of the numbers of a block of rows, and the mask of those that exist."""
     s = part * ROWS + tl.arange(0, ROWS)
     at = (b.to(tl.int64) * S + s[:, None]) * C + c[None, :]
     return at, (s[:, None] < S) & (c[None, :] < C)

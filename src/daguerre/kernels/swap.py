@@ -102,5 +102,5 @@ def _put(kind: type[Norm], norm: Any) -> int:
 
 
 def _is(kind: type, module: Any) -> bool:
-    """Of this very type: a subclass may compute something else."""
+    """Exactly this type: a subclass may compute something else."""
     return type(module) is kind

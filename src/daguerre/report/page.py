@@ -28,8 +28,10 @@ def write(folder: Path) -> Path:
 def render(folder: Path) -> str:
     """The page about a run folder, from its files alone. UserError if the folder is no run's."""
     run = read_run(folder)
-    parts = _header(run), join(*_sections(run))
-    return whole(f"{run.name} · Daguerre", *parts, "the files of the run folder", ("style.css",), "hover.js")
+    body = join(*_sections(run))
+    return whole(
+        f"{run.name} · Daguerre", _header(run), body, "the files of the run folder", ("style.css",), "hover.js"
+    )
 
 
 def _header(run: Run) -> Html:

@@ -1,6 +1,6 @@
-"""How the pictures of each prompt evolved: a row a prompt, a column a save, the newest largest.
+"""Evolution of the sample images: a row for each prompt, a column for each save, the newest largest.
 
-Pictures are opened, made as small as they are shown, and embedded; none is linked to.
+Images are opened, resized to what is shown, and embedded; none is linked to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NEWEST_PX, _OLDER_PX = 384, 160
 
 
 def evolution(run: Run) -> Html | None:
-    """The rows of pictures, or None if the run has drawn none."""
+    """The rows of images, or None if the run has generated none."""
     rows: dict[tuple[str, int | None], list[Sample]] = defaultdict(list)
     for sample in run.samples:
         rows[sample.prompt, sample.seed].append(sample)
@@ -36,13 +36,13 @@ def evolution(run: Run) -> Html | None:
     return element(
         "div",
         *(_row(prompt, seed, row, pictures) for (prompt, seed), row in shown.items()),
-        _left_out(len(rows) - len(shown), run.samples),
+        _left_out(len(rows) - len(shown)),
         class_="evolution",
     )
 
 
 def _spread(row: list[Sample]) -> list[Sample]:
-    """First, last, and as many even steps between as there is room for."""
+    """First, last, and evenly spaced ones between, at most SAVES."""
     if len(row) <= SAVES:
         return row
     return [row[round(i * (len(row) - 1) / (SAVES - 1))] for i in range(SAVES)]
@@ -76,7 +76,7 @@ def _row(prompt: str, seed: int | None, row: list[Sample], pictures: dict[Path, 
 
 
 def _figure(sample: Sample, newest: bool, address: str | None, hard_edges: bool) -> Html:
-    """`title` shows on hover how the picture was made."""
+    """`title` shows on hover how the image was generated."""
     how = ", ".join(f"{k} {v}" for k, v in sample.how.items() if k not in ("file", "prompt") and v not in ("", None))
     if address is None:
         picture = element("span", "cannot be read", class_="lost")
@@ -87,8 +87,8 @@ def _figure(sample: Sample, newest: bool, address: str | None, hard_edges: bool)
     return element("figure", picture, step, class_="newest" if newest else None)
 
 
-def _left_out(rows: int, samples: list[Sample]) -> Html | None:
+def _left_out(rows: int) -> Html | None:
     if rows <= 0:
         return None
-    several = f"{rows} more prompts are" if rows > 1 else "One more prompt is"
-    return element("p", f"{several} in the folder samples, or not drawn any more.", class_="note")
+    more = f"{rows} more prompts are" if rows > 1 else "One more prompt is"
+    return element("p", f"{more} in the folder samples, or not drawn any more.", class_="note")

@@ -1,4 +1,4 @@
-"""What a run folder says about its run: read here, drawn elsewhere. Nothing is written, and no tensor is opened.
+"""Reads a run folder for its page. Nothing is written, and no tensor is opened.
 
 Every file may be missing: a run has just begun, or it never evaluates. A file that cannot be read becomes a problem
 that the page shows.
@@ -22,7 +22,7 @@ from daguerre.tracking.sinks import read_metrics
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture that the run drew of itself."""
+    """A sample image of the run."""
 
     step: int
     path: Path
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """Name of the run."""
         return str(self.config.get("run_name") or self.folder.name)
 
     def setting(self, path: str) -> Any:
@@ -86,12 +86,13 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder. UserError if it is none: neither config.yaml nor metrics lie in it."""
+    """Reads a run folder. Raises UserError if neither config.yaml nor metrics lie in it."""
     paths = RunFolder(folder)
     if not paths.config.exists() and not paths.metrics.exists():
         raise UserError(
             f"{str(folder)!r} is no run folder: it has no config.yaml and no metrics/metrics.jsonl. "
-            "Give the folder of a run, such as runs/quickstart"
+            "Give the folder of a run, such as runs/quickstart",
+            code="missing",
         )
     problems: list[str] = []
     status = _document(paths.status, problems)
@@ -143,7 +144,7 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _try(path: Path, read: Callable[[Path], Any], problems: list[str]) -> Any:
-    """What `read` makes of a file; None if it is missing, or unreadable, which is noted."""
+    """Result of `read` on a file; None if it is missing, or unreadable, which is noted."""
     if not path.exists():
         return None
     try:

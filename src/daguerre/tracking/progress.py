@@ -83,7 +83,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def spoken(report: SkipReport) -> str:
-    """What was left out, then what is only worth a note; empty if there is neither."""
+    """Samples left out by reason, then those only noted; empty if there is neither."""
     parts = []
     for title, kept in (("left out:", False), ("noted:", True)):
         chosen = {reason: entry for reason, entry in report.items() if bool(entry.get("kept")) is kept}
