@@ -26,7 +26,7 @@ class Options(Settings):
     part: Literal["step", "encode"] = "step"
     """`step`: whole updates; `encode`: what a step adds that has no cached latents, the frozen networks alone."""
     inputs: Literal["latents", "pixels", "loader"] = "latents"
-    """Inputs of the updates: random latents with text features, made beforehand (`latents`); random pictures with
+    """Inputs of the updates: random latents with text features, made beforehand (`latents`); random images with
     captions, which the frozen networks encode in each update (`pixels`); the recipe's own data by its loader."""
     rounds: int = Field(12, ge=1)
     """Rounds at most; in each the variants take turns."""

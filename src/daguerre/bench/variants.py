@@ -160,7 +160,7 @@ KINDS: dict[str, Callable[[Config, Options, Path], Variant]] = {"step": Update, 
 
 
 def built(config: Config, random_weights: bool) -> Parts:
-    """The parts of a run. Random weights are drawn where they are used: billions of them take long on a CPU."""
+    """The parts of a run. Random weights are initialized on their device: billions of them take long on a CPU."""
     return build(config, drawn_on=device.choose_device(config.training.device) if random_weights else None)
 
 

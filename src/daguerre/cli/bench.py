@@ -46,7 +46,7 @@ where memory or time ran out.
 Options
   variants         names, and overrides of the recipe by which each differs: {base: [], name: [key=value, ...]}
   part             step: whole updates (default); encode: what they add where latents are not cached
-  inputs           latents: random latents and text features (default); pixels: pictures that are encoded in each
+  inputs           latents: random latents and text features (default); pixels: images that are encoded in each
                    update; loader: the recipe's data
   rounds           rounds at most (12)
   turn_seconds     length of a turn in a round (2)
@@ -54,7 +54,7 @@ Options
   budget_seconds   most time that all of it takes (300)
   out              JSON file (bench-RECIPE.json)
 
-Columns: pictures a second; milliseconds an update; model FLOP/s (forward and backward passes of what is trained,
+Columns: images a second; milliseconds an update; model FLOP/s (forward and backward passes of what is trained,
 nothing computed twice), as a share of a large matrix product measured in the same call, and of the datasheet;
 memory; waiting for data; what the first updates took beyond usual ones. More: docs/speed.md.
 """

@@ -23,12 +23,12 @@ from daguerre.errors import UserError, install
 from daguerre.kernels import available
 
 SHAPES = 256
-"""Most shapes for which blocks that are alike are compiled: sizes of pictures."""
+"""Most shapes for which blocks that are alike are compiled: sizes of images."""
 
 
 def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device, cache_dir: str | None = None) -> int:
     """Every block of diffusers whose class has one of these names is compiled when it is first called with gradients,
-    for each shape by itself; returns how many blocks there are. Without gradients (drawing, validation) blocks compute
+    for each shape by itself; returns how many blocks there are. Without gradients (sampling, validation) blocks compute
     uncompiled: a few passes of other shapes are not worth the minutes.
 
     UserError where there is none, and where compiling needs what is not installed.

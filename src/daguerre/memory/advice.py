@@ -83,8 +83,8 @@ def kept(checkpoints: Names) -> str:
 def of_drawing(sampling: SamplingSettings) -> str:
     """For generated images."""
     if sampling.batch_size > 1:
-        return f"Draw fewer at once: sampling.batch_size is {sampling.batch_size}."
-    return "Draw smaller pictures (sampling.height, sampling.width), or none while training: sampling.num_images=0."
+        return f"Generate fewer at once: sampling.batch_size is {sampling.batch_size}."
+    return "Generate smaller images (sampling.height, sampling.width), or none while training: sampling.num_images=0."
 
 
 def of_validation(checkpoints: Names) -> str:

@@ -129,7 +129,7 @@ class Step:
         again = ", activations computed again" if training.gradient_checkpointing else ""
         cut = f"{sizes.ranks} x {sizes.accumulation} x {sizes.micro} (devices x micro-batches x samples)"
         size = f"{bucket.width_px}x{bucket.height_px} px"
-        return f"global batch {sizes.whole} = {cut}, pictures of at most {size}, {self.precision} on {where}{again}"
+        return f"global batch {sizes.whole} = {cut}, images of at most {size}, {self.precision} on {where}{again}"
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         target, peak = self.target, self.peak

@@ -122,7 +122,7 @@ def _part(part: Part, several: bool) -> Html:
 def _examples(examples: Sequence[Example]) -> Html | None:
     if not examples:
         return None
-    lead = "Drawn at random. What is trained on is bright; what the crop leaves out is dark."
+    lead = "A random choice. The bright part is trained on; the dark part is cropped away."
     return join(element("p", lead, class_="note"), element("div", *map(_example, examples), class_="wall"))
 
 
@@ -131,11 +131,11 @@ def _example(example: Example) -> Html:
     width, height = example.size_px
     left, top, wide, tall = (f"{100 * share:.2f}%" for share in example.box)
     frame = element("i", style=f"left:{left};top:{top};width:{wide};height:{tall}")
-    picture = element("img", src=address, alt=example.caption, width=width, height=height, loading="lazy")
+    image = element("img", src=address, alt=example.caption, width=width, height=height, loading="lazy")
     words = element("span", example.caption or element("em", "no caption"))
     caption = element("figcaption", words, element("small", example.note))
     style = f"flex-grow:{width / height:.3f};flex-basis:{190 * width / height:.0f}px"
-    return element("figure", element("div", picture, frame, class_="cut"), caption, style=style)
+    return element("figure", element("div", image, frame, class_="cut"), caption, style=style)
 
 
 def _buckets(part: Part) -> Html | None:
@@ -151,9 +151,9 @@ def _buckets(part: Part) -> Html | None:
         notes.append(f"The {MANY_BUCKETS} fullest of {len(part.buckets)} buckets in use.")
     if part.unused_buckets:
         listed = ", ".join(part.unused_buckets[:12]) + (", ..." if len(part.unused_buckets) > 12 else "")
-        notes.append(f"Without pictures: {listed}.")
-    notes.append("Cropped: mean share of a picture's pixels that lie outside what is trained on.")
-    head = ["", "Width x height", "Pictures", "", "Cropped", "Enlarged"]
+        notes.append(f"Without images: {listed}.")
+    notes.append("Cropped: mean share of an image's pixels that are cropped away.")
+    head = ["", "Width x height", "Images", "", "Cropped", "Enlarged"]
     return join(table(head, rows, "buckets"), element("p", " ".join(notes), class_="note below"))
 
 

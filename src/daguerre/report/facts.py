@@ -20,7 +20,7 @@ STATES = {
 }
 _OBJECTIVES = {
     "eps": "noise (eps) prediction",
-    "x0": "clean-picture (x0) prediction",
+    "x0": "clean-image (x0) prediction",
     "v": "v-prediction",
     "edm": "EDM's prediction",
     "flow": "flow matching",

@@ -13,9 +13,9 @@ from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.report import facts
 from daguerre.report.charts import charts
 from daguerre.report.html import Html, element, join, whole
-from daguerre.report.pictures import evolution
 from daguerre.report.results import results
 from daguerre.report.run import Run, read_run
+from daguerre.report.sample_images import evolution
 
 
 def write(folder: Path) -> Path:
@@ -54,7 +54,7 @@ def _sections(run: Run) -> list[Html]:
     curves = element("div", *drawn, class_="charts") if drawn else element("p", none, class_="note")
     found = [
         ("Result", results(run) or element("p", "Nothing was evaluated yet.", class_="note")),
-        ("Pictures", evolution(run) or element("p", "No pictures yet: they come with the first save.", class_="note")),
+        ("Images", evolution(run) or element("p", "No images yet: they come with the first save.", class_="note")),
         ("Curves", curves),
         ("Skipped", facts.skipped(run)),
         ("Details", join(*_details(run))),

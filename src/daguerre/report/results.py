@@ -12,7 +12,7 @@ from daguerre.report.html import Html, element, join
 from daguerre.report.run import Run
 
 _MARKS = (
-    "Measured is the share of the pictures in which this is right. Must is the least that a run of this recipe has to "
+    "Measured is the share of the images in which this is right. Must is the least that a run of this recipe has to "
     "reach: below it, something went wrong. Aim is what a good run reaches. The lines in a bar stand where Must and "
     "Aim are."
 )
@@ -38,7 +38,7 @@ def _metric(metric: str, body: dict[str, Any]) -> Html | None:
     rows = [row for row in listed if isinstance(row, dict) and _is_share(row.get("value"))]
     if not rows:
         return None
-    notes = [f"{body['count']:,} pictures"] if isinstance(body.get("count"), int) else []
+    notes = [f"{body['count']:,} images"] if isinstance(body.get("count"), int) else []
     notes += [f"step {body['step']:,}"] if isinstance(body.get("step"), int) else []
     has_marks = any(_is_share(row.get("must")) or _is_share(row.get("aim")) for row in rows)
     head = ["", "", "Measured"] + (["Must", "Aim", ""] if has_marks else [])

@@ -75,7 +75,7 @@ class Run:
         return values[-1] if values else None
 
     def training_seconds(self) -> float:
-        """Time in training steps, from their measured mean; saves, pictures and pauses are not in it."""
+        """Time in training steps, from their measured mean; saves, sample images and pauses are not in it."""
         before, total = 0, 0.0
         for line in self.lines:
             seconds = line.get("perf/step_time_seconds")
@@ -126,13 +126,13 @@ def _samples(folder: Path, problems: list[str]) -> list[Sample]:
         if not digits.isdecimal() or not isinstance(entries, list):
             continue
         for entry in entries:
-            # A plain name: the page never shows a picture from outside the run folder.
+            # A plain name: the page never shows an image from outside the run folder.
             name = str(entry.get("file", "")) if isinstance(entry, dict) else ""
             if name and Path(name).name == name:
                 prompt, seed = str(entry.get("prompt", "")), entry.get("seed")
                 found.append(Sample(int(digits), listing.parent / name, prompt, seed, entry))
             else:
-                problems.append(f"{listing.relative_to(folder.parent)}: an entry names no picture of its folder")
+                problems.append(f"{listing.relative_to(folder.parent)}: an entry names no image of its folder")
     return sorted(found, key=lambda sample: sample.step)
 
 

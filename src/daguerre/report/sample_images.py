@@ -30,12 +30,12 @@ def evolution(run: Run) -> Html | None:
     if not shown:
         return None
     for shrink in (1.0, 0.7, 0.5, 0.35, 0.25, 0.15):
-        pictures = {s.path: _embedded(s.path, _side(s, row, shrink)) for row in shown.values() for s in row}
-        if sum(len(address or "") for address, _ in pictures.values()) <= BUDGET_BYTES:
+        images = {s.path: _embedded(s.path, _side(s, row, shrink)) for row in shown.values() for s in row}
+        if sum(len(address or "") for address, _ in images.values()) <= BUDGET_BYTES:
             break
     return element(
         "div",
-        *(_row(prompt, seed, row, pictures) for (prompt, seed), row in shown.items()),
+        *(_row(prompt, seed, row, images) for (prompt, seed), row in shown.items()),
         _left_out(len(rows) - len(shown)),
         class_="evolution",
     )
@@ -53,24 +53,24 @@ def _side(sample: Sample, row: Sequence[Sample], shrink: float) -> int:
 
 
 def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
-    """A data address, None for what cannot be read, and whether the picture is shown with hard edges."""
+    """A data address, None for what cannot be read, and whether the image is shown with hard edges."""
     try:
         with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as opened:
-            picture = opened.convert("RGB")
+            image = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError):  # a broken PNG is a SyntaxError to Pillow
         return None, False
-    small = is_small(picture)
-    if max(picture.size) > side_px and not (small and side_px >= SMALL_PX):
-        picture.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
-    return data_address(picture, small, quality=84), small
+    small = is_small(image)
+    if max(image.size) > side_px and not (small and side_px >= SMALL_PX):
+        image.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
+    return data_address(image, small, quality=84), small
 
 
-def _row(prompt: str, seed: int | None, row: list[Sample], pictures: dict[Path, tuple[str | None, bool]]) -> Html:
+def _row(prompt: str, seed: int | None, row: list[Sample], images: dict[Path, tuple[str | None, bool]]) -> Html:
     seed_text = None if seed is None else element("small", f"seed {seed}")
     return element(
         "section",
         element("p", prompt or "(empty prompt)", seed_text, class_="prompt"),
-        element("div", *(_figure(s, s is row[-1], *pictures[s.path]) for s in row), class_="strip"),
+        element("div", *(_figure(s, s is row[-1], *images[s.path]) for s in row), class_="strip"),
         class_="row",
     )
 
@@ -79,16 +79,16 @@ def _figure(sample: Sample, newest: bool, address: str | None, hard_edges: bool)
     """`title` shows on hover how the image was generated."""
     how = ", ".join(f"{k} {v}" for k, v in sample.how.items() if k not in ("file", "prompt") and v not in ("", None))
     if address is None:
-        picture = element("span", "cannot be read", class_="lost")
+        image = element("span", "cannot be read", class_="lost")
     else:
         alt = f"{sample.prompt}, step {sample.step}"
-        picture = element("img", src=address, alt=alt, title=how, class_="pixels" if hard_edges else None)
+        image = element("img", src=address, alt=alt, title=how, class_="pixels" if hard_edges else None)
     step = element("figcaption", f"step {sample.step:,}" if newest else f"{sample.step:,}")
-    return element("figure", picture, step, class_="newest" if newest else None)
+    return element("figure", image, step, class_="newest" if newest else None)
 
 
 def _left_out(rows: int) -> Html | None:
     if rows <= 0:
         return None
     more = f"{rows} more prompts are" if rows > 1 else "One more prompt is"
-    return element("p", f"{more} in the folder samples, or not drawn any more.", class_="note")
+    return element("p", f"{more} in the folder samples, or not generated any more.", class_="note")
