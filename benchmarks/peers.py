@@ -39,7 +39,7 @@ from daguerre import plugins
 from daguerre.bench import inputs, random_model, report, variants
 from daguerre.bench import options as bench_options
 from daguerre.bench.inputs import Encoded
-from daguerre.bench.timing import Row
+from daguerre.bench.timing import Result
 from daguerre.build.parts import batch_sizes
 from daguerre.cli import bench
 from daguerre.config import overrides
@@ -91,7 +91,7 @@ def given(config: Config, folder: Path) -> Given:
     config, notice = random_model.at_hand(config, folder)
     parts = variants.built(config, random_weights=bool(notice))
     sizes = batch_sizes(config)
-    ring = inputs.latents(config, parts, sizes, random_weights=bool(notice)).ring
+    ring = inputs.encoded_ring(config, parts, sizes, random_weights=bool(notice))
     with parts.device if notice and parts.device.type != "cpu" else nullcontext():
         family: Any = plugins.find("families", config.model.family).load(config.model, config.seed)
     unet = family.components["unet"]
@@ -338,7 +338,7 @@ def against(rows: Mapping[str, Mapping[str, Any]], own: str, peer: str) -> str:
     both = []
     for name in (peer, own):
         told = rows.get(name, {})
-        row = Row(name, samples=told.get("samples", 0), alone=told.get("alone", False))
+        row = Result(name, samples=told.get("samples", 0), alone=told.get("alone", False))
         row.seconds, row.cpu_seconds = told.get("seconds", []), told.get("cpu_seconds", [])
         both.append(row)
     wall, cpu = report.between(both[0], both[1]), report.between(both[0], both[1], cpu=True)

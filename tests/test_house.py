@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": {"training"},
     "data": {"checkpoint", "storage"},
     "remote": {"checkpoint", "storage"},
-    "tracking": {"data"},
+    "tracking": {"checkpoint", "data"},
     "evaluation": {"data"},
     "report": {"checkpoint", "tracking"},
     "models": {"checkpoint", "distributed", "objectives", "samplers"},

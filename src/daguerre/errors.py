@@ -1,4 +1,4 @@
-"""What a user can cause and mend, the exit codes of the command line, and the command that installs what is missing.
+"""Errors that a user can cause and mend, the exit codes of the command line, and the pip command for missing packages.
 
 A UserError is shown as its text alone, without a traceback. Whatever else comes up, every other ValueError included, is
 a fault of the program or of the machine: its traceback goes into a file.

@@ -13,7 +13,7 @@ from tiny_runs import TINY
 from daguerre import errors
 from daguerre.bench import inputs as bench_inputs
 from daguerre.bench import options, random_model, report, timing, variants
-from daguerre.bench.timing import Rounds, Row
+from daguerre.bench.timing import Result, Rounds
 from daguerre.build.parts import outline
 from daguerre.cli import bench as bench_cli
 from daguerre.cli import main
@@ -164,11 +164,12 @@ def test_an_unknown_base_is_told(tmp_path):
 def test_latents_are_cut_as_the_recipe_says():
     config = load("quickstart", [*TINY, "global_batch_size=6"]).config
     parts = variants.build(config)
-    inputs = bench_inputs.latents(config, parts, variants.batch_sizes(config), random_weights=True)
-    update = next(inputs.updates())
+    sizes = variants.batch_sizes(config)
+    ring = bench_inputs.encoded_ring(config, parts, sizes, random_weights=True)
+    update = next(bench_inputs.latents(parts, sizes, ring).updates)
     assert [len(batch.names) for batch in update] == [2, 2, 2]
     assert len({batch.keys[0, 0] for batch in update}) == 3
-    x0 = inputs.ring[0].x0_BCHW
+    x0 = ring[0].x0_BCHW
     assert x0.shape == (2, 4, 16, 16)
     assert 0.9 < x0.std() < 1.1
 
@@ -176,12 +177,12 @@ def test_latents_are_cut_as_the_recipe_says():
 def test_the_speed_of_contestants_is_found(clock):
     race = rounds({"slow": lambda: Fake(0.004), "fast": lambda: Fake(0.002)}, rounds=7, turn_seconds=0.02)
     race.run()
-    found = report.between(race.rows["slow"], race.rows["fast"])
+    found = report.between(race.results["slow"], race.results["fast"])
     assert found.low <= found.median <= found.high
     assert 1.98 < found.median < 2.02
-    assert race.rows["slow"].seconds[0] == pytest.approx(0.004, rel=0.02)
-    assert race.rows["fast"].peak_bytes is None
-    told = report.document(race.rows["fast"], race.rows["slow"], RATES)
+    assert race.results["slow"].seconds[0] == pytest.approx(0.004, rel=0.02)
+    assert race.results["fast"].peak_bytes is None
+    told = report.document(race.results["fast"], race.results["slow"], RATES)
     assert told["data_wait_ms"] == pytest.approx(0.2, rel=0.05)
 
 
@@ -204,13 +205,13 @@ def test_memory_that_runs_out_leaves_a_row(clock, at):
 
     race = rounds({"base": Fake, "greedy": greedy}, turn_seconds=0.001)
     race.run()
-    assert len(race.rows["base"].seconds) == 3
-    row = race.rows["greedy"]
+    assert len(race.results["base"].seconds) == 3
+    row = race.results["greedy"]
     assert row.out_of_memory
     assert row.problem == "out of memory"
     assert len(made) == 2
     assert all(each.closed for each in made[:-1] if each.done)
-    lines = report.table(list(race.rows.values()), RATES, on_cpu=True)
+    lines = report.table(list(race.results.values()), RATES, on_cpu=True)
     assert "out of memory" in lines[2]
 
 
@@ -225,10 +226,10 @@ def test_one_that_has_no_room_beside_the_others_is_measured_alone(clock):
 
     race = rounds({"base": lambda: base, "greedy": greedy})
     race.run()
-    assert race.rows["greedy"].alone
-    assert len(race.rows["greedy"].seconds) == 3
-    assert report.between(race.rows["base"], race.rows["greedy"]) is not None
-    assert "measured alone" in report.table(list(race.rows.values()), RATES, on_cpu=True)[2]
+    assert race.results["greedy"].alone
+    assert len(race.results["greedy"].seconds) == 3
+    assert report.between(race.results["base"], race.results["greedy"]) is not None
+    assert "measured alone" in report.table(list(race.results.values()), RATES, on_cpu=True)[2]
 
 
 @pytest.mark.parametrize("soak_seconds", [0, 0.01])
@@ -248,9 +249,9 @@ def test_one_that_had_room_until_the_others_came_is_measured_alone(clock, soak_s
 
     race = rounds({"greedy": lambda: made(Greedy), "lean": lambda: made(Fake)}, soak_seconds=soak_seconds)
     race.run()
-    assert race.rows["greedy"].alone
-    assert not race.rows["greedy"].problem
-    assert [len(row.seconds) for row in race.rows.values()] == [3, 3]
+    assert race.results["greedy"].alone
+    assert not race.results["greedy"].problem
+    assert [len(row.seconds) for row in race.results.values()] == [3, 3]
 
 
 def test_a_retry_that_comes_to_nothing_costs_no_numbers(clock):
@@ -266,7 +267,7 @@ def test_a_retry_that_comes_to_nothing_costs_no_numbers(clock):
     race = rounds({"base": Fake, "greedy": greedy}, turn_seconds=0.001)
     with pytest.raises(timing.Ended):
         race.run()
-    assert [len(row.seconds) for row in race.rows.values()] == [3, 2]
+    assert [len(row.seconds) for row in race.results.values()] == [3, 2]
 
 
 def test_what_was_ready_has_a_number_when_the_budget_ends_in_building(clock):
@@ -276,12 +277,12 @@ def test_what_was_ready_has_a_number_when_the_budget_ends_in_building(clock):
         raise timing.Ended("the budget was over", errors.DONE)
 
     race = rounds({"base": Fake, "quick": lambda: Fake(0.0005), "endless": endless})
-    race.write = lambda: written.append([row.usual_seconds for row in race.rows.values()])
+    race.write = lambda: written.append([row.usual_seconds for row in race.results.values()])
     with pytest.raises(timing.Ended):
         race.run()
     assert written[-1] == [pytest.approx(0.001, rel=0.02), pytest.approx(0.0005, rel=0.02), None]
-    assert report.between(race.rows["base"], race.rows["quick"]) is None, "their turns were not of one round"
-    lines = report.table(list(race.rows.values()), RATES, on_cpu=True)
+    assert report.between(race.results["base"], race.results["quick"]) is None, "their turns were not of one round"
+    lines = report.table(list(race.results.values()), RATES, on_cpu=True)
     assert all("1.0 ms" not in line and line.endswith("one turn before any round") for line in lines[1:3])
     assert "not measured" in lines[3]
 
@@ -296,8 +297,8 @@ def test_whatever_goes_wrong_with_one_is_told_in_its_row(clock, capsys, kind, at
     fails = Fake(fails_at=at, error=kind("what is wrong"))
     race = rounds({"base": Fake, "odd": lambda: fails}, turn_seconds=0.001)
     race.run()
-    assert len(race.rows["base"].seconds) == 3
-    assert race.rows["odd"].problem == f"{kind.__name__}: what is wrong"
+    assert len(race.results["base"].seconds) == 3
+    assert race.results["odd"].problem == f"{kind.__name__}: what is wrong"
     assert fails.closed
     assert "in step" in capsys.readouterr().err, "where it went wrong"
 
@@ -315,7 +316,7 @@ def test_no_round_begins_for_which_there_is_no_time(clock):
     began = CLOCK.now
     race.run()
     assert 0.8 < CLOCK.now - began <= 1.0
-    assert len(race.rows["a"].seconds) == len(race.rows["b"].seconds) > 8
+    assert len(race.results["a"].seconds) == len(race.results["b"].seconds) > 8
 
     def greedy():
         if not base.closed:
@@ -327,8 +328,8 @@ def test_no_round_begins_for_which_there_is_no_time(clock):
         {"a": lambda: base, "b": Fake, "greedy": greedy}, rounds=100_000, turn_seconds=0.04, budget_seconds=1.0
     )  # fmt: skip
     race.run()
-    assert race.rows["greedy"].alone
-    assert all(len(row.seconds) > 3 for row in race.rows.values())
+    assert race.results["greedy"].alone
+    assert all(len(row.seconds) > 3 for row in race.results.values())
 
 
 def test_a_budget_that_ends_while_something_is_built(tmp_path, monkeypatch):
@@ -369,7 +370,7 @@ def test_what_is_built_for_another_device_draws_on_the_cpu():
     config = load("quickstart", TINY).config
     parts = variants.build(config, meta, drawn_on=meta)
     assert {p.device for p in parts.net.parameters()} == {meta}
-    draws = bench_inputs.random_batch(parts, 2, bench_inputs.picture_shape(config)).draws
+    draws = bench_inputs.random_batch(parts, 2, bench_inputs.image_shape(config)).draws
     assert {value.device for value in draws.values()} == {CPU}
 
 
@@ -399,7 +400,7 @@ def test_each_turn_begins_with_what_a_contestant_sets_for_the_process(clock):
 
     race = rounds({"a": Setting, "b": Setting}, soak_seconds=0.01)
     race.run()
-    assert not any(row.problem for row in race.rows.values())
+    assert not any(row.problem for row in race.results.values())
 
 
 def test_compiled_code_is_compared_before_it_is_timed(tmp_path, monkeypatch):
@@ -419,7 +420,7 @@ def test_a_gpu_has_no_rate_of_float32(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     rates = bench_cli.denominators(torch.device("cuda"))
     assert set(rates.products) == {torch.bfloat16}
-    row = Row("float32", 4, 1e6, seconds=[1.0], warm_up_seconds=[1.0])
+    row = Result("float32", 4, 1e6, seconds=[1.0], warm_up_seconds=[1.0])
     assert report.document(row, row, rates)["share_of_measured_rate"] is None
 
 
@@ -436,8 +437,8 @@ def test_intervals():
 
 
 def test_compilation_is_what_the_first_updates_took_more():
-    assert Row("x", warm_up_seconds=[9.0, 1.0, 1.0], seconds=[1.0, 1.0, 1.0]).compile_seconds == pytest.approx(8.0)
-    assert Row("x", warm_up_seconds=[1.0, 1.0, 1.0], seconds=[2.0]).compile_seconds == 0.0
+    assert Result("x", warm_up_seconds=[9.0, 1.0, 1.0], seconds=[1.0, 1.0, 1.0]).compile_seconds == pytest.approx(8.0)
+    assert Result("x", warm_up_seconds=[1.0, 1.0, 1.0], seconds=[2.0]).compile_seconds == 0.0
 
 
 @pytest.mark.parametrize(

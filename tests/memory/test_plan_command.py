@@ -93,10 +93,10 @@ def test_every_parameter_is_told_and_they_add_up(sdxl):
 
 def test_what_cannot_be_split_is_told_with_the_rule(sdxl):
     _, count = sdxl(4, 1, "mesh.ici_tensor_parallelism=4")
-    said = " ".join(" ".join(report.about_problems(count.problems, every=False)).split())
+    said = " ".join(" ".join(report.describe_problems(count.problems, every=False)).split())
     assert "heads -> tensor cannot be: 10 heads over 4 devices: unet.down_blocks.1" in said
     assert "heads -> tensor cannot be: 1 heads over 4 devices: vae.encoder" in said
-    rules = " ".join(" ".join(report.about_rules(DEFAULT, count.mesh, count.said)).split())
+    rules = " ".join(" ".join(report.describe_rules(DEFAULT, count.mesh, count.notices)).split())
     assert "out_channels -> tensor does nothing: convolutions are not split by channel" in rules
     assert "used: activation_heads -> tensor; activation_kv -> tensor; heads -> tensor; mlp -> tensor" in rules
     assert "no effect, as these axes have one device: batch -> data; activation_batch -> data, fsdp; embed" in rules
@@ -104,7 +104,7 @@ def test_what_cannot_be_split_is_told_with_the_rule(sdxl):
 
 def test_a_table_fits_a_terminal_of_100_columns(sdxl):
     _, count = sdxl(64, 8, "mesh.ici_fsdp_parallelism=4", "mesh.ici_tensor_parallelism=2")
-    lines = report.about_parameters(count, every=False)
+    lines = report.describe_parameters(count, every=False)
     assert max(map(len, lines)) <= 98
     assert len(lines) < 100
 

@@ -14,7 +14,7 @@ from daguerre.config import config as configs
 from daguerre.memory import estimate, remedies, static
 from daguerre.memory.estimate import Step
 from daguerre.memory.peak import Peak
-from daguerre.tracking.stages import Stages
+from daguerre.tracking.progress import Stages
 
 GIVEN = [*TINY, "training.device=cpu", "training.global_batch_size=8", "training.per_device_batch_size=4"]
 
@@ -24,7 +24,7 @@ class Formula:
     """A step takes what is held, gradients, and 1 MB a sample; half of that with activations computed again."""
 
     target: estimate.Target
-    count: static.Count
+    count: static.MemoryCount
 
     def peak(self, micro: int) -> Peak:
         each = 500_000 if self.target.given.training.gradient_checkpointing else 1_000_000
@@ -32,7 +32,7 @@ class Formula:
         return Peak(micro, self.count.whole - gradients, gradients + micro * each, gradients, 0)
 
 
-def lacking(card: str) -> tuple[Step, static.Count]:
+def lacking(card: str) -> tuple[Step, static.MemoryCount]:
     target = target_of([], card)
     parts = target.parts()
     count = static.count(target.config, parts, target.mesh)
@@ -46,7 +46,7 @@ def target_of(more, card: str):
 @pytest.fixture
 def found(monkeypatch):
     """The overrides that are found for a card, and how many steps were computed for it."""
-    monkeypatch.setattr(estimate, "rehearsal", lambda target, parts, count, say: Formula(target, count))
+    monkeypatch.setattr(estimate, "simulated_step", lambda target, parts, count, say: Formula(target, count))
     bare = estimate.outline
     outlined = {}
 
@@ -140,11 +140,12 @@ class Terminal(io.StringIO):
 
 def test_stages_keep_one_line_on_a_terminal_and_are_lines_elsewhere(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    for stream, expected in (
-        (Terminal(), "\r\x1b[2Kplanning: one ...\r\x1b[2Kplanning: two ...\r\x1b[2K"),
-        (io.StringIO(), "planning: one\nplanning: two\n"),
-    ):
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
         with Stages(stream) as stages:
             stages.say("one")
             stages.say("two")
-        assert stream.getvalue() == expected
+    assert log.getvalue() == "planning: one\nplanning: two\n"
+    assert "planning: one ...\r\x1b[2Kplanning: two ..." in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[1A\x1b[2K")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daguerre.report import svg_curves
-from daguerre.report.svg_curves import Series, chart, linear_ticks, log_ticks, number_text, smooth, thin
+from daguerre.report import svg
+from daguerre.report.svg import Series, chart, linear_ticks, log_ticks, number_text, smooth, thin
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_every_point_lies_in_the_frame(ys: list[float]) -> None:
         assert not math.isnan(len(drawn))
         for piece in drawn.split("<circle ")[1:]:
             x, y = (float(piece.split(f'{name}="')[1].split('"')[0]) for name in ("cx", "cy"))
-            assert 0 <= x <= svg_curves.WIDTH
-            assert 0 <= y <= svg_curves.HEIGHT
+            assert 0 <= x <= svg.WIDTH
+            assert 0 <= y <= svg.HEIGHT
 
 
 def test_no_points_no_chart() -> None:

@@ -6,7 +6,7 @@ import pytest
 from test_page import HOSTILE, LINKS, Page
 
 from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part, percent, render
-from daguerre.report.svg_histogram import Histogram, Mark, histogram
+from daguerre.report.svg import Histogram, Mark, histogram
 
 
 def part(**changes: object) -> Part:
@@ -52,7 +52,7 @@ def test_a_browser_may_load_and_run_nothing() -> None:
 
 def test_what_it_says() -> None:
     words = page(part(), title="my pictures").words()
-    for said in ("my pictures", "64 x 128", "25.0 %", "not known", "7 (23", "Without pictures: 64x64", "left out"):
+    for said in ("my pictures", "64 x 128", "25.0 %", "not known", "7 (23", "Without images: 64x64", "left out"):
         assert said in words
     assert "With those above" in words
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.errors import UserError
-from daguerre.report import page, run
-from daguerre.report.markup import element
+from daguerre.report import page
+from daguerre.report.html import element, when
 from daguerre.tracking.sinks import MetricsFile, read_metrics
 
 HOSTILE = "<script>alert(1)</script><img src=http://evil.example/x onerror='alert(2)'>\"&amp;</title>"
@@ -96,7 +96,7 @@ def test_a_finished_run_tells_its_story(folder: Path) -> None:
     assert "3.71M + 1.2M frozen" in words
     assert "background 99.5 % 95.0 % 98.0 % aim reached" in words
     assert "size 75.5 % 80.0 % 90.0 % below must" in words
-    assert "200 pictures, step 3,000" in words
+    assert "200 images, step 3,000" in words
     assert "not an image left out 3 holiday/notes.txt holiday/a.jpg" in words
     assert "loss or gradient not finite update skipped 2" in words
     assert "a small green star on a white background seed 1" in words
@@ -128,7 +128,7 @@ def test_nothing_but_a_config(tmp_path: Path) -> None:
     words = sound(tmp_path).words()
     assert "fresh State unknown" in words
     assert "no update yet" in words
-    for none in ("No numbers yet", "No pictures yet", "Nothing was evaluated yet", "Nothing is known yet"):
+    for none in ("No numbers yet", "No images yet", "Nothing was evaluated yet", "Nothing is known yet"):
         assert none in words
 
 
@@ -256,7 +256,7 @@ def test_pictures_that_are_missing_broken_or_elsewhere(folder: Path) -> None:
     parsed = sound(folder)
     assert parsed.words().count("cannot be read") == 3
     assert "a secret" not in parsed.words()
-    assert "an entry names no picture of its folder" in parsed.words()
+    assert "an entry names no image of its folder" in parsed.words()
 
 
 def test_large_pictures_are_made_small(tmp_path: Path) -> None:
@@ -285,9 +285,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_times_are_told_in_utc() -> None:
-    assert run.when("2026-11-21T03:05:00+02:00") == "21 November 2026, 01:05 UTC"
-    assert run.when("yesterday") == ""
-    assert run.when(None) == ""
+    assert when("2026-11-21T03:05:00+02:00") == "21 November 2026, 01:05 UTC"
+    assert when("yesterday") == ""
+    assert when(None) == ""
 
 
 @pytest.mark.long

@@ -100,7 +100,7 @@ def test_other_errors_keep_their_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("owner", "name", "said"),
     [
-        (generate, "draw", "while drawing pictures: CUDA .*\nDraw fewer at once: sampling.batch_size is 16"),
+        (generate, "draw", "while drawing pictures: CUDA .*\nGenerate fewer at once: sampling.batch_size is 16"),
         (Family, "export", "while exporting: .*\nSwitch it off .*export later"),
     ],
 )
@@ -122,7 +122,7 @@ def test_after_a_save_it_says_what_there_may_be_less_of(tmp_path, capsys, owner,
 
 def test_advice_for_one_picture_at_a_time():
     assert "sampling.batch_size is 16" in memory_advice.of_drawing(SamplingSettings())
-    assert "Draw smaller pictures" in memory_advice.of_drawing(SamplingSettings(batch_size=1))
+    assert "Generate smaller images" in memory_advice.of_drawing(SamplingSettings(batch_size=1))
 
 
 def test_in_validation_it_is_told(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""What the updates of a benchmark are given: random latents, random pictures, or the recipe's own data.
+"""Inputs of a benchmark's updates: random latents, random images, or the recipe's own data.
 
 Random numbers are on the device before the clock starts, in a ring of a few micro-batches. The recipe's data comes
 through its loader, so that waiting for it is real.
@@ -6,10 +6,10 @@ through its loader, so that waiting for it is real.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 import numpy as np
 import torch
@@ -40,110 +40,75 @@ class Encoded:
     cond: Cond
 
 
-@dataclass
-class Latents:
+@dataclass(frozen=True)
+class Inputs:
+    """Updates of a benchmark."""
+
+    updates: Iterator[list[Batch]]
+    """The micro-batches of one update after the other, without end."""
+    loss: Callable[[nn.Module, Batch], LossTerms]
+    """Loss of one of these micro-batches."""
+
+
+def latents(parts: Parts, sizes: BatchSizes, ring: Sequence[Encoded]) -> Inputs:
     """Updates from encoded micro-batches, as a cache of latents would give them, with text features."""
+    known = {id(each.batch): each for each in ring}
 
-    parts: Parts
-    sizes: BatchSizes
-    ring: list[Encoded]
-    _known: dict[int, Encoded] = field(default_factory=dict)
+    def loss(net: nn.Module, batch: Batch) -> LossTerms:
+        each = known[id(batch)]
+        return parts.objective.loss(net, each.x0_BCHW, each.cond, batch.draws)
 
-    def __post_init__(self) -> None:
-        self._known = {id(each.batch): each for each in self.ring}
-
-    def updates(self) -> Iterator[list[Batch]]:
-        """The micro-batches of one update after the other, without end."""
-        return _cut([each.batch for each in self.ring], self.sizes)
-
-    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
-        """The objective's loss of one of these micro-batches."""
-        known = self._known[id(batch)]
-        return self.parts.objective.loss(net, known.x0_BCHW, known.cond, batch.draws)
+    return Inputs(_in_turn([each.batch for each in ring], sizes), loss)
 
 
-@dataclass
-class Pixels:
-    """Updates from pictures and captions, which the frozen networks encode in each update."""
-
-    parts: Parts
-    sizes: BatchSizes
-    ring: list[Batch]
-
-    def updates(self) -> Iterator[list[Batch]]:
-        """The micro-batches of one update after the other, without end."""
-        return _cut(self.ring, self.sizes)
-
-    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
-        """The run's own loss."""
-        return self.parts.loss(net, batch)
+def pixels(config: Config, parts: Parts, sizes: BatchSizes) -> Inputs:
+    """Updates from random images and captions, which the frozen networks encode in each update."""
+    ring = [device.on(parts.device, batch) for batch in _ring(config, parts, sizes)]
+    return Inputs(_in_turn(ring, sizes), parts.loss)
 
 
-@dataclass
-class Loaded:
-    """Updates from the recipe's data by its loader."""
-
-    parts: Parts
-    batches: Iterator[list[Batch]]
-
-    def updates(self) -> Iterator[list[Batch]]:
-        """The micro-batches of one update after the other, without end."""
-        return ([device.on(self.parts.device, batch) for batch in update] for update in self.batches)
-
-    def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
-        """The run's own loss."""
-        return self.parts.loss(net, batch)
-
-
-Inputs = Latents | Pixels | Loaded
-
-
-def _cut(ring: list[Batch], sizes: BatchSizes) -> Iterator[list[Batch]]:
-    batches = (ring[i % len(ring)] for i in count())
-    while True:
-        yield list(islice(batches, sizes.accumulation))
-
-
-def latents(config: Config, parts: Parts, sizes: BatchSizes, random_weights: bool) -> Latents:
-    """A ring of encoded micro-batches. The frozen networks are not needed afterwards.
-
-    Clean samples are those of random pictures; of networks with random weights, whose latents are next to nothing,
-    numbers from a normal law.
-    """
-    return Latents(parts, sizes, [_encoded(parts, batch, random_weights) for batch in _ring(config, parts, sizes)])
-
-
-def pixels(config: Config, parts: Parts, sizes: BatchSizes) -> Pixels:
-    """A ring of micro-batches of random pictures and captions."""
-    return Pixels(parts, sizes, [device.on(parts.device, batch) for batch in _ring(config, parts, sizes)])
-
-
-def loaded(config: Config, parts: Parts, sizes: BatchSizes, stack: ExitStack) -> Loaded:
-    """The recipe's data from its beginning; the stack ends the loader's workers."""
+def loaded(config: Config, parts: Parts, sizes: BatchSizes, stack: ExitStack) -> Inputs:
+    """Updates from the recipe's data from its beginning, by its loader; the stack ends the loader's workers."""
     dataset = open_dataset(config.data, "train")
     loading = loader.Loading(
         dataset, config.loader, config.seed, sizes.whole, sizes.micro, parts.draws, parts.family.truncated,
         Skips(config.data.max_skipped), pinned=parts.device.type == "cuda", images=parts.images,
     )  # fmt: skip
     loading.skips.begin()
-    return Loaded(parts, stack.enter_context(loading.updates(0)))
+    batches = stack.enter_context(loading.updates(0))
+    return Inputs(([device.on(parts.device, batch) for batch in update] for update in batches), parts.loss)
 
 
-def picture_shape(config: Config) -> Bucket:
-    """The largest bucket of the recipe: what decides about time and memory."""
+def _in_turn(ring: list[Batch], sizes: BatchSizes) -> Iterator[list[Batch]]:
+    batches = cycle(ring)
+    while True:
+        yield list(islice(batches, sizes.accumulation))
+
+
+def encoded_ring(config: Config, parts: Parts, sizes: BatchSizes, random_weights: bool) -> list[Encoded]:
+    """Encoded micro-batches. The frozen networks are not needed afterwards.
+
+    Clean samples are those of random images; for networks with random weights, whose latents are next to nothing,
+    numbers from a normal distribution.
+    """
+    return [_encoded(parts, batch, random_weights) for batch in _ring(config, parts, sizes)]
+
+
+def image_shape(config: Config) -> Bucket:
+    """The largest bucket of the recipe: it decides time and memory."""
     return max(buckets(config.data), key=lambda bucket: bucket.area_px)
 
 
 def _ring(config: Config, parts: Parts, sizes: BatchSizes) -> list[Batch]:
     """Micro-batches on the CPU. As many different ones as one update has, up to RING."""
-    shape = picture_shape(config)
+    shape = image_shape(config)
     return [
         random_batch(parts, sizes.micro, shape, first=i * sizes.micro) for i in range(max(2, min(RING, sizes.whole)))
     ]
 
 
 def random_batch(parts: Parts, size: int, shape: Bucket, first: int = 0) -> Batch:
-    """Pictures of noise with captions of a few words, and the numbers that are drawn for them, on the CPU."""
+    """Images of noise with captions of a few words, and the random numbers for them, on the CPU."""
     chance = np.random.default_rng(first)
     pixels_BHWC = chance.integers(0, 256, (size, shape.height_px, shape.width_px, 3), dtype=np.uint8)
     batch = Batch(
@@ -158,7 +123,7 @@ def random_batch(parts: Parts, size: int, shape: Bucket, first: int = 0) -> Batc
 
 
 def _encoded(parts: Parts, batch: Batch, random_weights: bool) -> Encoded:
-    """Encoded a few samples at a time: pictures take more memory than what is trained on."""
+    """Encoded a few samples at a time: images take more memory than latents."""
     whole = device.on(parts.device, batch)
     made = [
         parts.family.encode(whole.rows(start, start + _ENCODED_AT_ONCE))

@@ -18,7 +18,7 @@ from daguerre.settings import ADDRESS, Settings
 
 
 class Options(Settings):
-    """What `bench` takes beside the recipe's settings."""
+    """Options of `bench` beside the recipe's settings."""
 
     variants: dict[str, list[str]] = Field({"base": []}, min_length=1)
     """Overrides of the recipe by name, `{base: [], ckpt: [training.gradient_checkpointing=true]}`; the others are
@@ -26,7 +26,7 @@ class Options(Settings):
     part: Literal["step", "encode"] = "step"
     """`step`: whole updates; `encode`: what a step adds that has no cached latents, the frozen networks alone."""
     inputs: Literal["latents", "pixels", "loader"] = "latents"
-    """What the updates are given: random latents with text features, made beforehand (`latents`); random pictures with
+    """Inputs of the updates: random latents with text features, made beforehand (`latents`); random images with
     captions, which the frozen networks encode in each update (`pixels`); the recipe's own data by its loader."""
     rounds: int = Field(12, ge=1)
     """Rounds at most; in each the variants take turns."""
@@ -48,7 +48,7 @@ class Options(Settings):
 
 
 @dataclass(frozen=True)
-class Variant:
+class VariantConfig:
     """One way of training the recipe."""
 
     name: str
@@ -58,33 +58,35 @@ class Variant:
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for."""
+    """A command line of `bench`, read."""
 
     recipe: str
     options: Options
-    variants: tuple[Variant, ...]
+    variants: tuple[VariantConfig, ...]
     notices: tuple[str, ...]
 
 
 def read(arguments: Sequence[str]) -> Request:
-    """UserError or ConfigError for what cannot be, in whichever variant."""
+    """Raises UserError or ConfigError for what is not allowed, in whichever variant."""
     given = overrides.split(arguments)
     options, rest = config_options.own_options(given.overrides, Options)
-    variants: list[Variant] = []
+    variants: list[VariantConfig] = []
     notices: list[str] = []
     for name, own in options.variants.items():
         loaded = in_memory.load(given.recipe, [*rest, *own])
-        variants.append(Variant(name, tuple(own), loaded.config))
+        variants.append(VariantConfig(name, tuple(own), loaded.config))
         notices += loaded.notices
-    _refuse_alike(variants)
+    _check_different(variants)
     return Request(given.recipe, options, tuple(variants), tuple(dict.fromkeys(notices)))
 
 
-def _refuse_alike(variants: Sequence[Variant]) -> None:
-    """UserError for two names of one thing: their ratio would be read as that of something."""
+def _check_different(variants: Sequence[VariantConfig]) -> None:
+    """UserError for two names of one configuration: their ratio would be read as that of something."""
     for i, one in enumerate(variants):
         for other in variants[:i]:
             if one.config == other.config and one.overrides:
                 raise UserError(
-                    f"variants: {other.name} and {one.name} are the same: {', '.join(one.overrides)} changes nothing"
+                    f"variants: {other.name} and {one.name} are the same: {', '.join(one.overrides)} changes nothing",
+                    code="unused",
+                    setting="variants",
                 )

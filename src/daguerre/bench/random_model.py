@@ -30,7 +30,9 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
     if architecture is None:
         raise UserError(
             f"{place} is not on this machine, and the package does not know its numbers; it knows "
-            f"{', '.join(architectures.names())}. Fetch it: daguerre fetch {place} -o DIR"
+            f"{', '.join(architectures.names())}. Fetch it: daguerre fetch {place} -o DIR",
+            code="missing",
+            setting="model.pretrained_model_name_or_path",
         )
     base = _write(architecture.name, model.networks(), folder / architecture.name)
     changes = {"pretrained_model_name_or_path": str(base), "revision": None, "scheduler": BASE}

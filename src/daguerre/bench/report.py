@@ -1,4 +1,4 @@
-"""What a benchmark says: ratios with their intervals, one row a contestant, and the JSON that holds everything."""
+"""Report of a benchmark: ratios with their intervals, one line a variant, and the JSON that holds everything."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from daguerre.bench.timing import Row
+from daguerre.bench.timing import Result
 from daguerre.training.performance.peak_rates import Datasheet
 
 RESAMPLED = 4000
 _LEVEL = 0.95
+_MEASURED = (
+    *("name", "alone", "samples", "flops_per_sample"),
+    *("warm_up_seconds", "seconds", "cpu_seconds", "waited_seconds"),
+)
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as another, with the interval that holds the true median in 95 of 100 cases."""
+    """Speed as a multiple of another's, with the interval that holds the true median in 95 of 100 cases."""
 
     median: float
     low: float
     high: float
     rounds: int
-    """Of one alone there is no interval."""
+    """One alone gives no interval."""
 
     def __str__(self) -> str:
         interval = f"{self.low:.3f} to {self.high:.3f}" if self.rounds > 1 else "of one round"
@@ -64,82 +68,75 @@ def ratio(other: Sequence[float], own: Sequence[float], paired: bool = True) -> 
     return Ratio(middle, float(low), float(high), n)
 
 
-def between(first: Row, row: Row, cpu: bool = False) -> Ratio | None:
-    """How much faster `row` is than `first`; None where one of them has no round."""
-    paired = not (first.alone or row.alone)
-    theirs, ours = ([s / each.samples for s in (each.cpu_seconds if cpu else each.seconds)] for each in (first, row))
+def between(first: Result, result: Result, cpu: bool = False) -> Ratio | None:
+    """Speed of `result` as a multiple of that of `first`; None where one of them has no round."""
+    paired = not (first.alone or result.alone)
+    theirs, ours = ([s / each.samples for s in (each.cpu_seconds if cpu else each.seconds)] for each in (first, result))
     return ratio(theirs, ours, paired)
 
 
-def document(row: Row, first: Row, rates: Rates) -> dict[str, Any]:
-    """A row as JSON: the numbers of the table, and all that was measured."""
-    found: dict[str, Any] = {"name": row.name, "problem": row.problem or None, "alone": row.alone}
-    found |= {"samples": row.samples, "flops_per_sample": row.flops_per_sample, "warm_up_seconds": row.warm_up_seconds}
-    found |= {"seconds": row.seconds, "cpu_seconds": row.cpu_seconds, "waited_seconds": row.waited_seconds}
-    found |= {"first_turn_seconds": row.first_seconds}
-    step = row.usual_seconds
+def document(result: Result, first: Result, rates: Rates) -> dict[str, Any]:
+    """A result as JSON: the numbers of the table, and all that was measured."""
+    found: dict[str, Any] = {name: getattr(result, name) for name in _MEASURED}
+    found |= {"problem": result.problem or None, "first_turn_seconds": result.first_seconds}
+    step = result.usual_seconds
     if step is None:
         return found
-    flops = row.samples * row.flops_per_sample / step
-    rate, sheet = rates.products.get(row.compute), rates.datasheet
-    in_16_bits = row.compute in (torch.bfloat16, torch.float16)
+    flops = result.samples * result.flops_per_sample / step
+    rate, sheet = rates.products.get(result.compute), rates.datasheet
+    in_16_bits = result.compute in (torch.bfloat16, torch.float16)
     found |= {
-        "samples_per_second": row.samples / step,
+        "samples_per_second": result.samples / step,
         "ms_per_step": 1e3 * step,
         "model_tflops_per_second": flops / 1e12,
         "share_of_measured_rate": flops / rate if rate else None,
         "share_of_datasheet": flops / 1e12 / sheet.tflops if sheet and in_16_bits else None,
-        "peak_bytes": row.peak_bytes,
-        "data_wait_ms": 1e3 * statistics.median(row.waited_seconds) if row.waited_seconds else None,
-        "compile_seconds": row.compile_seconds,
+        "peak_bytes": result.peak_bytes,
+        "data_wait_ms": 1e3 * statistics.median(result.waited_seconds) if result.waited_seconds else None,
+        "compile_seconds": result.compile_seconds,
         "speed_of_first": None,
         "processor_speed_of_first": None,
     }
-    if row is not first:
+    if result is not first:
         for name, cpu in (("speed_of_first", False), ("processor_speed_of_first", True)):
-            found[name] = vars(compared) if (compared := between(first, row, cpu)) else None
+            found[name] = vars(compared) if (compared := between(first, result, cpu)) else None
     return found
 
 
-COLUMNS = ("img/s", "ms/step", "TFLOP/s", "of rate", "of sheet", "memory", "data wait", "compile")
+COLUMNS = (
+    ("img/s", "samples_per_second", 1, "{:.1f}"),
+    ("ms/step", "ms_per_step", 1, "{:.1f}"),
+    ("TFLOP/s", "model_tflops_per_second", 1, "{:.3g}"),
+    ("of rate", "share_of_measured_rate", 1, "{:.1%}"),
+    ("of sheet", "share_of_datasheet", 1, "{:.1%}"),
+    ("memory", "peak_bytes", 1e-9, "{:.2f} GB"),
+    ("data wait", "data_wait_ms", 1, "{:.1f} ms"),
+    ("compile", "compile_seconds", 1, "{:.1f} s"),
+)
+"""Heading, key of the document, factor and form of each number."""
 
 
-def table(rows: Sequence[Row], rates: Rates, on_cpu: bool) -> list[str]:
-    """One line a contestant, under a line of headings."""
-    first = rows[0]
-    width = max(len("variant"), *(len(row.name) for row in rows))
-    against = f"speed against {first.name} (95 %)" if len(rows) > 1 else ""
-    lines = [f"{'variant':{width}}" + "".join(f"{name:>11}" for name in COLUMNS) + f"  {against}".rstrip()]
-    for row in rows:
-        told = document(row, first, rates)
-        if row.usual_seconds is None:
-            lines.append(f"{row.name:{width}}  {(row.problem or 'not measured').splitlines()[0]}")
+def table(results: Sequence[Result], rates: Rates, on_cpu: bool) -> list[str]:
+    """One line a variant, under a line of headings."""
+    first = results[0]
+    width = max(len("variant"), *(len(result.name) for result in results))
+    against = f"speed against {first.name} (95 %)" if len(results) > 1 else ""
+    lines = [f"{'variant':{width}}" + "".join(f"{name:>11}" for name, *_ in COLUMNS) + f"  {against}".rstrip()]
+    for result in results:
+        if result.usual_seconds is None:
+            lines.append(f"{result.name:{width}}  {(result.problem or 'not measured').splitlines()[0]}")
             continue
-        compared = between(first, row) if row is not first else None
-        cpu = between(first, row, cpu=True) if row is not first and on_cpu else None
-        said = [str(compared)] if compared else []
-        said += [f"processor time {cpu}"] if cpu else []
-        said += ["measured alone"] if row.alone else []
-        said += [] if row.seconds else ["one turn before any round"]
-        said += [row.problem.splitlines()[0]] if row.problem else []
-        lines.append(f"{row.name:{width}}" + "".join(f"{cell:>11}" for cell in _cells(told)) + "  " + "; ".join(said))
+        found = document(result, first, rates)
+        cells = ["-" if found[key] is None else form.format(found[key] * factor) for _, key, factor, form in COLUMNS]
+        compared = between(first, result) if result is not first else None
+        cpu = between(first, result, cpu=True) if result is not first and on_cpu else None
+        notes = [str(compared)] if compared else []
+        notes += [f"processor time {cpu}"] if cpu else []
+        notes += ["measured alone"] if result.alone else []
+        notes += [] if result.seconds else ["one turn before any round"]
+        notes += [result.problem.splitlines()[0]] if result.problem else []
+        lines.append(f"{result.name:{width}}" + "".join(f"{cell:>11}" for cell in cells) + "  " + "; ".join(notes))
     return [line.rstrip() for line in lines]
-
-
-def _cells(told: Mapping[str, Any]) -> list[str]:
-    def text(name: str, form: str, factor: float = 1.0) -> str:
-        return "-" if told[name] is None else format(told[name] * factor, form)
-
-    return [
-        text("samples_per_second", ".1f"),
-        text("ms_per_step", ".1f"),
-        text("model_tflops_per_second", ".3g"),
-        text("share_of_measured_rate", ".1%"),
-        text("share_of_datasheet", ".1%"),
-        "-" if told["peak_bytes"] is None else f"{told['peak_bytes'] / 1e9:.2f} GB",
-        "-" if told["data_wait_ms"] is None else f"{told['data_wait_ms']:.1f} ms",
-        text("compile_seconds", ".1f") + " s",
-    ]
 
 
 def rates_text(rates: Rates) -> str:

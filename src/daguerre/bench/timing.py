@@ -1,9 +1,9 @@
-"""Contestants timed in turns, in one process: building, warming up, soaking, rounds; whatever happens, rows stay.
+"""Interleaved timing of variants, in one process: building, warming up, soaking, rounds. Results survive interruption.
 
 Each has a turn as soon as it is built, so that there is a number of it however long the others take to build. One that
-has no room beside the others is measured alone after them, and its row says so. One that has no room at all, or fails,
-leaves a row with the reason. Ctrl-C, SIGTERM and the end of the budget raise `Ended` wherever the process is; what was
-measured until then is in the rows.
+runs out of memory beside the others is measured alone after them, and its result says so. One that has no room at all,
+or fails, leaves a result with the reason. Ctrl-C, SIGTERM and the end of the budget raise `Ended` wherever the process
+is; the results hold what was measured until then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import FrameType
 import torch
 
 from daguerre import errors
-from daguerre.bench.variants import Contestant, steps
+from daguerre.bench.variants import Variant
 from daguerre.errors import UserError
 from daguerre.training import oom
 from daguerre.training.performance.peak_rates import synchronize
@@ -41,21 +41,21 @@ class Ended(BaseException):
 
 
 @dataclass
-class Row:
-    """What was measured of one contestant."""
+class Result:
+    """Measurements of one variant."""
 
     name: str
     samples: int = 0
     flops_per_sample: float = 0.0
     compute: torch.dtype = torch.float32
     first_seconds: float | None = None
-    """Of an update in the turn with which a contestant is ready: a number where there is never a round."""
+    """Time of an update in the turn with which a variant is ready: a number even if no round follows."""
     seconds: list[float] = field(default_factory=list)
-    """Of an update, by round: only turns of one round, which lie beside each other, are compared."""
+    """Time of an update, by round: only turns of the same round are compared."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """Of an update by the processor's clock, all threads of the process."""
+    """CPU time of an update, all threads of the process."""
     waited_seconds: list[float] = field(default_factory=list)
-    """Of an update, for data."""
+    """Time that an update waited for data."""
     warm_up_seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
     """Most memory in a turn, without what the others hold; None where it is not known, as of several on a CPU."""
@@ -67,24 +67,24 @@ class Row:
 
     @property
     def usual_seconds(self) -> float | None:
-        """Of an update: the median over rounds, or of the first turn; None where there was none."""
+        """Time of an update: the median over rounds, or of the first turn; None where there was none."""
         return statistics.median(self.seconds) if self.seconds else self.first_seconds
 
     @property
     def compile_seconds(self) -> float:
-        """What the first updates took beyond as many usual ones."""
+        """Time of the first updates beyond as many usual ones."""
         usual = self.warm_up_seconds[-1] if self.usual_seconds is None else self.usual_seconds
         return max(0.0, sum(self.warm_up_seconds) - len(self.warm_up_seconds) * usual)
 
 
 @dataclass
 class _Entered:
-    """A contestant that is built."""
+    """A variant that is built."""
 
-    contestant: Contestant
-    row: Row
+    variant: Variant
+    result: Result
     own_bytes: int = 0
-    """What it holds between its turns."""
+    """Memory that it holds between its turns."""
     steps: int = 1
     """Updates of a turn."""
 
@@ -93,8 +93,8 @@ class _Entered:
 class Rounds:
     """The measurement."""
 
-    makers: Mapping[str, Callable[[], Contestant]]
-    """What builds each contestant, by name; the first is what the others are compared with."""
+    makers: Mapping[str, Callable[[], Variant]]
+    """Builders of the variants, by name; the others are compared with the first."""
     device: torch.device
     rounds: int
     turn_seconds: float
@@ -102,18 +102,18 @@ class Rounds:
     budget_seconds: float
     say: Callable[[str], None]
     write: Callable[[], None]
-    """Called after each round, and when a contestant is ready, with whole rows."""
-    rows: dict[str, Row] = field(default_factory=dict)
+    """Called after each round, and when a variant is ready, with whole results."""
+    results: dict[str, Result] = field(default_factory=dict)
     _crowded: list[str] = field(default_factory=list)
-    """What ran out of memory beside others, to be measured alone."""
+    """Variants that ran out of memory beside others, to be measured alone."""
 
     def run(self) -> None:
-        """Fills the rows. Ended where it was cut short."""
+        """Fills the results. Ended where it was cut short."""
         self._began = time.perf_counter()
-        self.rows = {name: Row(name) for name in self.makers}
+        self.results = {name: Result(name) for name in self.makers}
         entered: dict[str, _Entered] = {}
-        for row in self.rows.values():
-            self._enter(row, entered)
+        for result in self.results.values():
+            self._enter(result, entered)
         self._soak(entered)
         self._take_turns(entered)
         while self._crowded:
@@ -122,37 +122,40 @@ class Rounds:
     def _alone(self, name: str) -> None:
         """Another try without the others. Rounds that there are beside them stay until there are rounds without."""
         oom.free()
-        before, row = self.rows[name], Row(name, alone=True)
+        before, result = self.results[name], Result(name, alone=True)
         entered: dict[str, _Entered] = {}
         if not before.seconds:
-            self.rows[name] = row
+            self.results[name] = result
         try:
-            self._enter(row, entered)
+            self._enter(result, entered)
             self._take_turns(entered)
         finally:
-            if row.seconds:
-                self.rows[name] = row
+            if result.seconds:
+                self.results[name] = result
 
-    def _enter(self, row: Row, entered: dict[str, _Entered]) -> None:
-        with self._noting(row, entered):
-            self._ready(row, entered)
+    def _enter(self, result: Result, entered: dict[str, _Entered]) -> None:
+        with self._noting(result, entered):
+            self._ready(result, entered)
         self.write()
 
-    def _ready(self, row: Row, entered: dict[str, _Entered]) -> None:
-        """Builds a contestant and takes it through its first updates and a turn."""
+    def _ready(self, result: Result, entered: dict[str, _Entered]) -> None:
+        """Builds a variant and takes it through its first updates and a turn."""
         before = held_bytes(self.device)
-        self.say(f"{row.name}: building")
-        one = entered[row.name] = _Entered(self.makers[row.name](), row)
-        row.samples, row.compute = one.contestant.samples, one.contestant.compute
-        row.flops_per_sample = one.contestant.flops_per_sample
-        self.say(f"{row.name}: first {WARM_UP} updates")
-        one.contestant.begin()
-        for seconds in steps(one.contestant, WARM_UP, self.device):
-            row.warm_up_seconds.append(seconds)
+        self.say(f"{result.name}: building")
+        one = entered[result.name] = _Entered(self.makers[result.name](), result)
+        result.samples, result.compute = one.variant.samples, one.variant.compute
+        result.flops_per_sample = one.variant.flops_per_sample
+        self.say(f"{result.name}: first {WARM_UP} updates")
+        one.variant.begin()
+        for _ in range(WARM_UP):
+            start = time.perf_counter()
+            one.variant.step()
+            synchronize(self.device)
+            result.warm_up_seconds.append(time.perf_counter() - start)
         one.own_bytes = held_bytes(self.device) - before
-        one.steps = max(1, round(self.turn_seconds / row.warm_up_seconds[-1]))
-        row.first_seconds, _ = self._turn(one)
-        self.say(f"{row.name}: ready: {1e3 * row.first_seconds:.1f} ms an update")
+        one.steps = max(1, round(self.turn_seconds / result.warm_up_seconds[-1]))
+        result.first_seconds, _ = self._turn(one)
+        self.say(f"{result.name}: ready: {1e3 * result.first_seconds:.1f} ms an update")
 
     def _soak(self, entered: dict[str, _Entered]) -> None:
         if not entered or not self.soak_seconds:
@@ -161,7 +164,7 @@ class Rounds:
         end = time.perf_counter() + self.soak_seconds
         while entered and time.perf_counter() < end:
             name = next(iter(entered))
-            with self._noting(self.rows[name], entered):
+            with self._noting(self.results[name], entered):
                 self._turn(entered[name])
 
     def _take_turns(self, entered: dict[str, _Entered]) -> None:
@@ -172,61 +175,61 @@ class Rounds:
         for number in range(self.rounds):
             start = time.perf_counter()
             for name in list(entered) if number % 2 else list(reversed(entered)):
-                with self._noting(entered[name].row, entered):
+                with self._noting(entered[name].result, entered):
                     self._record(entered[name])
             self.write()
             now, share = time.perf_counter(), len(entered) / max(1, len(entered) + len(self._crowded))
             if now + (now - start) > began + left * share:
                 break
         for name in list(entered):
-            entered.pop(name).contestant.close()
+            entered.pop(name).variant.close()
 
     def _record(self, one: _Entered) -> None:
-        one.contestant.waited()
+        one.variant.waited()
         seconds, cpu_seconds = self._turn(one)
-        one.row.seconds.append(seconds)
-        one.row.cpu_seconds.append(cpu_seconds)
-        one.row.waited_seconds.append(one.contestant.waited() / one.steps)
-        self.say(f"{one.row.name}: {len(one.row.seconds)} of {self.rounds}: {1e3 * seconds:.1f} ms an update")
+        one.result.seconds.append(seconds)
+        one.result.cpu_seconds.append(cpu_seconds)
+        one.result.waited_seconds.append(one.variant.waited() / one.steps)
+        self.say(f"{one.result.name}: {len(one.result.seconds)} of {self.rounds}: {1e3 * seconds:.1f} ms an update")
 
     def _turn(self, one: _Entered) -> tuple[float, float]:
-        """Seconds and processor seconds of an update; the row gets the most memory that was held meanwhile."""
-        one.contestant.begin()
+        """Seconds and processor seconds of an update; the result gets the most memory that was held meanwhile."""
+        one.variant.begin()
         others = held_bytes(self.device) - one.own_bytes
         # The memory of a process is not told apart by who asked for it.
         measured = forget_peak(self.device) and (self.device.type == "cuda" or len(self.makers) == 1)
         synchronize(self.device)
         start, cpu_start = time.perf_counter(), time.process_time()
         for _ in range(one.steps):
-            one.contestant.step()
+            one.variant.step()
         synchronize(self.device)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         if measured:
-            one.row.peak_bytes = max(peak_bytes(self.device) - others, one.row.peak_bytes or 0)
+            one.result.peak_bytes = max(peak_bytes(self.device) - others, one.result.peak_bytes or 0)
         return seconds / one.steps, cpu_seconds / one.steps
 
-    def _noting(self, row: Row, entered: dict[str, _Entered]) -> ExitStack:
-        """A context: what goes wrong with one contestant is noted in its row; it leaves, and the others go on."""
+    def _noting(self, result: Result, entered: dict[str, _Entered]) -> ExitStack:
+        """A context: what goes wrong with one variant is noted in its result; it leaves, and the others go on."""
         stack = ExitStack()
-        stack.push(partial(self._noted, row, entered))
+        stack.push(partial(self._noted, result, entered))
         return stack
 
     def _noted(
-        self, row: Row, entered: dict[str, _Entered], _kind: object, error: BaseException | None, _trace: object
+        self, result: Result, entered: dict[str, _Entered], _kind: object, error: BaseException | None, _trace: object
     ) -> bool:
-        """Whether it was an error, of whatever class: compilers have their own. Ended is none."""
+        """Returns True for an error, of whatever class: compilers have their own. Ended is none."""
         if not isinstance(error, Exception):
             return False
-        row.out_of_memory = isinstance(error, (RuntimeError, MemoryError)) and oom.ran_out(error)
-        row.problem = "out of memory" if row.out_of_memory else f"{type(error).__name__}: {error}"
-        if not row.out_of_memory and not isinstance(error, UserError):
+        result.out_of_memory = isinstance(error, (RuntimeError, MemoryError)) and oom.ran_out(error)
+        result.problem = "out of memory" if result.out_of_memory else f"{type(error).__name__}: {error}"
+        if not result.out_of_memory and not isinstance(error, UserError):
             traceback.print_exception(error)
-        self.say(f"{row.name}: {row.problem}")
+        self.say(f"{result.name}: {result.problem}")
         traceback.clear_frames(error.__traceback__)
-        if row.name in entered:
-            entered.pop(row.name).contestant.close()
-        if row.out_of_memory and entered:
-            self._crowded.append(row.name)
+        if result.name in entered:
+            entered.pop(result.name).variant.close()
+        if result.out_of_memory and entered:
+            self._crowded.append(result.name)
         oom.free()
         return True
 

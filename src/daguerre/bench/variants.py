@@ -6,7 +6,7 @@ The update is the run's own (training/step.py) around the run's own parts, optim
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,49 +26,45 @@ from daguerre.run.preflight import refuse_wrong_code
 from daguerre.training import device, oom, step
 from daguerre.training.performance import flops
 from daguerre.training.settings import TrainingSettings
-from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
 
-class Contestant(Protocol):
+class Variant(Protocol):
     """Something that is timed beside others."""
 
     samples: int
-    """Pictures of one update."""
+    """Images of one update."""
     flops_per_sample: float
-    """Model FLOPs of one picture; 0 where they are not known."""
+    """Model FLOPs of one image; 0 where they are not known."""
     compute: torch.dtype
-    """What the products are of."""
+    """Type of the matrix products."""
 
     def begin(self) -> None:
-        """Called before its updates when another had its own: sets what holds for the whole process."""
-        ...
+        """Sets what holds for the whole process: called before its updates when another variant had its own."""
 
     def step(self) -> None:
         """One update; it need not be done when this returns, but queued on the device."""
-        ...
 
     def waited(self) -> float:
-        """Seconds that updates have waited for data since this was last asked."""
-        ...
+        """Seconds that updates have waited for data since the last call."""
+        return 0.0
 
     def close(self) -> None:
-        """Ends workers; the contestant is not used any more."""
-        ...
+        """Ends workers; the variant is not used any more."""
 
 
 @dataclass(frozen=True)
-class Fed(Parts):
-    """Parts whose loss is that of what a benchmark gives its updates."""
+class SyntheticParts(Parts):
+    """Parts whose loss is that of a benchmark's inputs."""
 
     inputs: Inputs
 
     def loss(self, net: nn.Module, batch: Batch) -> LossTerms:
-        """Of one of these micro-batches."""
+        """Loss of one of these micro-batches."""
         return self.inputs.loss(net, batch)
 
 
-class Update:
+class Update(Variant):
     """The training step of a recipe."""
 
     def __init__(self, config: Config, options: Options, folder: Path) -> None:
@@ -82,8 +78,8 @@ class Update:
         self.samples, self.compute = sizes.whole, self.parts.numerics.compute
         self.flops_per_sample = step_flops(config, self.parts)
         self._inputs = self._prepared(options, sizes)
-        self._updates = self._inputs.updates()
-        self.state = start(config, self.parts)
+        self.state = begin(config, self.parts)
+        self.state.net.train()
         self._uncompared = bool(config.training.compile)
 
     def _prepared(self, options: Options, sizes: BatchSizes) -> Inputs:
@@ -91,26 +87,24 @@ class Update:
             return bench_inputs.loaded(self.config, self.parts, sizes, self._stack)
         if options.inputs == "pixels":
             return bench_inputs.pixels(self.config, self.parts, sizes)
-        made = bench_inputs.latents(self.config, self.parts, sizes, bool(self.notice))
-        forget_frozen(self.parts)
-        return made
+        ring = bench_inputs.encoded_ring(self.config, self.parts, sizes, bool(self.notice))
+        for network in frozen(self.parts.net, self.parts.family.components).values():
+            network.to("meta")  # gives its memory back
+        oom.free()
+        return bench_inputs.latents(self.parts, sizes, ring)
 
     def begin(self) -> None:
-        """How float32 is multiplied, and how much memory may be taken."""
+        """Sets how float32 is multiplied, and how much memory may be taken."""
         device.prepare(self.config.training, self.parts.device)
 
     def step(self) -> None:
         """One update of the run."""
         start = time.perf_counter()
-        micro_batches = next(self._updates)
+        micro_batches = next(self._inputs.updates)
         self._waited += time.perf_counter() - start
         if self._uncompared:  # here, as compiling is part of the first updates
-            refuse_wrong_code(Fed(**vars(self.parts), inputs=self._inputs), micro_batches[0])
+            refuse_wrong_code(SyntheticParts(**vars(self.parts), inputs=self._inputs), micro_batches[0])
             self._uncompared = False
-        self.update(micro_batches)
-
-    def update(self, micro_batches: Sequence[Batch]) -> None:
-        """One update with these."""
         step.update(
             self.state,
             micro_batches,
@@ -134,8 +128,8 @@ class Update:
         self._stack.close()
 
 
-class Encode:
-    """The frozen networks on pictures and captions: what an update adds that has no cached latents."""
+class Encode(Variant):
+    """The frozen networks on images and captions, which an update without cached latents adds."""
 
     def __init__(self, config: Config, options: Options, folder: Path) -> None:
         config, self.notice = random_model.at_hand(config, folder)
@@ -143,7 +137,7 @@ class Encode:
         self.parts = built(config, random_weights=bool(self.notice))
         self.samples = batch_sizes(config).micro
         self.compute = torch.bfloat16 if config.training.frozen_precision == "bf16" else torch.float32
-        shape = bench_inputs.picture_shape(config)
+        shape = bench_inputs.image_shape(config)
         self._batch = device.on(self.parts.device, bench_inputs.random_batch(self.parts, self.samples, shape))
         first = self._batch.rows(0, 1)
         self.flops_per_sample = float(flops.count(lambda: self._encode(first)))
@@ -153,46 +147,25 @@ class Encode:
             return self.parts.family.encode(batch)
 
     def begin(self) -> None:
-        """How float32 is multiplied, and how much memory may be taken."""
+        """Sets how float32 is multiplied, and how much memory may be taken."""
         device.prepare(self._training, self.parts.device)
 
     def step(self) -> None:
         """A micro-batch is encoded."""
         self._encode(self._batch)
 
-    def waited(self) -> float:
-        """There is nothing to wait for."""
-        return 0.0
 
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-KINDS: dict[str, Callable[[Config, Options, Path], Contestant]] = {"step": Update, "encode": Encode}
-"""By `part`."""
+KINDS: dict[str, Callable[[Config, Options, Path], Variant]] = {"step": Update, "encode": Encode}
+"""Variants by `part`."""
 
 
 def built(config: Config, random_weights: bool) -> Parts:
-    """The parts of a run. Random weights are drawn where they are used: billions of them take long on a CPU."""
+    """The parts of a run. Random weights are initialized on their device: billions of them take long on a CPU."""
     return build(config, drawn_on=device.choose_device(config.training.device) if random_weights else None)
 
 
-def start(config: Config, parts: Parts) -> TrainState:
-    """The state before the first update, as a run makes it."""
-    state = begin(config, parts)
-    state.net.train()
-    return state
-
-
-def forget_frozen(parts: Parts) -> None:
-    """Gives back the memory of networks whose work is done."""
-    for network in frozen(parts.net, parts.family.components).values():
-        network.to("meta")
-    oom.free()
-
-
 def step_flops(config: Config, parts: Parts) -> float:
-    """Model FLOPs of one picture in an update: forward and backward pass of what is trained, counted without computing.
+    """Model FLOPs of one image in an update: forward and backward pass of what is trained, counted without computing.
 
     How it is computed (recomputation, kernels) does not count: the training section is left at its defaults for a CPU,
     whichever device is at hand, as what a GPU has of its own is of no use without memory.
@@ -201,19 +174,9 @@ def step_flops(config: Config, parts: Parts) -> float:
         {"duration": config.training.duration, "global_batch_size": 1, "device": "cpu"}
     )
     bare = outline(config.model_copy(update={"training": training}))
-    batch = bench_inputs.random_batch(parts, 1, bench_inputs.picture_shape(config))
+    batch = bench_inputs.random_batch(parts, 1, bench_inputs.image_shape(config))
     x0_BCHW, cond = parts.family.encode(device.on(parts.device, batch))
     draws = {name: value.to("meta") for name, value in batch.draws.items()}
     bare.net.train()
     on_meta = (bare.net, x0_BCHW.to("meta"), {name: value.to("meta") for name, value in cond.items()}, draws)
     return float(flops.count(lambda: bare.objective.loss(*on_meta).loss_B.sum().backward()))
-
-
-def steps(contestant: Contestant, count: int, where: torch.device) -> Iterator[float]:
-    """Seconds of each of so many updates, waiting for the device after each."""
-    for _ in range(count):
-        start = time.perf_counter()
-        contestant.step()
-        if where.type == "cuda":
-            torch.cuda.synchronize(where)
-        yield time.perf_counter() - start

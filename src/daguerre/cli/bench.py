@@ -1,7 +1,7 @@
 """`daguerre bench`: how fast a recipe trains on the device at hand, and how fast variants of it do.
 
-Nothing is trained that is kept: no run folder, no checkpoint. What is timed is in bench/variants.py, how in
-bench/timing.py, what is said of it in bench/report.py.
+Nothing is trained that is kept: no run folder, no checkpoint. bench/variants.py is timed by bench/timing.py and
+reported by bench/report.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from daguerre.bench import options as bench_options
 from daguerre.bench import report, timing, variants
 from daguerre.bench.options import Request
 from daguerre.bench.report import Rates
-from daguerre.bench.timing import Ended, Rounds, Row
-from daguerre.bench.variants import Contestant
+from daguerre.bench.timing import Ended, Result, Rounds
+from daguerre.bench.variants import Variant
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.environment import environment
 from daguerre.errors import UserError
@@ -46,7 +46,7 @@ where memory or time ran out.
 Options
   variants         names, and overrides of the recipe by which each differs: {base: [], name: [key=value, ...]}
   part             step: whole updates (default); encode: what they add where latents are not cached
-  inputs           latents: random latents and text features (default); pixels: pictures that are encoded in each
+  inputs           latents: random latents and text features (default); pixels: images that are encoded in each
                    update; loader: the recipe's data
   rounds           rounds at most (12)
   turn_seconds     length of a turn in a round (2)
@@ -54,7 +54,7 @@ Options
   budget_seconds   most time that all of it takes (300)
   out              JSON file (bench-RECIPE.json)
 
-Columns: pictures a second; milliseconds an update; model FLOP/s (forward and backward passes of what is trained,
+Columns: images a second; milliseconds an update; model FLOP/s (forward and backward passes of what is trained,
 nothing computed twice), as a share of a large matrix product measured in the same call, and of the datasheet;
 memory; waiting for data; what the first updates took beyond usual ones. More: docs/speed.md.
 """
@@ -72,21 +72,25 @@ def run(arguments: list[str]) -> int:
             makers[variant.name] = partial(kind, variant.config, request.options, Path(folder))
         devices_named = {variant.config.training.device for variant in request.variants}
         if len(devices_named) > 1:
-            raise UserError("training.device: all variants of one call are measured on one device")
+            raise UserError(
+                "training.device: all variants of one call are measured on one device",
+                code="conflict",
+                setting="training.device",
+            )
         return measure(request, makers, devices.choose_device(devices_named.pop()), out)
 
 
 def _out(request: Request) -> Path:
-    """Where to write, which must be possible before hours of measuring, not after."""
+    """The file to write, checked before hours of measuring, not after."""
     out = Path(request.options.out or f"bench-{Path(request.recipe).stem}.json")
     if not out.parent.is_dir():
-        raise UserError(f"out={out}: there is no folder {out.parent}")
+        raise UserError(f"out={out}: there is no folder {out.parent}", code="missing", setting="out")
     return out
 
 
 def measure(
     request: Request,
-    makers: Mapping[str, Callable[[], Contestant]],
+    makers: Mapping[str, Callable[[], Variant]],
     device: torch.device,
     out: Path,
     more: dict[str, Any] | None = None,
@@ -98,7 +102,8 @@ def measure(
     rates: Rates | None = None
 
     def write(complete: bool = False) -> None:
-        write_json_atomically(out, _document(request, device, begun, rounds.rows, rates, complete, ended, more or {}))
+        found = _document(request, device, begun, rounds.results, rates, complete, ended)
+        write_json_atomically(out, found | (more or {}))
 
     rounds = Rounds(
         makers, device, options.rounds, options.turn_seconds, soak, options.budget_seconds, print_now, write
@@ -112,15 +117,15 @@ def measure(
         ended = error
         print_now(f"{error.reason}: this is what was measured so far")
     write(complete=ended is None)
-    if rates is not None and rounds.rows:
-        print("\n".join(["", *report.table(list(rounds.rows.values()), rates, device.type == "cpu")]))
+    if rates is not None and rounds.results:
+        print("\n".join(["", *report.table(list(rounds.results.values()), rates, device.type == "cpu")]))
     print(f"all of it: {out}")
-    failed = any(row.problem and not row.out_of_memory for row in rounds.rows.values())
+    failed = any(result.problem and not result.out_of_memory for result in rounds.results.values())
     return ended.exit_code if ended and ended.exit_code else errors.FAILED if failed else errors.DONE
 
 
 def denominators(device: torch.device) -> Rates:
-    """What the device can do, in the types that trainings compute with. A GPU computes float32 in two ways at once,
+    """Rates of the device, in the types that trainings compute with. A GPU computes float32 in two ways at once,
     convolutions in TF32 and products as `matmul_precision` says: there is no one rate to divide by."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     wanted = (torch.bfloat16,) if device.type == "cuda" else (torch.bfloat16, torch.float32)
@@ -137,13 +142,12 @@ def _document(
     request: Request,
     device: torch.device,
     begun: float,
-    rows: dict[str, Row],
+    results: dict[str, Result],
     rates: Rates | None,
     complete: bool,
     ended: Ended | None,
-    more: dict[str, Any],
 ) -> dict[str, Any]:
-    first = next(iter(rows.values()), None)
+    first = next(iter(results.values()), None)
     found: dict[str, Any] = {
         "recipe": request.recipe,
         "date": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(begun)) + " UTC",
@@ -162,5 +166,5 @@ def _document(
         products = {str(dtype).removeprefix("torch."): rate for dtype, rate in rates.products.items()}
         sheet = vars(rates.datasheet) if rates.datasheet else None
         found["rates"] = {"product_flops": products, "copy_bytes": rates.copy_bytes, "datasheet": sheet}
-        found["rows"] = [report.document(row, first, rates) for row in rows.values()] if first else []
-    return found | more
+        found["rows"] = [report.document(result, first, rates) for result in results.values()] if first else []
+    return found

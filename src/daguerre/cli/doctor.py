@@ -1,4 +1,4 @@
-"""`daguerre doctor`: what is installed, what the machine has, what is missing and the command that mends it.
+"""`daguerre doctor`: checks installation and machine, and prints the command that mends what is missing.
 
 Looks and reports; changes nothing. Works where a part, even torch, is not installed.
 """
@@ -37,12 +37,10 @@ OLDEST_PYTHON = (3, 11)
 LITTLE_DISK_GB = 5.0
 LITTLE_MEMORY_GB = 3.0
 GPU_FILES = ("/proc/driver/nvidia/version", "/dev/kfd")
-"""Files that a GPU's driver makes (NVIDIA, AMD), by which a GPU is known even to a torch that cannot use it."""
+"""Files of a GPU driver (NVIDIA, AMD): they show a GPU even to a torch that cannot use it."""
 CHOOSE_BUILD = "choose a build on the install page of PyTorch's website, which shows the URL of its index"
-SHIPPED = {
-    "quickstart": ("vae/config.json", "text_encoder/config.json", "tokenizer"),
-}
-"""Networks in assets/, and what has to be there of each."""
+SHIPPED = {"quickstart": ("vae/config.json", "text_encoder/config.json", "tokenizer")}
+"""Networks in assets/, and the files that each must have."""
 
 EXTRAS = {
     "datasets": "data sets of the hub by name, which recipes of real models take if they are given no other",
@@ -50,7 +48,7 @@ EXTRAS = {
     "prodigyopt": "optimizer.name=prodigy",
     "schedulefree": "optimizer.name=schedule_free",
 }
-"""Packages that only some settings need, and which."""
+"""Packages that only some settings need, and those settings."""
 
 Mark = Literal["ok", "--", "!!"]
 
@@ -69,21 +67,19 @@ class Finding:
 def run(arguments: list[str]) -> int:
     """Exit code 0, or 1 if something has to be mended."""
     if arguments:
-        raise UserError(f"`daguerre doctor` takes no arguments, got {' '.join(arguments)}")
+        raise UserError(f"`daguerre doctor` takes no arguments; you gave {' '.join(arguments)}", code="unused")
     torch = import_module("torch") if find_spec("torch") else None
     groups = {
         "Software": [*_python(), *_packages(), *_extras()],
-        "Devices": list(_devices(torch)),
+        "Devices": [*_devices(torch)],
         "Machine": [*_machine(), *_environment()],
         "Shipped with Daguerre": [*_recipes(), *_assets(PACKAGE / "assets")],
     }
     findings = [finding for group in groups.values() for finding in group]
     width = max(len(finding.what) for finding in findings)
     for title, group in groups.items():
-        print(f"{title}")
-        for finding in group:
-            print(f"  {finding.mark}  {finding.what:<{width}}  {finding.text}")
-        print()
+        lines = [f"  {finding.mark}  {finding.what:<{width}}  {finding.text}" for finding in group]
+        print("\n".join([title, *lines, ""]))
     return _conclude(findings)
 
 
@@ -98,46 +94,43 @@ def _conclude(findings: list[Finding]) -> int:
 
 def _python() -> Iterator[Finding]:
     yield Finding("ok", "daguerre", f"{__version__} in {PACKAGE}")
-    found = f"{platform.python_version()} ({sys.executable})"
+    found, oldest = f"{platform.python_version()} ({sys.executable})", ".".join(map(str, OLDEST_PYTHON))
     if sys.version_info[:2] >= OLDEST_PYTHON:
         yield Finding("ok", "python", found)
     else:
-        oldest = ".".join(map(str, OLDEST_PYTHON))
         fix = f"install Python {oldest} or newer, then: make PYTHON=/path/to/python3"
         yield Finding("!!", "python", f"{found}; {oldest} or newer is needed", fix)
 
 
 def _packages() -> Iterator[Finding]:
-    for text in requires("daguerre") or []:
-        requirement = Requirement(text)
+    for requirement in map(Requirement, requires("daguerre") or []):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        fix = install(f"{requirement.name}{requirement.specifier}")
-        try:
-            found = version(requirement.name)
-        except PackageNotFoundError:
-            yield Finding("!!", requirement.name, f"not installed; {requirement.specifier} is needed", fix)
-            continue
-        if requirement.specifier.contains(found, prereleases=True):
+        found = _version(requirement.name)
+        if found and requirement.specifier.contains(found, prereleases=True):
             yield Finding("ok", requirement.name, found)
         else:
-            yield Finding("!!", requirement.name, f"{found}; {requirement.specifier} is needed", fix)
+            wanted = f"{found or 'not installed'}; {requirement.specifier} is needed"
+            yield Finding("!!", requirement.name, wanted, install(f"{requirement.name}{requirement.specifier}"))
 
 
 def _extras() -> Iterator[Finding]:
-    for text in requires("daguerre") or []:
-        requirement = Requirement(text)
-        if requirement.name not in EXTRAS:
-            continue
-        try:
-            yield Finding("ok", requirement.name, version(requirement.name))
-        except PackageNotFoundError:
-            wanted = f"not installed; for {EXTRAS[requirement.name]}: {install(requirement.name)}"
-            yield Finding("--", requirement.name, wanted)
+    for name, purpose in EXTRAS.items():
+        found = _version(name)
+        yield Finding("ok" if found else "--", name, found or f"not installed; for {purpose}: {install(name)}")
+
+
+def _version(name: str) -> str | None:
+    """None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _devices(torch: ModuleType | None) -> Iterator[Finding]:
-    yield Finding("ok", "cpu", f"{_cores()} cores; training computes in fp32 there (mixed_precision auto)")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("ok", "cpu", f"{cores} cores; training computes in fp32 there (mixed_precision auto)")
     if torch is None:
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -148,19 +141,13 @@ def _devices(torch: ModuleType | None) -> Iterator[Finding]:
         yield Finding("ok" if bf16 else "--", f"cuda:{index}", f"{gpu.name}, {_gb(gpu.total_memory)}, {precision}")
     if count:
         return
-    driver = any(Path(path).exists() for path in GPU_FILES)
-    build = f"torch is built for {_build(torch)}"
-    if driver:
+    cuda, rocm = torch.version.cuda, torch.version.hip
+    build = f"torch is built for {f'CUDA {cuda}' if cuda else f'ROCm {rocm}' if rocm else 'the CPU only'}"
+    if any(Path(path).exists() for path in GPU_FILES):
         fix = f"{CHOOSE_BUILD}, then: make clean && make quickstart TORCH_INDEX=URL"
         yield Finding("!!", "gpu", f"there is a driver, but torch sees no GPU; {build}", fix)
     else:
         yield Finding("--", "gpu", f"none; {build}. The quickstart needs none")
-
-
-def _build(torch: ModuleType) -> str:
-    if torch.version.cuda:
-        return f"CUDA {torch.version.cuda}"
-    return f"ROCm {torch.version.hip}" if torch.version.hip else "the CPU only"
 
 
 def _machine() -> Iterator[Finding]:
@@ -185,19 +172,16 @@ def _environment() -> Iterator[Finding]:
 
 
 def _recipes() -> Iterator[Finding]:
-    names = list(recipe.shipped())
-    if names:
-        yield Finding("ok", "recipes", f"{', '.join(names)}")
+    if names := list(recipe.shipped()):
+        yield Finding("ok", "recipes", ", ".join(names))
     else:
         yield Finding("!!", "recipes", f"none in {recipe.FOLDER}", _reinstall())
 
 
 def _assets(folder: Path) -> Iterator[Finding]:
     for name, parts in SHIPPED.items():
-        absent = [part for part in parts if not (folder / name / part).exists()]
-        files = [path for path in (folder / name).rglob("*") if path.is_file()]
-        size_mb = sum(path.stat().st_size for path in files) / 1e6
-        if absent:
+        size_mb = sum(path.stat().st_size for path in (folder / name).rglob("*") if path.is_file()) / 1e6
+        if absent := [part for part in parts if not (folder / name / part).exists()]:
             yield Finding("!!", f"networks {name}", f"{', '.join(absent)} missing in {folder / name}", _reinstall())
         else:
             yield Finding("ok", f"networks {name}", f"{size_mb:.1f} MB")
@@ -208,10 +192,6 @@ def _reinstall() -> str:
     if (checkout / "pyproject.toml").exists():
         return f"git -C {checkout} checkout -- {PACKAGE.relative_to(checkout)}"
     return install("--force-reinstall", "--no-deps", "/path/to/daguerre") + ", with the folder of a clone"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gb(count_bytes: int) -> str:

@@ -41,7 +41,7 @@ class Verb:
         return {name: values[name].strip("\n") for name in ("SUMMARY", "HELP")}
 
     def run(self, arguments: list[str]) -> int:
-        """The verb's exit code."""
+        """Runs the verb; returns its exit code."""
         module = ".".join(self.path.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__init__")
         code = import_module(f"daguerre.cli.{module}").run(arguments)
         assert isinstance(code, int), f"{module} returned {code!r}"
@@ -83,9 +83,11 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
     except UserError as error:
-        return _refuse(error)
+        if not isinstance(error, errors.SaidElsewhere):
+            print(f"daguerre: {error}", file=sys.stderr)
+        return error.exit_code
     except OSError as error:
-        return _blame_machine(error)
+        return _report_os_error(error)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -101,35 +103,20 @@ def _dispatch(arguments: list[str]) -> int:
 def _verb(words: list[str]) -> tuple[Verb, list[str]]:
     """The verb that the first words name, and the other words."""
     outer, *rest = words
-    verb = _outer(outer)
-    inner = verbs(outer).get(rest[0]) if rest else None
-    return (inner, rest[1:]) if inner else (verb, rest)
-
-
-def _outer(name: str) -> Verb:
     found = verbs()
-    if name in found:
-        return found[name]
-    near = difflib.get_close_matches(name, found, n=1)
-    hint = (
-        f" Did you mean `daguerre {near[0]}`?"
-        if near
-        else " The verb comes first: daguerre VERB RECIPE [key=value ...]"
-    )
-    raise UserError(f"there is no verb {name!r}; there are: {', '.join(found)}.{hint}")
+    if outer not in found:
+        near = difflib.get_close_matches(outer, found, n=1)
+        usage = "The verb comes first: daguerre VERB RECIPE [key=value ...]"
+        hint = f"Did you mean `daguerre {near[0]}`?" if near else usage
+        raise UserError(f"there is no verb {outer!r}; there are: {', '.join(found)}. {hint}", code="unknown")
+    inner = verbs(outer).get(rest[0]) if rest else None
+    return (inner, rest[1:]) if inner else (found[outer], rest)
 
 
-def _refuse(error: UserError) -> int:
-    """A user's error as text alone."""
-    if not isinstance(error, errors.SaidElsewhere):
-        print(f"daguerre: {error}", file=sys.stderr)
-    return error.exit_code
+def _report_os_error(error: OSError) -> int:
+    """A full disk, a file without permission, a store out of reach: no traceback if the error names a file.
 
-
-def _blame_machine(error: OSError) -> int:
-    """A full disk, a file without permission, a store out of reach: no traceback where it is known which file.
-
-    Of a full disk it often names none, as the file was open already.
+    An error of a full disk often names none, as the file was open already.
     """
     if hasattr(error, "told"):  # of an object store: the text is ours, says where and what to do, and holds no secrets
         print(f"daguerre: {error}", file=sys.stderr)

@@ -18,9 +18,9 @@ from daguerre.errors import DONE, REFUSED
 from daguerre.memory import estimate, remedies, report, static
 from daguerre.memory.estimate import Say, Step, Target
 from daguerre.memory.remedies import Fitting
-from daguerre.memory.static import Count
+from daguerre.memory.static import MemoryCount
 from daguerre.settings import Settings
-from daguerre.tracking.stages import Stages
+from daguerre.tracking.progress import Stages
 from daguerre.training.settings import bytes_of
 
 SUMMARY = "how a recipe spreads over devices, and the memory that each needs"
@@ -47,7 +47,7 @@ Settings of the recipe are overridden as for `daguerre train`. docs/plan.md says
 
 
 class Options(Settings):
-    """What `plan` takes beside the recipe's settings."""
+    """Options of `plan` beside the recipe's settings."""
 
     devices: int = Field(1, ge=1)
     """Devices in all."""
@@ -88,7 +88,7 @@ def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, l
         document |= {"fitting": fitting.document()} if fitting else {}
         print(json.dumps(document, indent=2))
     else:
-        notes = [*loaded.notices, *target.sizes.notices, *target.notes()]
+        notes = [*loaded.notices, *target.sizes.notices, *target.notices()]
         print("\n".join(_page(target, counted, step, fitting, notes, every)))
     return DONE if step.fits else REFUSED
 
@@ -102,7 +102,13 @@ def prepared(recipe: str, rest: Sequence[str], options: Options) -> tuple[Loaded
 
 
 def _fitting(
-    recipe: str, rest: Sequence[str], options: Options, step: Step, counted: Count, typed: frozenset[str], say: Say
+    recipe: str,
+    rest: Sequence[str],
+    options: Options,
+    step: Step,
+    counted: MemoryCount,
+    typed: frozenset[str],
+    say: Say,
 ) -> Fitting | None:
     """Settings with which the recipe has room, as a command."""
     kept = remedies.without_batch_cut(rest)
@@ -118,7 +124,7 @@ def _fitting(
 
 def _page(
     target: Target,
-    counted: Count,
+    counted: MemoryCount,
     step: Step,
     fitting: Fitting | None,
     notes: Sequence[str],
@@ -126,10 +132,10 @@ def _page(
 ) -> list[str]:
     config, axis_rules = target.config, target.config.mesh.logical_axis_rules
     sections = {
-        "Mesh": report.about_mesh(target.mesh),
-        "Rules": report.about_rules(axis_rules, target.mesh, counted.said),
-        "Parameters": report.about_parameters(counted, every),
-        "Not split as the rules say": report.about_problems(counted.problems, every),
+        "Mesh": report.describe_mesh(target.mesh),
+        "Rules": report.describe_rules(axis_rules, target.mesh, counted.notices),
+        "Parameters": report.describe_parameters(counted, every),
+        "Not split as the rules say": report.describe_problems(counted.problems, every),
         "Bytes a device": report.held_table(counted, config.optimizer.name),
         "A step": step.lines(),
         "What fits": [] if step.fits else fitting.lines() if fitting else report.wrapped([remedies.NONE]),

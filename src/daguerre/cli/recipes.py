@@ -1,4 +1,4 @@
-"""`daguerre recipes`: lists the shipped recipes, prints one, or prints what recipes can say (schema, template)."""
+"""`daguerre recipes`: lists the shipped recipes, prints one, or prints the schema or a template of all settings."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def run(arguments: list[str]) -> int:
     """Exit code 0; UserError for a recipe or plug-in that does not exist."""
     given = overrides.split(arguments, flags=("--schema", "--template"))
     if len(given.flags) + bool(given.recipe) > 1:
-        raise UserError("one of NAME, --schema and --template at a time")
+        raise UserError("give one of NAME, --schema and --template at a time", code="conflict")
     if given.overrides and "--template" not in given.flags:
-        raise UserError(f"only --template takes {given.overrides[0]}: a recipe is printed as it stands in its file")
+        raise UserError(
+            f"only --template takes {given.overrides[0]}: a recipe is printed as it stands in its file", code="unused"
+        )
     if "--schema" in given.flags:
         print(json.dumps(schema.json_schema(), indent=2, ensure_ascii=False))
     elif "--template" in given.flags:
@@ -55,7 +57,8 @@ def _choices(given: tuple[str, ...]) -> dict[str, str]:
     asked = dict(overrides.pair(override) for override in given)
     for section, name in asked.items():
         if section not in sections:
-            raise UserError(f"--template takes {', '.join(f'{s}=NAME' for s in sections)}; got {section}={name}")
+            allowed = ", ".join(f"{s}=NAME" for s in sections)
+            raise UserError(f"--template takes {allowed}; you gave {section}={name}", code="unknown", setting=section)
         plugins.check(sections[section].kind, name)
     usual = {section: PREFERRED[plugin.kind] for section, plugin in sections.items()}
     existing = {section: plugins.names(plugin.kind) for section, plugin in sections.items()}
@@ -66,10 +69,8 @@ def _list() -> None:
     found = recipe.shipped()
     width = max(map(len, found), default=0)
     for name, path in found.items():
-        first, *others = header(path) or [""]
-        print(f"{name:<{width}}  {first}")
-        for line in others:
-            print(f"{'':<{width}}  {line}")
+        for number, line in enumerate(header(path) or [""]):
+            print(f"{'' if number else name:<{width}}  {line}")
     print("\ndaguerre recipes NAME prints one; daguerre train NAME trains it.")
 
 

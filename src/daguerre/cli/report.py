@@ -1,4 +1,4 @@
-"""`daguerre report`: writes the page about a run into its folder, and shows it where that is asked for."""
+"""`daguerre report`: writes the page about a run into its folder, and opens it on request."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ each save too; this makes it anew, of a run in progress as well.
 def run(arguments: list[str]) -> int:
     """Exit code 0; UserError for a folder that is no run's or cannot be written to."""
     folders = [argument for argument in arguments if argument != "--open"]
-    strange = [argument for argument in folders if argument.startswith("-")]
-    if strange or len(folders) != 1:
+    if len(folders) != 1 or folders[0].startswith("-"):
         got = " ".join(arguments) or "nothing"
-        raise UserError(f"`daguerre report` takes one run folder, and --open if you like; got {got}")
+        raise UserError(f"`daguerre report` takes one run folder, and --open if you like; you gave {got}")
     try:
         folder = local_copy.located(folders[0])
         path = page.write(folder)
@@ -38,7 +37,8 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         raise UserError(
             f"cannot write the report of {folders[0]}: {error.strerror}. "
-            "Make the folder writable, or copy it to a place that is"
+            "Make the folder writable, or copy it to a place that is",
+            code="failed",
         ) from error
     print(path)
     if "--open" in arguments:

@@ -10,9 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from daguerre.checkpoint.atomic import write_bytes_atomically
-from daguerre.report import embedded
-from daguerre.report.markup import Html, element, join
-from daguerre.report.shell import whole
+from daguerre.report.html import Html, data_address, element, is_small, join, whole
 
 NAME = "contact-sheet.html"
 MOST = 240
@@ -108,6 +106,6 @@ def _embedded(file: bytes) -> tuple[str, bool]:
     """A data address of a small copy, and whether it is shown with hard edges."""
     with Image.open(io.BytesIO(file)) as opened:
         picture = opened.convert("RGB")
-    small = embedded.is_small(picture)
+    small = is_small(picture)
     picture.thumbnail((_SIDE_PX, _SIDE_PX), Image.Resampling.LANCZOS)
-    return embedded.data_address(picture, small, quality=82), small
+    return data_address(picture, small, quality=82), small

@@ -33,7 +33,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Tensors:
-    """What is updated: lists of equal length, float32, on one device."""
+    """Tensors to update: lists of equal length, float32, on one device."""
 
     parameters: Sequence[Tensor]
     gradients: Sequence[Tensor]
@@ -67,7 +67,7 @@ def _triton(tensors: Tensors) -> ModuleType | None:
 
 
 def _one_layout(row: Sequence[Tensor]) -> bool:
-    """Whether number i in memory belongs to the same place in each of these, with nothing in between."""
+    """True if number i in memory belongs to the same element in each of these, without gaps."""
     first = row[0]
     dense = first.is_contiguous() or first.is_contiguous(memory_format=torch.channels_last)
     return dense and all(t.dtype == torch.float32 and t.stride() == first.stride() for t in row)

@@ -76,7 +76,7 @@ def _pieces(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
 
 @triton.jit
 def _place(addresses, column, count, tensor, ALIGNED: tl.constexpr):
-    """Where a tensor of a column begins."""
+    """Pointer to the start of a tensor of a column."""
     address = tl.load(addresses + column * count + tensor)
     if ALIGNED:
         address = tl.multiple_of(address, 16)

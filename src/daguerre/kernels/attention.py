@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels is the fastest for a shape, measured here once, and used from then on.
+"""Chooses the fastest of torch's attention kernels for each shape, by measuring once on this machine.
 
 The answer is kept in the user's cache folder, one small file a question: a run that goes on computes with the kernels
 with which it began, and of several processes the first to answer decides for all.
@@ -38,7 +38,7 @@ _ROUNDS, _WARM = 5, 2
 
 @dataclass(frozen=True)
 class Question:
-    """What decides how fast a kernel is."""
+    """Facts that decide how fast a kernel is."""
 
     device: str
     """Name of the device, and its torch."""
@@ -49,7 +49,7 @@ class Question:
     """Rows of keys and values."""
     masked: bool
     trained: bool
-    """Whether a backward pass follows."""
+    """A backward pass follows."""
 
 
 def choose(question: Question, measure: Callable[[str], float | None]) -> str:

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels of this folder can be used here, and how one is loaded. No kernel here."""
+"""Tells if the Triton kernels of this folder can be used here, and loads them. No kernel here."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 
 @cache
 def installed() -> bool:
-    """Whether the `triton` library is there; CUDA builds of torch bring it."""
+    """True if the `triton` library is there; CUDA builds of torch bring it."""
     return find_spec("triton") is not None
 
 
 def interpreted() -> bool:
-    """Whether Triton computes kernels by its interpreter, on tensors of the CPU: TRITON_INTERPRET=1, to test them."""
+    """True if Triton computes kernels by its interpreter, on tensors of the CPU: TRITON_INTERPRET=1, to test them."""
     return installed() and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def triton(device: torch.device) -> bool:
-    """Whether Triton kernels compute on tensors of this device."""
+    """True if Triton kernels compute on tensors of this device."""
     return (installed() and device.type == "cuda") or (interpreted() and device.type == "cpu")
 
 

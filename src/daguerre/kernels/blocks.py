@@ -23,20 +23,24 @@ from daguerre.errors import UserError, install
 from daguerre.kernels import available
 
 SHAPES = 256
-"""Most shapes for which blocks that are alike are compiled: sizes of pictures."""
+"""Most shapes for which blocks that are alike are compiled: sizes of images."""
 
 
 def compile_blocks(net: nn.Module, names: Collection[str], device: torch.device, cache_dir: str | None = None) -> int:
     """Every block of diffusers whose class has one of these names is compiled when it is first called with gradients,
-    for each shape by itself; returns how many blocks there are. Without gradients (drawing, validation) blocks compute
+    for each shape by itself; returns how many blocks there are. Without gradients (sampling, validation) blocks compute
     uncompiled: a few passes of other shapes are not worth the minutes.
 
     UserError where there is none, and where compiling needs what is not installed.
     """
     found = [module for module in net.modules() if _is_of_diffusers(module, names)]
     if not found:
-        raise UserError("training.compile=blocks: no block of the networks trained here can be compiled; remove it")
-    _refuse_without_compiler(device)
+        raise UserError(
+            "training.compile=blocks: no block of the networks trained here can be compiled; remove it",
+            code="unsupported",
+            setting="training.compile",
+        )
+    _check_compiler(device)
     _keep_what_is_compiled(cache_dir)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
     torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, SHAPES)
@@ -74,11 +78,14 @@ def _forward(kind: type[nn.Module], number: int, options: dict[str, Any]) -> Cal
     return forward
 
 
-def _refuse_without_compiler(device: torch.device) -> None:
+def _check_compiler(device: torch.device) -> None:
+    needed = ""
     if device.type == "cpu" and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
-        raise UserError("training.compile=blocks needs a C++ compiler on a CPU: install g++, or remove it")
+        needed = "a C++ compiler on a CPU: install g++, or remove it"
     if device.type == "cuda" and not available.installed():
-        raise UserError(f"training.compile=blocks needs Triton on a GPU: {install('triton')}; or remove it")
+        needed = f"Triton on a GPU: {install('triton')}; or remove it"
+    if needed:
+        raise UserError(f"training.compile=blocks needs {needed}", code="not_installed", setting="training.compile")
 
 
 def _keep_what_is_compiled(cache_dir: str | None) -> None:

@@ -1,6 +1,6 @@
-"""Lets the pictures inside networks of diffusers keep their channels last in memory, as convolutions want them.
+"""Lets the images inside networks of diffusers keep their channels last in memory, as convolutions want them.
 
-The networks take any layout, but lose this one on the way: where a transformer gives its rows back as a picture, and
+The networks take any layout, but lose this one on the way: where a transformer gives its rows back as an image, and
 before the short cut of a residual block. What is done here is said from outside, by the types of modules; weights keep
 their own layout, which costs a convolution less than what it gains, so that shards and checkpoints see nothing of it.
 """
@@ -16,8 +16,8 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
-_PICTURE = "_get_output_for_continuous_inputs"
-"""By which a transformer of diffusers makes a picture of its rows."""
+_TO_IMAGE = "_get_output_for_continuous_inputs"
+"""Method of diffusers' transformers that turns rows into an image."""
 
 
 class Block(ResnetBlock2D):
@@ -43,7 +43,7 @@ class Centred(nn.GroupNorm):
 
 
 def enable(net: nn.Module) -> int:
-    """Pictures have their channels last from the first convolution on; returns how many places were changed."""
+    """Images have their channels last from the first convolution on; returns how many places were changed."""
     return sum(_change(module) for module in list(net.modules()))
 
 
@@ -54,7 +54,7 @@ def _change(module: Any) -> int:
     elif type(module) is nn.GroupNorm:
         module.__class__ = Centred
     elif isinstance(module, Transformer2DModel) and module.is_input_continuous:
-        setattr(module, _PICTURE, MethodType(_picture, module))
+        setattr(module, _TO_IMAGE, MethodType(_image, module))
     elif isinstance(module, Upsample2D) and isinstance(module.conv, nn.Conv2d):
         module.conv.register_forward_pre_hook(_channels_last)
     elif isinstance(getattr(module, "conv_in", None), nn.Conv2d):
@@ -68,7 +68,7 @@ def _channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...
     return (inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:])
 
 
-def _picture(
+def _image(
     transformer: Any,
     hidden_states: Tensor,
     residual: Tensor,
@@ -77,11 +77,11 @@ def _picture(
     width: int,
     inner_dim: int,
 ) -> Tensor:
-    """Rows [B, H W, C] as a picture [B, C, H, W] in the same memory, projected, on top of what came in."""
+    """Rows [B, H W, C] as an image [B, C, H, W] in the same memory, projected, on top of what came in."""
     rows = hidden_states
     if transformer.use_linear_projection:
         rows = transformer.proj_out(rows)
-    picture = rows.reshape(batch_size, height, width, -1).permute(0, 3, 1, 2)
+    image = rows.reshape(batch_size, height, width, -1).permute(0, 3, 1, 2)
     if not transformer.use_linear_projection:
-        picture = transformer.proj_out(picture)
-    return picture + residual
+        image = transformer.proj_out(image)
+    return image + residual

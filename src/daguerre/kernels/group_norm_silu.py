@@ -1,12 +1,12 @@
-"""GroupNorm (Wu and He 2018), with SiLU behind it or without, of pictures whose channels are last in memory.
+"""GroupNorm (Wu and He 2018), with SiLU behind it or without, of images whose channels are last in memory.
 
 torch's own GroupNorm on a GPU returns channels first, whatever it was given, so that each norm costs two changes of
-layout beside its own passes and those of SiLU. Here the forward pass reads the picture twice and writes it once, in its
-type and layout; mean and variance are float32. Backward, the norm is computed again: only the picture and two numbers a
+layout beside its own passes and those of SiLU. Here the forward pass reads the image twice and writes it once, in its
+type and layout; mean and variance are float32. Backward, the norm is computed again: only the image and two numbers a
 group are kept. All sums have a fixed order. Custom operators of torch, so that `torch.compile` and tensors without
 memory see shapes alone; the plain form is what computes on a CPU, and the oracle of the tests.
 
-Shape letters: B pictures, C channels, H and W height and width, G groups.
+Shape letters: B images, C channels, H and W height and width, G groups.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def group_norm_silu(
     """[B, C, H, W] of the type of `x_BCHW`, channels last in memory. Weight and bias may be of another float type.
 
     Under autocast torch would compute and return float32, which the next convolution rounds to its own type; here the
-    one rounding is at the end. RuntimeError for what is no picture or does not divide into groups.
+    one rounding is at the end. RuntimeError for what is no image or does not divide into groups.
     """
-    torch._check(x_BCHW.ndim == 4, lambda: f"a picture has 4 dims, B C H W; got {list(x_BCHW.shape)}")
+    torch._check(x_BCHW.ndim == 4, lambda: f"an image has 4 dims, B C H W; got {list(x_BCHW.shape)}")
     torch._check(
         x_BCHW.shape[1] % groups == 0, lambda: f"{x_BCHW.shape[1]} channels do not divide into {groups} groups"
     )

@@ -1,10 +1,10 @@
-"""The Triton kernels of `group_norm_silu`, forward and backward. Pictures lie as rows of channels, one row a place.
+"""The Triton kernels of `group_norm_silu`, forward and backward. Images lie as rows of channels, one row a place.
 
-Each pass has three steps. Sums: a program goes over some rows of some channels of one picture and writes what it found
-for each channel. Meeting: a program puts together, in order, what was found for one group of one picture. Writing: a
+Each pass has three steps. Sums: a program goes over some rows of some channels of one image and writes what it found
+for each channel. Meeting: a program puts together, in order, what was found for one group of one image. Writing: a
 program computes some rows of the result. No program writes what another one reads, so every run gives the same bits.
 
-Shape letters: B pictures, C channels, S places (height x width), G groups, P parts into which the places are cut.
+Shape letters: B images, C channels, S places (height x width), G groups, P parts into which the places are cut.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _channels(COLUMNS: tl.constexpr):
 
 @triton.jit
 def _block(part, b, c, S, C, ROWS: tl.constexpr):
-    """Where the numbers of a block of rows are, and whether they exist."""
+    """Offsets of the numbers of a block of rows, and the mask of those that exist."""
     s = part * ROWS + tl.arange(0, ROWS)
     at = (b.to(tl.int64) * S + s[:, None]) * C + c[None, :]
     return at, (s[:, None] < S) & (c[None, :] < C)
@@ -112,7 +112,7 @@ def _loaded(pointer, at, there, DOUBLE: tl.constexpr):
 
 @triton.jit
 def _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE: tl.constexpr):
-    """Weight, bias, mean and 1 / deviation of channels of one picture."""
+    """Weight, bias, mean and 1 / deviation of channels of one image."""
     there = c < C
     of = b * groups + c // size
     return (
@@ -192,7 +192,7 @@ def _before_silu(
     dy, x, at, there, w, shift, middle, scale,
     SILU: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient behind weight and bias, and the normed picture, of a block; both 0 where there is none."""
+    """The gradient behind weight and bias, and the normed image, of a block; both 0 where there is none."""
     normed = tl.where(there, (_loaded(x, at, there, DOUBLE) - middle) * scale, 0.0)
     dz = _loaded(dy, at, there, DOUBLE)
     if SILU:
@@ -208,7 +208,7 @@ def _sums_back(
     size, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROUNDS: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the gradient and of gradient times normed picture, of each channel over the rows of a part."""
+    """Sums of the gradient and of gradient times normed image, of each channel over the rows of a part."""
     part, b, c = tl.program_id(0), tl.program_id(2), _channels(COLUMNS)
     w, shift, middle, scale = _line(weight, bias, mean, rstd, b, c, C, groups, size, DOUBLE)
     plain = tl.zeros((COLUMNS,), tl.float64 if DOUBLE else tl.float32)
@@ -228,7 +228,7 @@ def _meet_back(
     found, whole, of_group, weight, B, C, groups, size, parts,
     TOGETHER: tl.constexpr, SIZE: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """The same sums over all rows of one picture: of each channel of a group, and of the group by its weights."""
+    """The same sums over all rows of one image: of each channel of a group, and of the group by its weights."""
     g, b = tl.program_id(0), tl.program_id(1)
     k = tl.arange(0, SIZE)
     w = _loaded(weight, g * size + k, k < size, DOUBLE)

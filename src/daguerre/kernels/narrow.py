@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 
 def enable(networks: Iterable[nn.Module], device: torch.device) -> int:
-    """What encodes among these networks computes in bf16 on this device, unless it is trained; returns how many do."""
+    """Makes the frozen encoders among these networks compute in bf16 on this device; returns how many there are."""
     frozen = [network for network in networks if not any(p.requires_grad for p in network.parameters())]
     found: list[nn.Module] = [m for network in frozen for m in network.modules() if type(m) is Encoder]
     found += [network for network in frozen if isinstance(network, PreTrainedModel)]

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 SMALLEST = 15_000_000
 """Multiplications from which on it pays: rows x inputs x outputs."""
-PICTURES = 16
-"""Rows are given as so many pictures: with fewer, torch computes convolutions of size 1 by itself if it has one thread
+IMAGES = 16
+"""Rows are given as so many images: with fewer, torch computes convolutions of size 1 by itself if it has one thread
 alone."""
 
 
@@ -26,7 +26,7 @@ class Product(nn.Linear):
         """As nn.Linear, up to rounding."""
         if not _pays(input, self.weight):
             return F.linear(input, self.weight, self.bias)
-        rows = input.reshape(PICTURES, -1, 1, input.shape[-1]).permute(0, 3, 1, 2)
+        rows = input.reshape(IMAGES, -1, 1, input.shape[-1]).permute(0, 3, 1, 2)
         y = F.conv2d(rows, self.weight[:, :, None, None], self.bias)
         return y.permute(0, 2, 3, 1).reshape(*input.shape[:-1], -1)
 
@@ -34,7 +34,7 @@ class Product(nn.Linear):
 def _pays(x: Tensor, weight: Tensor) -> bool:
     whole = not isinstance(weight, DTensor)
     plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    divides = x.numel() // weight.shape[1] % PICTURES == 0
+    divides = x.numel() // weight.shape[1] % IMAGES == 0
     return whole and plain and divides and x.numel() * weight.shape[0] >= SMALLEST
 
 

@@ -20,7 +20,7 @@ from daguerre.kernels.group_norm_silu import group_norm_silu
 
 
 class Norm(nn.GroupNorm):
-    """A GroupNorm of pictures with channels last."""
+    """A GroupNorm of images with channels last."""
 
     silu = False
 
@@ -39,7 +39,7 @@ class NormSiLU(Norm):
 
 
 class Activated(nn.Module):
-    """In the place of a block's SiLU: its pictures come activated, its vectors do not."""
+    """In the place of a block's SiLU: its images come activated, its vectors do not."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] as it is; SiLU of everything else."""
@@ -102,5 +102,5 @@ def _put(kind: type[Norm], norm: Any) -> int:
 
 
 def _is(kind: type, module: Any) -> bool:
-    """Of this very type: a subclass may compute something else."""
+    """Exactly this type: a subclass may compute something else."""
     return type(module) is kind

@@ -1,4 +1,4 @@
-"""What a run says when memory runs out: of what there may be less. The micro-batch that fits is measured."""
+"""Advice when memory runs out, including the largest micro-batch that fits (measured)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daguerre.training.state import TrainState
 
 
 class Names(Protocol):
-    """Of which only the names of the checkpoints are asked."""
+    """Anything that lists checkpoints."""
 
     def names(self) -> list[str]:
         """Oldest first."""
@@ -25,7 +25,7 @@ class Names(Protocol):
 def of_training(
     config: Config, checkpoints: Names, parts: Parts, state: TrainState, loading: Loading, sizes: BatchSizes
 ) -> str:
-    """The largest micro-batch that fits, found with samples of the update that did not, and what else spares memory.
+    """The largest micro-batch that fits, found with samples of the failed update, and other settings that save memory.
 
     The state is not to be trained on or saved afterwards.
     """
@@ -38,32 +38,30 @@ def of_training(
             tried, lambda size: oom.update_fits(state, batch.rows(0, size), parts.loss, parts.autocast)
         )
     if parts.objective.couples_samples:
-        said = (
-            "This objective compares the samples of a batch, so that it cannot be cut: make global_batch_size smaller."
-        )
+        first = "This objective compares the samples of a batch and cannot split it: make global_batch_size smaller."
     elif fitting is None:
-        said = "Not even a micro-batch of one sample fits."
+        first = "Not even a micro-batch of one sample fits."
     elif fitting == sizes.micro:
-        said = f"A micro-batch of {fitting} fits by itself, so that something else beside it takes the memory."
+        first = f"A micro-batch of {fitting} fits by itself, so that something else beside it takes the memory."
     else:
-        said = (
+        first = (
             f"The largest micro-batch that fits is {fitting} (it was {len(batch.names)}): "
             f"training.per_device_batch_size={fitting} training.gradient_accumulation_steps={sizes.whole // fitting} "
             f"computes the same updates of {sizes.whole} samples with it."
         )
-    return "\n".join([said, *_less(config, fitting is None), kept(checkpoints)])
+    return "\n".join([first, *_others(config, fitting is None), kept(checkpoints)])
 
 
 def of_several(config: Config, checkpoints: Names) -> str:
-    """What spares memory where several processes train together."""
+    """Settings that save memory when several processes train together."""
     ways = ["training.per_device_batch_size may be smaller: the global batch stays what it is"]
     if config.mesh.ici_fsdp_parallelism == 1:
         ways.append("mesh.ici_data_parallelism=1 mesh.ici_fsdp_parallelism=-1 splits weights and moments over a node")
-    return "\n".join([f"{'; '.join(ways)}.", *_less(config, False), kept(checkpoints)])
+    return "\n".join([f"{'; '.join(ways)}.", *_others(config, False), kept(checkpoints)])
 
 
-def _less(config: Config, needed: bool) -> list[str]:
-    """What else spares memory and is not done yet."""
+def _others(config: Config, needed: bool) -> list[str]:
+    """Other settings that save memory and are not set yet."""
     ways = []
     if not config.training.gradient_checkpointing:
         ways.append("training.gradient_checkpointing=true keeps fewer activations")
@@ -77,16 +75,16 @@ def _less(config: Config, needed: bool) -> list[str]:
 
 
 def kept(checkpoints: Names) -> str:
-    """What the run goes on from."""
+    """The checkpoint that the run can resume from."""
     names = checkpoints.names()
     return f"The last checkpoint is {names[-1]}." if names else "No checkpoint was saved yet."
 
 
 def of_drawing(sampling: SamplingSettings) -> str:
-    """For pictures."""
+    """For generated images."""
     if sampling.batch_size > 1:
-        return f"Draw fewer at once: sampling.batch_size is {sampling.batch_size}."
-    return "Draw smaller pictures (sampling.height, sampling.width), or none while training: sampling.num_images=0."
+        return f"Generate fewer at once: sampling.batch_size is {sampling.batch_size}."
+    return "Generate smaller images (sampling.height, sampling.width), or none while training: sampling.num_images=0."
 
 
 def of_validation(checkpoints: Names) -> str:

@@ -1,4 +1,4 @@
-"""What `daguerre plan` plans for: devices that need not be here, the step that they compute, whether it has room."""
+"""Targets of `daguerre plan`: devices that need not be here, and the step of a recipe on them: does it fit?"""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import torch
 
 from daguerre.build.parts import BatchSizes, Parts, batch_sizes, outline
 from daguerre.config.config import Config
-from daguerre.data.plan.buckets import buckets
 from daguerre.distributed.mesh import Mesh
 from daguerre.memory import peak as memory_peak
-from daguerre.memory.peak import Peak, Rehearsal
+from daguerre.memory.peak import Peak, SimulatedStep
 from daguerre.memory.report import size_text, wrap
-from daguerre.memory.static import Count
+from daguerre.memory.static import MemoryCount
 from daguerre.models.placement import frozen
 from daguerre.training.performance import kernels
 from daguerre.training.settings import bytes_of
 
 CONTEXT_BYTES = 1_000_000_000
-"""Of a GPU, beside tensors: CUDA's context and kernels (about .5 GB) and work spaces of its libraries. An estimate."""
+"""Beside tensors on a GPU: CUDA's context and kernels (about .5 GB) and work spaces of its libraries. An estimate."""
 ROUNDING = 0.04
 """Share of what a step makes and drops that the allocator loses to rounding and gaps. An estimate."""
 
 Say = Callable[[str], None]
-"""Is told what takes its time."""
+"""Gets a line for each thing that takes its time."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +63,18 @@ class Target:
             return peak.whole
         return peak.whole + CONTEXT_BYTES + round(ROUNDING * (peak.whole - peak.held))
 
-    def notes(self) -> list[str]:
-        """What acts on these devices otherwise than it reads, or not at all."""
-        said = []
+    def notices(self) -> Iterator[str]:
+        """Settings that act differently on these devices, or not at all."""
         mesh, settings = self.mesh, self.given.mesh
         split = mesh.degree("fsdp") * mesh.degree("tensor") > 1
         if not split and "shard_frozen" in settings.model_fields_set:
-            said.append("mesh.shard_frozen has no effect: neither fsdp nor tensor has more than one device")
+            yield "mesh.shard_frozen has no effect: neither fsdp nor tensor has more than one device"
         if not split and "logical_axis_rules" in settings.model_fields_set:
-            said.append("mesh.logical_axis_rules split no parameter: neither fsdp nor tensor has more than one device")
+            yield "mesh.logical_axis_rules split no parameter: neither fsdp nor tensor has more than one device"
         if self.given.training.compile:
-            said.append("training.compile: what compiled blocks keep is counted as if they were not compiled")
+            yield "training.compile: what compiled blocks keep is counted as if they were not compiled"
         if mesh.degree("tensor") > 1:
-            said.append("activations are counted as if tensor did not split them: a step takes less than this")
-        return said
+            yield "activations are counted as if tensor did not split them: a step takes less than this"
 
 
 def of(config: Config, mesh: Mesh, card: str | None, sizes: BatchSizes | None = None) -> Target:
@@ -112,27 +109,27 @@ class Step:
     precision: str
     largest: Peak | None
     ways: tuple[str, ...]
-    """What takes less, where the recipe's own micro-batch has no room."""
+    """Settings that take less, where the recipe's own micro-batch has no room."""
 
     @property
     def fits(self) -> bool:
-        """Whether it has room, where the room is known."""
+        """True if it has room, or the room is not known."""
         return self.target.card is None or self.target.left(self.peak) >= 0
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Text for the terminal."""
         lines = wrap(self._batch())
         lines += [f"{label:<30}{size:>12}  {remark}".rstrip() for label, size, remark in self._rows()]
         return [*lines, *(f"  {way}" for way in self.ways)]
 
     def _batch(self) -> str:
         sizes, training = self.target.sizes, self.target.given.training
-        bucket = max(buckets(self.target.given.data), key=lambda each: each.area_px)
+        bucket = memory_peak.largest_bucket(self.target.given)
         where = "a GPU" if self.target.on_gpu else "a CPU"
         again = ", activations computed again" if training.gradient_checkpointing else ""
         cut = f"{sizes.ranks} x {sizes.accumulation} x {sizes.micro} (devices x micro-batches x samples)"
         size = f"{bucket.width_px}x{bucket.height_px} px"
-        return f"global batch {sizes.whole} = {cut}, pictures of at most {size}, {self.precision} on {where}{again}"
+        return f"global batch {sizes.whole} = {cut}, images of at most {size}, {self.precision} on {where}{again}"
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         target, peak = self.target, self.peak
@@ -149,8 +146,8 @@ class Step:
             yield "taken of a device", size_text(taken), ""
         if target.card is not None:
             free = target.left(peak)
-            said = f"fits, {size_text(free)} are left" if free >= 0 else f"DOES NOT FIT: {size_text(-free)} too much"
-            yield "device", size_text(target.card), said
+            verdict = f"fits, {size_text(free)} are left" if free >= 0 else f"DOES NOT FIT: {size_text(-free)} too much"
+            yield "device", size_text(target.card), verdict
             if self.largest is not None:
                 size = size_text(target.taken(self.largest))
                 yield "largest micro-batch that fits", str(self.largest.micro), f"takes {size}"
@@ -158,7 +155,7 @@ class Step:
                 yield "largest micro-batch that fits", "none", "not even one sample has room; each by itself:"
 
     def document(self) -> dict[str, object]:
-        """For programs."""
+        """JSON for programs."""
         target = self.target
         found: dict[str, object] = {
             "micro_batch": self.peak.micro,
@@ -179,15 +176,15 @@ class Step:
         return found
 
 
-def rehearsal(target: Target, parts: Parts, count: Count, say: Say = lambda stage: None) -> Rehearsal:
+def simulated_step(target: Target, parts: Parts, count: MemoryCount, say: Say = lambda stage: None) -> SimulatedStep:
     """Steps of the recipe on these devices. The networks of `parts` are used up."""
-    return Rehearsal(target.config, parts, count, target.sizes.accumulation > 1, target.on_gpu, say)
+    return SimulatedStep(target.config, parts, count, target.sizes.accumulation > 1, target.on_gpu, say)
 
 
-def step(target: Target, parts: Parts, count: Count, say: Say = lambda stage: None) -> Step:
+def step(target: Target, parts: Parts, count: MemoryCount, say: Say = lambda stage: None) -> Step:
     """A step of the recipe on these devices. The networks of `parts` are used up."""
-    steps = rehearsal(target, parts, count, say)
-    peak = steps.peak(memory_peak.pictures_at_once(target.config, target.sizes.micro))
+    steps = simulated_step(target, parts, count, say)
+    peak = steps.peak(memory_peak.images_at_once(target.config, target.sizes.micro))
     # Where not even what is held has room, no micro-batch needs to be tried.
     tried = target.card is not None and target.left(replace(peak, passes=0, update=0)) >= 0
     largest = memory_peak.largest_that_fits(steps, peak, target.left) if tried else None
@@ -195,7 +192,7 @@ def step(target: Target, parts: Parts, count: Count, say: Say = lambda stage: No
     return Step(target, peak, parts.precision, largest, tuple(_ways(target, count, largest)) if lacking else ())
 
 
-def _ways(target: Target, count: Count, largest: Peak | None) -> Iterator[str]:
+def _ways(target: Target, count: MemoryCount, largest: Peak | None) -> Iterator[str]:
     """Ways to need less, with what they spare where that is counted."""
     training, optimizer = target.given.training, target.given.optimizer
     if largest is not None:

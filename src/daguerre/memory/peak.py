@@ -1,13 +1,13 @@
-"""The most memory that a step of training takes, found by computing one on tensors that have shapes and no memory.
+"""Peak memory of a training step, found by computing one on fake tensors: shapes without memory.
 
-It is the very code of a step, on the real networks: encoding, forward and backward pass, clipping, optimizer, averages.
-What a mesh changes of it (parts in place of whole gradients, gathered parameters, buckets) is put in where it arises.
+It is the code of a real step on the real networks: encoding, forward and backward pass, clipping, optimizer, averages.
+Effects of a mesh (sharded gradients, gathered parameters, buckets) are added where they arise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,10 +21,11 @@ from daguerre import plugins
 from daguerre.build.parts import Parts, begin
 from daguerre.config.config import Config
 from daguerre.data.loading.collate import absent
-from daguerre.data.plan.buckets import buckets
+from daguerre.data.plan.buckets import Bucket, buckets
+from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.parallelize import blocks
 from daguerre.distributed.parts import own_region
-from daguerre.memory.static import Count, Held
+from daguerre.memory.static import MemoryCount, ResidentTensor
 from daguerre.models.placement import frozen
 from daguerre.training import cuda_types, step
 from daguerre.training.memory_tracker import Live
@@ -46,7 +47,7 @@ class Peak:
     micro: int
     """Samples of a micro-batch."""
     held: int
-    """What stays between updates, gradients not among it."""
+    """Stays between updates, without gradients."""
     passes: int
     """Beside that, while losses and gradients are computed."""
     update: int
@@ -56,23 +57,23 @@ class Peak:
 
     @property
     def whole(self) -> int:
-        """Of all tensors at once."""
+        """All tensors at once."""
         return self.held + max(self.passes, self.update)
 
 
-class Rehearsal:
+class SimulatedStep:
     """Steps of one recipe, computed without memory."""
 
     def __init__(
         self,
         config: Config,
         parts: Parts,
-        count: Count,
+        count: MemoryCount,
         accumulates: bool,
         on_gpu: bool,
         say: Callable[[str], None] = lambda stage: None,
     ) -> None:
-        """`say` is told what takes its time."""
+        """`say` gets a line for each thing that takes its time."""
         self._config, self._parts, self._count = config, parts, count
         self._accumulates, self._say = accumulates, say
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
@@ -80,37 +81,29 @@ class Rehearsal:
         self._gathered = gathered_bytes(parts, count, config.mesh.shard_frozen)
         inside = {id(p) for unit in blocks(parts.net, parts.family.block_classes) for p in unit.parameters()}
         apart = {name for name, p in parts.net.named_parameters() if p.requires_grad and id(p) not in inside}
-        self._together = frozenset(apart if count.mesh.degree("fsdp") > 1 else ())
+        self._together = apart if count.mesh.degree("fsdp") > 1 else set()
         if on_gpu:
             for network in (parts.net, *frozen(parts.net, parts.family.components).values()):
                 cuda_types.enable(network)
-        with self._inside():
+        with self._mode, self._live:
             _fill(parts)
             self._state = _begun(config, parts)
         self._held = {each.placed.name: each for each in count.held if "gradients" in each.kinds}
 
     def peak(self, micro: int) -> Peak:
-        """Of a step with micro-batches of this size."""
+        """The peak of a step with micro-batches of this size."""
         self._say(f"computing a step with micro-batches of {micro}")
-        with self._inside():
+        with self._mode, self._live:
             passes, update = self._passes(micro), self._update()
         held = self._count.whole - self._count.bytes_of("gradients")
         return Peak(micro, held, passes + self._gathered, update, self._gathered)
-
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(self._mode)
-            stack.enter_context(self._live)
-            yield
 
     def _passes(self, micro: int) -> int:
         """Most bytes beside what is held, in the last micro-batch of an update."""
         state, live = self._state, self._live
         base = live.now
         live.reset()
-        gradients = Gradients(self._count, self._accumulates, self._together)
-        with gradients.of({name: (p, self._held[name].all_numbers) for name, p in state.trained.items()}, self._held):
+        with sharded_gradients(state.trained, self._held, self._count.mesh, self._accumulates, self._together):
             state.net.train()
             batch = self._batch(micro)
             step.backward(state.net, [batch], self._parts.loss, micro, self._parts.autocast, state.see, state.scaler)
@@ -134,7 +127,7 @@ class Rehearsal:
         return (live.peak - base) * own // whole
 
     def _batch(self, micro: int) -> Batch:
-        """Samples of the largest bucket, of which shapes are all that is known."""
+        """Samples of the largest bucket, shapes alone."""
         first = [0] * micro
         return self._given.map(
             lambda tensor: torch.empty((micro, *tensor.shape[1:]), dtype=tensor.dtype),
@@ -142,52 +135,48 @@ class Rehearsal:
         )
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """What becomes of gradients on a mesh, as a backward pass makes them."""
+@contextmanager
+def sharded_gradients(
+    trained: Mapping[str, Tensor], held: Mapping[str, ResidentTensor], mesh: Mesh, accumulates: bool, together: set[str]
+) -> Iterator[None]:
+    """Within the context a backward pass leaves of each gradient the part that a device keeps; afterwards nothing.
 
-    count: Count
-    accumulates: bool
-    together: frozenset[str]
-    """Parameters outside the blocks of a network that fsdp splits: their gradients wait for each other."""
+    `together` names parameters outside the blocks of a network that fsdp splits: their gradients wait for each other.
+    """
+    kept: list[Tensor] = []
+    in_place = accumulates and mesh.degree("fsdp") == 1
 
-    @contextmanager
-    def of(self, trained: Mapping[str, tuple[Tensor, int]], held: Mapping[str, Held]) -> Iterator[None]:
-        """Within the context each gradient is replaced by what a device keeps of it; afterwards nothing is left."""
-        mesh, kept = self.count.mesh, list[Tensor]()
-        in_place = self.accumulates and mesh.degree("fsdp") == 1
+    def keep(numbers: int, like: Tensor) -> None:
+        kept.append(torch.empty(numbers, dtype=like.dtype))
 
-        def keep(numbers: int, like: Tensor) -> None:
-            kept.append(torch.empty(numbers, dtype=like.dtype))
+    def made(p: Tensor, own: int, waiting: int) -> None:
+        p.grad = None
+        keep(waiting, p)
+        if not in_place:
+            keep(own, p)
+        if mesh.degree("data") > 1:
+            keep(own, p)  # its place in a buffer that is summed over the data axis
 
-        def made(p: Tensor, own: int, waiting: int) -> None:
-            p.grad = None
-            keep(waiting, p)
-            if not in_place:
-                keep(own, p)
-            if mesh.degree("data") > 1:
-                keep(own, p)  # its place in a buffer that is summed over the data axis
-
-        hooks = []
-        for name, (p, numbers) in trained.items():
-            own = held[name].numbers
-            whole = numbers // (1 if held[name].placed.tensor is None else mesh.degree("tensor"))
-            if self.accumulates:  # FSDP2 keeps whole gradients until the last micro-batch
-                keep(own if in_place else whole, p)
-            waiting = whole if name in self.together and not self.accumulates else 0
-            hooks.append(p.register_post_accumulate_grad_hook(partial(made, own=own, waiting=waiting)))
-        try:
-            yield
-            for name in self.together:
-                keep(trained[name][1], trained[name][0])  # and are then put into one buffer
-        finally:
-            for hook in hooks:
-                hook.remove()
+    hooks = []
+    for name, p in trained.items():
+        own = held[name].numbers
+        whole = held[name].all_numbers // (1 if held[name].placed.tensor is None else mesh.degree("tensor"))
+        if accumulates:  # FSDP2 keeps whole gradients until the last micro-batch
+            keep(own if in_place else whole, p)
+        waiting = whole if name in together and not accumulates else 0
+        hooks.append(p.register_post_accumulate_grad_hook(partial(made, own=own, waiting=waiting)))
+    try:
+        yield
+        for name in together:
+            keep(held[name].all_numbers, trained[name])  # and are then put into one buffer
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
-def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
-    """Room for the parameters that fsdp gathers: of each network those outside its blocks, which stay gathered for a
-    step; and of the block at work and the next one, the parameters and the buffer that they came in."""
+def gathered_bytes(parts: Parts, count: MemoryCount, shard_frozen: bool) -> int:
+    """Bytes of the parameters that fsdp gathers: of each network those outside its blocks, which stay gathered for a
+    step; and of the current block and the next one, the parameters and the buffer that they came in."""
     mesh = count.mesh
     if mesh.degree("fsdp") == 1:
         return 0
@@ -207,15 +196,20 @@ def gathered_bytes(parts: Parts, count: Count, shard_frozen: bool) -> int:
     return outside + 4 * largest
 
 
-def pictures_at_once(config: Config, micro: int) -> int:
+def largest_bucket(config: Config) -> Bucket:
+    """The bucket that takes most memory."""
+    return max(buckets(config.data), key=lambda bucket: bucket.area_px)
+
+
+def images_at_once(config: Config, micro: int) -> int:
     """Samples of the largest bucket in a micro-batch of `micro`: its pixels may be limited."""
-    area_px = max(bucket.area_px for bucket in buckets(config.data))
-    return micro if config.loader.max_pixels is None else max(1, min(micro, config.loader.max_pixels // area_px))
+    limit = config.loader.max_pixels
+    return micro if limit is None else max(1, min(micro, limit // largest_bucket(config).area_px))
 
 
 def _sample(config: Config, parts: Parts) -> Batch:
-    """One sample of the largest size of pictures, of which shapes are all that matters."""
-    bucket = max(buckets(config.data), key=lambda each: each.area_px)
+    """One sample of the largest bucket, of which only shapes matter."""
+    bucket = largest_bucket(config)
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
     texts = ["" if getattr(config.model, "long_prompts", False) else _CAPTION]
     keys, sizes = np.zeros((1, 3), dtype=np.int64), np.zeros((1, 6), dtype=np.int32)
@@ -224,7 +218,7 @@ def _sample(config: Config, parts: Parts) -> Batch:
 
 
 def _fill(parts: Parts) -> None:
-    """Gives every parameter and buffer memory that is none, on the CPU."""
+    """Replaces parameters and buffers by fake tensors on the CPU."""
     networks = [*parts.family.components.values(), parts.net]
     modules = {id(module): module for network in networks for module in network.modules()}
     made: dict[int, tuple[Tensor, Tensor]] = {}
@@ -243,8 +237,8 @@ def _fill(parts: Parts) -> None:
 
 def _begun(config: Config, parts: Parts) -> TrainState:
     """The state after an update, with moments."""
-    rehearsed = not hasattr(plugins.find("optimizers", config.optimizer.name), "update_bytes")
-    settings = config.optimizer if rehearsed else plugins.find("optimizers", _STAND_IN).Settings()
+    simulated = not hasattr(plugins.find("optimizers", config.optimizer.name), "update_bytes")
+    settings = config.optimizer if simulated else plugins.find("optimizers", _STAND_IN).Settings()
     state = begin(config, parts, optimizer=settings)
     for p in state.parameters:
         p.grad = torch.zeros_like(p)
@@ -252,7 +246,7 @@ def _begun(config: Config, parts: Parts) -> TrainState:
     return state
 
 
-def largest_that_fits(rehearsal: Rehearsal, first: Peak, left: Callable[[Peak], float]) -> Peak | None:
+def largest_that_fits(steps: SimulatedStep, first: Peak, left: Callable[[Peak], float]) -> Peak | None:
     """The largest micro-batch for which bytes are `left`, looked for along the line through two peaks and proved by its
     own; None where one sample has no room."""
     low, high, line = None, _MOST + 1, [first]
@@ -262,7 +256,7 @@ def largest_that_fits(rehearsal: Rehearsal, first: Peak, left: Callable[[Peak], 
         below = low.micro if low else 0
         if high - below <= 1:
             return low
-        line.append(rehearsal.peak(min(max(_along(line, left), below + 1), high - 1)))
+        line.append(steps.peak(min(max(_along(line, left), below + 1), high - 1)))
 
 
 def _along(line: list[Peak], left: Callable[[Peak], float]) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from daguerre.build.parts import Parts
 from daguerre.config import overrides
 from daguerre.config.aliases import lookup
 from daguerre.config.config import Config
@@ -20,7 +19,7 @@ from daguerre.memory import estimate, static
 from daguerre.memory.estimate import CONTEXT_BYTES, Say, Step, Target
 from daguerre.memory.peak import Peak
 from daguerre.memory.report import size_text
-from daguerre.memory.static import Count
+from daguerre.memory.static import MemoryCount
 from daguerre.training import oom
 from daguerre.training.settings import largest_divisor
 
@@ -28,8 +27,8 @@ _MICRO, _ACCUMULATION = "training.per_device_batch_size", "training.gradient_acc
 _TRIES = 4
 """Combinations whose step is computed before the search gives up."""
 _COLUMNS = 92
-NONE = "no combination of settings that was tried has room: take more devices (fsdp), or smaller pictures"
-"""For people."""
+NONE = "no combination of settings that was tried has room: take more devices (fsdp), or smaller images"
+"""Message when nothing fits."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Remedy:
     given: tuple[str, ...]
     """Overrides."""
     harm: int = 0
-    """How much it changes of what is learnt, beside other remedies; 0: nothing, or hardly."""
+    """Rank by how much it changes what is learnt; 0: nothing, or hardly."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,12 @@ class Fitting:
     """The whole command."""
 
     def lines(self) -> list[str]:
-        """For people: what it takes, and the command, to be pasted."""
+        """Text for the terminal: predicted bytes, and the command, to be pasted."""
         taken, left = self.target.taken(self.peak), self.target.left(self.peak)
         return [f"{size_text(taken)} predicted, {size_text(left)} are left, with", *_as_shell(self.command)]
 
     def document(self) -> dict[str, object]:
-        """For programs."""
+        """JSON for programs."""
         return {
             "command": shlex.join(self.command),
             "overrides": list(self.given),
@@ -70,7 +69,7 @@ class Fitting:
 
 
 def find(
-    step: Step, count: Count, typed: Container[str], again: Callable[[Sequence[str]], Target], say: Say
+    step: Step, count: MemoryCount, typed: Container[str], again: Callable[[Sequence[str]], Target], say: Say
 ) -> Fitting | None:
     """The mildest combination for a step without room; settings that the user `typed` stay. `again` is the target of
     the same command with more overrides. None where nothing that is tried has room."""
@@ -109,7 +108,8 @@ def _tried(
     *larger, smallest = sorted(micros, reverse=True)
     try:
         target = again([*given, f"{_MICRO}={smallest}"])
-        steps = estimate.rehearsal(target, *_counted(target), say)
+        parts = target.parts()
+        steps = estimate.simulated_step(target, parts, static.count(target.config, parts, target.mesh), say)
     except UserError:  # it does not go with the rest of the recipe
         return None
     for micro in (smallest, *larger):
@@ -122,12 +122,7 @@ def _tried(
     return found
 
 
-def _counted(target: Target) -> tuple[Parts, Count]:
-    parts = target.parts()
-    return parts, static.count(target.config, parts, target.mesh)
-
-
-def _likely(target: Target, count: Count, typed: Container[str]) -> list[tuple[list[Remedy], list[Remedy]]]:
+def _likely(target: Target, count: MemoryCount, typed: Container[str]) -> list[tuple[list[Remedy], list[Remedy]]]:
     """Combinations of remedies that change what is learnt, least of all first, each with all that hardly do. Those are
     left out of which weights, gradients and moments alone have no room."""
     assert target.card is not None
@@ -145,7 +140,7 @@ def _likely(target: Target, count: Count, typed: Container[str]) -> list[tuple[l
 
 
 def remedies(config: Config, target: Target) -> Iterator[Remedy]:
-    """What the recipe does not do yet."""
+    """Remedies that the recipe does not use yet."""
     training, optimizer, mesh = config.training, config.optimizer, target.mesh
     split, node = mesh.degree("fsdp") * mesh.degree("tensor") > 1, mesh.devices // mesh.nodes
     if not training.gradient_checkpointing:
@@ -164,7 +159,7 @@ def remedies(config: Config, target: Target) -> Iterator[Remedy]:
         yield Remedy("weights", ("training.weights_dtype=bfloat16",), 2)
 
 
-def _least(target: Target, count: Count, names: Container[str]) -> float:
+def _least(target: Target, count: MemoryCount, names: Container[str]) -> float:
     """Bytes that these remedies leave of what is held, gradients among it; activations are not."""
     kept = {kind: float(count.bytes_of(kind)) for kind in static.KINDS}
     if "weights" in names:

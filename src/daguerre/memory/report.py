@@ -1,4 +1,4 @@
-"""What `daguerre plan` prints: mesh, rules, where parameters go, and bytes, for a terminal of 100 columns."""
+"""Text and JSON of `daguerre plan`: mesh, rules, where parameters go, and bytes, for a terminal of 100 columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.sharding_rules import PARAMETER_AXES, Rules
-from daguerre.memory.static import KINDS, Count, Held
+from daguerre.memory.static import KINDS, MemoryCount, ResidentTensor
 
 _WIDTH = 100
 _PATTERN = 43
@@ -44,26 +44,26 @@ def number_text(count: float) -> str:
     return f"{count:.0f}"
 
 
-def split_text(held: Held, mesh: Mesh) -> str:
-    """What becomes of each dim, such as `heads/tensor, embed/fsdp`; `*` where no rule names the dim."""
+def split_text(held: ResidentTensor, mesh: Mesh) -> str:
+    """The split of each dim, such as `heads/tensor, embed/fsdp`; `*` where no rule names the dim."""
     placed = held.placed
     if placed.tensor is None and placed.fsdp is None:
         return "whole"
     dims = [*placed.dims, *[None] * (len(placed.shape) - len(placed.dims))]
-    said = []
+    texts = []
     for dim, name in enumerate(dims):
         axes = [axis for axis, where in (("tensor", placed.tensor), ("fsdp", placed.fsdp)) if where == dim]
         mark = "" if placed.by_rule or "fsdp" not in axes else "*"
         if axes:
-            said.append(f"{name or f'dim {dim}'}/{'+'.join(axes)}{mark}")
+            texts.append(f"{name or f'dim {dim}'}/{'+'.join(axes)}{mark}")
         elif name is not None and dim < 2:
-            said.append(name)
-    return ", ".join(said)
+            texts.append(name)
+    return ", ".join(texts)
 
 
-def groups(count: Count) -> list[Group]:
+def groups(count: MemoryCount) -> list[Group]:
     """One for each pattern and way of splitting, in the order of the networks."""
-    found: dict[tuple[str, str, str], list[Held]] = {}
+    found: dict[tuple[str, str, str], list[ResidentTensor]] = {}
     for each in count.held:
         key = (each.component, each.pattern or "(no logical axes)", split_text(each, count.mesh))
         found.setdefault(key, []).append(each)
@@ -73,8 +73,8 @@ def groups(count: Count) -> list[Group]:
     ]
 
 
-def about_mesh(mesh: Mesh) -> list[str]:
-    """Degrees, and how a batch is cut."""
+def describe_mesh(mesh: Mesh) -> list[str]:
+    """Degrees of the axes."""
     each = mesh.devices // mesh.nodes
     lines = [
         f"{_some(mesh.devices, 'device')}, {_some(mesh.nodes, 'node')} of {each}; axes from the outside in: "
@@ -86,14 +86,14 @@ def about_mesh(mesh: Mesh) -> list[str]:
     return lines
 
 
-def about_rules(axis_rules: Rules, mesh: Mesh, said: Sequence[str]) -> list[str]:
-    """What the rules split on this mesh, and which of them do nothing on it."""
+def describe_rules(axis_rules: Rules, mesh: Mesh, notices: Sequence[str]) -> list[str]:
+    """Rules that split something on this mesh, and those without effect on it."""
     acting: list[str] = []
     idle: list[str] = []
     seen: set[tuple[str, str]] = set()
     for name, axes in axis_rules:
-        if name == "out_channels" and said:
-            continue  # what is said of it is below
+        if name == "out_channels" and notices:
+            continue  # the notice below is about it
         many = [axis for axis in axes if mesh.degree(axis) > 1 and (name, axis) not in seen]
         seen |= {(name, axis) for axis in axes}
         (acting if many else idle).append(f"{name} -> {', '.join(axes) or 'nothing'}")
@@ -105,10 +105,10 @@ def about_rules(axis_rules: Rules, mesh: Mesh, said: Sequence[str]) -> list[str]
     unnamed = [name for name in PARAMETER_AXES if name not in dict(axis_rules)]
     if mesh.degree("fsdp") > 1 and unnamed:
         lines += wrap(f"without a rule: {', '.join(unnamed)}")
-    return lines + [line for text in said for line in wrap(text)]
+    return lines + wrapped(notices)
 
 
-def about_parameters(count: Count, every: bool) -> list[str]:
+def describe_parameters(count: MemoryCount, every: bool) -> list[str]:
     """A table of parameters by pattern, or of every one."""
     lines = []
     sorted_groups = groups(count)
@@ -122,7 +122,10 @@ def about_parameters(count: Count, every: bool) -> list[str]:
         if whole and not every:
             continue
         if every:
-            lines += [_every_row(each, count.mesh) for each in held]
+            for each in held:
+                shape = " x ".join(map(str, each.placed.shape)) or "one number"
+                split = split_text(each, count.mesh)
+                lines.append(f"  {each.placed.name} [{shape}]: {split}, {number_text(each.numbers)} a device")
         else:
             lines.append(_row(f"  {'pattern':<{_PATTERN}}", "count", "numbers", "dims/axis", "a device"))
             lines += [
@@ -145,13 +148,8 @@ def _row(first: str, count: str, numbers: str, split: str, here: str) -> str:
     return f"{first} {count:>5} {numbers:>10}  {_shortened(split, 24):<24}{here:>10}"
 
 
-def _every_row(held: Held, mesh: Mesh) -> str:
-    shape = " x ".join(map(str, held.placed.shape)) or "one number"
-    return f"  {held.placed.name} [{shape}]: {split_text(held, mesh)}, {number_text(held.numbers)} a device"
-
-
-def about_problems(problems: Iterable[tuple[str, str]], every: bool) -> list[str]:
-    """What cannot be split as the rules say, by the reason."""
+def describe_problems(problems: Iterable[tuple[str, str]], every: bool) -> list[str]:
+    """Parameters that cannot be split as the rules say, by the reason."""
     by_reason: dict[str, list[str]] = {}
     for name, why in problems:
         by_reason.setdefault(why, []).append(name)
@@ -163,8 +161,8 @@ def about_problems(problems: Iterable[tuple[str, str]], every: bool) -> list[str
     return lines
 
 
-def held_table(count: Count, optimizer: str) -> list[str]:
-    """What a model takes by what it is for, with shares of the sum."""
+def held_table(count: MemoryCount, optimizer: str) -> list[str]:
+    """Bytes of a model by kind, with shares of the sum."""
     words = {"moments": f"state of {optimizer}", "frozen": "frozen networks", "averages": "averages (EMA)"}
     lines = [
         f"{words.get(kind, kind):<24} {size_text(taken):>12} {taken / count.whole:>8.1%}  "
@@ -175,8 +173,8 @@ def held_table(count: Count, optimizer: str) -> list[str]:
     return [*lines, f"{'in all':<24} {size_text(count.whole):>12}"]
 
 
-def document(count: Count, axis_rules: Rules, every: bool) -> dict[str, object]:
-    """The same for programs."""
+def document(count: MemoryCount, axis_rules: Rules, every: bool) -> dict[str, object]:
+    """JSON for programs."""
     mesh = count.mesh
     found: dict[str, object] = {
         "mesh": {

@@ -1,4 +1,4 @@
-"""How many bytes a model in training takes of the fullest device of a mesh, counted parameter by parameter.
+"""Bytes that a model in training takes on the fullest device of a mesh, counted parameter by parameter.
 
 What stays between updates: weights, gradients' room, the optimizer's state, averages, frozen networks, buffers. What a
 step takes beside that is memory/peak.py. Exact but for what an allocator rounds up.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from torch import nn
@@ -24,7 +25,7 @@ from daguerre.models.placement import frozen, of_net, placement
 from daguerre.training.optimizers import optimizer
 
 KINDS = ("weights", "gradients", "moments", "averages", "frozen", "buffers")
-"""What bytes are for, in the order of a report."""
+"""Kinds of bytes, in the order of a report."""
 _AVERAGE = 4
 """Bytes of a number in an average."""
 _FULLEST = 0
@@ -32,36 +33,36 @@ _FULLEST = 0
 
 
 @dataclass(frozen=True)
-class Held:
-    """What the fullest device holds of a parameter."""
+class ResidentTensor:
+    """The part of a parameter that the fullest device holds."""
 
     component: str
     placed: Placed
     pattern: str
-    """That means it; "" where no table knows its network."""
+    """That names its dims; "" where no table knows its network."""
     numbers: int
-    """Of it on this device."""
+    """Elements on this device."""
     kinds: Mapping[str, int]
     """Bytes by what they are for."""
 
     @property
     def all_numbers(self) -> int:
-        """Of the whole parameter."""
+        """Elements of the whole parameter."""
         return prod(self.placed.shape)
 
 
 @dataclass(frozen=True)
-class Count:
+class MemoryCount:
     """A model on the fullest device of a mesh."""
 
     mesh: Mesh
-    held: tuple[Held, ...]
+    held: tuple[ResidentTensor, ...]
     buffers: int
     """Bytes; each device has them all."""
     problems: tuple[tuple[str, str], ...]
     """(parameter, why it could not be split as the rules say)."""
-    said: tuple[str, ...]
-    """What a person should know of the rules on this mesh."""
+    notices: tuple[str, ...]
+    """About the rules on this mesh."""
 
     def bytes_of(self, kind: str) -> int:
         """Bytes of one of KINDS."""
@@ -72,16 +73,16 @@ class Count:
         """Bytes of all kinds."""
         return sum(map(self.bytes_of, KINDS))
 
-    def components(self) -> Iterator[tuple[str, list[Held]]]:
+    def components(self) -> Iterator[tuple[str, list[ResidentTensor]]]:
         """Parameters by component."""
         for name in dict.fromkeys(each.component for each in self.held):
             yield name, [each for each in self.held if each.component == name]
 
 
-def count(config: Config, parts: Parts, mesh: Mesh) -> Count:
-    """The count of a model, which may be without memory. UserError for what cannot be trained on this mesh."""
+def count(config: Config, parts: Parts, mesh: Mesh) -> MemoryCount:
+    """The count of a model, which may be without memory. Raises UserError for what cannot be trained on this mesh."""
     axis_rules = config.mesh.logical_axis_rules
-    said = sharding_rules.check(axis_rules, mesh)
+    notices = sharding_rules.check(axis_rules, mesh)
     net = of_net(parts.net, parts.family.components, axis_rules, mesh)
     held = [
         _held(placed.name.partition(".")[0], placed, net.patterns[placed.name], mesh, _in_net(config, parts, name, p))
@@ -94,10 +95,10 @@ def count(config: Config, parts: Parts, mesh: Mesh) -> Count:
         for placed, p in zip(found.placed, network.parameters(), strict=True):
             own = replace(placed, name=f"{component}.{placed.name}")
             own = own if config.mesh.shard_frozen else replace(own, tensor=None, fsdp=None)
-            size = p.element_size()
-            held.append(_held(component, own, found.patterns[placed.name], mesh, _frozen(size)))
-    result = Count(mesh, tuple(held), _buffers(parts), tuple(problems), tuple(said))
-    _refuse_whole_matrices(config, parts, result)
+            kinds = partial(_frozen, p.element_size())
+            held.append(_held(component, own, found.patterns[placed.name], mesh, kinds))
+    result = MemoryCount(mesh, tuple(held), _buffers(parts), tuple(problems), tuple(notices))
+    _check_optimizer(config, parts, result)
     return result
 
 
@@ -106,17 +107,17 @@ _Kinds = Callable[[str, Shape], dict[str, int]]
 """Bytes by what they are for, of a part of a parameter: its name, and the part's shape."""
 
 
-def _held(component: str, placed: Placed, pattern: str, mesh: Mesh, kinds: _Kinds) -> Held:
+def _held(component: str, placed: Placed, pattern: str, mesh: Mesh, kinds: _Kinds) -> ResidentTensor:
     shape = own_region(placed, mesh, _FULLEST)[1]
-    return Held(component, placed, pattern, prod(shape), kinds(placed.name, shape))
+    return ResidentTensor(component, placed, pattern, prod(shape), kinds(placed.name, shape))
 
 
-def _frozen(size: int) -> _Kinds:
-    return lambda name, shape: {"frozen": prod(shape) * size}
+def _frozen(size: int, name: str, shape: Shape) -> dict[str, int]:
+    return {"frozen": prod(shape) * size}
 
 
 def _in_net(config: Config, parts: Parts, name: str, p: nn.Parameter) -> _Kinds:
-    """What stands in the net and is not trained (behind the layer that is read, or what an adapter adds to) has neither
+    """A parameter of the net that is not trained (behind the layer that is read, or the base of an adapter) has neither
     gradient nor average."""
     size = 4 if name in parts.attached.float32 else parts.numerics.weights.itemsize
     if not p.requires_grad:
@@ -137,7 +138,7 @@ def _buffers(parts: Parts) -> int:
     return sum(b.numel() * b.element_size() for b in unique.values())
 
 
-def _refuse_whole_matrices(config: Config, parts: Parts, found: Count) -> None:
+def _check_optimizer(config: Config, parts: Parts, found: MemoryCount) -> None:
     """UserError for an optimizer that needs whole parameters where the mesh splits them, and for what else it
     refuses: patterns of names, libraries that are not here."""
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
@@ -150,5 +151,7 @@ def _refuse_whole_matrices(config: Config, parts: Parts, found: Count) -> None:
         raise UserError(
             f"optimizer.name={config.optimizer.name} works on whole parameters, and {found.mesh} splits them over "
             "devices: use adamw, lion or schedule_free, or data parallelism alone (mesh.ici_fsdp_parallelism=1 "
-            "mesh.ici_tensor_parallelism=1)"
+            "mesh.ici_tensor_parallelism=1)",
+            code="conflict",
+            setting="optimizer.name",
         )

@@ -1,4 +1,4 @@
-"""The page about a data set, from figures that others have counted: one HTML page that needs nothing else.
+"""The page about a data set, from figures counted elsewhere: one HTML page that needs nothing else.
 
 All text from the data is escaped. Knows nothing of sources or indexes.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from daguerre.report.markup import Html, element, join, table
-from daguerre.report.shell import whole
-from daguerre.report.svg_histogram import Histogram, histogram
+from daguerre.report.html import Html, element, join, table, whole
+from daguerre.report.svg import Histogram, histogram
 
 MANY_BUCKETS = 60
 _ICON_PX = 30
@@ -30,13 +29,13 @@ class Fact:
 
 @dataclass(frozen=True)
 class Example:
-    """A picture with its words."""
+    """An image with its caption."""
 
     jpeg: bytes
     size_px: tuple[int, int]
     """Width and height of the JPEG."""
     box: tuple[float, float, float, float]
-    """What is trained on: left, top, width, height as shares of the picture."""
+    """The crop that is trained on: left, top, width, height as shares of the image."""
     caption: str
     note: str
 
@@ -63,7 +62,7 @@ class FilterRow:
 
 @dataclass(frozen=True)
 class Part:
-    """What is said of one source."""
+    """Facts about one source."""
 
     name: str
     """Empty where there is only one."""
@@ -76,9 +75,9 @@ class Part:
     filters: Sequence[FilterRow]
     left_out: Mapping[str, Mapping[str, Any]]
     metadata: Sequence[Sequence[str]]
-    """Rows of name, share of the samples that have it, and what its values are."""
+    """Rows of name, share of the samples that have it, and a summary of its values."""
     examples: Sequence[Example]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
 
 
 def render(title: str, what: str, parts: Sequence[Part], settings: str) -> str:
@@ -89,7 +88,8 @@ def render(title: str, what: str, parts: Sequence[Part], settings: str) -> str:
         element("p", what, class_="note") if what != title else None,
     )
     several = len(parts) > 1
-    body = join(*(_part(part, several) for part in parts), _details(settings))
+    details = element("section", element("details", element("summary", "Settings"), element("pre", settings)))
+    body = join(*(_part(part, several) for part in parts), details)
     return whole(f"{title} · Daguerre", header, body, "the data", ("style.css", "data.css"))
 
 
@@ -106,7 +106,10 @@ def _part(part: Part, several: bool) -> Html:
     ]
     level = "h3" if several else "h2"
     sections = (element("section", element(level, title), inner) for title, inner in found if inner is not None)
-    facts = (_fact(fact) for fact in part.facts)
+    facts = (
+        element("div", element("dt", fact.name), element("dd", fact.value, fact.note and element("small", fact.note)))
+        for fact in part.facts
+    )
     return join(
         *head,
         element("p", part.summary, class_="summary"),
@@ -116,28 +119,23 @@ def _part(part: Part, several: bool) -> Html:
     )
 
 
-def _fact(fact: Fact) -> Html:
-    note = element("small", fact.note) if fact.note else None
-    return element("div", element("dt", fact.name), element("dd", fact.value, note))
-
-
 def _examples(examples: Sequence[Example]) -> Html | None:
     if not examples:
         return None
-    lead = "Drawn at random. What is trained on is bright; what the crop leaves out is dark."
+    lead = "A random choice. The bright part is trained on; the dark part is cropped away."
     return join(element("p", lead, class_="note"), element("div", *map(_example, examples), class_="wall"))
 
 
 def _example(example: Example) -> Html:
-    address = "data:image/jpeg;base64," + base64.b64encode(example.jpeg).decode()
+    address = f"data:image/jpeg;base64,{base64.b64encode(example.jpeg).decode()}"
     width, height = example.size_px
     left, top, wide, tall = (f"{100 * share:.2f}%" for share in example.box)
     frame = element("i", style=f"left:{left};top:{top};width:{wide};height:{tall}")
-    picture = element("img", src=address, alt=example.caption, width=width, height=height, loading="lazy")
+    image = element("img", src=address, alt=example.caption, width=width, height=height, loading="lazy")
     words = element("span", example.caption or element("em", "no caption"))
     caption = element("figcaption", words, element("small", example.note))
     style = f"flex-grow:{width / height:.3f};flex-basis:{190 * width / height:.0f}px"
-    return element("figure", element("div", picture, frame, class_="cut"), caption, style=style)
+    return element("figure", element("div", image, frame, class_="cut"), caption, style=style)
 
 
 def _buckets(part: Part) -> Html | None:
@@ -153,20 +151,24 @@ def _buckets(part: Part) -> Html | None:
         notes.append(f"The {MANY_BUCKETS} fullest of {len(part.buckets)} buckets in use.")
     if part.unused_buckets:
         listed = ", ".join(part.unused_buckets[:12]) + (", ..." if len(part.unused_buckets) > 12 else "")
-        notes.append(f"Without pictures: {listed}.")
-    notes.append("Cropped: mean share of a picture's pixels that lie outside what is trained on.")
-    head = ["", "Width x height", "Pictures", "", "Cropped", "Enlarged"]
+        notes.append(f"Without images: {listed}.")
+    notes.append("Cropped: mean share of an image's pixels that are cropped away.")
+    head = ["", "Width x height", "Images", "", "Cropped", "Enlarged"]
     return join(table(head, rows, "buckets"), element("p", " ".join(notes), class_="note below"))
 
 
 def _bucket(row: BucketRow, samples: int, most: int, largest: int) -> list[object]:
     width, height = (max(2, round(_ICON_PX * side / largest)) for side in (row.width_px, row.height_px))
     icon = element("i", class_="shape", style=f"width:{width}px;height:{height}px")
-    bar = element("div", element("i", class_="fill", style=f"width:{100 * row.samples / most:.1f}%"), class_="bar")
+    bar = _fill_bar(row.samples / most)
     enlarged = f"{row.enlarged:,} ({percent(row.enlarged, row.samples)})" if row.enlarged else "none"
     cropped = "not known" if row.cropped is None else f"{100 * row.cropped:.1f} %"
     size = element("b", f"{row.width_px} x {row.height_px}")
     return [icon, size, f"{row.samples:,} ({percent(row.samples, samples)})", bar, cropped, enlarged]
+
+
+def _fill_bar(share: float) -> Html:
+    return element("div", element("i", class_="fill", style=f"width:{100 * share:.1f}%"), class_="bar")
 
 
 def _filters(part: Part) -> Html | None:
@@ -174,8 +176,7 @@ def _filters(part: Part) -> Html | None:
         return None
     rows: list[list[object]] = []
     for number, row in enumerate(part.filters):
-        width = f"width:{100 * row.rest / max(1, part.samples):.1f}%"
-        bar = element("div", element("i", class_="fill", style=width), class_="bar")
+        bar = _fill_bar(row.rest / max(1, part.samples))
         alone = f"{row.alone:,} ({percent(row.alone, part.samples)})"
         rest = f"{row.rest:,} ({percent(row.rest, part.samples)})"
         rows.append([element("code", row.text), alone, rest if number else "", bar])
@@ -198,10 +199,6 @@ def _metadata(part: Part) -> Html | None:
         return None
     rows: list[list[object]] = [[element("code", name), there, said] for name, there, said in part.metadata]
     return table(["Field", "There in", "Values"], rows, "plain metadata")
-
-
-def _details(settings: str) -> Html:
-    return element("section", element("details", element("summary", "Settings"), element("pre", settings)))
 
 
 def percent(part: int, whole_: int) -> str:

@@ -1,13 +1,13 @@
-"""What a run was and what came of it, in words and small tables."""
+"""Facts about a run, in words and small tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from daguerre.report.markup import Html, element, join, table
-from daguerre.report.run import Run, when
-from daguerre.report.svg_curves import number_text
+from daguerre.report.html import Html, element, join, table, when
+from daguerre.report.run import Run
+from daguerre.report.svg import number_text
 from daguerre.tracking.console import duration_text
 
 STATES = {
@@ -20,7 +20,7 @@ STATES = {
 }
 _OBJECTIVES = {
     "eps": "noise (eps) prediction",
-    "x0": "clean-picture (x0) prediction",
+    "x0": "clean-image (x0) prediction",
     "v": "v-prediction",
     "edm": "EDM's prediction",
     "flow": "flow matching",
@@ -35,16 +35,13 @@ def summary(run: Run) -> Html:
     words.append(join(" on ", element("b", source)) if source else None)
     words.append(f" with {_OBJECTIVES.get(objective, objective)}" if objective else None)
     step, samples = progress(run)
-    words.append(f": {_count(samples, 'sample')} in {_count(step, 'update')}" if step else ": no update yet")
+    done = f": {samples:,} sample{'s' * (samples != 1)} in {step:,} update{'s' * (step != 1)}"
+    words.append(done if step else ": no update yet")
     seconds = run.training_seconds()
     words.append(f", {duration_text(seconds)} of training" if seconds else None)
     device = hardware(run)
     words.append(f" on {device}" if device else None)
     return element("p", *words, ".", class_="summary")
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
 
 
 def progress(run: Run) -> tuple[int, int]:
@@ -73,35 +70,31 @@ def facts(run: Run) -> Html:
     """The key figures, big."""
     step, samples = progress(run)
     total = run.status.get("total_steps")
-    found: list[tuple[str, str, str]] = [
+    parameters = run.environment.get("parameters")
+    trained, frozen = (parameters.get(k) if isinstance(parameters, dict) else None for k in ("trained", "frozen"))
+    loss, validation = run.last("learning/loss"), run.last("validation/loss")
+    speeds = sorted(run.series("perf/samples_per_second")[1])
+    seconds, memory = run.training_seconds(), run.last("memory/peak_bytes")
+    found = [
         ("Updates", f"{step:,}", f"of {total:,}" if isinstance(total, int) and total != step else ""),
         ("Samples seen", f"{samples:,}", ""),
+        (
+            "Parameters",
+            _short(trained) if isinstance(trained, int) else None,
+            f"+ {_short(frozen)} frozen" if isinstance(frozen, int) and frozen else "",
+        ),
+        ("Loss", None if loss is None else number_text(loss), ""),
+        ("Validation loss", None if validation is None else number_text(validation), ""),
+        ("Speed", f"{speeds[len(speeds) // 2]:,.0f}" if speeds else None, "samples/s, median"),
+        ("Training time", duration_text(seconds) if seconds else None, ""),
+        ("Peak memory", f"{memory / 2**30:.2f} GiB" if memory else None, ""),
     ]
-    parameters = run.environment.get("parameters")
-    if isinstance(parameters, dict):
-        found += _parameter_facts(parameters)
-    for label, name in (("Loss", "learning/loss"), ("Validation loss", "validation/loss")):
-        value = run.last(name)
-        found += [(label, number_text(value), "")] if value is not None else []
-    speeds = sorted(run.series("perf/samples_per_second")[1])
-    found += [("Speed", f"{speeds[len(speeds) // 2]:,.0f}", "samples/s, median")] if speeds else []
-    seconds = run.training_seconds()
-    found += [("Training time", duration_text(seconds), "")] if seconds else []
-    memory = run.last("memory/peak_bytes")
-    found += [("Peak memory", f"{memory / 2**30:.2f} GiB", "")] if memory else []
     cells = (
         element("div", element("dt", label), element("dd", value, element("small", note)))
         for label, value, note in found
+        if value is not None
     )
     return element("dl", *cells, class_="facts")
-
-
-def _parameter_facts(parameters: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """`{"trained": n, "frozen": n}` of environment.json."""
-    trained, frozen = parameters.get("trained"), parameters.get("frozen")
-    if isinstance(trained, int):
-        note = f"+ {_short(frozen)} frozen" if isinstance(frozen, int) and frozen else ""
-        yield "Parameters", _short(trained), note
 
 
 def _short(count: int) -> str:
@@ -112,7 +105,7 @@ def _short(count: int) -> str:
 
 
 def notices(run: Run) -> list[Html]:
-    """What a reader must know before anything else: why it failed, what could not be read."""
+    """Notices at the top: why the run failed, files that could not be read."""
     found = []
     reason = str(run.status.get("reason") or "")
     if run.state == "interrupted":
@@ -126,16 +119,16 @@ def notices(run: Run) -> list[Html]:
 
 
 def skipped(run: Run) -> Html:
-    """What was left out of training, by reason, and updates that were not finite."""
+    """Samples left out of training, by reason, and updates that were not finite."""
     reasons = run.data.get("skipped")
     rows: list[list[object]] = []
     for reason, entry in reasons.items() if isinstance(reasons, dict) else ():
-        count = entry.get("count", 0) if isinstance(entry, dict) else entry
-        examples = [str(e) for e in entry.get("examples") or []] if isinstance(entry, dict) else []
+        fields = entry if isinstance(entry, dict) else {"count": entry}
+        count = fields.get("count", 0)
         shown = f"{count:,}" if isinstance(count, int) else str(count)
-        kept = isinstance(entry, dict) and entry.get("kept")
-        treated = "trained on all the same" if kept else "left out"
-        rows.append([reason, treated, shown, join(*(element("code", e) for e in examples[:5]))])
+        treated = "trained on all the same" if fields.get("kept") else "left out"
+        examples = (element("code", str(example)) for example in (fields.get("examples") or [])[:5])
+        rows.append([reason, treated, shown, join(*examples)])
     nonfinite = run.last("learning/nonfinite_steps")
     if nonfinite:
         rows.append(["loss or gradient not finite", "update skipped", f"{nonfinite:,.0f}", ""])
@@ -149,7 +142,7 @@ def skipped(run: Run) -> Html:
 
 
 def last_numbers(run: Run) -> Html | None:
-    """Every metric by name with its newest value: what has no curve is here too."""
+    """Every metric with its newest value, those without a curve too."""
     newest: dict[str, tuple[int, Any]] = {}
     for line in run.lines:
         newest |= {name: (line["step"], value) for name, value in line.items() if "/" in name}
@@ -161,10 +154,9 @@ def last_numbers(run: Run) -> Html | None:
 
 
 def times(run: Run) -> str:
-    """When the first and the newest numbers were written."""
+    """Times of the first and the newest numbers."""
     stamps = [when(line.get("time")) for line in run.lines[:1] + run.lines[-1:]]
-    stamps = [stamp for stamp in stamps if stamp]
-    return "" if not stamps else stamps[0] if stamps[0] == stamps[-1] else f"{stamps[0]} – {stamps[-1]}"
+    return " – ".join(dict.fromkeys(stamp for stamp in stamps if stamp))
 
 
 def environment(run: Run) -> Html | None:

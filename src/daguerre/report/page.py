@@ -12,11 +12,10 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.report import facts
 from daguerre.report.charts import charts
-from daguerre.report.markup import Html, element, join
-from daguerre.report.pictures import evolution
+from daguerre.report.html import Html, element, join, whole
 from daguerre.report.results import results
 from daguerre.report.run import Run, read_run
-from daguerre.report.shell import whole
+from daguerre.report.sample_images import evolution
 
 
 def write(folder: Path) -> Path:
@@ -29,8 +28,10 @@ def write(folder: Path) -> Path:
 def render(folder: Path) -> str:
     """The page about a run folder, from its files alone. UserError if the folder is no run's."""
     run = read_run(folder)
-    parts = _header(run), join(*_sections(run))
-    return whole(f"{run.name} · Daguerre", *parts, "the files of the run folder", ("style.css",), "hover.js")
+    body = join(*_sections(run))
+    return whole(
+        f"{run.name} · Daguerre", _header(run), body, "the files of the run folder", ("style.css",), "hover.js"
+    )
 
 
 def _header(run: Run) -> Html:
@@ -53,7 +54,7 @@ def _sections(run: Run) -> list[Html]:
     curves = element("div", *drawn, class_="charts") if drawn else element("p", none, class_="note")
     found = [
         ("Result", results(run) or element("p", "Nothing was evaluated yet.", class_="note")),
-        ("Pictures", evolution(run) or element("p", "No pictures yet: they come with the first save.", class_="note")),
+        ("Images", evolution(run) or element("p", "No images yet: they come with the first save.", class_="note")),
         ("Curves", curves),
         ("Skipped", facts.skipped(run)),
         ("Details", join(*_details(run))),

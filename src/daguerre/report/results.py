@@ -1,4 +1,4 @@
-"""The table of what evaluation measured, with the marks it had to reach.
+"""The table of evaluation results, with the marks that they had to reach.
 
 evaluation.json is `{metric: {"step": n, "count": n, "rows": [{"name", "value", "must", "aim"}]}}`: values and marks are
 shares in [0, 1], higher is better; `must`, `aim`, `step` and `count` may be missing.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from daguerre.report.markup import Html, element, join
+from daguerre.report.html import Html, element, join
 from daguerre.report.run import Run
 
 _MARKS = (
-    "Measured is the share of the pictures in which this is right. Must is the least that a run of this recipe has to "
+    "Measured is the share of the images in which this is right. Must is the least that a run of this recipe has to "
     "reach: below it, something went wrong. Aim is what a good run reaches. The lines in a bar stand where Must and "
     "Aim are."
 )
@@ -20,35 +20,32 @@ _MARKS = (
 
 def results(run: Run) -> Html | None:
     """A table a metric, from evaluation.json, else from the metrics; None if nothing was evaluated."""
-    found = [_metric(name, body) for name, body in run.evaluation.items() if isinstance(body, dict)]
-    found = [one for one in found if one is not None]
-    return join(*found) if found else _from_metrics(run)
+    tables = [_metric(name, body) for name, body in run.evaluation.items() if isinstance(body, dict)]
+    return join(*tables) if any(tables) else _from_metrics(run)
 
 
 def _from_metrics(run: Run) -> Html | None:
-    names = sorted({n for line in run.lines for n in line if n.startswith("evaluation/")})
     by_metric: dict[str, list[dict[str, Any]]] = {}
-    for name in names:
+    for name in sorted({n for line in run.lines for n in line if n.startswith("evaluation/")}):
         _, metric, *rest = name.split("/")
         by_metric.setdefault(metric, []).append({"name": "/".join(rest) or metric, "value": run.last(name)})
-    return join(*filter(None, (_metric(m, {"rows": rows}) for m, rows in by_metric.items()))) if by_metric else None
+    return join(*(_metric(metric, {"rows": rows}) for metric, rows in by_metric.items())) if by_metric else None
 
 
 def _metric(metric: str, body: dict[str, Any]) -> Html | None:
     listed = body.get("rows")
-    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-    rows = [row for row in rows if _is_share(row.get("value"))]
+    listed = listed if isinstance(listed, list) else []
+    rows = [row for row in listed if isinstance(row, dict) and _is_share(row.get("value"))]
     if not rows:
         return None
-    said = [f"{body['count']:,} pictures" if isinstance(body.get("count"), int) else ""]
-    said += [f"step {body['step']:,}" if isinstance(body.get("step"), int) else ""]
-    note = ", ".join(text for text in said if text)
+    notes = [f"{body['count']:,} images"] if isinstance(body.get("count"), int) else []
+    notes += [f"step {body['step']:,}"] if isinstance(body.get("step"), int) else []
     has_marks = any(_is_share(row.get("must")) or _is_share(row.get("aim")) for row in rows)
     head = ["", "", "Measured"] + (["Must", "Aim", ""] if has_marks else [])
     header = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
-    body_rows = element("tbody", *(_row(row, has_marks) for row in rows))
-    caption = element("caption", element("b", metric), " ", note)
-    table = element("div", element("table", caption, header, body_rows, class_="results"), class_="scroll")
+    values = element("tbody", *(_row(row, has_marks) for row in rows))
+    caption = element("caption", element("b", metric), " ", ", ".join(notes))
+    table = element("div", element("table", caption, header, values, class_="results"), class_="scroll")
     return join(table, element("p", _MARKS, class_="note")) if has_marks else table
 
 

@@ -1,4 +1,4 @@
-"""What a run folder says about its run: read here, drawn elsewhere. Nothing is written, and no tensor is opened.
+"""Reads a run folder for its page. Nothing is written, and no tensor is opened.
 
 Every file may be missing: a run has just begun, or it never evaluates. A file that cannot be read becomes a problem
 that the page shows.
@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from daguerre.tracking.sinks import read_metrics
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture that the run drew of itself."""
+    """A sample image of the run."""
 
     step: int
     path: Path
@@ -54,7 +53,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """Name of the run."""
         return str(self.config.get("run_name") or self.folder.name)
 
     def setting(self, path: str) -> Any:
@@ -76,7 +75,7 @@ class Run:
         return values[-1] if values else None
 
     def training_seconds(self) -> float:
-        """Time in training steps, from their measured mean; saves, pictures and pauses are not in it."""
+        """Time in training steps, from their measured mean; saves, sample images and pauses are not in it."""
         before, total = 0, 0.0
         for line in self.lines:
             seconds = line.get("perf/step_time_seconds")
@@ -87,12 +86,13 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder. UserError if it is none: neither config.yaml nor metrics lie in it."""
+    """Reads a run folder. Raises UserError if neither config.yaml nor metrics lie in it."""
     paths = RunFolder(folder)
     if not paths.config.exists() and not paths.metrics.exists():
         raise UserError(
             f"{str(folder)!r} is no run folder: it has no config.yaml and no metrics/metrics.jsonl. "
-            "Give the folder of a run, such as runs/quickstart"
+            "Give the folder of a run, such as runs/quickstart",
+            code="missing",
         )
     problems: list[str] = []
     status = _document(paths.status, problems)
@@ -113,15 +113,6 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def when(text: Any) -> str:
-    """An ISO time as people write it, in UTC; "" for what is none."""
-    try:
-        moment = datetime.fromisoformat(str(text))
-    except ValueError:
-        return ""
-    return moment.astimezone(UTC).strftime("%-d %B %Y, %H:%M UTC")
-
-
 def _state(folder: Path, status: dict[str, Any]) -> str:
     state = str(status.get("state", "unknown"))
     return "interrupted" if state == "running" and held_by(folder) is None else state
@@ -135,13 +126,13 @@ def _samples(folder: Path, problems: list[str]) -> list[Sample]:
         if not digits.isdecimal() or not isinstance(entries, list):
             continue
         for entry in entries:
-            # A plain name: the page never shows a picture from outside the run folder.
+            # A plain name: the page never shows an image from outside the run folder.
             name = str(entry.get("file", "")) if isinstance(entry, dict) else ""
             if name and Path(name).name == name:
                 prompt, seed = str(entry.get("prompt", "")), entry.get("seed")
                 found.append(Sample(int(digits), listing.parent / name, prompt, seed, entry))
             else:
-                problems.append(f"{listing.relative_to(folder.parent)}: an entry names no picture of its folder")
+                problems.append(f"{listing.relative_to(folder.parent)}: an entry names no image of its folder")
     return sorted(found, key=lambda sample: sample.step)
 
 
@@ -153,7 +144,7 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _try(path: Path, read: Callable[[Path], Any], problems: list[str]) -> Any:
-    """What `read` makes of a file; None if it is missing, or unreadable, which is noted."""
+    """Result of `read` on a file; None if it is missing, or unreadable, which is noted."""
     if not path.exists():
         return None
     try:

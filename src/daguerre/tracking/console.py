@@ -1,7 +1,6 @@
-"""What a run says while it trains: one line that keeps still on a terminal, plain lines in a pipe or a log file.
+"""The terminal of a run: one line that stays in place at the bottom, plain lines in a pipe or a log file.
 
-Holds the line, the messages above it and the estimate of the time left. It measures nothing of the run but the clock,
-and decides nothing: the driver says what has happened.
+Holds the line, the messages above it and the estimate of the time left. Measures nothing of the run but the clock.
 """
 
 from __future__ import annotations
@@ -11,24 +10,21 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TextIO
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 _REDRAW_SECONDS = 0.1
 _INTERVAL_SECONDS = 0.5
 _BAR_COLUMNS = 24
 _LOSS_MEMORY = 0.95
-_DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
-CLEAR = "\r\x1b[2K"
-"""Goes to the start of the line and empties it."""
-
-
-def moving(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a line of `stream` may be written over: it is a terminal that can move its cursor."""
-    return stream.isatty() and environ.get("TERM") not in (None, "", "dumb")
 
 
 def duration_text(seconds: float) -> str:
@@ -43,13 +39,95 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+class StatusLine:
+    """A line that is redrawn in place if `stream` is a terminal that can move its cursor, by rich; else plain lines.
+
+    Use it in a `with`, so that the line is cleared whatever happens. NO_COLOR turns styles off.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        plain_seconds: float,
+        environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.moves = stream.isatty() and environ.get("TERM") not in (None, "", "dumb")
+        self._console = Console(
+            file=stream,
+            force_terminal=self.moves,
+            force_interactive=self.moves,
+            force_jupyter=False,
+            color_system=None if environ.get("NO_COLOR") else "auto",
+            _environ=environ,
+        )
+        self._live: Live | None = None
+        self._seconds = _REDRAW_SECONDS if self.moves else plain_seconds
+        self.clock = clock
+        self._shown_at = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def message(self, text: str) -> None:
+        """Prints `text` for good, above the line."""
+        self._console.out(_printable(text), highlight=False)
+
+    def due(self, last: bool = False) -> bool:
+        """True if it is time to show the line again: 10 times a second on a terminal, else each `plain_seconds`."""
+        now = self.clock()
+        if not last and now - self._shown_at < self._seconds:
+            return False
+        self._shown_at = now
+        return True
+
+    def show(self, fields: Mapping[str, str], spare: Sequence[str] = (), done: float | None = None) -> None:
+        """Shows the line. On a terminal with a bar for the share `done`; where columns are few the bar goes first,
+        then the fields named in `spare`, in that order."""
+        if not self.moves:
+            self.message("  ".join(fields.values()))
+            return
+        room = self._console.width - 1  # a full last column wraps on some terminals
+        kept = {name: _printable(text) for name, text in fields.items()}
+        for name in spare:
+            if len("  ".join(kept.values())) > room:
+                kept.pop(name, None)
+        head, *rest = kept.values()
+        line = Table.grid(padding=(0, 2, 0, 0))
+        cells: list[Text | ProgressBar] = [Text(head[:room], style="bold" if done is not None else "dim", no_wrap=True)]
+        if done is not None and len("  ".join(kept.values())) + 2 + _BAR_COLUMNS <= room:
+            cells.append(ProgressBar(1.0, done, _BAR_COLUMNS, style="dim", complete_style="cyan"))
+        line.add_row(*cells, *(Text(text, no_wrap=True) for text in rest))
+        if self._live is None:
+            self._live = Live(
+                console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+            self._console.show_cursor(True)  # a process that is killed leaves the terminal as it was
+        self._live.update(line, refresh=True)
+
+    def expire(self) -> None:
+        """Lets a terminal show the next state at once."""
+        if self.moves:
+            self._shown_at = -math.inf
+
+    def close(self) -> None:
+        """Clears the line; messages may still follow."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
 @dataclass
 class Pace:
-    """Seconds a step and samples a step, from the clock alone.
+    """Seconds per step and samples per step, from the clock alone.
 
-    The first update only starts the clock, as it holds warm-up and compilation. After it, stretches of at least half a
-    second each give one time a step; the latest 120 are averaged without the tenth at either end, so that a hiccup
-    does not move the estimate. Pauses (saves, pictures) are kept apart and spread over the steps done so far.
+    The first update only starts the clock, as it holds warm-up and compilation. After it, intervals of at least half a
+    second each give one time per step; the latest 120 are averaged without the tenth at either end, so that a hiccup
+    does not move the estimate. Pauses (saves, sample images) are kept apart and spread over the steps done so far.
     """
 
     first_step: int | None = None
@@ -62,6 +140,11 @@ class Pace:
     paused_at: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=120))
 
+    @property
+    def steps(self) -> int:
+        """Updates since the first one that this process did."""
+        return 0 if self.first_step is None else self.step - self.first_step
+
     def update(self, step: int, samples: int, now: float) -> None:
         """`step` updates and `samples` samples were done at `now` seconds."""
         self.step, self.samples = step, samples
@@ -73,35 +156,30 @@ class Pace:
             self.mark_step, self.mark_seconds = step, now
 
     def pause(self, now: float) -> None:
-        """What follows, until `resume`, is no training."""
+        """Starts a pause: what follows, until `resume`, is not training."""
         self.paused_at = now
 
     def resume(self, now: float) -> None:
-        """End the pause."""
+        """Ends the pause."""
         self.pause_seconds += now - self.paused_at
         self.mark_seconds += now - self.paused_at
 
     def samples_per_second(self) -> float | None:
-        """Speed of training itself, without pauses; None before the first stretch."""
-        if not self.step_seconds or self.first_step is None or self.step == self.first_step:
+        """Speed of training itself, without pauses; None before the first interval."""
+        if not self.step_seconds or not self.steps:
             return None
-        samples_per_step = (self.samples - self.first_samples) / (self.step - self.first_step)
-        return samples_per_step / _trimmed_mean(self.step_seconds)
+        return (self.samples - self.first_samples) / self.steps / _trimmed_mean(self.step_seconds)
 
     def seconds_left(self, total_steps: int) -> float | None:
-        """Until `total_steps` are done, pauses included; None before the first stretch."""
-        if not self.step_seconds or self.first_step is None or self.step == self.first_step:
+        """Until `total_steps` are done, pauses included; None before the first interval."""
+        if not self.step_seconds or not self.steps:
             return None
-        pauses = self.pause_seconds / (self.step - self.first_step)
+        pauses = self.pause_seconds / self.steps
         return max(0, total_steps - self.step) * (_trimmed_mean(self.step_seconds) + pauses)
 
 
-class Progress:
-    """The terminal of one run; use it in a `with`, so that the line is put away whatever happens.
-
-    `stream` is standard output unless given. It gets a moving line if it is a terminal (and TERM is not `dumb`), else
-    plain lines, at most one in `plain_seconds` besides the first and the last. NO_COLOR turns the shades off.
-    """
+class Progress(StatusLine):
+    """The status line of training, on standard output unless a stream is given; plain lines show logged steps only."""
 
     def __init__(
         self,
@@ -112,63 +190,30 @@ class Progress:
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(sys.stdout if stream is None else stream, plain_seconds, environ, clock)
         self._total_steps = total_steps
-        self._stream = sys.stdout if stream is None else stream
-        self._moving = moving(self._stream, environ)
-        self._color = self._moving and not environ.get("NO_COLOR")
-        self._plain_seconds = plain_seconds
-        self._clock = clock
         self._pace = Pace()
         self._loss, self._loss_weight = 0.0, 0.0
-        self._line = ""
-        self._drawn_at = -math.inf
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def message(self, text: str) -> None:
-        """Print `text` for good; on a terminal it goes above the moving line."""
-        if self._moving:
-            self._write((CLEAR if self._line else "") + _printable(text) + "\n" + self._line)
-        else:
-            self._write(_printable(text) + "\n")
 
     def update(self, step: int, samples: int, loss: float | None = None) -> None:
         """After an update. `loss` where the step logs, else None: the line shows a running mean of it."""
-        now = self._clock()
-        self._pace.update(step, samples, now)
+        self._pace.update(step, samples, self.clock())
         self.remember(loss)
-        last = step >= self._total_steps
-        if self._moving and (last or now - self._drawn_at >= _REDRAW_SECONDS):
-            self._draw(self._moving_line(self._columns()))
-            self._drawn_at = now
-        elif not self._moving and loss is not None and (last or now - self._drawn_at >= self._plain_seconds):
-            self._write("  ".join(self._fields().values()) + "\n")
-            self._drawn_at = now
+        if (self.moves or loss is not None) and self.due(last=step >= self._total_steps):
+            self.show(self._fields(), ("samples", "speed", "loss", "left"), step / max(1, self._total_steps))
 
     @contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """While something else than training goes on (`drawing pictures`): it is not counted in the speed, and on a
-        terminal it is said in place of the moving line."""
-        self._pace.pause(self._clock())
-        if self._moving:
-            self._draw(self._shade(_DIM, _printable(text)[: self._columns() - 1]))
+        """While something else than training goes on (`drawing pictures`): it is not counted in the speed, and a
+        terminal shows it in place of the line."""
+        self._pace.pause(self.clock())
+        if self.moves:
+            self.show({"text": text})
         try:
             yield
         finally:
-            self._pace.resume(self._clock())
-            self._drawn_at = -math.inf if self._moving else self._drawn_at
-
-    def close(self) -> None:
-        """Take the moving line away; messages may still follow."""
-        if self._line:
-            self._write(CLEAR)
-            self._line = ""
+            self._pace.resume(self.clock())
+            self.expire()
 
     def remember(self, loss: float | None) -> None:
         """Takes a logged loss into the running mean; those of before a restart, too."""
@@ -190,43 +235,6 @@ class Progress:
             fields["left"] = f"{duration_text(left)} left"
         return fields
 
-    def _moving_line(self, columns: int) -> str:
-        """As many parts as `columns` hold; the bar is given up first, the step last."""
-        room = columns - 1  # a full last column wraps on some terminals
-        fields = self._fields()
-        for spare in ("samples", "speed", "loss", "left"):
-            if len("  ".join(fields.values())) > room:
-                fields.pop(spare, None)
-        head, *rest = fields.values()
-        has_bar = len("  ".join(fields.values())) + 2 + _BAR_COLUMNS <= room
-        return "  ".join([self._shade(_BOLD, head[:room]), *([self._bar()] if has_bar else []), *rest])
-
-    def _bar(self) -> str:
-        full, empty = ("━", "─") if _can_encode("━─", self._stream) else ("#", "-")
-        done = min(1.0, self._pace.step / max(1, self._total_steps))
-        columns = int(done * _BAR_COLUMNS)
-        return full * columns + self._shade(_DIM, empty * (_BAR_COLUMNS - columns))
-
-    def _shade(self, code: str, text: str) -> str:
-        return f"{code}{text}{_RESET}" if self._color and text else text
-
-    def _columns(self) -> int:
-        try:
-            columns = os.get_terminal_size(self._stream.fileno()).columns
-        except OSError:
-            columns = 80
-        return columns or 80  # some terminals say 0
-
-    def _draw(self, line: str) -> None:
-        self._line = line
-        self._write(CLEAR + line)
-
-    def _write(self, text: str) -> None:
-        """One write a change, so that nothing flickers; characters that the stream has not become `?`."""
-        encoding = self._stream.encoding or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding))
-        self._stream.flush()
-
 
 def _trimmed_mean(values: deque[float]) -> float:
     """Mean without the tenth at either end."""
@@ -238,11 +246,3 @@ def _trimmed_mean(values: deque[float]) -> float:
 def _printable(text: str) -> str:
     """Without control characters: a file name or a prompt must not drive the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def _can_encode(text: str, stream: TextIO) -> bool:
-    try:
-        text.encode(stream.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -1,6 +1,6 @@
-"""Where the numbers of a run go: `metrics.jsonl`, the record that everything else reads, and TensorBoard.
+"""Sinks of a run's numbers: `metrics.jsonl`, the record that everything else reads, and TensorBoard.
 
-Holds writing, reading and, on resume, cutting. What is measured, and when, is the loop's and the driver's.
+Holds writing, reading and, on resume, truncating. The loop and the trainer decide what is measured, and when.
 
 A line of `metrics.jsonl` is one JSON object: `step` (updates done), `samples` (samples seen), `time` (UTC, ISO 8601),
 then numbers in the order of their names, such as `learning/loss`. Floats are written so that they read back to the bit.
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.errors import UserError
 
 RESERVED = ("step", "samples", "time")
@@ -33,7 +34,7 @@ class Sink(Protocol):
         """Record `values` after `step` updates, when `samples` samples had been seen."""
 
     def show(self, step: int, name: str, pixels_HWC: np.ndarray, text: str) -> None:
-        """Take a picture, uint8 RGB [H, W, 3], that was drawn after `step` updates, and what was asked for."""
+        """Take an image, uint8 RGB [H, W, 3], that was generated after `step` updates, and its prompt."""
 
     def close(self) -> None:
         """Write what is still held back, and let go of the files."""
@@ -61,7 +62,7 @@ class MetricsFile:
         self._write()
 
     def show(self, step: int, name: str, pixels_HWC: np.ndarray, text: str) -> None:
-        """Nothing: pictures are files of their own."""
+        """Nothing: images are files of their own."""
 
     def _write(self) -> None:
         while self._left:
@@ -79,7 +80,7 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """TensorBoard event files with the names of `metrics.jsonl`, and sample pictures with their prompts.
+    """TensorBoard event files with the names of `metrics.jsonl`, and sample images with their prompts.
 
     `resumed_step` is the checkpoint's step on resume, None for a start from nothing: what an earlier process wrote
     after it (from nothing: all of it) is hidden.
@@ -98,7 +99,7 @@ class TensorBoard:
             self._writer.add_scalar(name, float(value), step)
 
     def show(self, step: int, name: str, pixels_HWC: np.ndarray, text: str) -> None:
-        """Add the picture and its text, and hand all to the system, so that a killed run keeps them. The text is shown
+        """Add the image and its text, and hand all to the system, so that a killed run keeps them. The text is shown
         as it is: TensorBoard would read it as Markdown."""
         self._writer.add_image(name, pixels_HWC, step, dataformats="HWC")
         plain = text.encode("utf-8", "replace").decode("utf-8")
@@ -131,13 +132,7 @@ def cut_after(path: Path, step: int) -> int:
     before = path.read_bytes()
     if kept == before:
         return 0
-    temporary = path.with_name(path.name + ".cut")
-    with temporary.open("wb") as file:
-        file.write(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync_folder(path.parent)
+    write_bytes_atomically(path, kept)
     return len(before.splitlines()) - len(kept.splitlines())
 
 
@@ -157,7 +152,8 @@ def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
     if not isinstance(line, dict) or not all(isinstance(line.get(key), int) for key in ("step", "samples")):
         raise UserError(
             f"{path}, line {number}: not a line of metrics: {raw[:80]!r}; each line is a JSON object with "
-            '"step" and "samples". Remove the line, or move the file aside: a run does not need it to continue'
+            '"step" and "samples". Remove the line, or move the file aside: a run does not need it to continue',
+            code="damaged",
         )
     return {key: value if key == "time" else _from_json(value) for key, value in line.items()}
 
@@ -172,17 +168,9 @@ def _from_json(value: Any) -> Any:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Whether a file is missing, empty or ends in a line end."""
+    """True for a file that is missing, empty or ends in a line end."""
     if not path.exists() or path.stat().st_size == 0:
         return True
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,8 +21,7 @@ from daguerre.data.tools import statistics
 from daguerre.data.tools.statistics import BucketPlan, Column
 from daguerre.errors import UserError
 from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part, percent
-from daguerre.report.svg_curves import number_text
-from daguerre.report.svg_histogram import Histogram, Mark
+from daguerre.report.svg import Histogram, Mark, number_text
 
 _ASPECT_TICKS = ((1 / 4, "1:4"), (1 / 3, "1:3"), (1 / 2, "1:2"), (2 / 3, "2:3"), (1.0, "1:1"), (3 / 2, "3:2"))
 _WIDE_TICKS = ((2.0, "2:1"), (3.0, "3:1"), (4.0, "4:1"))

@@ -1,4 +1,4 @@
-"""What devices tell each other in one update, in bytes, and what that costs in time: arithmetic, no device.
+"""Bytes that devices send each other in one update, and what that costs in time: arithmetic, no device.
 
 A ring sends 2 (n-1)/n of what it sums, and (n-1)/n of what it gathers or scatters; groups of several nodes do so inside
 a node first. Which collectives there are follows from where distributed/parallelize.py puts each parameter; the tests
@@ -8,7 +8,7 @@ count the bytes of real processes. docs/scaling.md has the assumptions and what 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -175,13 +175,3 @@ def exposed(collectives: Sequence[Collective], mesh: Mesh, links: Links, step: S
 def efficiency(collectives: Sequence[Collective], mesh: Mesh, links: Links, step: Step) -> float:
     """Pictures a second and device, over those of one device by itself."""
     return step.seconds / (step.seconds + sum(exposed(collectives, mesh, links, step).values()))
-
-
-def lines(collectives: Sequence[Collective], mesh: Mesh, links: Links) -> Iterator[str]:
-    """What is said of an update's traffic, a line each."""
-    names: Mapping[str, str] = {"sum": "all-reduce", "gather": "all-gather", "scatter": "reduce-scatter"}
-    for each in collectives:
-        yield (
-            f"{names[each.kind]} over {each.axis} ({each.phase}): {each.calls} calls, "
-            f"{each.wire_bytes(mesh) / 1e9:.3g} GB sent by each device, {1e3 * seconds(each, mesh, links):.3g} ms alone"
-        )

@@ -1,6 +1,6 @@
-"""How the pictures of each prompt evolved: a row a prompt, a column a save, the newest largest.
+"""Evolution of the sample images: a row for each prompt, a column for each save, the newest largest.
 
-Pictures are opened, made as small as they are shown, and embedded; none is linked to.
+Images are opened, resized to what is shown, and embedded; none is linked to.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from daguerre.report import embedded
-from daguerre.report.markup import Html, element
+from daguerre.report.html import SMALL_PX, Html, data_address, element, is_small
 from daguerre.report.run import Run, Sample
 
 ROWS, SAVES = 12, 8
@@ -21,7 +20,7 @@ _NEWEST_PX, _OLDER_PX = 384, 160
 
 
 def evolution(run: Run) -> Html | None:
-    """The rows of pictures, or None if the run has drawn none."""
+    """The rows of images, or None if the run has generated none."""
     rows: dict[tuple[str, int | None], list[Sample]] = defaultdict(list)
     for sample in run.samples:
         rows[sample.prompt, sample.seed].append(sample)
@@ -31,19 +30,19 @@ def evolution(run: Run) -> Html | None:
     if not shown:
         return None
     for shrink in (1.0, 0.7, 0.5, 0.35, 0.25, 0.15):
-        pictures = {s.path: _embedded(s.path, _side(s, row, shrink)) for row in shown.values() for s in row}
-        if sum(len(address or "") for address, _ in pictures.values()) <= BUDGET_BYTES:
+        images = {s.path: _embedded(s.path, _side(s, row, shrink)) for row in shown.values() for s in row}
+        if sum(len(address or "") for address, _ in images.values()) <= BUDGET_BYTES:
             break
     return element(
         "div",
-        *(_row(prompt, seed, row, pictures) for (prompt, seed), row in shown.items()),
-        _left_out(len(rows) - len(shown), run.samples),
+        *(_row(prompt, seed, row, images) for (prompt, seed), row in shown.items()),
+        _left_out(len(rows) - len(shown)),
         class_="evolution",
     )
 
 
 def _spread(row: list[Sample]) -> list[Sample]:
-    """First, last, and as many even steps between as there is room for."""
+    """First, last, and evenly spaced ones between, at most SAVES."""
     if len(row) <= SAVES:
         return row
     return [row[round(i * (len(row) - 1) / (SAVES - 1))] for i in range(SAVES)]
@@ -54,42 +53,42 @@ def _side(sample: Sample, row: Sequence[Sample], shrink: float) -> int:
 
 
 def _embedded(path: Path, side_px: int) -> tuple[str | None, bool]:
-    """A data address, None for what cannot be read, and whether the picture is shown with hard edges."""
+    """A data address, None for what cannot be read, and whether the image is shown with hard edges."""
     try:
         with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as opened:
-            picture = opened.convert("RGB")
+            image = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError):  # a broken PNG is a SyntaxError to Pillow
         return None, False
-    small = embedded.is_small(picture)
-    if max(picture.size) > side_px and not (small and side_px >= embedded.SMALL_PX):
-        picture.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
-    return embedded.data_address(picture, small, quality=84), small
+    small = is_small(image)
+    if max(image.size) > side_px and not (small and side_px >= SMALL_PX):
+        image.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
+    return data_address(image, small, quality=84), small
 
 
-def _row(prompt: str, seed: int | None, row: list[Sample], pictures: dict[Path, tuple[str | None, bool]]) -> Html:
+def _row(prompt: str, seed: int | None, row: list[Sample], images: dict[Path, tuple[str | None, bool]]) -> Html:
     seed_text = None if seed is None else element("small", f"seed {seed}")
     return element(
         "section",
         element("p", prompt or "(empty prompt)", seed_text, class_="prompt"),
-        element("div", *(_figure(s, s is row[-1], *pictures[s.path]) for s in row), class_="strip"),
+        element("div", *(_figure(s, s is row[-1], *images[s.path]) for s in row), class_="strip"),
         class_="row",
     )
 
 
 def _figure(sample: Sample, newest: bool, address: str | None, hard_edges: bool) -> Html:
-    """`title` shows on hover how the picture was made."""
+    """`title` shows on hover how the image was generated."""
     how = ", ".join(f"{k} {v}" for k, v in sample.how.items() if k not in ("file", "prompt") and v not in ("", None))
     if address is None:
-        picture = element("span", "cannot be read", class_="lost")
+        image = element("span", "cannot be read", class_="lost")
     else:
         alt = f"{sample.prompt}, step {sample.step}"
-        picture = element("img", src=address, alt=alt, title=how, class_="pixels" if hard_edges else None)
+        image = element("img", src=address, alt=alt, title=how, class_="pixels" if hard_edges else None)
     step = element("figcaption", f"step {sample.step:,}" if newest else f"{sample.step:,}")
-    return element("figure", picture, step, class_="newest" if newest else None)
+    return element("figure", image, step, class_="newest" if newest else None)
 
 
-def _left_out(rows: int, samples: list[Sample]) -> Html | None:
+def _left_out(rows: int) -> Html | None:
     if rows <= 0:
         return None
-    several = f"{rows} more prompts are" if rows > 1 else "One more prompt is"
-    return element("p", f"{several} in the folder samples, or not drawn any more.", class_="note")
+    more = f"{rows} more prompts are" if rows > 1 else "One more prompt is"
+    return element("p", f"{more} in the folder samples, or not generated any more.", class_="note")
