@@ -1,4 +1,4 @@
-"""Expected efficiency on 8 to 1,024 devices, by the arithmetic of memory/communication.py: the table of
+"""Expected efficiency on 8 to 1,024 devices, by the arithmetic of communication.py: the table of
 docs/scaling.md.
 
 python benchmarks/scaling.py
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import communication
+
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import Placed
-from daguerre.memory import communication
 
 DEVICES = (8, 64, 256, 1024)
 A_NODE = 8

@@ -9,13 +9,13 @@ import sys
 from math import log, log2, sqrt
 from pathlib import Path
 
+import communication
 import pytest
 import torch
 import traffic_ranks
 
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import Placed
-from daguerre.memory import communication
 
 TESTS = Path(__file__).parent.parent
 LINKS = communication.Links(inside_gb_per_second=100.0, between_gb_per_second=10.0, call_seconds=1e-5)
