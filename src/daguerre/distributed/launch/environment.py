@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from daguerre.distributed.launch import hostlist
 from daguerre.errors import UserError
 
 Launcher = Literal["none", "torchrun", "slurm"]
@@ -24,6 +23,8 @@ _STEP_COUNTS = {"SLURM_NTASKS": "SLURM_STEP_NUM_TASKS", "SLURM_NNODES": "SLURM_S
 """What srun was given for this step goes before what the job was given."""
 _NO_TASK_OF_SRUN = {"4294967290": "an interactive shell", "4294967291": "the batch script"}
 """Ids of steps that srun did not start for a program."""
+_NODES = re.compile(r"(?:[^\[\],]|\[(?:\d+-\d+|\w+)(?:,(?:\d+-\d+|\w+))*\])+")
+"""Each name in a list of nodes."""
 FIRST_PORT, PORTS = 12000, 16000
 """Ports below those that systems hand out for connections of their own."""
 
@@ -109,7 +110,7 @@ def _torchrun(environ: Mapping[str, str], own: Mapping[str, int]) -> World:
 
 def _with_address(world: World, environ: Mapping[str, str]) -> World:
     port = _number(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else None
-    return World(**{**vars(world), "address": environ.get("MASTER_ADDR", ""), "port": port})
+    return replace(world, address=environ.get("MASTER_ADDR", ""), port=port)
 
 
 def _slurm(environ: Mapping[str, str]) -> World | None:
@@ -130,9 +131,8 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
             "(srun --ntasks-per-node), and ranks must be numbered node by node (srun --distribution=block)"
         )
     own = World(rank, local_rank, size, local_size, nodes, node_rank, "slurm")
-    told = _with_address(own, environ)
-    address, port = told.address or _first_node(environ), told.port or _port(environ)
-    return World(**{**vars(own), "address": address, "port": port})
+    own = _with_address(own, environ)
+    return replace(own, address=own.address or _first_node(environ), port=own.port or _port(environ))
 
 
 def _named(environ: Mapping[str, str], name: str) -> str:
@@ -145,8 +145,17 @@ def _first_node(environ: Mapping[str, str]) -> str:
     """The node of rank 0: the first of the step's."""
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         if environ.get(name):
-            return hostlist.expand(environ[name])[0]
+            return first_node(environ[name])
     raise UserError("SLURM_JOB_NODELIST is not set: set it, or MASTER_ADDR to the node of the first task")
+
+
+def first_node(text: str) -> str:
+    """The first of the nodes that SLURM lists, such as `node[001-003,007],gpu-[1-2]`. UserError for another text."""
+    listed = text.strip()
+    names = _NODES.findall(listed)
+    if not names or ",".join(names) != listed:
+        raise UserError(f"{listed!r} is no list of nodes: SLURM writes node[001-003,007],other", code="invalid")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", names[0])
 
 
 def _port(environ: Mapping[str, str]) -> int:
