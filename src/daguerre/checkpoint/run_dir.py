@@ -54,75 +54,47 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class _Inside:
+    """A path below the folder of a run."""
+
+    name: str
+
+    def __get__(self, run: RunFolder, kind: type | None = None) -> Path:
+        return run.path / self.name
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """Paths of one run. Nothing is created before `hold`."""
 
     path: Path
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the store."""
-        return self.path / "checkpoints"
-
-    @property
-    def config(self) -> Path:
-        """The resolved recipe."""
-        return self.path / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions and hardware of the last start."""
-        return self.path / "environment.json"
-
-    @property
-    def status(self) -> Path:
-        """What `write_status` wrote last."""
-        return self.path / "status.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics" / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def samples(self) -> Path:
-        """Folder of the sample pictures, one folder a save."""
-        return self.path / "samples"
-
-    @property
-    def pipeline(self) -> Path:
-        """Folder of the newest export, in diffusers' format."""
-        return self.path / "pipeline"
-
-    @property
-    def data(self) -> Path:
-        """What the source was and what it skipped."""
-        return self.path / "data.json"
-
-    @property
-    def skipped(self) -> Path:
-        """A line for each sample that could not be used as it is."""
-        return self.path / "skipped.jsonl"
-
-    @property
-    def evaluation(self) -> Path:
-        """Results of the metrics."""
-        return self.path / "evaluation.json"
-
-    @property
-    def report(self) -> Path:
-        """The page about the run."""
-        return self.path / "report.html"
-
-    @property
-    def lock(self) -> Path:
-        """Locked while a process works here; its text names that process."""
-        return self.path / ".lock"
+    checkpoints = _Inside("checkpoints")
+    """Folder of the store."""
+    config = _Inside("config.yaml")
+    """The resolved recipe."""
+    environment = _Inside("environment.json")
+    """Versions and hardware of the last start."""
+    status = _Inside("status.json")
+    """What `write_status` wrote last."""
+    metrics = _Inside("metrics/metrics.jsonl")
+    """One JSON object a line."""
+    tensorboard = _Inside("tensorboard")
+    """Folder of event files."""
+    samples = _Inside("samples")
+    """Folder of the sample images, one folder a save."""
+    pipeline = _Inside("pipeline")
+    """Folder of the newest export, in diffusers' format."""
+    data = _Inside("data.json")
+    """What the source was and what it skipped."""
+    skipped = _Inside("skipped.jsonl")
+    """A line for each sample that could not be used as it is."""
+    evaluation = _Inside("evaluation.json")
+    """Results of the metrics."""
+    report = _Inside("report.html")
+    """The page about the run."""
+    lock = _Inside(".lock")
+    """Locked while a process works here; its text names that process."""
 
     @contextmanager
     def hold(self) -> Iterator[RunFolder]:
