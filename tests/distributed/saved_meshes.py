@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from splits import MESHES, ONE, Both, build
 
-from daguerre.checkpoint.ranks import over
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import Groups, Piece, Sliced, in_order
 from daguerre.checkpoint.store import Store
 from daguerre.distributed import parallelize, sharding_rules
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.parts import own_region
+from daguerre.distributed.sharding_rules import own_region
 from daguerre.models import sharding_axes
+from daguerre.ranks import over
 
 CHAINS = {"some": {"sd": [(1, 2, 2), (1, 4, 1)]}}
 """Each mesh loads what the one before it saved."""

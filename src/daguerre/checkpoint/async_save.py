@@ -11,54 +11,20 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.failed_saves import FailedSaves
 from daguerre.checkpoint.manifest import CheckpointError
-from daguerre.checkpoint.ranks import RanksGone
 from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.sharded import Own, Planned
+from daguerre.checkpoint.sharded import Own, Planned, ShardedStore
 from daguerre.checkpoint.shards import Groups
-from daguerre.checkpoint.store import Found
 
 _SLAB_BYTES = 256 << 20
 _ALIGNMENT = 64
 _LONG_WAIT_SECONDS = 1.0
 """Waiting so long for the save before is told."""
-
-
-class RunStore(Protocol):
-    """Where the checkpoints of a run are: a folder (`ShardedStore`) or an object store. All ranks call every method but
-    `names`, and what is found is in a folder of this machine."""
-
-    def plan(
-        self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
-    ) -> Planned:
-        """As `ShardedStore.plan`."""
-        ...
-
-    def commit(self, planned: Planned, own: Own | None = None) -> Path:
-        """As `ShardedStore.commit`."""
-        ...
-
-    def recover(self) -> Found:
-        """As `Store.recover`."""
-        ...
-
-    def rewind(self, name: str) -> Found:
-        """As `Store.rewind`."""
-        ...
-
-    def purge(self, keep: Keep) -> list[str]:
-        """As `ShardedStore.purge`."""
-        ...
-
-    def names(self) -> list[str]:
-        """As `Store.names`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -124,10 +90,43 @@ class HostMemory:
 
 
 @dataclass
+class FailedSaves:
+    """What a run does about saves that fail: it goes on, says so, counts, and stops when too many have failed in a row.
+
+    A full disk may be cleared and a slow server may come back; the training done meanwhile is worth more than the
+    checkpoint. Earlier checkpoints are never touched by a save that fails.
+    """
+
+    most_in_a_row: int = 3
+    """With so many one after another, the run stops; 1 stops it at the first."""
+    in_a_row: int = 0
+    total: int = 0
+    """All failures of this run, those before a good save among them."""
+
+    def failed(self, error: CheckpointError) -> str:
+        """Counts a failure; what to tell. Raises it if it is one too many."""
+        self.in_a_row += 1
+        self.total += 1
+        if self.in_a_row >= self.most_in_a_row:
+            times = "" if self.in_a_row == 1 else f" ({self.in_a_row} saves in a row failed)"
+            raise CheckpointError(f"{error}{times}") from error
+        left = self.most_in_a_row - self.in_a_row
+        return (
+            f"SAVE FAILED ({self.in_a_row} in a row, {self.total} in all): {error}. Training goes on and the next save "
+            f"tries again; after {left} more the run stops"
+        )
+
+    def succeeded(self) -> list[str]:
+        """Resets what is counted in a row; what to tell."""
+        before, self.in_a_row = self.in_a_row, 0
+        return [f"saving works again, after {before} that failed"] if before else []
+
+
+@dataclass
 class Saver:
     """Saves a run's checkpoints, purges old ones, and bears with a disk that fails. All ranks call every method."""
 
-    store: RunStore
+    store: ShardedStore
     keep: Keep = field(default_factory=Keep)
     failures: FailedSaves = field(default_factory=FailedSaves)
     background: bool = True
@@ -173,8 +172,7 @@ class Saver:
         if self._flying is None:
             return []
         flying, self._flying = self._flying, None
-        outcome = flying.result()
-        return [outcome]
+        return [flying.result()]
 
     def finished(self) -> bool:
         """Whether there is an outcome that `settle` would give without waiting; no collective call, and ranks may
@@ -201,18 +199,12 @@ class Saver:
         begun, path = time.perf_counter(), None
         try:
             path = self.store.commit(planned, own)
-            notices = [*notices, *self.failures.succeeded(), *self._purged()]
-        except RanksGone:
-            raise
+            notices = [*notices, *self.failures.succeeded()]
         except CheckpointError as error:
             notices = [*notices, self.failures.failed(error)]
+        else:
+            try:
+                notices += self.store.purge(self.keep)
+            except CheckpointError as error:  # tried again after the next save
+                notices.append(f"older checkpoints are not purged: {error}")
         return Outcome(planned.name, path, notices, stalled, time.perf_counter() - begun, planned.own_bytes)
-
-    def _purged(self) -> list[str]:
-        """What an unwilling disk leaves undone here is tried again after the next save."""
-        try:
-            return self.store.purge(self.keep)
-        except RanksGone:
-            raise
-        except CheckpointError as error:
-            return [f"older checkpoints are not purged: {error}"]

@@ -62,12 +62,6 @@ def collect(groups: TensorGroups, documents: Mapping[str, Any], files: Mapping[s
     return parts | {path: Part("file", [data]) for path, data in files.items()}
 
 
-def write(folder: Path, parts: Mapping[str, Part]) -> None:
-    """Create the folder, write all files, then the manifest; each is safe on disk before the next step."""
-    folder.mkdir()
-    seal(folder, write_files(folder, parts))
-
-
 def write_files(folder: Path, parts: Mapping[str, Part]) -> dict[str, Entry]:
     """Write files, each safe on disk, into a folder whose own entries are not yet."""
     entries = {}

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from daguerre.distributed.launch.environment import World
-from daguerre.distributed.rank0 import Agreement, Alone, Meeting, RanksMissing, Together
+from daguerre.distributed.rank0 import Agreement, Meeting, RanksMissing
 from daguerre.distributed.settings import DistributedSettings
 from daguerre.distributed.watchdog import heartbeat
-from daguerre.distributed.watchdog.failure import Limits, Verdict
+from daguerre.distributed.watchdog.failure import Failure, Limits
 from daguerre.distributed.watchdog.processes import myself
-from daguerre.distributed.watchdog.watchdog import Watchdog, stacks_file, within
+from daguerre.distributed.watchdog.watchdog import StacksFile, Watchdog, within
 from daguerre.errors import SaidElsewhere, UserError
 
 _LEAVE_SECONDS = 30.0
@@ -41,7 +41,7 @@ class Watching:
 
     stacks: Path | None
     """Folder on a local disk for stacks; None writes none."""
-    on_end: Callable[[Verdict], None]
+    on_end: Callable[[Failure], None]
     """Writes the status; called on one rank, from another thread, with three seconds to do it."""
     exit_code: Callable[[], int]
     """What a signal has told this process to exit with; 0 while none has."""
@@ -84,12 +84,12 @@ def start(
     """
     own = own_device(world, device)
     backend = chosen_backend(settings, own)
-    stacks = stacks_file(watching.stacks, world.rank)
+    stacks = StacksFile(watching.stacks, world.rank) if watching.stacks is not None else None
     limits = Limits(settings.stuck_seconds, settings.silent_seconds)
     if world.size == 1:
-        alone = heartbeat.Hub(None, "", myself(0), 1, limits)
+        alone = heartbeat.HeartbeatServer(None, "", myself(0), 1, limits)
         with Watchdog(world, alone, stacks, watching.on_end) as watch:
-            yield Processes(world, own, "", Alone(), watch)
+            yield Processes(world, own, "", Agreement(None), watch)
         return
     store = _store(world, settings, environ)
     meeting = Meeting(store, world.rank, world.size, watching.exit_code)
@@ -110,7 +110,7 @@ def start(
         stack.push(lambda kind, error, trace: _leave(meeting, error is None or isinstance(error, SystemExit)))
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout_seconds))
         assert isinstance(group, dist.ProcessGroup)
-        agreement = Together(group, meeting)
+        agreement = Agreement(group)
         _refuse_shared_devices(agreement, own)
         with _one_voice(store, world):
             yield Processes(world, own, backend, agreement, watch)
@@ -164,16 +164,16 @@ def _store(world: World, settings: DistributedSettings, environ: Mapping[str, st
     return dist.PrefixStore(f"daguerre {attempt}", store)  # the agent's store outlives an attempt
 
 
-def _link(world: World, store: dist.Store, limits: Limits) -> heartbeat.Link:
+def _link(world: World, store: dist.Store, limits: Limits) -> heartbeat.Heartbeat:
     """The watchdogs' connection."""
     me = myself(world.rank)
     if world.rank == 0:
         listener = heartbeat.listen()
         invited = heartbeat.invitation(listener, [world.address] if world.address else [])
         store.set("watchdog", json.dumps(invited))
-        return heartbeat.Hub(listener, invited["word"], me, world.size, limits)
+        return heartbeat.HeartbeatServer(listener, invited["word"], me, world.size, limits)
     line = heartbeat.connect(json.loads(store.get("watchdog")), me)
-    return heartbeat.Spoke(line, me, world.size, limits)
+    return heartbeat.HeartbeatClient(line, me, world.size, limits)
 
 
 def _refuse_shared_devices(agreement: Agreement, own: torch.device) -> None:

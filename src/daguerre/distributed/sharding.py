@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from daguerre.distributed import collectives, parallelize
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.parts import own_region
 from daguerre.distributed.rank0 import Agreement
-from daguerre.distributed.sharding_rules import Placed
+from daguerre.distributed.sharding_rules import Placed, own_region
 from daguerre.training.sharding import Part, exchange
 
 

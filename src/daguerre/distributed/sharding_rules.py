@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 
 from daguerre.distributed.mesh import AXES, Axis, Mesh
 from daguerre.errors import UserError
@@ -21,6 +22,9 @@ Dims = tuple[str | None, ...]
 never split, as those of a convolution's kernel."""
 Rules = Sequence[tuple[str, Sequence[str]]]
 """(logical axis, mesh axes it is split over), the first that fits first."""
+
+Region = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where a part begins in each dim, and its shape."""
 
 PARAMETER_AXES = ("embed", "heads", "mlp", "conv_in", "conv_out", "norm", "time", "vocabulary", "positions")
 """Logical axes that dims of parameters have."""
@@ -70,10 +74,7 @@ class Placed:
         for dim, axis in ((self.tensor, "tensor"), (self.fsdp, "fsdp")):
             if dim is not None:
                 shape[dim] = -(-shape[dim] // mesh.degree(axis))
-        count = 1
-        for length in shape:
-            count *= length
-        return count
+        return prod(shape)
 
 
 def logical(patterns: Mapping[str, Dims], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Dims]:
@@ -181,3 +182,24 @@ def _indivisible(name: str, length: int, mesh: Mesh, heads: int | None) -> str:
     if length % degree:
         return f"{length} over {degree} devices"
     return ""
+
+
+def own_region(placed: Placed, mesh: Mesh, rank: int) -> Region:
+    """The part that a rank holds, also of the parameter's averages and moments. Tensor parallel cuts first and evenly,
+    FSDP2 then cuts each such part into chunks of which the last may be short or empty.
+
+    Of parameters in `Split.rows` the rows count in the order that they were put into.
+    """
+    offsets, shape, place = [0] * len(placed.shape), list(placed.shape), mesh.place(rank)
+    for axis, dim in (("tensor", placed.tensor), ("fsdp", placed.fsdp)):
+        if dim is not None:
+            begin, shape[dim] = _chunk(shape[dim], mesh.degree(axis), place[axis])
+            offsets[dim] += begin
+    return tuple(offsets), tuple(shape)
+
+
+def _chunk(length: int, parts: int, part: int) -> tuple[int, int]:
+    """Begin and length of a part, as torch.chunk cuts."""
+    each = -(-length // parts)
+    begin = min(length, part * each)
+    return begin, min(length - begin, each)

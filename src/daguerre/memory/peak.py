@@ -23,7 +23,7 @@ from daguerre.config.config import Config
 from daguerre.data.loading.collate import absent
 from daguerre.data.plan.buckets import buckets
 from daguerre.distributed.parallelize import blocks
-from daguerre.distributed.parts import own_region
+from daguerre.distributed.sharding_rules import own_region
 from daguerre.memory.static import Count, Held
 from daguerre.models.placement import frozen
 from daguerre.training import cuda_types, step

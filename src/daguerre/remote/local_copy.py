@@ -19,8 +19,8 @@ from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.checkpoint.manifest import Damaged
 from daguerre.checkpoint.run_dir import ELSEWHERE, RunFolder
 from daguerre.errors import UserError
-from daguerre.remote import export, lock, mirror
-from daguerre.remote.checkpoint_catalog import Shelf, unreadable
+from daguerre.remote import errors, export, lock, mirror
+from daguerre.remote.checkpoint_catalog import CheckpointCatalog
 from daguerre.remote.run import WORKS_FOR, working_folder
 from daguerre.storage.address import is_far
 from daguerre.storage.bucket import Prefix, prefix
@@ -84,7 +84,7 @@ def names(text: str) -> list[str]:
         return []
     run = prefix(text)
     with _told(run, Path()):
-        return Shelf(run / "checkpoints").names()
+        return CheckpointCatalog(run / "checkpoints").names()
 
 
 def bring(folder: Path, name: str = "latest") -> list[str]:
@@ -98,14 +98,14 @@ def bring(folder: Path, name: str = "latest") -> list[str]:
         return []
     root, notices = RunFolder(folder).checkpoints, list[str]()
     with _told(run, root), _alone(folder):
-        shelf = Shelf(run / "checkpoints")
-        names = shelf.names()
+        catalog = CheckpointCatalog(run / "checkpoints")
+        names = catalog.names()
         for gone in set(_folders(root)) - set(names):
             shutil.rmtree(root / gone, ignore_errors=True)
         wanted = [each for each in reversed(names) if name in ("latest", "all", each)]
         for each in wanted:
             try:
-                shelf.bundle(each).bring(root / each, "")
+                catalog.sealed(each).fetch_newest(root / each, "")
             except Damaged as damage:
                 shutil.rmtree(root / each, ignore_errors=True)
                 notices.append(f"{damage}; {each} is passed over")
@@ -162,4 +162,4 @@ def _told(run: Prefix, to: Path) -> Iterator[None]:
     except StoreError as error:
         raise UserError(error.told) from error
     except OSError as error:
-        raise UserError(f"{run.name}: {unreadable(to, error)}") from error
+        raise UserError(f"{run.name}: {errors.unreadable(to, error)}") from error

@@ -52,7 +52,7 @@ class Lock:
         self._token, self._busy = secrets.token_hex(8), threading.Lock()
         self._since = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Lets go in a process that is about to end without leaving `held`."""
         self._release()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
 from daguerre.errors import UserError
 from daguerre.remote import export
-from daguerre.remote.checkpoint_catalog import told
+from daguerre.remote.errors import explained
 from daguerre.storage.bucket import Listed, Prefix
 
 EVERY_SECONDS = 10.0
@@ -89,7 +89,7 @@ class Mirror:
             self._push(patient=False)
         except (OSError, UserError) as error:
             text = (
-                f"the last files of the run could not be sent to {self.run.name}: {told(error)}. They are in "
+                f"the last files of the run could not be sent to {self.run.name}: {explained(error)}. They are in "
                 f"{self.folder.path}; the same command again makes them anew from the last checkpoint"
             )
             self.say(text)
@@ -102,8 +102,8 @@ class Mirror:
             except (OSError, UserError) as error:
                 if not self._failing:
                     self.say(
-                        f"the run's files cannot be sent to {self.run.name} now: {told(error)}. Training goes on, and "
-                        f"it is tried again every {EVERY_SECONDS:.0f} s"
+                        f"the run's files cannot be sent to {self.run.name} now: {explained(error)}. Training goes on, "
+                        f"and it is tried again every {EVERY_SECONDS:.0f} s"
                     )
                 self._failing = True
             else:

@@ -14,7 +14,7 @@ Kind = Literal["failed", "gone", "silent", "stuck", "orphaned"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Failure:
     """The root cause, alike on every rank that is left."""
 
     kind: Kind
@@ -45,9 +45,9 @@ class Verdict:
         return asdict(self)
 
 
-def from_document(document: dict[str, Any]) -> Verdict:
-    """A verdict that another rank sent."""
-    return Verdict(document["kind"], tuple(document["ranks"]), document["text"], document["size"])
+def from_document(document: dict[str, Any]) -> Failure:
+    """A failure that another rank sent."""
+    return Failure(document["kind"], tuple(document["ranks"]), document["text"], document["size"])
 
 
 @dataclass(frozen=True)
@@ -78,29 +78,29 @@ class Report:
         return f"step {self.step:,}, {self.doing}, in {self.place}{', waiting for others' if self.waits else ''}"
 
 
-def failed(peer: Peer, why: str, size: int) -> Verdict:
+def failed(peer: Peer, why: str, size: int) -> Failure:
     """A rank that said so."""
-    return Verdict("failed", (peer.rank,), f"{peer} failed: {why}", size)
+    return Failure("failed", (peer.rank,), f"{peer} failed: {why}", size)
 
 
-def gone(peers: Mapping[int, Peer], ranks: Collection[int], size: int) -> Verdict:
+def gone(peers: Mapping[int, Peer], ranks: Collection[int], size: int) -> Failure:
     """Ranks that ended without a word."""
     ended = "its process" if len(ranks) == 1 else "their processes"
     why = f"{ended} ended without a word, as one does that is killed (often by the system, out of memory)"
-    return Verdict("gone", tuple(ranks), f"{_listed(peers, ranks)} {_is(ranks)} gone: {why}", size)
+    return Failure("gone", tuple(ranks), f"{_listed(peers, ranks)} {_is(ranks)} gone: {why}", size)
 
 
-def silent(peers: Mapping[int, Peer], ranks: Collection[int], size: int, limits: Limits) -> Verdict:
+def silent(peers: Mapping[int, Peer], ranks: Collection[int], size: int, limits: Limits) -> Failure:
     """Ranks of which nothing is heard."""
     stopped = [rank for rank in ranks if rank in peers and peers[rank].state == "T"]
     why = f"{named(stopped)} stopped by a signal (SIGSTOP)" if stopped else "stopped, swapping, or out of reach"
     text = f"{_listed(peers, ranks)} gave no sign of life for {limits.silent_seconds:g} s (silent_seconds): {why}"
-    return Verdict("silent", tuple(ranks), text, size)
+    return Failure("silent", tuple(ranks), text, size)
 
 
 def stuck(
     peers: Mapping[int, Peer], reports: Mapping[int, Report], quiet: Collection[int], size: int, seconds: float
-) -> Verdict:
+) -> Failure:
     """No rank got any further: at fault is who is not heard; else who stands elsewhere than in a wait for others; else
     who is behind."""
     suspects = _suspects(reports, quiet)
@@ -109,7 +109,7 @@ def stuck(
     for text, count in Counter(str(reports[rank]) for rank in sorted(reports)).most_common():
         at = [rank for rank in reports if str(reports[rank]) == text]
         lines.append(f"  {named(at)}: {text}" + (" (when last heard)" if set(at) & set(quiet) and count else ""))
-    return Verdict("stuck", tuple(suspects), "\n".join(lines), size)
+    return Failure("stuck", tuple(suspects), "\n".join(lines), size)
 
 
 def _suspects(reports: Mapping[int, Report], quiet: Collection[int]) -> list[int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 DUMP_SIGNAL = signal.SIGRTMIN + 9
-"""Makes a process write its stacks, whatever its interpreter does (distributed/watchdog/stacks.py)."""
+"""Makes a process write its stacks, whatever its interpreter does (`StacksFile`)."""
 
 
 @dataclass(frozen=True)
