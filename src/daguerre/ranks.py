@@ -38,7 +38,7 @@ class Ranks:
     gather: Callable[[bytes], list[bytes]]
     """On rank 0 what each rank gave, in order; elsewhere anything."""
     broadcast: Callable[[bytes], bytes]
-    """What rank 0 gave, on every rank."""
+    """Rank 0's bytes, on every rank."""
 
     def collect(self, document: Any) -> list[Any]:
         """Each rank's JSON on rank 0, an empty list elsewhere."""

@@ -69,7 +69,7 @@ def main() -> None:
     world = World(rank, rank, size, size, 1, 0, launcher)
 
     def on_end(failure: Failure) -> None:
-        (folder / f"status-{rank}.json").write_text(json.dumps(failure.document()))
+        (folder / f"status-{rank}.json").write_text(json.dumps(vars(failure)))
 
     with Watchdog(world, link(folder, rank, size, limits), StacksFile(folder / "stacks", rank), on_end) as watch:
         for step in range(1, 10_000):

@@ -29,19 +29,19 @@ _LONG_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a save."""
+    """Result of a save."""
 
     name: str
     path: Path | None
     """None if it failed."""
     notices: list[str]
-    """What to tell a person."""
+    """Lines for the terminal."""
     stalled_seconds: float
     """Training waited: for the save before this one, for all ranks to agree, and for the copy."""
     wrote_seconds: float
     """Writing, syncing, committing and purging, mostly beside training."""
     own_bytes: int
-    """What this rank wrote."""
+    """Written by this rank."""
 
 
 class HostMemory:
@@ -68,7 +68,7 @@ class HostMemory:
 
     @property
     def size_bytes(self) -> int:
-        """What is held."""
+        """Bytes of all slabs."""
         return sum(slab.numel() for slabs in self._slabs.values() for slab in slabs)
 
     @torch.no_grad()
@@ -91,7 +91,7 @@ class HostMemory:
 
 @dataclass
 class FailedSaves:
-    """What a run does about saves that fail: it goes on, says so, counts, and stops when too many have failed in a row.
+    """Policy for saves that fail: the run goes on, says so, counts, and stops when too many have failed in a row.
 
     A full disk may be cleared and a slow server may come back; the training done meanwhile is worth more than the
     checkpoint. Earlier checkpoints are never touched by a save that fails.
@@ -175,7 +175,7 @@ class Saver:
         return [flying.result()]
 
     def finished(self) -> bool:
-        """Whether there is an outcome that `settle` would give without waiting; no collective call, and ranks may
+        """True if there is an outcome that `settle` would give without waiting; no collective call, and ranks may
         differ."""
         return self._flying is not None and self._flying.done()
 

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +32,9 @@ from daguerre.checkpoint.store import Found, Store
 from daguerre.ranks import Ranks
 
 Own = dict[str, dict[str, Tensor]]
-"""What one rank writes: tensors by file and key."""
+"""Tensors that one rank writes, by file and key."""
 _APPEARS_SECONDS = 10.0
-"""How long a file that another node wrote may take to be seen here."""
+"""Longest time until a file that another node wrote is seen here."""
 _STOPPED = "rank 0 was stopped by an error of its own"
 
 
@@ -47,7 +48,7 @@ class Planned:
     index: bytes
     """The file that finds all ranks' slices."""
     needed_bytes: int
-    """What all ranks write together."""
+    """Bytes of all ranks."""
     small: Mapping[str, contents.Part]
     """Documents and files, on rank 0."""
     plain: bool
@@ -55,7 +56,7 @@ class Planned:
 
     @property
     def own_bytes(self) -> int:
-        """What this rank writes."""
+        """Bytes of this rank."""
         return sum(t.numel() * t.element_size() for tensors in self.own.values() for t in tensors.values())
 
     def entries(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
@@ -64,7 +65,7 @@ class Planned:
         return {file: Entry(kind, *written) for report in reports for file, written in report["files"].items()}
 
     def beside(self) -> dict[str, contents.Part]:
-        """What rank 0 writes beside the tensors."""
+        """Files that rank 0 writes beside the tensors."""
         index = {} if self.plain else {shards.INDEX: contents.Part("slices", [self.index])}
         return {**self.small, **index}
 
@@ -211,14 +212,16 @@ class ShardedStore(Store):
 
     def read_all(self, path: Path) -> None:
         """`Store.read_all` on rank 0, the reading shared with the others, who wait in `_together`."""
-        self.ranks.tell({"verify": path.name})
-        judge(self._verified_share(path.name))
+        task = {"name": path.name, "token": secrets.token_hex(8)}
+        self.ranks.tell(task)
+        judge(self._verify_share(**task))
 
-    def _verified_share(self, name: str) -> list[dict[str, Any]]:
+    def _verify_share(self, name: str, token: str) -> list[dict[str, Any]]:
+        """Reads what is this rank's of a checkpoint; on rank 0, what all found. `token` is new for each reading."""
         return self.ranks.collect(verified(self.root / name, self.ranks.rank, self.ranks.count))
 
     def _agreed(self, action: Callable[[], Any]) -> Any:
-        """What rank 0 makes of what it gathered, on every rank; so is its ValueError."""
+        """Rank 0 decides; all get its JSON result, or its ValueError."""
         return self.ranks.led(action, ValueError, _STOPPED)
 
     def _together(self, action: Callable[[], Any]) -> Any:
@@ -228,11 +231,12 @@ class ShardedStore(Store):
             try:
                 return action()
             except OSError as error:
-                raise CheckpointError(self._explained(error)) from error
+                raise CheckpointError(self.explained(error)) from error
 
-        return self.ranks.led(explained, CheckpointError, _STOPPED, lambda asked: self._verified_share(asked["verify"]))
+        return self.ranks.led(explained, CheckpointError, _STOPPED, lambda task: self._verify_share(**task))
 
-    def _explained(self, error: OSError) -> str:
+    def explained(self, error: OSError) -> str:
+        """Says what the disk refused."""
         return f"{error.filename or self.root}: {error.strerror}"
 
 
@@ -258,7 +262,7 @@ def share(entries: Mapping[str, Entry], rank: int, count: int) -> set[str]:
 
 
 def verified(folder: Path, rank: int, count: int) -> dict[str, Any]:
-    """What a rank finds in its share, as JSON."""
+    """Verifies this rank's share; its findings, as JSON."""
     try:
         manifest.verify(folder, share(manifest.read(folder), rank, count))
     except Damaged as damage:

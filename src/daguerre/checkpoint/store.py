@@ -46,6 +46,11 @@ class Store:
     root: Path
     _known_sound: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    @property
+    def place(self) -> str:
+        """Their folder, for people."""
+        return str(self.root)
+
     def names(self) -> list[str]:
         """Names of the checkpoints that exist, verified or not, oldest first."""
         found = (entry.name for entry in self.root.iterdir()) if self.root.is_dir() else iter(())
@@ -87,8 +92,8 @@ class Store:
         Temporary folders are removed, a replacement that was cut short is undone, and damaged checkpoints that are
         newer than the one found go to `quarantine`. No checkpoint is ever deleted here.
         """
-        with _explained(self.root):
-            notices = [*self._undo_replacements(), *self._remove_temporaries()]
+        with self._clearing():
+            notices = self._collect_garbage()
             for name in reversed(self.names()):
                 if (notice := self._quarantine_if_damaged(name)) is None:
                     return Found(self.root / name, notices + self._extras(name))
@@ -100,11 +105,11 @@ class Store:
 
         CheckpointError if there is none of this name, or if it is damaged; then nothing is moved.
         """
-        with _explained(self.root):
-            notices = [*self._undo_replacements(), *self._remove_temporaries()]
+        with self._clearing():
+            notices = self._collect_garbage()
             if name not in self.names():
                 there = ", ".join(self.names()) or "none"
-                raise CheckpointError(f"there is no checkpoint {name!r} in {self.root}; there are: {there}")
+                raise CheckpointError(f"there is no checkpoint {name!r} in {self.place}; there are: {there}")
             path = self._verified(name)
             newer = self.names()[self.names().index(name) + 1 :]
             notices += [self._quarantine(one, f"the run went on from {name}, which is older") for one in newer]
@@ -124,7 +129,7 @@ class Store:
                 notices.append(notice)
             return not notice
 
-        with _explained(self.root):
+        with self._clearing():
             for number in keep.expendable(list(named), sound):
                 self._delete(named[number])
         return notices
@@ -149,6 +154,10 @@ class Store:
             self._remove(replaced)
         self._known_sound[name] = _stamp(final)
         return final
+
+    def _collect_garbage(self) -> list[str]:
+        """Removes what a killed process left behind, undoes what it had begun; notices."""
+        return [*self._undo_replacements(), *self._remove_temporaries()]
 
     def _undo_replacements(self) -> list[str]:
         notices = []
@@ -222,8 +231,18 @@ class Store:
         sync_folder(self.root)
         shutil.rmtree(folder)
 
+    @contextmanager
+    def _clearing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot clear up among the checkpoints: {error.filename or self.root}: {error.strerror}. None of them "
+                f"was deleted by halves; make {self.root} writable and run the same command again"
+            ) from error
+
     def refusal(self, name: str, error: OSError, needed: int) -> str:
-        """What to tell a person whose disk refused a save of so many bytes; the temporary folder is already gone."""
+        """Message for a disk that refused a save of so many bytes; the temporary folder is already gone."""
         space = ""
         if self.root.is_dir():
             space = f" ({needed / 1e6:.1f} MB are needed, {shutil.disk_usage(self.root).free / 1e6:.1f} MB are free)"
@@ -245,15 +264,3 @@ def _stamp(path: Path) -> list[tuple[str, int, int]]:
     """Path, size and time of change (of content or inode) of every file: equal stamps mean nobody wrote since."""
     files = ((file, file.stat()) for file in path.rglob("*") if file.is_file())
     return sorted((str(file), stat.st_size, stat.st_ctime_ns) for file, stat in files)
-
-
-@contextmanager
-def _explained(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or root
-        raise CheckpointError(
-            f"cannot clear up among the checkpoints: {where}: {error.strerror}. None of them was deleted by halves; "
-            f"make {root} writable and run the same command again"
-        ) from error

@@ -25,7 +25,7 @@ class Reducer:
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
         self.now = False
-        """Whether the next backward pass shares gradients; `finish` must follow it."""
+        """True if the next backward pass shares gradients; `finish` must follow it."""
         self._group = group
         self._buckets = _buckets(parameters)
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}

@@ -29,7 +29,7 @@ _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
 _GATED = ("GEGLU", "SwiGLU")
 """Linear layers whose output is two halves, one of which gates the other, by their owner's class name."""
 _WRAPPED = re.compile(r"\.(base_layer|lora_[AB]\.\w+)$")
-"""What stands behind the name of a layer in the names of what a LoRA makes of it."""
+"""The end of the names of a layer's parts once a LoRA wraps it."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,6 @@ class Split:
         restored = torch.empty_like(whole)
         restored[self.rows[name].to(whole.device)] = whole
         return restored
-
-    def split_order(self, name: str, whole: Tensor) -> Tensor:
-        """The inverse of `own_order`: what is cut into parts."""
-        return whole if name not in self.rows else whole[self.rows[name].to(whole.device)]
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
@@ -78,7 +74,7 @@ def _tensor_parallel(
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear):
             dim = where[f"{name}.weight"].tensor
-            if dim == 0 and _is_gated(net, _WRAPPED.sub("", name)):
+            if dim == 0 and _is_one(net.get_submodule(_WRAPPED.sub("", name).rpartition(".")[0]), _GATED):
                 rows |= _interleave(name, module, degree)
             if dim is not None:
                 parallelize_module(module, devices, ColwiseParallel() if dim == 0 else RowwiseParallel())
@@ -90,17 +86,13 @@ def _tensor_parallel(
     return rows
 
 
-def _is_gated(net: nn.Module, name: str) -> bool:
-    return _is_one(net.get_submodule(name.rpartition(".")[0]), _GATED)
-
-
 def blocks(net: nn.Module, units: Collection[str]) -> list[nn.Module]:
     """The modules of `net` whose class has one of these names."""
     return [module for module in net.modules() if _is_one(module, units)]
 
 
 def _is_one(module: nn.Module, names: Collection[str]) -> bool:
-    """Whether its class has one of these names, or is made of one that has: kernels stand in for a network's own."""
+    """True if its class has one of these names, or is made of one that has: kernels stand in for a network's own."""
     return any(kind.__name__ in names for kind in type(module).__mro__)
 
 
@@ -141,7 +133,7 @@ def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMes
 
 
 def sync_gradients(net: nn.Module, now: bool) -> None:
-    """Whether the next backward pass shares gradients; off for all micro-batches of an update but the last."""
+    """Lets the next backward pass share gradients, or not: off for all micro-batches of an update but the last."""
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(now, recurse=False)

@@ -29,10 +29,13 @@ class RanksMissing(UserError):
     """Ranks did not come in time; the message names them."""
 
     exit_code = LOST
+    code = "unreachable"
 
 
 class ToldToStop(UserError):
     """This process was told to stop while it waited for others."""
+
+    code = "failed"
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -41,13 +44,13 @@ class ToldToStop(UserError):
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the ranks of a run wait for one another by name."""
+    """A place where the ranks of a run wait for one another by name."""
 
     store: dist.Store
     rank: int
     size: int
     exit_code: Callable[[], int]
-    """What this process was told to exit with; 0 while it was not."""
+    """Exit code of the signal that came to this process; 0 while none has."""
 
     def all_here(self, what: str, seconds: float, stoppable: bool = False) -> None:
         """Returns when every rank has called this with the same `what`, which is used once in a run.
@@ -83,7 +86,7 @@ class Meeting:
 
 
 class Agreement:
-    """What ranks decide together, over a gloo group that is used for nothing else; None for one process."""
+    """Decisions of all ranks, over a gloo group that is used for nothing else; None for one process."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group

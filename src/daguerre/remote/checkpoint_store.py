@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,6 @@ from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.run_dir import RunFolderError
 from daguerre.checkpoint.safetensors import encode
 from daguerre.checkpoint.sharded import Own, Planned, ShardedStore
-from daguerre.checkpoint.store import Found
 from daguerre.remote import errors
 from daguerre.remote.checkpoint_catalog import CheckpointCatalog
 from daguerre.remote.sealed_files import Upload
@@ -29,8 +29,8 @@ from daguerre.storage.errors import StoreError
 
 @dataclass
 class RemoteStore(ShardedStore):
-    """The checkpoints of the run at `run`; what is loaded lies below `root`, on this machine. The methods of
-    `ShardedStore`; what they delete or set aside is in the object store."""
+    """The checkpoints of the run at `run`; what is found is fetched below `root`, on this machine, and what is deleted
+    or set aside is in the object store."""
 
     run: Prefix
     before_commit: Callable[[], None] = lambda: None
@@ -59,32 +59,10 @@ class RemoteStore(ShardedStore):
             self._loaded = False
         return super().commit(planned, own)
 
-    def recover(self) -> Found:
-        """The newest checkpoint that verifies, brought to this machine; what a killed save left behind goes.
-
-        Damaged ones that are newer are set aside: their manifest goes to `checkpoints/quarantine/`, their files stay.
-        """
-        notices = self._together(self._catalog.collect_garbage)
-        return self._newest(notices, self._catalog.quarantine)
-
-    def rewind(self, name: str) -> Found:
-        """`recover` to the checkpoint `name`: newer ones are set aside, as the run will make them again.
-
-        CheckpointError if there is none of this name, or if it is damaged; then nothing is changed.
-        """
-        notices, names = self._together(lambda: [self._catalog.collect_garbage(), self._catalog.names()])
-        if name not in names:
-            there = ", ".join(names) or "none"
-            raise CheckpointError(f"there is no checkpoint {name!r} in {self.run.name}; there are: {there}")
-        if damage := self._fetched(name):
-            raise Damaged(damage)
-        reason, newer = f"the run went on from {name}, which is older", names[names.index(name) + 1 :]
-        notices += self._together(lambda: [self._catalog.quarantine(one, reason) for one in newer])
-        return Found(self.root / name, notices)
-
-    def newest_verified(self) -> Found:
-        """The newest checkpoint that verifies, brought to this machine; changes nothing in the store."""
-        return self._newest([], lambda name, damage: f"{damage}; {name} is passed over")
+    @property
+    def place(self) -> str:
+        """Their address, for people."""
+        return self.run.name
 
     def purge(self, keep: Keep) -> list[str]:
         """`ShardedStore.purge`. Verified here: the store has every file as it was when it was sent, by its size and
@@ -92,36 +70,42 @@ class RemoteStore(ShardedStore):
         notices: list[str] = self._together(lambda: self._catalog.purge(keep))
         return notices
 
-    def _newest(self, notices: list[str], aside: Callable[[str, str], str]) -> Found:
-        for name in reversed(self._together(self._catalog.names)):
-            if (damage := self._fetched(name)) is None:
-                return Found(self.root / name, notices)
-            notices.append(self._together(partial(aside, name, damage)))
-        return Found(None, notices)
+    def explained(self, error: OSError) -> str:
+        """Says what the store or the disk refused."""
+        return errors.explained(error)
 
-    def _fetched(self, name: str) -> str | None:
-        """Fetches a checkpoint to every machine; how it is damaged, if it is. CheckpointError if it cannot be had."""
-        reader = self._together(lambda: secrets.token_hex(8))
+    @contextmanager
+    def _clearing(self) -> Iterator[None]:
+        yield
+
+    def _collect_garbage(self) -> list[str]:
+        return self._catalog.collect_garbage()
+
+    def _quarantine(self, name: str, reason: Damaged | str) -> str:
+        """The manifest goes to `checkpoints/quarantine/`, the files stay."""
+        return self._catalog.quarantine(name, str(reason))
+
+    def _extras(self, name: str) -> list[str]:
+        return []
+
+    def _verified(self, name: str) -> Path:
+        """A checkpoint, brought to every machine."""
+        self.read_all(self.root / name)
+        return self.root / name
+
+    def _verify_share(self, name: str, token: str) -> list[dict[str, Any]]:
         self._loaded = True
         found: dict[str, Any] = {}
         try:
-            self._catalog.sealed(name).fetch_newest(self.root / name, reader, self.ranks.rank)
+            self._catalog.sealed(name).fetch_newest(self.root / name, token, self.ranks.rank)
         except Damaged as damage:
             found = {"damaged": str(damage)}
         except CheckpointError as error:
             found = {"refused": str(error)}
         except OSError as error:
             found = {"refused": errors.unreadable(self.root / name, error)}
-        reports = self.ranks.collect(found)
-
-        def judged() -> str | None:
-            for report in reports:
-                if "refused" in report:
-                    raise CheckpointError(report["refused"])
-            return next((report["damaged"] for report in reports if "damaged" in report), None)
-
-        result: str | None = self._together(judged)
-        return result
+        # Where one rank could not read it, nobody knows that it is damaged.
+        return sorted(self.ranks.collect(found), key=lambda report: "refused" not in report)
 
     def _new_attempt(self, name: str) -> str:
         return secrets.token_hex(8)
@@ -168,6 +152,3 @@ class RemoteStore(ShardedStore):
         else:
             state = f"Earlier ones are untouched, the newest is {earlier[-1]}" if earlier else "There is no earlier one"
         return f"cannot save {planned.name}: {what}. {state}"
-
-    def _explained(self, error: OSError) -> str:
-        return errors.explained(error)

@@ -9,7 +9,7 @@ from daguerre.storage.errors import StoreError
 
 
 def explained(error: OSError | UserError) -> str:
-    """What a person should know of a refusal, without the setting that names the place."""
+    """Says what was refused, without the setting that names the place."""
     if isinstance(error, StoreError):
         return error.told
     if isinstance(error, UserError):

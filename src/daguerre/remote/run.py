@@ -38,7 +38,7 @@ class RemoteHome:
 
     @property
     def name(self) -> str:
-        """What people are shown."""
+        """The address, for people."""
         return self.run.name
 
     @property
@@ -80,7 +80,7 @@ class RemoteHome:
                 if self._mirror is not None:
                     self._mirror.send_status()
                 if self._lock is not None:
-                    self._lock.abort()
+                    self._lock.release()
 
         thread = threading.Thread(target=leave, name="run-abandon", daemon=True)
         thread.start()
@@ -99,7 +99,7 @@ class RemoteHome:
 
 
 def working_folder(run: Prefix, kind: str = "runs") -> Path:
-    """Where files of a run in a store are kept on this machine."""
+    """The folder of this machine for the files of a remote run."""
     return user_cache.folder() / kind / sha256(run.url.encode()).hexdigest()[:16] / run.last
 
 

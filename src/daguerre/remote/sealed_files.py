@@ -42,6 +42,8 @@ class Contents:
 class Conflict(CheckpointError):
     """Another process wrote the same set meanwhile."""
 
+    code = "in_use"
+
 
 @dataclass(frozen=True)
 class SealedFiles:
@@ -115,13 +117,13 @@ class SealedFiles:
             self._fetched(there, folder, notes, path, reader, wait=True)
         sealed = folder / manifest.NAME
         if not (sealed.is_file() and sealed.read_bytes() == there.data):
-            with _locked(notes / f".{manifest.NAME}", wait=True):
+            with locked(notes / f".{manifest.NAME}"):
                 write_bytes_atomically(sealed, there.data)
 
     def _fetched(self, there: Contents, folder: Path, notes: Path, path: str, reader: str, wait: bool) -> bool:
         """False where another process is at it."""
         entry, to, note = there.entries[path], folder / path, notes / path.replace("/", "%")
-        with _locked(note, wait) as mine:
+        with locked(note, wait) as mine:
             if not mine:
                 return False
             known = f"{reader} {entry.sha256}"
@@ -182,9 +184,10 @@ class Upload:
 
 
 @contextmanager
-def _locked(note: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process is the one that works at a file now; the kernel lets go for one that is killed."""
-    descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def locked(file: Path, wait: bool = True) -> Iterator[bool]:
+    """Holds a file that is made for it, among all processes of this machine; without `wait`, False where another one
+    has it. The kernel lets go for a process that is killed."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -36,7 +36,8 @@ def run(arguments: list[str]) -> int:
         return 0
     raise UserError(
         f"there is no verb `launch {arguments[0]}`; there are: local, slurm. Write daguerre launch local RECIPE "
-        "processes=N ..., or daguerre launch slurm RECIPE nodes=N ..."
+        "processes=N ..., or daguerre launch slurm RECIPE nodes=N ...",
+        code="unknown",
     )
 
 

@@ -24,7 +24,7 @@ _HANDED_ON = {
 }
 """A closed terminal stops a run as SIGTERM does."""
 _PATIENCE_SECONDS = 60.0
-"""How long the others have to end by themselves when one has failed; as long again until they are killed."""
+"""Time for the others to end by themselves when one has failed; as long again until they are killed."""
 _POLL_SECONDS = 0.05
 
 
@@ -44,7 +44,7 @@ def run(command: Sequence[str], count: int, patience_seconds: float = _PATIENCE_
 
 
 def environment(count: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What all processes are told: how many they are, and where on this machine they meet."""
+    """Variables for all processes: how many they are, and where on this machine they meet."""
     kept = {name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_")}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -68,7 +68,7 @@ Location = Annotated[str, AfterValidator(_path)]
 
 
 class SlurmSettings(Settings):
-    """What `daguerre launch slurm` takes beside the recipe and its settings."""
+    """Options of `daguerre launch slurm` beside the recipe and its settings."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("accel_bind",), lambda own: own.gpus_per_node == 0, "there are no GPUs to bind to"),
@@ -144,7 +144,7 @@ class SlurmSettings(Settings):
         return self.tasks_per_node or self.gpus_per_node or 1
 
     def overrides(self) -> list[str]:
-        """What these options say of the run's own settings."""
+        """The run's own settings that these options set."""
         given = {name: getattr(self, name) for name in ("timeout_seconds", "stuck_seconds")}
         return [f"distributed.{name}={value:g}" for name, value in given.items() if value is not None]
 
@@ -158,7 +158,7 @@ def refuse_misspelt(keys: Iterable[str], known_settings: Iterable[str]) -> None:
         near = difflib.get_close_matches(plain, options, n=1, cutoff=0.7)
         if plain not in known and "." not in plain and plain not in options:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}, and the recipe's settings"
-            raise UserError(f"{key}: there is no such option: {hint}")
+            raise UserError(f"{key}: there is no such option: {hint}", code="unknown", setting=key)
 
 
 class _Template(Template):
@@ -195,7 +195,7 @@ def batch_file(
 
 
 def submit_command(file: str) -> str:
-    """How a person hands the file in."""
+    """The command that hands the file in."""
     return f"sbatch {shlex.quote(file)}"
 
 

@@ -1,10 +1,10 @@
-"""Why a run on several devices ends: what is said, which ranks it is about, and what the processes exit with."""
+"""The failure that ends a run on several devices: its message, the ranks at fault, and the exit code."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from daguerre.distributed.watchdog.processes import Peer
@@ -27,12 +27,12 @@ class Failure:
 
     @property
     def code(self) -> int:
-        """What the other processes exit with."""
+        """Exit code of the other processes."""
         return STUCK if self.kind == "stuck" else LOST
 
     @property
     def stacks(self) -> bool:
-        """Whether every rank writes where its threads stand."""
+        """True if every rank writes where its threads stand."""
         return self.kind in ("stuck", "silent")
 
     @property
@@ -40,19 +40,15 @@ class Failure:
         """The rank that writes the status: the first one that is not at fault, as one at fault may be gone."""
         return next((rank for rank in range(self.size) if rank not in self.ranks), 0)
 
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
 
 def from_document(document: dict[str, Any]) -> Failure:
     """A failure that another rank sent."""
-    return Failure(document["kind"], tuple(document["ranks"]), document["text"], document["size"])
+    return Failure(**{**document, "ranks": tuple(document["ranks"])})
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long what may last."""
+    """Longest times without progress, and without a sign of life."""
 
     stuck_seconds: float
     silent_seconds: float
@@ -60,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says of itself with each beat."""
+    """A rank's state, sent with each beat."""
 
     count: int
     """Grows with every sign that it got further."""
@@ -68,11 +64,11 @@ class Report:
     doing: str
     """For people: the phase it is in."""
     allowed_seconds: float | None
-    """How long the phase may last; None for as long as it likes."""
+    """Longest time of the phase; None for as long as it likes."""
     place: str
-    """Where its main thread stands."""
+    """Position of its main thread in the code."""
     waits: bool
-    """Whether it waits for other ranks there."""
+    """True if it waits for other ranks there."""
 
     def __str__(self) -> str:
         return f"step {self.step:,}, {self.doing}, in {self.place}{', waiting for others' if self.waits else ''}"
@@ -87,7 +83,9 @@ def gone(peers: Mapping[int, Peer], ranks: Collection[int], size: int) -> Failur
     """Ranks that ended without a word."""
     ended = "its process" if len(ranks) == 1 else "their processes"
     why = f"{ended} ended without a word, as one does that is killed (often by the system, out of memory)"
-    return Failure("gone", tuple(ranks), f"{_listed(peers, ranks)} {_is(ranks)} gone: {why}", size)
+    return Failure(
+        "gone", tuple(ranks), f"{_listed(peers, ranks)} {'is' if len(ranks) == 1 else 'are'} gone: {why}", size
+    )
 
 
 def silent(peers: Mapping[int, Peer], ranks: Collection[int], size: int, limits: Limits) -> Failure:
@@ -129,10 +127,6 @@ def _listed(peers: Mapping[int, Peer], ranks: Collection[int]) -> str:
         return f"{named(ranks)} ({', '.join(hosts)})" if hosts else named(ranks)
     (rank,) = ranks
     return str(peers[rank]) if rank in peers else named(ranks)
-
-
-def _is(ranks: Collection[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"
 
 
 def named(ranks: Collection[int]) -> str:

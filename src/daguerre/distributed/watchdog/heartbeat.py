@@ -38,7 +38,7 @@ class Line:
         connection.setblocking(False)
         self.socket = connection
         self.open = True
-        """Whether more can come."""
+        """True while more can come."""
         self._unread = b""
         self._unsent = b""
 
@@ -113,7 +113,7 @@ def listen() -> socket.socket:
 
 
 def invitation(listener: socket.socket, addresses: Sequence[str]) -> dict[str, Any]:
-    """What the other ranks must know, as JSON: where to connect, and a word that strangers do not know."""
+    """JSON for the other ranks: where to connect, and a word that strangers do not know."""
     hosts = [*addresses, socket.gethostname(), *_own_addresses()]
     return {"hosts": list(dict.fromkeys(hosts)), "port": listener.getsockname()[1], "word": secrets.token_hex(16)}
 
@@ -134,11 +134,12 @@ def connect(invited: dict[str, Any], me: Peer) -> Line:
             errors.append(f"{host}:{invited['port']}: {error}")
             continue
         line = Line(connection)
-        line.send({"word": invited["word"], "peer": me.document()})
+        line.send({"word": invited["word"], "peer": vars(me)})
         return line
     raise UserError(
         f"rank {me.rank} on {me.host} cannot reach the watchdog of rank 0 ({'; '.join(errors)}): open the ports "
-        "between the nodes, or give MASTER_ADDR as an address that all of them can reach"
+        "between the nodes, or give MASTER_ADDR as an address that all of them can reach",
+        code="unreachable",
     )
 
 
@@ -220,7 +221,7 @@ class HeartbeatClient(Heartbeat):
         if not self._line.open:
             return gone(self.peers, [0], self._size)
         failure = silent(self.peers, [0], self._size, self.limits)
-        self._line.send({"failure": failure.document()})  # should it wake up
+        self._line.send({"failure": vars(failure)})  # should it wake up
         return failure
 
     def settle(self) -> None:
@@ -271,7 +272,7 @@ class HeartbeatServer(Heartbeat):
             self._hear_rank(rank, line)
         failure = self._failure or self._judge(time.monotonic())
         if failure is not None:
-            self._tell({"failure": failure.document()})
+            self._tell({"failure": vars(failure)})
         return failure
 
     def _welcome(self, listener: socket.socket) -> None:
@@ -294,7 +295,7 @@ class HeartbeatServer(Heartbeat):
             self._heard[peer.rank] = time.monotonic()
             self._understand(peer.rank, documents[1:])
             if len(self.peers) == self._size:
-                self._tell({"peers": [known.document() for known in self.peers.values()]})
+                self._tell({"peers": [vars(known) for known in self.peers.values()]})
 
     def _hear_rank(self, rank: int, line: Line) -> None:
         self._understand(rank, line.receive())
@@ -360,7 +361,7 @@ class HeartbeatServer(Heartbeat):
     def leave(self, failure: str) -> None:
         """As `Heartbeat` has it; the others hear why, or that nobody watches any longer."""
         if failure:
-            self._tell({"failure": failed(self._me, failure, self._size).document()})
+            self._tell({"failure": vars(failed(self._me, failure, self._size))})
         else:
             self._tell({"bye": True})
         self._selector.close()

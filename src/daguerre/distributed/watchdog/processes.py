@@ -12,9 +12,8 @@ import socket
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 DUMP_SIGNAL = signal.SIGRTMIN + 9
 """Makes a process write its stacks, whatever its interpreter does (`StacksFile`)."""
@@ -35,10 +34,6 @@ class Peer:
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, process {self.pid})"
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
     @property
     def state(self) -> str:

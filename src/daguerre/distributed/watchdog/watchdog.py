@@ -31,13 +31,13 @@ _TICK_SECONDS = 0.2
 _WORDS_SECONDS = 3.0
 """The longest that writing the cause, or the status, may take: a disk or a pipe may hang."""
 _OWN_END_SECONDS = 1.0
-"""Where another rank failed, this one may be about to fail of the same: its own error is then the better one."""
+"""After another rank has failed, this one may be about to fail of the same: its own error is then the better one."""
 _OTHERS_END_SECONDS = 5.0
-"""How long other processes of this node have to end by themselves."""
+"""Time for other processes of this node to end by themselves."""
 _FAILED_END_SECONDS = 7.0
 """The same where one failed by an error of its own, which it is still telling."""
 _CAUSE_SECONDS = 4.0
-"""How long an error that may come from another rank's end waits for that to be known."""
+"""Longest wait of an error that may come from another rank's end, for that to be known."""
 _SLOW_STEPS = 10
 """A step that takes less than so many times the slowest one is slow, not stuck, whatever `stuck_seconds` says."""
 _WAITS_FOR_OTHERS = ("/torch/distributed/", "/daguerre/distributed/")
@@ -107,7 +107,7 @@ class Watchdog:
             self._stacks.close()
 
     def report(self) -> Report:
-        """What this rank says of itself."""
+        """This rank's state."""
         doing, seconds = self._phase
         return Report(self._count, self._step, doing, seconds, *main_thread())
 
@@ -122,7 +122,7 @@ class Watchdog:
             self._end(failure)
 
     def _orphaned(self) -> Failure | None:
-        """Where the launcher's process is gone, the run is told to stop as by SIGTERM; whoever does not, is ended."""
+        """Stops a run whose launcher's process is gone, as by SIGTERM; a rank that does not stop is ended."""
         if self._world.launcher == "none" or os.getppid() == self._parent:
             return None
         limit = self._link.limits.stuck_seconds
@@ -161,7 +161,7 @@ class Watchdog:
 
 
 def may_come_from_others(error: BaseException) -> bool:
-    """Whether an error, or one behind it, is what the end of another rank looks like in a collective call."""
+    """True if an error, or one behind it, looks like the end of another rank in a collective call."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, (RuntimeError, OSError)) and _FROM_OTHERS.search(f"{type(seen).__name__} {seen}"):
@@ -179,7 +179,7 @@ def within(seconds: float, act: Callable[[], object]) -> bool:
 
 
 class StacksFile:
-    """Where the threads of this process stand, for people: `rank-00003.txt` in a folder, which is made; left out at the
+    """A file with the stacks of this process, for people: `rank-00003.txt` in a folder, which is made; left out at the
     end if nothing was written.
 
     The file is open from the start and the signal that fills it is answered below the interpreter (faulthandler), so
@@ -211,7 +211,7 @@ class StacksFile:
 
 
 def main_thread() -> tuple[str, bool]:
-    """Where the main thread stands (`save (store.py:118)`), and whether it waits for other ranks there."""
+    """Position of the main thread (`save (store.py:118)`), and whether it waits for other ranks there."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "nowhere", False
