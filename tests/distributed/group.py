@@ -78,7 +78,7 @@ def main() -> int:
         time.sleep(1000)
 
     def on_end(failure: Failure) -> None:
-        (folder / f"status-{world.rank}.json").write_text(json.dumps(failure.document()))
+        (folder / f"status-{world.rank}.json").write_text(json.dumps(vars(failure)))
 
     watching = Watching(folder / "stacks", on_end, lambda: 128 + told[0] if told else 0)
     try:

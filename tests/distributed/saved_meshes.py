@@ -52,7 +52,13 @@ def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[sharding_rules.Placed],
         dims = sharding_rules.logical(sharding_axes.patterns(part), shapes)
         found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
         placed += [sharding_rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
-    return net, placed, parallelize.apply(net, mesh, placed, parallelize.device_mesh(mesh, "cpu"), sharding_axes.BLOCKS)
+    return (
+        net,
+        placed,
+        parallelize.apply(
+            net, mesh, placed, parallelize.device_mesh(mesh, "cpu"), sharding_axes.BLOCKS, sharding_axes.GATED
+        ),
+    )
 
 
 def work(rank: int, folder: Path, chain: str) -> None:

@@ -24,7 +24,7 @@ from daguerre.checkpoint.shards import Groups
 _SLAB_BYTES = 256 << 20
 _ALIGNMENT = 64
 _LONG_WAIT_SECONDS = 1.0
-"""Waiting so long for the save before is told."""
+"""A longer wait for the save before is reported."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class HostMemory:
 
     def copies(self, own: Own) -> Own:
         """Copies of all tensors; they hold until the next call."""
-        total = sum(t.numel() * t.element_size() for tensors in own.values() for t in tensors.values())
+        total = sum(t.nbytes for tensors in own.values() for t in tensors.values())
         self._slab_bytes = min(_SLAB_BYTES, 1 << max(total - 1, _ALIGNMENT).bit_length())
         self._used = {pinned: [0] * len(slabs) for pinned, slabs in self._slabs.items()}
         found = {file: {key: self._copy(tensor) for key, tensor in tensors.items()} for file, tensors in own.items()}
@@ -73,7 +73,7 @@ class HostMemory:
 
     @torch.no_grad()
     def _copy(self, tensor: Tensor) -> Tensor:
-        place = self._place(tensor.numel() * tensor.element_size(), tensor.device.type == "cuda")
+        place = self._place(tensor.nbytes, tensor.device.type == "cuda")
         return place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
 
     def _place(self, size: int, pinned: bool) -> Tensor:
@@ -147,7 +147,7 @@ class Saver:
     def save(
         self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
     ) -> list[Outcome]:
-        """Begin a save; tensors may change when this returns. What became of the one before, if not yet told.
+        """Begin a save; tensors may change when this returns. The result of the one before, if not yet returned.
 
         Raises CheckpointError if that one was a failure too many, RanksGone if a rank is dead. ValueError for what
         could not be read back (see `ShardedStore.plan`).

@@ -75,7 +75,7 @@ def read(folder: Path) -> dict[str, Entry]:
 
 
 def from_bytes(data: bytes, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """The entries by path and what `to_bytes` was told of where they are; `name` is the checkpoint's, for errors."""
+    """The entries by path and `stored` as `to_bytes` had it; `name` is the checkpoint's, for errors."""
     where = f"{name}/{NAME}"
     try:
         content = json.loads(data)

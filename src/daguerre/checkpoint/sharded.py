@@ -57,10 +57,10 @@ class Planned:
     @property
     def own_bytes(self) -> int:
         """Bytes of this rank."""
-        return sum(t.numel() * t.element_size() for tensors in self.own.values() for t in tensors.values())
+        return sum(t.nbytes for tensors in self.own.values() for t in tensors.values())
 
     def entries(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
-        """The manifest's entries of all ranks' files, from what each rank said of its own."""
+        """The manifest's entries of all ranks' files, from each rank's report."""
         kind: Kind = "tensors" if self.plain else "parts"
         return {file: Entry(kind, *written) for report in reports for file, written in report["files"].items()}
 
@@ -91,32 +91,32 @@ class ShardedStore(Store):
         not be read back, for ranks that disagree, and for tensors with gaps or overlaps.
         """
         held: Any = None
-        mine: dict[str, Any] = {"name": name, "digest": "", "error": None}
+        report: dict[str, Any] = {"name": name, "digest": "", "error": None}
         small: dict[str, contents.Part] = {}
         try:
             held = shards.holding(groups)
-            mine["digest"] = hashlib.sha256(json.dumps(held).encode()).hexdigest()
+            report["digest"] = hashlib.sha256(json.dumps(held).encode()).hexdigest()
             # Groups without tensors: their names are checked.
             small = contents.collect({group: {} for group in groups}, documents, files or {})
         except ValueError as error:
-            mine["error"] = str(error)
-        mine["known"] = mine["digest"] == self._planned_for
-        everyone = self.ranks.collect(mine)
+            report["error"] = str(error)
+        report["known"] = report["digest"] == self._planned_for
+        everyone = self.ranks.collect(report)
         replan = self._agreed(lambda: _needs_plan(everyone))
         if replan:
             holdings = self.ranks.collect(held)
-            told = self._agreed(lambda: shards.to_bytes(shards.plan(holdings)).decode())
-            self._remember(told.encode(), mine["digest"])
+            index_bytes = self._agreed(lambda: shards.to_bytes(shards.plan(holdings)).decode())
+            self._remember(index_bytes.encode(), report["digest"])
         own: Own = {}
         for file, key, group, tensor, region in self._own:
             own.setdefault(file, {})[key] = groups[group][tensor].cut(region)
         small = {path: part for path, part in small.items() if part.kind != "tensors"}
         return Planned(name, own, self._index, self._needed_bytes, small, self._plain)
 
-    def _remember(self, told: bytes, digest: str) -> None:
+    def _remember(self, index_bytes: bytes, digest: str) -> None:
         """Keeps of a plan what every save needs: it is long where there are many ranks."""
-        index, rank = shards.from_bytes(told), self.ranks.rank
-        self._index, self._planned_for, self._own, self._needed_bytes = told, digest, [], 0
+        index, rank = shards.from_bytes(index_bytes), self.ranks.rank
+        self._index, self._planned_for, self._own, self._needed_bytes = index_bytes, digest, [], 0
         self._plain = shards.is_plain(index)
         for group, stored in index.items():
             own_files = (shards.file_of(group, rank, self.ranks.count), f"{group}.safetensors")

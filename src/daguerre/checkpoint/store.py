@@ -30,7 +30,7 @@ _REPLACED = ".replaced-"
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint that verified, or None, and what a person should be told about the others."""
+    """The newest checkpoint that verified, or None, and notices about the others."""
 
     path: Path | None
     notices: list[str]

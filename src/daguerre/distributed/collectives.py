@@ -71,7 +71,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     found: list[list[nn.Parameter]] = []
     room = 0
     for p in reversed(parameters):
-        size = local(p).numel() * p.element_size()
+        size = local(p).nbytes
         if not found or size > room or found[-1][0].dtype != p.dtype:
             found.append([])
             room = _BUCKET_BYTES

@@ -26,8 +26,6 @@ from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.sharding_rules import Placed
 
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
-_GATED = ("GEGLU", "SwiGLU")
-"""Linear layers whose output is two halves, one of which gates the other, by their owner's class name."""
 _WRAPPED = re.compile(r"\.(base_layer|lora_[AB]\.\w+)$")
 """The end of the names of a layer's parts once a LoRA wraps it."""
 
@@ -54,11 +52,23 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     return DeviceMesh(device_type, mesh.ranks(), mesh_dim_names=AXES)
 
 
-def apply(net: nn.Module, mesh: Mesh, placed: Sequence[Placed], devices: DeviceMesh, units: Collection[str]) -> Split:
-    """Splits `net` in place. Every rank must hold the same weights. FSDP2 gathers and frees one at a time the modules
-    whose class has a name in `units`."""
+def apply(
+    net: nn.Module,
+    mesh: Mesh,
+    placed: Sequence[Placed],
+    devices: DeviceMesh,
+    units: Collection[str],
+    gated: Collection[str],
+) -> Split:
+    """Splits `net` in place. Every rank must hold the same weights.
+
+    Args:
+        units: class names of the modules that FSDP2 gathers and frees one at a time.
+        gated: class names of the owners of linear layers whose output is two halves that are split alike.
+    """
     where = {each.name: each for each in placed}
-    rows = _tensor_parallel(net, where, devices["tensor"], mesh.degree("tensor")) if mesh.degree("tensor") > 1 else {}
+    degree = mesh.degree("tensor")
+    rows = _tensor_parallel(net, where, devices["tensor"], degree, gated) if degree > 1 else {}
     if mesh.degree("fsdp") > 1:
         over = devices["data", "fsdp"] if mesh.degree("data") > 1 else devices["fsdp"]
         _fully_shard(net, where, over, blocks(net, units))
@@ -66,7 +76,7 @@ def apply(net: nn.Module, mesh: Mesh, placed: Sequence[Placed], devices: DeviceM
 
 
 def _tensor_parallel(
-    net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh, degree: int
+    net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh, degree: int, gated: Collection[str]
 ) -> dict[str, Tensor]:
     """Splits linear layers by rows (columns of the product) or by columns, as their weights are placed. Of one with a
     LoRA it is the layer inside and one of the two factors; the wrapper adds what these give."""
@@ -74,7 +84,7 @@ def _tensor_parallel(
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear):
             dim = where[f"{name}.weight"].tensor
-            if dim == 0 and _is_one(net.get_submodule(_WRAPPED.sub("", name).rpartition(".")[0]), _GATED):
+            if dim == 0 and _is_one(net.get_submodule(_WRAPPED.sub("", name).rpartition(".")[0]), gated):
                 rows |= _interleave(name, module, degree)
             if dim is not None:
                 parallelize_module(module, devices, ColwiseParallel() if dim == 0 else RowwiseParallel())

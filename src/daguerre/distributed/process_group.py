@@ -187,9 +187,9 @@ def _refuse_shared_devices(agreement: Agreement, own: torch.device) -> None:
     """UserError where two ranks were given one GPU."""
     if own.type != "cuda":
         return
-    mine = str(torch.cuda.get_device_properties(own).uuid)
-    everyone = agreement.gather(mine)
-    sharing = [rank for rank, theirs in enumerate(everyone) if theirs == mine]
+    uuid = str(torch.cuda.get_device_properties(own).uuid)
+    everyone = agreement.gather(uuid)
+    sharing = [rank for rank, theirs in enumerate(everyone) if theirs == uuid]
     if len(sharing) > 1:
         raise UserError(
             f"ranks {', '.join(map(str, sharing))} were given the same GPU: start one process a GPU", code="conflict"
@@ -207,9 +207,9 @@ def _one_voice(store: dist.Store, world: World) -> Iterator[None]:
                 store.set("error", str(error))
                 _wait(lambda: store.add("error/heard", 0) == world.size - 1)
             elif _wait(lambda: store.check(["error"])):
-                told = store.get("error").decode()
+                shown = store.get("error").decode()
                 store.add("error/heard", 1)
-                if told == str(error):
+                if shown == str(error):
                     raise SaidElsewhere(error) from None
         if world.rank and not isinstance(error, SaidElsewhere):
             error.args = (f"rank {world.rank}: {error}", *error.args[1:])

@@ -1,4 +1,4 @@
-"""Small decisions that all ranks must take alike: told to stop or not, who said what, is everybody here.
+"""Small decisions that all ranks must take alike: to stop or not, small documents of each, is everybody here.
 
 They go over the CPU, in a group of their own (or over the store where there is no group yet), so that they neither wait
 for a GPU nor mix with what training sends. Documents are JSON. All calls are collective.
@@ -92,15 +92,15 @@ class Agreement:
         self._group = group
         self._ranks = ALONE if group is None else over_group(group)
 
-    def signalled(self, mine: signal.Signals | None) -> signal.Signals | None:
+    def signalled(self, own: signal.Signals | None) -> signal.Signals | None:
         """At a step boundary: the signal that any rank was told to stop by, alike on all; None if none was. Of several
         the one with the highest number: SIGTERM before SIGUSR1 before SIGINT."""
-        number = self._reduced(mine or 0, dist.ReduceOp.MAX)
+        number = self._reduced(own or 0, dist.ReduceOp.MAX)
         return signal.Signals(number) if number else None
 
-    def total(self, mine: int) -> int:
+    def total(self, own: int) -> int:
         """Sum of all ranks' counts."""
-        return self._reduced(mine, dist.ReduceOp.SUM)
+        return self._reduced(own, dist.ReduceOp.SUM)
 
     def _reduced(self, number: int, how: dist.ReduceOp.RedOpType) -> int:
         if self._group is None:

@@ -106,11 +106,11 @@ def logical(patterns: Mapping[str, Dims], shapes: Mapping[str, tuple[int, ...]])
 def check(rules: Rules, mesh: Mesh) -> list[str]:
     """Notices about these rules on this mesh. UserError for axes that do not exist and for splits of
     activations that the engine cannot do."""
-    said = []
+    notices = []
     for name, axes in rules:
         many = [axis for axis in axes if mesh.degree(axis) > 1]
         if name == "out_channels" and many:
-            said.append(
+            notices.append(
                 f"the rule out_channels -> {', '.join(many)} does nothing: convolutions are not split by channel, each "
                 f"of the {mesh.degree('tensor')} devices of a tensor group computes them whole"
             )
@@ -122,7 +122,7 @@ def check(rules: Rules, mesh: Mesh) -> list[str]:
                 code="unsupported",
                 setting="mesh.logical_axis_rules",
             )
-    return said
+    return notices
 
 
 def check_data_sharding(axes: Sequence[str], mesh: Mesh) -> None:
@@ -150,13 +150,13 @@ def place(
 
     `heads` are the attention heads of the parameters that have a `heads` dim: heads are split whole.
     """
-    placed, said = [], []
+    placed, notices = [], []
     for name, shape in shapes.items():
         tensor = _dim(dims[name], rules, "tensor")
         if mesh.degree("tensor") == 1:
             tensor = None
         elif tensor is not None and (problem := _indivisible(name, shape[tensor], mesh, heads.get(name))):
-            said.append(f"{name}: {dims[name][tensor]} -> tensor cannot be: {problem}")
+            notices.append(f"{name}: {dims[name][tensor]} -> tensor cannot be: {problem}")
             tensor = None
         fsdp = _dim(dims[name], rules, "fsdp")
         by_rule = fsdp is not None and fsdp != tensor and shape[fsdp] % mesh.degree("fsdp") == 0
@@ -165,7 +165,7 @@ def place(
             continue
         # FSDP2 splits other dims than 0 only evenly.
         placed.append(Placed(name, shape, dims[name], tensor, fsdp if by_rule else 0, by_rule))
-    return placed, said
+    return placed, notices
 
 
 def _dim(dims: Dims, rules: Rules, axis: str) -> int | None:

@@ -110,12 +110,12 @@ class Lock:
         One that its holder has missed to write is waited for, and any by a job that SLURM started again: a run that
         goes on elsewhere must not give up here.
         """
-        age, told = age_seconds(self.run), False
+        age, announced = age_seconds(self.run), False
         if age <= MISSED_SECONDS and not _is_requeued():
             raise RunFolderHeld(_held(self.run, _holder(holder)))
         while age <= STALE_SECONDS:
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 self.say(
                     f"{self.run.name} is in use by {_holder(holder)}, who was last heard of {age:.0f} s ago: this run "
                     f"takes over if that becomes {STALE_SECONDS:.0f} s"
@@ -129,14 +129,14 @@ class Lock:
         return f"it was last heard of {age:.0f} s ago"
 
     def _keep(self, over: threading.Event) -> None:
-        heard, told = time.monotonic(), False
+        heard, announced = time.monotonic(), False
         while not over.wait(REFRESH_SECONDS) and not self._lost:
             try:
                 self._refresh()
-                heard, told = time.monotonic(), False
+                heard, announced = time.monotonic(), False
             except StoreError as error:
-                if time.monotonic() - heard > STALE_SECONDS / 2 and not told:
-                    told = True
+                if time.monotonic() - heard > STALE_SECONDS / 2 and not announced:
+                    announced = True
                     self.say(f"the lock of the run cannot be refreshed, another run may take its place: {error.told}")
 
     def _refresh(self) -> None:

@@ -1,8 +1,8 @@
 """The files of a run's working folder in an object store: brought here at the start, sent there as they change.
 
-Training never waits for it: a thread looks for changed files at intervals; a fault is told once, and tried again. What
-a checkpoint needs beside it (numbers, config) is sent before the checkpoint counts: `flush`. The export is replaced
-whole (remote/sealed_files.py). Checkpoints and the lock are not here.
+Training never waits for it: a thread looks for changed files at intervals; a fault is reported once, and tried again.
+What a checkpoint needs beside it (metrics, config) is sent before the checkpoint counts: `flush`. The export is
+replaced whole (remote/sealed_files.py). Checkpoints and the lock are not here.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ class SealedFiles:
     def _fetched(self, there: Contents, folder: Path, notes: Path, path: str, reader: str, wait: bool) -> bool:
         """False where another process is at it."""
         entry, to, note = there.entries[path], folder / path, notes / path.replace("/", "%")
-        with locked(note, wait) as mine:
-            if not mine:
+        with locked(note, wait) as held:
+            if not held:
                 return False
             known = f"{reader} {entry.sha256}"
             if note.read_text(encoding="utf-8") == known and to.is_file():

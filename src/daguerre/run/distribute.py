@@ -70,14 +70,15 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
     axis_rules = config.mesh.logical_axis_rules
     said = sharding_rules.check(axis_rules, mesh)
     grid = parallelize.device_mesh(mesh, parts.device.type)
+    classes = parts.family.block_classes, parts.family.gated_classes
     found = of_net(parts.net, parts.family.components, axis_rules, mesh)
     problems = [*found.problems]
-    split = parallelize.apply(parts.net, mesh, found.placed, grid, parts.family.block_classes)
+    split = parallelize.apply(parts.net, mesh, found.placed, grid, *classes)
     for name, network in still.items():
         if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
-            parallelize.apply(network, mesh, own.placed, grid, parts.family.block_classes)
+            parallelize.apply(network, mesh, own.placed, grid, *classes)
             for entry in (each for each in _ENTRIES if hasattr(network, each)):
                 register_fsdp_forward_method(network, entry)
     sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)

@@ -50,9 +50,9 @@ def environment(count: int, environ: Mapping[str, str] = os.environ) -> dict[str
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     threads = max(1, len(os.sched_getaffinity(0)) // count)
-    told = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0, "MASTER_PORT": port}
+    variables = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0, "MASTER_PORT": port}
     return {"OMP_NUM_THREADS": str(threads), **kept, "MASTER_ADDR": "127.0.0.1"} | {
-        name: str(value) for name, value in told.items()
+        name: str(value) for name, value in variables.items()
     }
 
 
@@ -84,20 +84,20 @@ def _wait(
 ) -> list[subprocess.Popen[bytes]]:
     """Waits for all, and hands on signals as they come; those that were not ended from here."""
     failed_at: float | None = None
-    told: list[subprocess.Popen[bytes]] = []
+    ended: list[subprocess.Popen[bytes]] = []
     while running := [process for process in processes if process.poll() is None]:
         while signals:
             _send(running, signals.pop(0))
         if failed_at is None and any(process.returncode for process in processes):
             failed_at = time.monotonic()
         late = 0.0 if failed_at is None else time.monotonic() - failed_at
-        if late > patience_seconds and not told:
-            told = running
+        if late > patience_seconds and not ended:
+            ended = running
             _send(running, signal.SIGTERM)
         elif late > 2 * patience_seconds:
             _send(running, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    return [process for process in processes if process not in told]
+    return [process for process in processes if process not in ended]
 
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:

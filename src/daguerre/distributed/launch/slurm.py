@@ -81,7 +81,7 @@ class SlurmSettings(Settings):
     tasks_per_node: int | None = Field(None, ge=1)
     """Processes on each node. Default: one a GPU, or one."""
     cpus_per_task: int = Field(6, ge=1)
-    """CPUs of each process; as many read and decode pictures, unless the command says `loader.num_workers`."""
+    """CPUs of each process; as many read and decode images, unless the command says `loader.num_workers`."""
     job_name: Name | None = None
     """Default: the run's name."""
     partition: Name | None = None
@@ -155,9 +155,13 @@ def refuse_misspelt(keys: Iterable[str], known_settings: Iterable[str]) -> None:
     known = {name for path in known_settings for name in (path, path.rpartition(".")[2])}
     for key in keys:
         plain = key.replace("-", "_")
-        near = difflib.get_close_matches(plain, options, n=1, cutoff=0.7)
+        similar = difflib.get_close_matches(plain, options, n=1, cutoff=0.7)
         if plain not in known and "." not in plain and plain not in options:
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}, and the recipe's settings"
+            hint = (
+                f"did you mean {similar[0]}?"
+                if similar
+                else f"there are {', '.join(options)}, and the recipe's settings"
+            )
             raise UserError(f"{key}: there is no such option: {hint}", code="unknown", setting=key)
 
 

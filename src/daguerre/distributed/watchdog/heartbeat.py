@@ -143,8 +143,8 @@ def connect(invited: dict[str, Any], me: Peer) -> Line:
     )
 
 
-class Heartbeat:
-    """A watchdog's way to the others."""
+class _Side:
+    """One end of the connections between the watchdogs."""
 
     def __init__(self, me: Peer, size: int, limits: Limits) -> None:
         self.peers = {me.rank: me}
@@ -154,37 +154,15 @@ class Heartbeat:
         self._beaten = self._turned = time.monotonic()
         self._selector = selectors.DefaultSelector()
 
-    def turn(self, report: Report, seconds: float) -> Failure | None:
-        """Hears and says what there is, for about so long; the failure, once there is one."""
+    def _begin_turn(self) -> tuple[bool, bool]:
+        """True, True: this watchdog stood still since its last turn, and it is time to beat."""
         now = time.monotonic()
-        if now - self._turned > _STOOD_STILL_SECONDS:
-            self._stood_still(now)
-        self._turned = now
-        if now - self._beaten >= BEAT_SECONDS:
-            self._beaten = now
-            self._beat(report)
-        self._selector.select(seconds)
-        return self._hear()
-
-    def _stood_still(self, now: float) -> None:
-        raise NotImplementedError
-
-    def _beat(self, report: Report) -> None:
-        raise NotImplementedError
-
-    def _hear(self) -> Failure | None:
-        raise NotImplementedError
-
-    def settle(self) -> None:
-        """Sees to it that what was said arrives."""
-        raise NotImplementedError
-
-    def leave(self, failure: str) -> None:
-        """The last word of this rank: why it failed, or nothing for an orderly end."""
-        raise NotImplementedError
+        stood_still, beats = now - self._turned > _STOOD_STILL_SECONDS, now - self._beaten >= BEAT_SECONDS
+        self._turned, self._beaten = now, now if beats else self._beaten
+        return stood_still, beats
 
 
-class HeartbeatClient(Heartbeat):
+class HeartbeatClient(_Side):
     """The side of every rank but 0."""
 
     def __init__(self, line: Line, me: Peer, size: int, limits: Limits) -> None:
@@ -195,19 +173,16 @@ class HeartbeatClient(Heartbeat):
         self._released = False
 
     def turn(self, report: Report, seconds: float) -> Failure | None:
-        """As `Heartbeat` has it."""
+        """Sends and receives what there is, for about so long; the failure, once there is one."""
         if self._released:  # rank 0 is done in good order
             time.sleep(seconds)
             return None
-        return super().turn(report, seconds)
-
-    def _stood_still(self, now: float) -> None:
-        self._heard = now
-
-    def _beat(self, report: Report) -> None:
-        self._line.send({"beat": vars(report)})
-
-    def _hear(self) -> Failure | None:
+        stood_still, beats = self._begin_turn()
+        if stood_still:
+            self._heard = self._turned
+        if beats:
+            self._line.send({"beat": vars(report)})
+        self._selector.select(seconds)
         for document in self._line.receive():
             self._heard = time.monotonic()
             if "peers" in document:
@@ -225,17 +200,17 @@ class HeartbeatClient(Heartbeat):
         return failure
 
     def settle(self) -> None:
-        """As `Heartbeat` has it."""
+        """Sees to it that the last documents arrive."""
         settle([self._line])
 
     def leave(self, failure: str) -> None:
-        """As `Heartbeat` has it."""
+        """Sends the last word of this rank: why it failed, or nothing for an orderly end."""
         self._line.send({"failed": failure} if failure else {"bye": True})
         self._selector.close()
         settle([self._line])
 
 
-class HeartbeatServer(Heartbeat):
+class HeartbeatServer(_Side):
     """Rank 0's side: hears all ranks, and judges. Without a listener, one process on its own."""
 
     def __init__(self, listener: socket.socket | None, word: str, me: Peer, size: int, limits: Limits) -> None:
@@ -255,21 +230,18 @@ class HeartbeatServer(Heartbeat):
             self._selector.register(listener, selectors.EVENT_READ)
 
     def turn(self, report: Report, seconds: float) -> Failure | None:
-        """As `Heartbeat` has it; the others hear of a failure before this returns it."""
+        """As `HeartbeatClient.turn`; the others hear of a failure before this returns it."""
+        stood_still, beats = self._begin_turn()
+        if stood_still:
+            self._further, self._heard = self._turned, dict.fromkeys(self._heard, self._turned)
         self._note(0, report)
-        return super().turn(report, seconds)
-
-    def _stood_still(self, now: float) -> None:
-        self._further, self._heard = now, dict.fromkeys(self._heard, now)
-
-    def _beat(self, report: Report) -> None:
-        self._tell({"beat": True})
-
-    def _hear(self) -> Failure | None:
+        if beats:
+            self._tell({"beat": True})
+        self._selector.select(seconds)
         if self._listener is not None:
             self._welcome(self._listener)
         for rank, line in list(self._lines.items()):
-            self._hear_rank(rank, line)
+            self._hear(rank, line)
         failure = self._failure or self._judge(time.monotonic())
         if failure is not None:
             self._tell({"failure": vars(failure)})
@@ -297,7 +269,7 @@ class HeartbeatServer(Heartbeat):
             if len(self.peers) == self._size:
                 self._tell({"peers": [vars(known) for known in self.peers.values()]})
 
-    def _hear_rank(self, rank: int, line: Line) -> None:
+    def _hear(self, rank: int, line: Line) -> None:
         self._understand(rank, line.receive())
         if not line.open:
             self._selector.unregister(line.socket)
@@ -351,7 +323,7 @@ class HeartbeatServer(Heartbeat):
         return stuck(self.peers, reports, quiet, self._size, max(allowed))
 
     def settle(self) -> None:
-        """As `Heartbeat` has it."""
+        """As `HeartbeatClient.settle`."""
         settle([*self._lines.values(), *self._strangers])
 
     def _tell(self, document: dict[str, Any]) -> None:
@@ -359,7 +331,7 @@ class HeartbeatServer(Heartbeat):
             line.send(document)
 
     def leave(self, failure: str) -> None:
-        """As `Heartbeat` has it; the others hear why, or that nobody watches any longer."""
+        """As `HeartbeatClient.leave`; the others hear why, or that nobody watches any longer."""
         if failure:
             self._tell({"failure": vars(failed(self._me, failure, self._size))})
         else:
@@ -368,3 +340,7 @@ class HeartbeatServer(Heartbeat):
         if self._listener is not None:
             self._listener.close()
         self.settle()
+
+
+Heartbeat = HeartbeatClient | HeartbeatServer
+"""A watchdog's way to the others."""

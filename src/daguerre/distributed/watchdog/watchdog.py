@@ -76,7 +76,7 @@ class Watchdog:
             self._phase = ("training", _SLOW_STEPS * self._slowest_seconds)
 
     def alive(self) -> None:
-        """The phase got further: a picture is drawn, a file is written."""
+        """The phase got further: an image is generated, a file is written."""
         self._count += 1
 
     @contextmanager
