@@ -25,9 +25,9 @@ import torch.multiprocessing as mp
 
 from daguerre.checkpoint.async_save import Outcome, Saver
 from daguerre.checkpoint.atomic import write_durably
-from daguerre.checkpoint.ranks import ALONE, over
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import Groups, Piece, Sliced
+from daguerre.ranks import ALONE, over
 
 TENSOR_MB = 4
 

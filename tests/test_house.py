@@ -26,6 +26,7 @@ LEAVES = {
     "faults",
     "keys",
     "plugins",
+    "ranks",
     "settings",
     "types",
     "unicode",
@@ -91,11 +92,10 @@ PLAIN_ERRORS = {
     # file: the functions that raise such an error, and why it never reaches a user
     "checkpoint/atomic.py": {"to_json"},  # what we save is ours
     "checkpoint/contents.py": {"collect"},
-    "checkpoint/sharded.py": {"_agreed", "_needs_plan"},
+    "checkpoint/sharded.py": {"_needs_plan"},
     "checkpoint/shards.py": {"_check_tiles", "holding", "plan", "from_bytes"},  # the last one is caught by who reads
     "checkpoint/safetensors.py": {"dtype_name"},
-    "checkpoint/failed_saves.py": {"__post_init__"},  # settings have checked it
-    "checkpoint/retention.py": {"__post_init__"},
+    "checkpoint/retention.py": {"__post_init__"},  # settings have checked it
     "generation/prompts.py": {"_no_number", "_number"},  # caught where the line is known
     "data/table/arrow.py": {"_arrow"},  # caught where the file is known
     "data/plan/buckets.py": {"__post_init__"},  # sizes are computed

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from daguerre.checkpoint.ranks import Ranks, RanksGone
+from daguerre.ranks import Ranks, RanksGone
 
 PATIENCE_SECONDS = 20.0
 

@@ -28,12 +28,12 @@ import torch.distributed as dist
 from layouts import equal, held, read_alike
 
 from daguerre.checkpoint import manifest
-from daguerre.checkpoint.async_save import RunStore, Saver
-from daguerre.checkpoint.ranks import Ranks, RanksGone, over
+from daguerre.checkpoint.async_save import Saver
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.store import Store
+from daguerre.ranks import Ranks, RanksGone, over
 
 GONE = 3
 MESH = {1: (1, 1), 2: (1, 2), 3: (3, 1), 4: (2, 2)}
@@ -130,7 +130,7 @@ def sound(root: Path) -> list[int]:
     return [int(name[-8:]) for name in store.names()]
 
 
-def save_and_save(store: RunStore, ranks: Ranks, number: int, acknowledged: Path) -> NoReturn:
+def save_and_save(store: ShardedStore, ranks: Ranks, number: int, acknowledged: Path) -> NoReturn:
     """Until the process is killed: checkpoints after that of `number`; rank 0 writes down what was said to be saved."""
     saving = Saver(store, Keep(2))
     while True:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import save
+from whole_store import WholeStore
 
 from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.store import Store
 
 
 def always(_):
@@ -71,8 +71,8 @@ def test_too_little_is_refused(wrong, message):
 
 
 def test_a_store_keeps_backups(tmp_path):
-    store = Store(tmp_path / "checkpoints")
+    store = WholeStore(tmp_path / "checkpoints")
     for number in range(1, 8):
         save(store, number)
-        assert store.purge(2, backup_every=3) == []
+        assert store.purge(Keep(2, backup_every=3)) == []
     assert [int(name[-8:]) for name in store.names()] == [3, 6, 7]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from daguerre.checkpoint import run_dir
-from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderHeld, held_by
+from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderHeld, _Inside, held_by
 from daguerre.errors import UserError
 
 HOLD = """
@@ -174,7 +174,7 @@ def test_asking_needs_no_torch(folder):
 
 
 def test_everything_lies_inside(folder):
-    paths = [getattr(folder, name) for name, value in vars(RunFolder).items() if isinstance(value, property)]
+    paths = [getattr(folder, name) for name, value in vars(RunFolder).items() if isinstance(value, _Inside)]
     assert len(set(paths)) == len(paths) >= 11
     assert all(path.is_relative_to(folder.path) for path in paths)
 

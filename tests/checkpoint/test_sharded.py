@@ -12,15 +12,16 @@ import torch
 from layouts import bits, content, equal, full, held
 from rank_threads import all_fine, together
 from tiny_checkpoints import save as save_alone
+from whole_store import WholeStore
 
-from daguerre.checkpoint import atomic, manifest, safetensors, shards, shared_reading
+from daguerre.checkpoint import atomic, manifest, safetensors, sharded, shards
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
-from daguerre.checkpoint.ranks import ALONE, RanksGone
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import Piece, Region, Sliced
 from daguerre.checkpoint.store import Store
+from daguerre.ranks import ALONE, RanksGone
 
 MESHES = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 3: [(3, 1)], 4: [(1, 1), (4, 1), (2, 2), (2, 1)]}
 """Degrees of fsdp and tensor, by ranks; what they leave are copies."""
@@ -75,10 +76,12 @@ def test_each_element_is_on_disk_once(tmp_path):
 
 
 def test_any_slice_of_either_layout(tmp_path):
-    sharded = save(tmp_path / "c", 4, 3, (2, 2))
-    alone = Store(tmp_path / "alone").save("step-00000003", content(3), {"state": {"step": 3}}, {"t/v.json": b"{}"})
+    split = save(tmp_path / "c", 4, 3, (2, 2))
+    alone = WholeStore(tmp_path / "alone").save(
+        "step-00000003", content(3), {"state": {"step": 3}}, {"t/v.json": b"{}"}
+    )
     chance = random.Random(0)
-    for path in (sharded, alone):
+    for path in (split, alone):
         with opened(path) as reader:
             assert {g: set(t) for g, t in reader.index.items()} == {g: set(t) for g, t in content(3).items()}
             assert reader.document("state") == {"step": 3}
@@ -134,7 +137,7 @@ def test_groups_asked_for_alone(tmp_path):
     store = Store(path.parent)
     assert set(store.load(path, only=("ema",)).tensors) == {"ema"}
     assert sorted(store.groups(path)) == ["ema", "model"]
-    assert sorted(store.groups(save_alone(store, 2))) == ["model", "optimizer"]
+    assert sorted(store.groups(save_alone(WholeStore(path.parent), 2))) == ["model", "optimizer"]
     with pytest.raises(CheckpointError, match="holds no tensors named x; it holds"):
         Store(path.parent).load(path, only=("x",))
 
@@ -291,16 +294,18 @@ def test_a_rank_that_is_gone_commits_nothing(tmp_path):
 
 
 def test_a_folder_that_is_not_shared_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_reading, "_APPEARS_SECONDS", 0.2)
+    monkeypatch.setattr(sharded, "_APPEARS_SECONDS", 0.2)
 
     def one(rank):
         root = tmp_path / f"node{rank.rank}"
         store = ShardedStore(root, rank)
         planned = store.plan("step-00000001", held(1, rank.rank, 2, 1), {})
         if rank.rank:
-            monkeypatch.setattr(store, "_begun", None)
-            real = store._written
-            store._written = lambda folder, own: (folder.mkdir(parents=True), real(folder, own))[1]
+            monkeypatch.setattr(store, "_begin", None)
+            real = store._write
+            store._write = lambda planned, attempt, own: (
+                (root / attempt).mkdir(parents=True), real(planned, attempt, own),
+            )[1]  # fmt: skip
         return store.commit(planned)
 
     for error in together(2, one):
@@ -396,7 +401,7 @@ def test_leftovers_of_killed_saves_go(tmp_path):
 
 
 def test_a_checkpoint_of_one_process_goes_on_in_many(tmp_path):
-    store = Store(tmp_path / "c")
+    store = WholeStore(tmp_path / "c")
     save_alone(store, 1)
     found = all_fine(together(2, lambda rank: ShardedStore(tmp_path / "c", rank).recover()))
     with opened(found[1].path) as reader:
@@ -428,9 +433,9 @@ def test_500_flipped_bits_are_all_refused(tmp_path):
         file = files[number % len(files)]
         position, bit = chance.randrange(file.stat().st_size), chance.randrange(8)
         flip(file, position, bit)
-        reports = [shared_reading.verified(path, rank, 2) for rank in range(2)]
+        reports = [sharded.verified(path, rank, 2) for rank in range(2)]
         with pytest.raises(CheckpointError):
-            shared_reading.judge(reports)
+            sharded.judge(reports)
         if number % 25 == 0:
             with pytest.raises(CheckpointError):
                 Store(path.parent).load(path)

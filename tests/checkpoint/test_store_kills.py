@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from tiny_checkpoints import same, save
+from whole_store import WholeStore
 
 from daguerre.checkpoint import atomic, manifest
 from daguerre.checkpoint.manifest import CheckpointError
+from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
-from daguerre.checkpoint.store import Store
 
 HERE = Path(__file__).parent
 
@@ -88,10 +89,10 @@ def dies(monkeypatch, after, action):
 def deaths(monkeypatch, tmp_path, prepare, action):
     """A fresh store for each moment at which the action can die, and the moment's number."""
     for after in range(1000):
-        store = Store(tmp_path / str(after) / "checkpoints")
+        store = WholeStore(tmp_path / str(after) / "checkpoints")
         prepare(store)
         died = dies(monkeypatch, after, lambda store=store: action(store))
-        yield Store(store.root)
+        yield WholeStore(store.root)
         shutil.rmtree(store.root)
         if not died:
             assert after > 10, "the calls are not seen"
@@ -164,10 +165,10 @@ def test_a_purge_that_dies_keeps_the_newest(monkeypatch, tmp_path):
         for number in range(4):
             save(store, number)
 
-    for store in deaths(monkeypatch, tmp_path, prepare, lambda store: store.purge(2)):
+    for store in deaths(monkeypatch, tmp_path, prepare, lambda store: store.purge(Keep(2))):
         assert sound(store)[-2:] == [2, 3]
         assert same(store.load(store.recover().path), 3)
-        store.purge(2)
+        store.purge(Keep(2))
         assert sorted(path.name for path in store.root.iterdir()) == ["step-00000002", "step-00000003"]
 
 
@@ -180,7 +181,7 @@ def test_a_recovery_that_dies_can_be_repeated(monkeypatch, tmp_path):
         (store.root / "step-00000002").rename(store.root / ".replaced-step-00000002")
         shutil.copytree(store.root / "step-00000001", store.root / ".tmp-step-00000004-x")
 
-    for store in deaths(monkeypatch, tmp_path, prepare, lambda store: Store(store.root).recover()):
+    for store in deaths(monkeypatch, tmp_path, prepare, lambda store: WholeStore(store.root).recover()):
         found = store.recover()
         assert found.path is not None
         assert same(store.load(found.path), 2)
@@ -190,7 +191,7 @@ def test_a_recovery_that_dies_can_be_repeated(monkeypatch, tmp_path):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_every_call_that_the_disk_refuses_is_told_and_undone(monkeypatch, tmp_path, number):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    store = Store(tmp_path / "checkpoints")
+    store = WholeStore(tmp_path / "checkpoints")
     save(store, 1)
     for after in range(1000):
         count = [after]
@@ -216,7 +217,7 @@ def test_every_call_that_the_disk_refuses_is_told_and_undone(monkeypatch, tmp_pa
         assert message.startswith("cannot save step-00000002: ")
         assert os.strerror(number) in message
         assert not list(store.root.glob(".*"))
-        assert sound(Store(store.root)) in ([1], [1, 2])
+        assert sound(WholeStore(store.root)) in ([1], [1, 2])
         shutil.rmtree(store.root / "step-00000002", ignore_errors=True)
     assert after > 10
 
@@ -238,7 +239,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_told_and_loses_nothing(small_disk):
     folder = RunFolder(small_disk / "run")
     with folder.hold():
-        store = Store(folder.checkpoints)
+        store = WholeStore(folder.checkpoints)
         saved = [save(store, 1)]
         with pytest.raises(CheckpointError) as refused:  # noqa: PT012 (the disk fills up at some save)
             for number in range(2, 100):
@@ -249,8 +250,8 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk):
         assert f"the newest is {saved[-1].name}" in message
         assert "run the same command again" in message
         assert not list(store.root.glob(".*"))
-        assert Store(store.root).recover().path == saved[-1]
-        store.purge(2)
+        assert WholeStore(store.root).recover().path == saved[-1]
+        store.purge(Keep(2))
         assert same(store.load(save(store, 99)), 99)
         (small_disk / "filler").write_bytes(b"x" * os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize)
         with pytest.raises(RunFolderError, match="No space left on device"):
@@ -259,11 +260,11 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk):
 
 FILE_LIMIT = """
 import resource, signal, sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from tiny_checkpoints import save
-from daguerre.checkpoint.store import Store
-store = Store(Path(sys.argv[1]))
+from whole_store import WholeStore
+store = WholeStore(Path(sys.argv[1]))
 save(store, 1)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
@@ -277,11 +278,14 @@ assert [p.name for p in store.root.iterdir()] == ["step-00000001"]
 
 def test_a_file_size_limit_is_told_and_loses_nothing(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FILE_LIMIT, str(tmp_path / "c"), str(HERE)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FILE_LIMIT, str(tmp_path / "c"), str(HERE), str(HERE.parent / "support")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "File too large" in done.stdout
     assert ".safetensors" in done.stdout
-    assert same(Store(tmp_path / "c").load(tmp_path / "c" / "step-00000001"), 1)
+    assert same(WholeStore(tmp_path / "c").load(tmp_path / "c" / "step-00000001"), 1)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
@@ -296,10 +300,10 @@ def killed_at(syscall, count, root):
         ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER, any: strace is no parent of ours
         os.write(ready[1], b"r")
         os.read(go[0], 1)
-        store = Store(root)
+        store = WholeStore(root)
         save(store, 3)
         save(store, 3, value=9)
-        store.purge(2)
+        store.purge(Keep(2))
         os._exit(0)
     os.read(ready[0], 1)
     strace = subprocess.Popen(
@@ -321,11 +325,11 @@ def killed_at(syscall, count, root):
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed: apt-get install strace")
 @pytest.mark.parametrize("syscall", SYSCALLS)
 def test_sigkill_at_every_system_call(tmp_path, syscall):
-    original = Store(tmp_path / "original")
+    original = WholeStore(tmp_path / "original")
     save(original, 1)
     save(original, 2)
     for count in range(1, 1000):
-        store = Store(tmp_path / "checkpoints")
+        store = WholeStore(tmp_path / "checkpoints")
         shutil.copytree(original.root, store.root)
         killed = killed_at(syscall, count, store.root)
         assert set(sound(store)) >= {2}

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from whole_store import WholeStore
 
 from daguerre.checkpoint.contents import Checkpoint
-from daguerre.checkpoint.store import Store
 
 
 def content(number: int) -> dict[str, Any]:
-    """What `Store.save` takes; another number is another content."""
+    """What `WholeStore.save` takes; another number is another content."""
     return {
         "tensors": {
             "model": {"w": torch.full((3, 4), float(number)), "b": torch.arange(5) + number},
@@ -23,7 +23,7 @@ def content(number: int) -> dict[str, Any]:
     }
 
 
-def save(store: Store, number: int, value: int | None = None) -> Path:
+def save(store: WholeStore, number: int, value: int | None = None) -> Path:
     """Save `step-NUMBER` with the content of `value` (its number unless given)."""
     return store.save(f"step-{number:08d}", **content(number if value is None else value))
 

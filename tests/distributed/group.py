@@ -22,7 +22,7 @@ import torch.distributed as dist
 from daguerre.distributed.launch.environment import read
 from daguerre.distributed.process_group import Processes, Watching, start
 from daguerre.distributed.settings import DistributedSettings
-from daguerre.distributed.watchdog.failure import Verdict
+from daguerre.distributed.watchdog.failure import Failure
 from daguerre.errors import UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -35,7 +35,6 @@ def train(here: Processes, folder: Path, told: list[int], do: tuple[str, int, in
         {"rank": r, "text": "x" * r} for r in range(here.world.size)
     ]
     assert here.agreement.tell({"a": [1, 2]} if own == 0 else None) == {"a": [1, 2]}
-    here.agreement.wait_for_all("begin", 30)
     seconds = []
     for step in range(1, 100_000):
         if own == rank and step == at:
@@ -78,8 +77,8 @@ def main() -> int:
     if do[0] == "late" and do[1] == world.rank:
         time.sleep(1000)
 
-    def on_end(verdict: Verdict) -> None:
-        (folder / f"status-{world.rank}.json").write_text(json.dumps(verdict.document()))
+    def on_end(failure: Failure) -> None:
+        (folder / f"status-{world.rank}.json").write_text(json.dumps(vars(failure)))
 
     watching = Watching(folder / "stacks", on_end, lambda: 128 + told[0] if told else 0)
     try:

@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from splits import MESHES, ONE, Both, build
 
-from daguerre.checkpoint.ranks import over
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import Groups, Piece, Sliced, in_order
 from daguerre.checkpoint.store import Store
 from daguerre.distributed import parallelize, sharding_rules
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.parts import own_region
+from daguerre.distributed.sharding_rules import own_region
 from daguerre.models import sharding_axes
+from daguerre.ranks import over
 
 CHAINS = {"some": {"sd": [(1, 2, 2), (1, 4, 1)]}}
 """Each mesh loads what the one before it saved."""
@@ -52,7 +52,13 @@ def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[sharding_rules.Placed],
         dims = sharding_rules.logical(sharding_axes.patterns(part), shapes)
         found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
         placed += [sharding_rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
-    return net, placed, parallelize.apply(net, mesh, placed, parallelize.device_mesh(mesh, "cpu"), sharding_axes.BLOCKS)
+    return (
+        net,
+        placed,
+        parallelize.apply(
+            net, mesh, placed, parallelize.device_mesh(mesh, "cpu"), sharding_axes.BLOCKS, sharding_axes.GATED
+        ),
+    )
 
 
 def work(rank: int, folder: Path, chain: str) -> None:

@@ -81,7 +81,7 @@ def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], par
         found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
         placed += [sharding_rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
     devices = parallelize.device_mesh(mesh, "cpu")
-    split = parallelize.apply(net, mesh, placed, devices, sharding_axes.BLOCKS)
+    split = parallelize.apply(net, mesh, placed, devices, sharding_axes.BLOCKS, sharding_axes.GATED)
     reducer = None
     if mesh.degree("fsdp") == 1 and mesh.degree("data") > 1:
         reducer = collectives.Reducer(list(net.parameters()), devices["data"].get_group())

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from daguerre.distributed.rank0 import Alone, Meeting, RanksMissing, ToldToStop
+from daguerre.distributed.rank0 import Agreement, Meeting, RanksMissing, ToldToStop
 from daguerre.errors import LOST
 
 
@@ -39,10 +39,10 @@ def test_a_signal_ends_a_wait_that_it_may_end():
 
 
 def test_one_process_agrees_with_itself():
-    alone = Alone()
+    alone = Agreement(None)
     assert alone.signalled(None) is None
     assert alone.signalled(signal.SIGUSR1) == signal.SIGUSR1
-    assert (alone.any(True), alone.any(False)) == (True, False)
+    assert alone.total(3) == 3
+    assert alone.led(lambda: (1, 2)) == [1, 2]
     assert alone.gather((1, 2)) == [[1, 2]]
     assert alone.tell({"a": 1}) == {"a": 1}
-    alone.wait_for_all("anything", 0)

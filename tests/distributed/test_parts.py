@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from daguerre.distributed.mesh import AXES, Mesh
-from daguerre.distributed.parts import own_region
-from daguerre.distributed.sharding_rules import Placed
+from daguerre.distributed.sharding_rules import Placed, own_region
 
 TESTS = Path(__file__).parent.parent
 

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
+from refusals import refused
 from tiny_models import SDXL_UNET, TINY_UNET
 from transformers import T5Config, T5EncoderModel
 
 from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
+from daguerre.distributed.settings import MeshSettings
 from daguerre.errors import UserError
 from daguerre.families import sd, sdxl
 from daguerre.models import sharding_axes
@@ -137,17 +139,15 @@ def test_dim_0_serves_where_a_rule_does_not_divide():
     assert [each.elements(mesh(fsdp=4)) for each in found] == [20, 14, 2]
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ([("embedding", ["fsdp"])], "no logical axis 'embedding'"),
-        ([("embed", ["sequence"])], "embed goes to sequence; mesh axes are data, fsdp, tensor"),
-        ([("activation_heads", ["fsdp"])], "activation_heads -> fsdp cannot be done"),
-    ],
-)
-def test_rules_that_cannot_be_are_refused_by_name(given, said):
-    with pytest.raises(UserError, match=said):
-        sharding_rules.check(given, mesh(fsdp=2, tensor=2))
+@pytest.mark.parametrize("rule", [["embedding", ["fsdp"]], ["embed", ["sequence"]], ["embed"], "embed"])
+def test_rules_that_are_none_are_refused_with_what_there_is(rule):
+    with pytest.raises(ValueError, match=r"logical axes are embed, heads, .*; they go to data, fsdp, tensor"):
+        MeshSettings(logical_axis_rules=[rule])
+
+
+def test_rules_that_the_engine_cannot_follow_are_refused_by_name():
+    with refused("unsupported", "mesh.logical_axis_rules", "activation_heads -> fsdp"):
+        sharding_rules.check([("activation_heads", ["fsdp"])], mesh(fsdp=2, tensor=2))
 
 
 def test_what_does_nothing_on_this_mesh_is_said():

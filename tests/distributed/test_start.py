@@ -17,7 +17,6 @@ import torch
 
 from daguerre.distributed.launch.environment import World
 from daguerre.distributed.process_group import Watching, chosen_backend, own_device, start
-from daguerre.distributed.rank0 import Alone
 from daguerre.distributed.settings import DistributedSettings
 from daguerre.errors import LOST, STUCK, UserError
 
@@ -199,7 +198,7 @@ def test_torchruns_agent_is_signalled(tmp_path: Path, number: int, code: int):
 
 def test_one_process_needs_no_group():
     with start(World(), DistributedSettings(), "cpu", Watching(None, print, lambda: 0)) as here:
-        assert isinstance(here.agreement, Alone)
+        assert here.agreement.gather(1) == [1]
         assert here.agreement.signalled(signal.SIGTERM) == signal.SIGTERM
         assert here.agreement.gather({"a": 1}) == [{"a": 1}]
         assert (here.device, here.backend) == (torch.device("cpu"), "")

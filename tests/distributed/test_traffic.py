@@ -10,6 +10,7 @@ import sys
 from math import log, log2, sqrt
 from pathlib import Path
 
+import communication
 import pytest
 import torch
 import traffic_ranks

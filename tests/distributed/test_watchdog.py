@@ -15,8 +15,8 @@ import pytest
 
 from daguerre.distributed.launch.environment import World
 from daguerre.distributed.watchdog import heartbeat
-from daguerre.distributed.watchdog.failure import Limits, Report, Verdict, named, stuck
-from daguerre.distributed.watchdog.lines import Line
+from daguerre.distributed.watchdog.failure import Failure, Limits, Report, named, stuck
+from daguerre.distributed.watchdog.heartbeat import Line
 from daguerre.distributed.watchdog.processes import DUMP_SIGNAL, Peer, myself
 from daguerre.distributed.watchdog.watchdog import Watchdog, may_come_from_others
 from daguerre.errors import LOST, STUCK
@@ -217,7 +217,7 @@ def _runs(pid: int) -> bool:
 
 def test_a_stranger_is_shown_out():
     listener = heartbeat.listen()
-    watch = heartbeat.Hub(listener, "word", myself(0), 2, Limits(60, 60))
+    watch = heartbeat.HeartbeatServer(listener, "word", myself(0), 2, Limits(60, 60))
     report = Report(0, 0, "starting", None, "here", False)
     for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"word": "guess", "peer": {}}\n', b"[]\n"):
         with socket.create_connection(listener.getsockname()[:2]) as stranger:
@@ -256,7 +256,7 @@ def test_who_is_at_fault():
         "stuck: no rank made a step for 5 s (stuck_seconds): nobody can say which rank\n  ranks 0-1: step 9"
     )
     assert nobody.writer == 0
-    assert Verdict("gone", (0, 1), "", 4).writer == 2
+    assert Failure("gone", (0, 1), "", 4).writer == 2
 
 
 def test_names_of_ranks():
@@ -289,7 +289,7 @@ def test_a_peer_is_its_process_and_no_other():
 
 def test_a_slow_step_is_not_stuck():
     """What steps have taken so far is the measure, on machines where they take minutes."""
-    own = heartbeat.Hub(None, "", myself(0), 1, Limits(60, 60))
+    own = heartbeat.HeartbeatServer(None, "", myself(0), 1, Limits(60, 60))
     watch = Watchdog(World(), own, None, print)
     assert watch.report().allowed_seconds is None
     watch.step(1)

@@ -92,7 +92,7 @@ def placed(net: Net, mesh: Mesh) -> list[sharding_rules.Placed]:
 def counted(shape: tuple[int, int, int]) -> dict[str, Any]:
     mesh = Mesh(ONE, dict(zip(("data", "fsdp", "tensor"), shape, strict=True)))
     net, devices = Net(), parallelize.device_mesh(mesh, "cpu")
-    parallelize.apply(net, mesh, placed(net, mesh), devices, sharding_axes.BLOCKS)
+    parallelize.apply(net, mesh, placed(net, mesh), devices, sharding_axes.BLOCKS, sharding_axes.GATED)
     reducer = None
     if mesh.degree("data") > 1 and mesh.degree("fsdp") == 1:
         reducer = collectives.Reducer(list(net.parameters()), devices["data"].get_group())

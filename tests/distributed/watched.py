@@ -19,13 +19,12 @@ from pathlib import Path
 
 from daguerre.distributed.launch.environment import World
 from daguerre.distributed.watchdog import heartbeat
-from daguerre.distributed.watchdog.failure import Limits, Verdict
+from daguerre.distributed.watchdog.failure import Failure, Limits
 from daguerre.distributed.watchdog.processes import myself
-from daguerre.distributed.watchdog.stacks import StacksFile
-from daguerre.distributed.watchdog.watchdog import Watchdog
+from daguerre.distributed.watchdog.watchdog import StacksFile, Watchdog
 
 
-def link(folder: Path, rank: int, size: int, limits: Limits) -> heartbeat.Link:
+def link(folder: Path, rank: int, size: int, limits: Limits) -> heartbeat.Heartbeat:
     """As distributed/process_group.py does it, over a file."""
     place = folder / "invitation.json"
     if rank == 0:
@@ -33,10 +32,12 @@ def link(folder: Path, rank: int, size: int, limits: Limits) -> heartbeat.Link:
         invited = heartbeat.invitation(listener, ["127.0.0.1"]) if listener else {"word": ""}
         place.with_suffix(".new").write_text(json.dumps(invited))
         place.with_suffix(".new").rename(place)
-        return heartbeat.Hub(listener, invited["word"], myself(0), size, limits)
+        return heartbeat.HeartbeatServer(listener, invited["word"], myself(0), size, limits)
     while not place.exists():
         time.sleep(0.01)
-    return heartbeat.Spoke(heartbeat.connect(json.loads(place.read_text()), myself(rank)), myself(rank), size, limits)
+    return heartbeat.HeartbeatClient(
+        heartbeat.connect(json.loads(place.read_text()), myself(rank)), myself(rank), size, limits
+    )
 
 
 def act(what: str, watch: Watchdog, folder: Path) -> None:
@@ -67,8 +68,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "deaf" else lambda *_: sys.exit(143))
     world = World(rank, rank, size, size, 1, 0, launcher)
 
-    def on_end(verdict: Verdict) -> None:
-        (folder / f"status-{rank}.json").write_text(json.dumps(verdict.document()))
+    def on_end(failure: Failure) -> None:
+        (folder / f"status-{rank}.json").write_text(json.dumps(vars(failure)))
 
     with Watchdog(world, link(folder, rank, size, limits), StacksFile(folder / "stacks", rank), on_end) as watch:
         for step in range(1, 10_000):

@@ -18,8 +18,8 @@ import torch
 from layouts import equal
 from saving_ranks import exit_codes, kill_some, save_and_save, start
 
-from daguerre.checkpoint.ranks import ALONE, Ranks
 from daguerre.checkpoint.store import Store
+from daguerre.ranks import ALONE, Ranks
 from daguerre.remote.checkpoint_store import RemoteStore
 from daguerre.storage import clients
 from daguerre.storage.bucket import prefix
@@ -52,7 +52,7 @@ def check(address: str, folder: Path, trial: int) -> None:
     store = RemoteStore(folder / f"reader-{trial}", ALONE, run)
     names = store.names()
     for name in names:
-        store._shelf.bundle(name).bring(store.root / name, "")
+        store._catalog.sealed(name).fetch_newest(store.root / name, "")
         loaded = Store(store.root).load(store.root / name)
         assert loaded.documents["state"]["value"] == int(name[-8:])
         assert equal(loaded.tensors, int(name[-8:])), f"{name} is a mixture"

@@ -14,9 +14,9 @@ from faulty_store import SHORT, Faults
 from layouts import held
 
 from daguerre.checkpoint.export import replaced
-from daguerre.checkpoint.ranks import ALONE
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderHeld, held_by
 from daguerre.errors import UserError
+from daguerre.ranks import ALONE
 from daguerre.remote import export, local_copy, mirror, sealed_files
 from daguerre.remote.mirror import Mirror
 from daguerre.remote.run import RemoteHome
@@ -232,7 +232,7 @@ def test_another_who_writes_the_same_export_does_not_stop_the_mirror(run, monkey
             time.sleep(0.02)
     assert "another process wrote it" in said[0]
     assert "are sent to" in said[1]
-    assert sealed_files.Bundle(run / "pipeline").read() is not None
+    assert sealed_files.SealedFiles(run / "pipeline").read() is not None
 
 
 def test_a_store_that_is_gone_at_the_end_is_the_runs_error(s3_run, moto, monkeypatch):  # noqa: F811

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 def test_killed_at_random_moments_nothing_that_can_be_read_is_wrong(s3_run, tmp_path, seed):  # noqa: F811
     """Twenty-five kills each, of one rank or of all, of one, two and three that share no disk."""
     program = [sys.executable, str(HERE / "far_saving.py"), s3_run.url, str(tmp_path), "25", str(seed)]
-    paths = os.pathsep.join(str(HERE.parent / folder) for folder in ("checkpoint", "data"))
+    paths = os.pathsep.join(str(HERE.parent / folder) for folder in ("../src", "checkpoint", "data"))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -12,14 +12,13 @@ from layouts import equal, held, read_alike
 from rank_threads import all_fine, together
 
 from daguerre.checkpoint import manifest
-from daguerre.checkpoint.async_save import Saver
-from daguerre.checkpoint.failed_saves import FailedSaves
+from daguerre.checkpoint.async_save import FailedSaves, Saver
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
-from daguerre.checkpoint.ranks import ALONE
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.run_dir import RunFolderHeld
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.store import Store
+from daguerre.ranks import ALONE
 from daguerre.remote.checkpoint_store import RemoteStore
 from daguerre.storage import clients
 
@@ -227,7 +226,7 @@ def test_one_rank_that_cannot_send_is_the_error_of_all(s3_run, tmp_path, monkeyp
         store = RemoteStore(tmp_path / f"{ranks.rank}", ranks, s3_run)
         save(store, 1)
         if ranks.rank == 2:
-            store._shelf = type(store._shelf)(type(s3_run)("s3://nowhere/run/checkpoints"))
+            store._catalog = type(store._catalog)(type(s3_run)("s3://nowhere/run/checkpoints"))
         save(store, 2)
 
     results = together(3, broken)

@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sdxl
 from tiny_runs import train
+from whole_store import WholeStore
 
 from daguerre import errors
-from daguerre.checkpoint.store import Store
 from daguerre.errors import UserError
 from daguerre.families import sdxl
 from daguerre.run import ema_start
@@ -71,7 +71,7 @@ def test_one_network_by_itself(tmp_path, pipeline, renamed):
 
 @pytest.mark.parametrize("averaged", [True, False])
 def test_a_run_and_one_of_its_checkpoints(tmp_path, net, averaged):
-    store = Store(tmp_path / "checkpoints")
+    store = WholeStore(tmp_path / "checkpoints")
     for step, factor in ((1, 2.0), (2, 3.0)):
         model = {name: torch.zeros_like(p) if averaged else p * factor for name, p in weights(net).items()}
         averages = {"ema": {name: p * factor for name, p in weights(net).items()}} if averaged else {}

@@ -7,9 +7,9 @@ import shutil
 import pytest
 import tiny_runs
 import torch
+from whole_store import WholeStore
 
 from daguerre import errors
-from daguerre.checkpoint.store import Store
 from daguerre.errors import UserError
 from daguerre.models.weights import files, pickled
 from daguerre.run import trainer
@@ -42,7 +42,7 @@ FORGED = {
 def test_a_forged_checkpoint_is_refused(begun, tmp_path, capsys, forged):
     group, ending, change, said = FORGED[forged]
     shutil.copytree(begun / "tiny", tmp_path / "tiny")
-    store = Store(tmp_path / "tiny" / "checkpoints")
+    store = WholeStore(tmp_path / "tiny" / "checkpoints")
     found = store.newest_verified().path
     held = store.load(found)
     tensors = {name: {key: each.clone() for key, each in inner.items()} for name, inner in held.tensors.items()}

@@ -22,7 +22,7 @@ from daguerre.config import config as configs
 from daguerre.config.config import Config
 from daguerre.distributed import parallelize
 from daguerre.distributed.mesh import AXES, Mesh
-from daguerre.distributed.rank0 import Together
+from daguerre.distributed.rank0 import Agreement
 from daguerre.memory import estimate, static
 from daguerre.models.placement import frozen as frozen_of
 from daguerre.run import distribute
@@ -47,7 +47,7 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
     parts = build(config)
     group = dist.group.WORLD
     assert group is not None
-    agreement = Together(group, SimpleNamespace(rank=rank, size=4))  # type: ignore[arg-type]
+    agreement = Agreement(group)
     here: Any = SimpleNamespace(world=SimpleNamespace(rank=rank), agreement=agreement)
     sharding, _ = distribute.spread(config, parts, here, mesh)
     state = TrainState.start(

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 from tiny_models import TINY_UNET
+from whole_store import WholeStore
 
 from daguerre.build import base_digests, parts
 from daguerre.checkpoint.run_dir import RunFolder
-from daguerre.checkpoint.store import Store
 from daguerre.cli import main
 from daguerre.config import config as configs
 
@@ -53,7 +53,7 @@ def write_run(recipe: Path) -> Path:
     for step in (1, 2):
         tensors = {"model": weights(0.01 * step, built), "ema": weights(-0.01 * step, built)}
         own = {"state": {"step": step, "slots": 0, "samples": 0}, "base": base_digests.of(config, built)}
-        Store(folder.checkpoints).save(f"step-{step:08d}", tensors, own, built.family.files())
+        WholeStore(folder.checkpoints).save(f"step-{step:08d}", tensors, own, built.family.files())
     folder.config.write_text(configs.dump(config))
     return folder.path
 

@@ -11,71 +11,37 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.failed_saves import FailedSaves
 from daguerre.checkpoint.manifest import CheckpointError
-from daguerre.checkpoint.ranks import RanksGone
 from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.sharded import Own, Planned
+from daguerre.checkpoint.sharded import Own, Planned, ShardedStore
 from daguerre.checkpoint.shards import Groups
-from daguerre.checkpoint.store import Found
 
 _SLAB_BYTES = 256 << 20
 _ALIGNMENT = 64
 _LONG_WAIT_SECONDS = 1.0
-"""Waiting so long for the save before is told."""
-
-
-class RunStore(Protocol):
-    """Where the checkpoints of a run are: a folder (`ShardedStore`) or an object store. All ranks call every method but
-    `names`, and what is found is in a folder of this machine."""
-
-    def plan(
-        self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
-    ) -> Planned:
-        """As `ShardedStore.plan`."""
-        ...
-
-    def commit(self, planned: Planned, own: Own | None = None) -> Path:
-        """As `ShardedStore.commit`."""
-        ...
-
-    def recover(self) -> Found:
-        """As `Store.recover`."""
-        ...
-
-    def rewind(self, name: str) -> Found:
-        """As `Store.rewind`."""
-        ...
-
-    def purge(self, keep: Keep) -> list[str]:
-        """As `ShardedStore.purge`."""
-        ...
-
-    def names(self) -> list[str]:
-        """As `Store.names`."""
-        ...
+"""A longer wait for the save before is reported."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a save."""
+    """Result of a save."""
 
     name: str
     path: Path | None
     """None if it failed."""
     notices: list[str]
-    """What to tell a person."""
+    """Lines for the terminal."""
     stalled_seconds: float
     """Training waited: for the save before this one, for all ranks to agree, and for the copy."""
     wrote_seconds: float
     """Writing, syncing, committing and purging, mostly beside training."""
     own_bytes: int
-    """What this rank wrote."""
+    """Written by this rank."""
 
 
 class HostMemory:
@@ -91,7 +57,7 @@ class HostMemory:
 
     def copies(self, own: Own) -> Own:
         """Copies of all tensors; they hold until the next call."""
-        total = sum(t.numel() * t.element_size() for tensors in own.values() for t in tensors.values())
+        total = sum(t.nbytes for tensors in own.values() for t in tensors.values())
         self._slab_bytes = min(_SLAB_BYTES, 1 << max(total - 1, _ALIGNMENT).bit_length())
         self._used = {pinned: [0] * len(slabs) for pinned, slabs in self._slabs.items()}
         found = {file: {key: self._copy(tensor) for key, tensor in tensors.items()} for file, tensors in own.items()}
@@ -102,12 +68,12 @@ class HostMemory:
 
     @property
     def size_bytes(self) -> int:
-        """What is held."""
+        """Bytes of all slabs."""
         return sum(slab.numel() for slabs in self._slabs.values() for slab in slabs)
 
     @torch.no_grad()
     def _copy(self, tensor: Tensor) -> Tensor:
-        place = self._place(tensor.numel() * tensor.element_size(), tensor.device.type == "cuda")
+        place = self._place(tensor.nbytes, tensor.device.type == "cuda")
         return place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
 
     def _place(self, size: int, pinned: bool) -> Tensor:
@@ -124,10 +90,43 @@ class HostMemory:
 
 
 @dataclass
+class FailedSaves:
+    """Policy for saves that fail: the run goes on, says so, counts, and stops when too many have failed in a row.
+
+    A full disk may be cleared and a slow server may come back; the training done meanwhile is worth more than the
+    checkpoint. Earlier checkpoints are never touched by a save that fails.
+    """
+
+    most_in_a_row: int = 3
+    """With so many one after another, the run stops; 1 stops it at the first."""
+    in_a_row: int = 0
+    total: int = 0
+    """All failures of this run, those before a good save among them."""
+
+    def failed(self, error: CheckpointError) -> str:
+        """Counts a failure; what to tell. Raises it if it is one too many."""
+        self.in_a_row += 1
+        self.total += 1
+        if self.in_a_row >= self.most_in_a_row:
+            times = "" if self.in_a_row == 1 else f" ({self.in_a_row} saves in a row failed)"
+            raise CheckpointError(f"{error}{times}") from error
+        left = self.most_in_a_row - self.in_a_row
+        return (
+            f"SAVE FAILED ({self.in_a_row} in a row, {self.total} in all): {error}. Training goes on and the next save "
+            f"tries again; after {left} more the run stops"
+        )
+
+    def succeeded(self) -> list[str]:
+        """Resets what is counted in a row; what to tell."""
+        before, self.in_a_row = self.in_a_row, 0
+        return [f"saving works again, after {before} that failed"] if before else []
+
+
+@dataclass
 class Saver:
     """Saves a run's checkpoints, purges old ones, and bears with a disk that fails. All ranks call every method."""
 
-    store: RunStore
+    store: ShardedStore
     keep: Keep = field(default_factory=Keep)
     failures: FailedSaves = field(default_factory=FailedSaves)
     background: bool = True
@@ -148,7 +147,7 @@ class Saver:
     def save(
         self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
     ) -> list[Outcome]:
-        """Begin a save; tensors may change when this returns. What became of the one before, if not yet told.
+        """Begin a save; tensors may change when this returns. The result of the one before, if not yet returned.
 
         Raises CheckpointError if that one was a failure too many, RanksGone if a rank is dead. ValueError for what
         could not be read back (see `ShardedStore.plan`).
@@ -173,11 +172,10 @@ class Saver:
         if self._flying is None:
             return []
         flying, self._flying = self._flying, None
-        outcome = flying.result()
-        return [outcome]
+        return [flying.result()]
 
     def finished(self) -> bool:
-        """Whether there is an outcome that `settle` would give without waiting; no collective call, and ranks may
+        """True if there is an outcome that `settle` would give without waiting; no collective call, and ranks may
         differ."""
         return self._flying is not None and self._flying.done()
 
@@ -201,18 +199,12 @@ class Saver:
         begun, path = time.perf_counter(), None
         try:
             path = self.store.commit(planned, own)
-            notices = [*notices, *self.failures.succeeded(), *self._purged()]
-        except RanksGone:
-            raise
+            notices = [*notices, *self.failures.succeeded()]
         except CheckpointError as error:
             notices = [*notices, self.failures.failed(error)]
+        else:
+            try:
+                notices += self.store.purge(self.keep)
+            except CheckpointError as error:  # tried again after the next save
+                notices.append(f"older checkpoints are not purged: {error}")
         return Outcome(planned.name, path, notices, stalled, time.perf_counter() - begun, planned.own_bytes)
-
-    def _purged(self) -> list[str]:
-        """What an unwilling disk leaves undone here is tried again after the next save."""
-        try:
-            return self.store.purge(self.keep)
-        except RanksGone:
-            raise
-        except CheckpointError as error:
-            return [f"older checkpoints are not purged: {error}"]

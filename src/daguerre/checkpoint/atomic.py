@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Written:
-    """What a file holds by what was handed to the system, not by reading it back."""
+    """Size and digest of a file by the bytes handed to the system, not by reading it back."""
 
     size_bytes: int
     sha256: str

@@ -1,4 +1,4 @@
-"""What one checkpoint holds, and its way into a folder and back: groups of tensors, JSON documents, plain files.
+"""Contents of a checkpoint, and their way into a folder and back: groups of tensors, JSON documents, plain files.
 
 Writing is safe on disk when it returns, reading verifies every byte. Which folder, and when it counts as saved, is
 `store.py`'s.
@@ -28,7 +28,7 @@ TensorGroups = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved, as it was saved; tensors are on the CPU."""
+    """A checkpoint as it was saved; tensors are on the CPU."""
 
     name: str
     tensors: dict[str, dict[str, Tensor]]
@@ -60,12 +60,6 @@ def collect(groups: TensorGroups, documents: Mapping[str, Any], files: Mapping[s
     if bad:
         raise ValueError(f"cannot be files of a checkpoint (unsafe or taken names): {', '.join(map(repr, bad))}")
     return parts | {path: Part("file", [data]) for path, data in files.items()}
-
-
-def write(folder: Path, parts: Mapping[str, Part]) -> None:
-    """Create the folder, write all files, then the manifest; each is safe on disk before the next step."""
-    folder.mkdir()
-    seal(folder, write_files(folder, parts))
 
 
 def write_files(folder: Path, parts: Mapping[str, Part]) -> dict[str, Entry]:
@@ -119,12 +113,12 @@ def groups(folder: Path) -> list[str]:
 
 
 def is_sharded(entries: Mapping[str, Entry]) -> bool:
-    """Whether several ranks wrote these files."""
+    """True if several ranks wrote these files."""
     return shards.INDEX in entries and entries[shards.INDEX].kind == "slices"
 
 
 def read_index(folder: Path, entries: Mapping[str, Entry]) -> shards.Index:
-    """Where the slices of a sharded checkpoint are. CheckpointError for a newer format."""
+    """Index of the slices of a sharded checkpoint. CheckpointError for a newer format."""
     data = manifest.read_file(folder, shards.INDEX, entries[shards.INDEX])
     try:
         return shards.from_bytes(data)

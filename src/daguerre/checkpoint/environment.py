@@ -1,4 +1,4 @@
-"""What a run was computed with: versions, hardware, the code's commit, the command.
+"""The environment that a run was computed in: versions, hardware, the code's commit, the command.
 
 No environment variables and no user names: the file is meant to be shown to others.
 """

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from daguerre.checkpoint.atomic import to_json, write_durably
-from daguerre.errors import UserError
+from daguerre.errors import Code, UserError
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -26,9 +26,13 @@ Kind = Literal["tensors", "document", "file", "parts", "slices"]
 class CheckpointError(UserError):
     """A checkpoint could not be saved or read; the message says why and what to do."""
 
+    code: Code = "failed"
+
 
 class Damaged(CheckpointError):
     """A checkpoint is not what was saved; the message names the file."""
+
+    code = "damaged"
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Entry:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether `path` is relative, stays in its folder, and means the same on every system."""
+    """True if `path` is relative, stays in its folder, and means the same on every system."""
     parts = PurePosixPath(path).parts
     return bool(parts) and path == "/".join(parts) and ".." not in parts and not set(path) & set("\\:\0")
 
@@ -71,7 +75,7 @@ def read(folder: Path) -> dict[str, Entry]:
 
 
 def from_bytes(data: bytes, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """The entries by path and what `to_bytes` was told of where they are; `name` is the checkpoint's, for errors."""
+    """The entries by path and `stored` as `to_bytes` had it; `name` is the checkpoint's, for errors."""
     where = f"{name}/{NAME}"
     try:
         content = json.loads(data)

@@ -1,4 +1,4 @@
-"""Which checkpoints may go: the newest stay, and every n-th for good. Numbers alone; deleting is store.py's."""
+"""Retention of checkpoints: the newest stay, and every n-th for good. Steps alone; deleting is store.py's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Keep:
-    """What is kept."""
+    """The checkpoints to keep."""
 
     newest: int = 2
-    """How many of the newest verified ones; at least 2, so that one is left if the other is damaged."""
+    """Count of the newest verified ones; at least 2, so that one is left if the other is damaged."""
     backup_every: int | None = None
     """In each stretch of so many updates after the first, the oldest is kept for good; None for no such backups. The
     first one at or after 1 x, 2 x, 3 x this number of updates, then, also where the saves do not fall on it."""
@@ -23,7 +23,7 @@ class Keep:
             raise ValueError(f"backup_every is {self.backup_every}: give 1 or more, or null for no backups")
 
     def backups(self, numbers: Sequence[int]) -> set[int]:
-        """Which of these are kept for good."""
+        """Those that are kept for good."""
         if self.backup_every is None:
             return set()
         first: dict[int, int] = {}
@@ -32,7 +32,7 @@ class Keep:
         return {number for stretch, number in first.items() if stretch > 0}
 
     def expendable(self, numbers: Sequence[int], sound: Callable[[int], bool]) -> list[int]:
-        """Which of these may be deleted, newest first.
+        """Those that may be deleted, newest first.
 
         `sound` says whether one is verified (and sets it aside if it is not); it is asked from the newest on, and only
         until enough are. A damaged one is never in the answer.

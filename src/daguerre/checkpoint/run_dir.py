@@ -41,6 +41,7 @@ class RunFolderHeld(RunFolderError):
     """Another process works in this run folder; the message names it."""
 
     exit_code = HELD
+    code = "in_use"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,24 @@ class Holder:
     since: str
     """ISO time with its offset from UTC."""
 
+    @classmethod
+    def this_process(cls) -> Holder:
+        """This process, from now on."""
+        return cls(os.getpid(), socket.gethostname(), _now())
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} (since {self.since})" if self.pid else "another process"
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A path below the folder of a run."""
+
+    name: str
+
+    def __get__(self, run: RunFolder, kind: type | None = None) -> Path:
+        return run.path / self.name
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -59,70 +78,32 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the store."""
-        return self.path / "checkpoints"
-
-    @property
-    def config(self) -> Path:
-        """The resolved recipe."""
-        return self.path / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions and hardware of the last start."""
-        return self.path / "environment.json"
-
-    @property
-    def status(self) -> Path:
-        """What `write_status` wrote last."""
-        return self.path / "status.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics" / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def samples(self) -> Path:
-        """Folder of the sample pictures, one folder a save."""
-        return self.path / "samples"
-
-    @property
-    def pipeline(self) -> Path:
-        """Folder of the newest export, in diffusers' format."""
-        return self.path / "pipeline"
-
-    @property
-    def data(self) -> Path:
-        """What the source was and what it skipped."""
-        return self.path / "data.json"
-
-    @property
-    def skipped(self) -> Path:
-        """A line for each sample that could not be used as it is."""
-        return self.path / "skipped.jsonl"
-
-    @property
-    def evaluation(self) -> Path:
-        """Results of the metrics."""
-        return self.path / "evaluation.json"
-
-    @property
-    def report(self) -> Path:
-        """The page about the run."""
-        return self.path / "report.html"
-
-    @property
-    def lock(self) -> Path:
-        """Locked while a process works here; its text names that process."""
-        return self.path / ".lock"
+    checkpoints = _Inside("checkpoints")
+    """Folder of the store."""
+    config = _Inside("config.yaml")
+    """The resolved recipe."""
+    environment = _Inside("environment.json")
+    """Versions and hardware of the last start."""
+    status = _Inside("status.json")
+    """Written by `write_status`."""
+    metrics = _Inside("metrics/metrics.jsonl")
+    """One JSON object a line."""
+    tensorboard = _Inside("tensorboard")
+    """Folder of event files."""
+    samples = _Inside("samples")
+    """Folder of the sample images, one folder a save."""
+    pipeline = _Inside("pipeline")
+    """Folder of the newest export, in diffusers' format."""
+    data = _Inside("data.json")
+    """The source, and what it skipped."""
+    skipped = _Inside("skipped.jsonl")
+    """A line for each sample that could not be used as it is."""
+    evaluation = _Inside("evaluation.json")
+    """Results of the metrics."""
+    report = _Inside("report.html")
+    """The page about the run."""
+    lock = _Inside(".lock")
+    """Locked while a process works here; its text names that process."""
 
     @contextmanager
     def hold(self) -> Iterator[RunFolder]:
@@ -151,16 +132,15 @@ class RunFolder:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not _try_lock(descriptor, fcntl.LOCK_EX, self.path):
             if time.monotonic() > deadline:
-                raise RunFolderHeld(_held(self.path, _signature(descriptor)))
+                raise RunFolderHeld(in_use(self.path, _signature(descriptor)))
             time.sleep(0.02)
 
     def write_status(
         self, state: State, *, step: int, samples: int, total_steps: int | None = None, reason: str = ""
     ) -> None:
         """Replace status.json. `reason` says why a run failed or stopped early. RunFolderError for a full disk."""
-        now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
         document = {"state": state, "reason": reason, "step": step, "samples": samples, "total_steps": total_steps}
-        document |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": now}
+        document |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": _now()}
         try:
             write_json_atomically(self.status, document)
         except OSError as error:
@@ -189,7 +169,7 @@ def held_by(path: Path) -> Holder | None:
     try:
         if _try_lock(descriptor, fcntl.LOCK_SH, path):
             return None
-        return _signature(descriptor) or Holder(0, "", "")
+        return _signature(descriptor)
     finally:
         os.close(descriptor)
 
@@ -205,7 +185,7 @@ def _elsewhere(path: Path) -> Holder | None:
 def refuse_if_held(path: Path) -> None:
     """RunFolderHeld, naming the process, if one works in the run folder: a first look before anything is loaded."""
     if holder := held_by(path):
-        raise RunFolderHeld(_held(path, holder if holder.pid else None))
+        raise RunFolderHeld(in_use(path, holder))
 
 
 def _try_lock(descriptor: int, mode: int, path: Path) -> bool:
@@ -222,25 +202,27 @@ def _try_lock(descriptor: int, mode: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-    text = json.dumps(asdict(Holder(os.getpid(), socket.gethostname(), now)))
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, text.encode(), 0)
+    os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
 
 
-def _signature(descriptor: int) -> Holder | None:
+def _signature(descriptor: int) -> Holder:
     try:
         return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):
-        return None
+        return Holder(0, "", "")
 
 
-def _held(path: Path, holder: Holder | None) -> str:
-    who = f"process {holder.pid} on {holder.host} (since {holder.since})" if holder else "another process"
+def in_use(where: object, holder: Holder) -> str:
+    """Message for a person whose run another process holds."""
     return (
-        f"{path} is in use by {who}. Wait for it or stop it (it saves and exits on Ctrl-C or SIGTERM), "
+        f"{where} is in use by {holder}. Wait for it or stop it (it saves and exits on Ctrl-C or SIGTERM), "
         "or give this run another run_name"
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
 
 def _unwritable(path: Path, error: OSError) -> str:

@@ -41,7 +41,7 @@ _NAMED = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype, key: str) -> str:
-    """How the format calls a dtype. ValueError, naming the tensor, for one that it lacks."""
+    """The format's name of a dtype. ValueError, naming the tensor, for one that it lacks."""
     if dtype not in _DTYPES:
         raise ValueError(f"tensor {key!r} is {dtype}, which safetensors cannot hold")
     return _DTYPES[dtype]
@@ -95,6 +95,6 @@ def _raw(tensor: Tensor | Later) -> Any:
 def decode(data: bytes) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU.
 
-    From bytes, not from a mapped file: a mapped file that is cut while in use kills the process with SIGBUS.
+    From bytes, not from a mapped file: a mapped file that is truncated while in use kills the process with SIGBUS.
     """
     return load_tensors(data)

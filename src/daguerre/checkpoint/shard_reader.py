@@ -60,7 +60,7 @@ class SliceReader:
                         self._fill(piece.tensor, self.index[group][name], piece.region, name)
 
     def has(self, name: str) -> bool:
-        """Whether there is a document of this name."""
+        """True if there is a document of this name."""
         return f"{name}.json" in self._entries
 
     def document(self, name: str) -> Any:

@@ -8,9 +8,13 @@ wrong on one rank is the error of all, and nothing is committed. Every method is
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,17 +22,20 @@ from typing import Any
 
 from torch import Tensor
 
-from daguerre.checkpoint import contents, shards, shared_reading
+from daguerre.checkpoint import contents, manifest, shards
 from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
-from daguerre.checkpoint.manifest import CheckpointError, Entry, Kind
-from daguerre.checkpoint.ranks import Ranks
+from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry, Kind
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.safetensors import encode
 from daguerre.checkpoint.shards import Groups, Region
 from daguerre.checkpoint.store import Found, Store
+from daguerre.ranks import Ranks
 
 Own = dict[str, dict[str, Tensor]]
-"""What one rank writes: tensors by file and key."""
+"""Tensors that one rank writes, by file and key."""
+_APPEARS_SECONDS = 10.0
+"""Longest time until a file that another node wrote is seen here."""
+_STOPPED = "rank 0 was stopped by an error of its own"
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Planned:
     index: bytes
     """The file that finds all ranks' slices."""
     needed_bytes: int
-    """What all ranks write together."""
+    """Bytes of all ranks."""
     small: Mapping[str, contents.Part]
     """Documents and files, on rank 0."""
     plain: bool
@@ -49,36 +56,31 @@ class Planned:
 
     @property
     def own_bytes(self) -> int:
-        """What this rank writes."""
-        return sum(t.numel() * t.element_size() for tensors in self.own.values() for t in tensors.values())
+        """Bytes of this rank."""
+        return sum(t.nbytes for tensors in self.own.values() for t in tensors.values())
 
     def entries(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
-        """The manifest's entries of all ranks' files, from what each rank said of its own."""
+        """The manifest's entries of all ranks' files, from each rank's report."""
         kind: Kind = "tensors" if self.plain else "parts"
         return {file: Entry(kind, *written) for report in reports for file, written in report["files"].items()}
 
     def beside(self) -> dict[str, contents.Part]:
-        """What rank 0 writes beside the tensors."""
+        """Files that rank 0 writes beside the tensors."""
         index = {} if self.plain else {shards.INDEX: contents.Part("slices", [self.index])}
         return {**self.small, **index}
 
 
 @dataclass
-class ShardedStore:
+class ShardedStore(Store):
     """Checkpoints in the folder `root`, which all ranks see; see `Store` for names and what is left alone."""
 
-    root: Path
     ranks: Ranks
-    _store: Store = field(init=False, repr=False)
     _planned_for: str = field(default="", init=False, repr=False)
     _index: bytes = field(default=b"", init=False, repr=False)
-    _mine: list[tuple[str, str, str, str, Region]] = field(default_factory=list, init=False, repr=False)
+    _own: list[tuple[str, str, str, str, Region]] = field(default_factory=list, init=False, repr=False)
     """File, key, group, name and region of what this rank writes."""
     _needed_bytes: int = field(default=0, init=False, repr=False)
     _plain: bool = field(default=False, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._store = Store(self.root, verify=self._verify)
 
     def plan(
         self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
@@ -89,32 +91,32 @@ class ShardedStore:
         not be read back, for ranks that disagree, and for tensors with gaps or overlaps.
         """
         held: Any = None
-        mine: dict[str, Any] = {"name": name, "digest": "", "error": None}
+        report: dict[str, Any] = {"name": name, "digest": "", "error": None}
         small: dict[str, contents.Part] = {}
         try:
             held = shards.holding(groups)
-            mine["digest"] = hashlib.sha256(json.dumps(held).encode()).hexdigest()
+            report["digest"] = hashlib.sha256(json.dumps(held).encode()).hexdigest()
             # Groups without tensors: their names are checked.
             small = contents.collect({group: {} for group in groups}, documents, files or {})
         except ValueError as error:
-            mine["error"] = str(error)
-        mine["known"] = mine["digest"] == self._planned_for
-        everyone = self.ranks.collect(mine)
+            report["error"] = str(error)
+        report["known"] = report["digest"] == self._planned_for
+        everyone = self.ranks.collect(report)
         replan = self._agreed(lambda: _needs_plan(everyone))
         if replan:
             holdings = self.ranks.collect(held)
-            told = self._agreed(lambda: shards.to_bytes(shards.plan(holdings)).decode())
-            self._remember(told.encode(), mine["digest"])
+            index_bytes = self._agreed(lambda: shards.to_bytes(shards.plan(holdings)).decode())
+            self._remember(index_bytes.encode(), report["digest"])
         own: Own = {}
-        for file, key, group, tensor, region in self._mine:
+        for file, key, group, tensor, region in self._own:
             own.setdefault(file, {})[key] = groups[group][tensor].cut(region)
         small = {path: part for path, part in small.items() if part.kind != "tensors"}
         return Planned(name, own, self._index, self._needed_bytes, small, self._plain)
 
-    def _remember(self, told: bytes, digest: str) -> None:
+    def _remember(self, index_bytes: bytes, digest: str) -> None:
         """Keeps of a plan what every save needs: it is long where there are many ranks."""
-        index, rank = shards.from_bytes(told), self.ranks.rank
-        self._index, self._planned_for, self._mine, self._needed_bytes = told, digest, [], 0
+        index, rank = shards.from_bytes(index_bytes), self.ranks.rank
+        self._index, self._planned_for, self._own, self._needed_bytes = index_bytes, digest, [], 0
         self._plain = shards.is_plain(index)
         for group, stored in index.items():
             own_files = (shards.file_of(group, rank, self.ranks.count), f"{group}.safetensors")
@@ -122,44 +124,41 @@ class ShardedStore:
                 for file, key, region in each.parts:
                     self._needed_bytes += region.elements * each.dtype.itemsize
                     if file in own_files:
-                        self._mine.append((file, key, group, name, region))
+                        self._own.append((file, key, group, name, region))
 
     def commit(self, planned: Planned, own: Own | None = None) -> Path:
         """Write a planned save; when this returns, it survives a kill and a power cut.
 
-        `own` are copies of `planned.own`. CheckpointError, the same on every rank, if the disk of any of them refuses:
-        nothing of the new one stays, earlier ones are untouched. RanksGone if one does not answer: then the new one is
-        absent, or whole if the rank was lost after the commit.
+        `own` are copies of `planned.own`. CheckpointError, the same on every rank, if any of them cannot write: nothing
+        of the new one stays, earlier ones are untouched. RanksGone if one does not answer: then the new one is absent,
+        or whole if the rank was lost after the commit.
         """
-        temporary = self._store.temporary(planned.name)
+        attempt = self._new_attempt(planned.name)
         try:
-            temporary = self.root / self._together(lambda: self._begun(temporary, planned))
-            reports = self.ranks.collect(self._written(temporary, planned.own if own is None else own))
-            self._together(lambda: self._finished(temporary, planned, reports))
+            attempt = self._together(lambda: self._begin(planned, attempt))
+            reports = self.ranks.collect(self._write(planned, attempt, planned.own if own is None else own))
+            self._together(lambda: self._finish(planned, attempt, reports))
         finally:
             if self.ranks.rank == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
+                shutil.rmtree(self.root / attempt, ignore_errors=True)
         return self.root / planned.name
 
     def recover(self) -> Found:
         """`Store.recover`, by rank 0; each rank reads a share of the files for it, and all get the answer."""
-        return self._found(lambda: self._store.recover())
+        return self._found(super().recover)
 
     def rewind(self, name: str) -> Found:
         """`Store.rewind`, likewise."""
-        return self._found(lambda: self._store.rewind(name))
+        return self._found(lambda: super(ShardedStore, self).rewind(name))
 
     def newest_verified(self) -> Found:
         """`Store.newest_verified`, likewise."""
-        return self._found(lambda: self._store.newest_verified())
+        return self._found(super().newest_verified)
 
     def purge(self, keep: Keep) -> list[str]:
         """`Store.purge`, likewise."""
-        return self._together(lambda: self._store.purge(keep.newest, keep.backup_every))
-
-    def names(self) -> list[str]:
-        """`Store.names`; no collective call."""
-        return self._store.names()
+        notices: list[str] = self._together(lambda: super(ShardedStore, self).purge(keep))
+        return notices
 
     def _found(self, action: Callable[[], Found]) -> Found:
         def asked() -> list[Any]:
@@ -169,74 +168,76 @@ class ShardedStore:
         name, notices = self._together(asked)
         return Found(name and self.root / name, notices)
 
-    def _begun(self, temporary: Path, planned: Planned) -> str:
+    def _new_attempt(self, name: str) -> str:
+        """The name of a folder, not there yet, in which a save can be put together."""
+        return self.temporary(name).name
+
+    def _begin(self, planned: Planned, attempt: str) -> str:
+        """On rank 0: makes room for a save; the name that counts for all."""
         try:
             make_folder(self.root)
-            temporary.mkdir()
+            (self.root / attempt).mkdir()
         except OSError as error:
-            raise CheckpointError(self._store.refusal(planned.name, error, planned.needed_bytes)) from error
-        return temporary.name
+            raise CheckpointError(self.refusal(planned.name, error, planned.needed_bytes)) from error
+        return attempt
 
-    def _written(self, temporary: Path, own: Own) -> dict[str, Any]:
+    def _write(self, planned: Planned, attempt: str, own: Own) -> dict[str, Any]:
         """This rank's files, safe on disk: their sizes and digests, or why not."""
         entries = {}
         try:
             for file, tensors in own.items():
-                written = write_durably(temporary / file, encode(tensors))
+                written = write_durably(self.root / attempt / file, encode(tensors))
                 entries[file] = [written.size_bytes, written.sha256]
-            sync_folder(temporary)
+            sync_folder(self.root / attempt)
         except OSError as error:
-            return {"error": shared_reading.refusal(error, temporary)}
+            return {"error": _refusal(error, self.root / attempt)}
         return {"files": entries}
 
-    def _finished(self, temporary: Path, planned: Planned, reports: list[dict[str, Any]]) -> None:
-        """What only rank 0 does."""
+    def _finish(self, planned: Planned, attempt: str, reports: list[dict[str, Any]]) -> None:
+        """On rank 0: the rest of the files, the manifest and the name."""
+        temporary = self.root / attempt
         try:
             for rank, report in enumerate(reports):
                 if "error" in report:
                     number, text, where = report["error"]
                     raise OSError(number, text, f"{where} (rank {rank})")
             entries = planned.entries(reports)
-            shared_reading.wait_for(temporary, entries)
+            _wait_for(temporary, entries)
             entries |= contents.write_files(temporary, planned.beside())
             contents.seal(temporary, entries)
-            self._store.publish(temporary, planned.name)
+            self.publish(temporary, planned.name)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(self._store.refusal(planned.name, error, planned.needed_bytes)) from error
+            shutil.rmtree(temporary, ignore_errors=True)  # before the free space is told
+            raise CheckpointError(self.refusal(planned.name, error, planned.needed_bytes)) from error
 
-    def _verify(self, path: Path) -> None:
-        """`manifest.verify` on rank 0, the reading shared with the others, who wait in `_together`."""
-        self.ranks.tell({"verify": path.name})
-        shared_reading.judge(self._verified_share(path.name))
+    def read_all(self, path: Path) -> None:
+        """`Store.read_all` on rank 0, the reading shared with the others, who wait in `_together`."""
+        task = {"name": path.name, "token": secrets.token_hex(8)}
+        self.ranks.tell(task)
+        judge(self._verify_share(**task))
 
-    def _verified_share(self, name: str) -> list[dict[str, Any]]:
-        found = shared_reading.verified(self.root / name, self.ranks.rank, self.ranks.count)
-        return self.ranks.collect(found)
+    def _verify_share(self, name: str, token: str) -> list[dict[str, Any]]:
+        """Reads what is this rank's of a checkpoint; on rank 0, what all found. `token` is new for each reading."""
+        return self.ranks.collect(verified(self.root / name, self.ranks.rank, self.ranks.count))
 
     def _agreed(self, action: Callable[[], Any]) -> Any:
-        """What rank 0 makes of what it gathered, on every rank; so is its ValueError."""
-        told: dict[str, Any] = {}
-        if self.ranks.rank == 0:
-            try:
-                told = {"result": action()}
-            except ValueError as error:
-                told = {"error": str(error)}
-        told = self.ranks.tell(told)
-        if "error" in told:
-            raise ValueError(told["error"])
-        return told["result"]
+        """Rank 0 decides; all get its JSON result, or its ValueError."""
+        return self.ranks.led(action, ValueError, _STOPPED)
 
     def _together(self, action: Callable[[], Any]) -> Any:
         """Rank 0 acts, the others verify what it asks them to; all get its JSON result, or its CheckpointError."""
 
-        def asked() -> Any:
+        def explained() -> Any:
             try:
                 return action()
             except OSError as error:
-                raise CheckpointError(f"{error.filename or self.root}: {error.strerror}") from error
+                raise CheckpointError(self.explained(error)) from error
 
-        return self.ranks.led(asked, lambda told: self._verified_share(told["verify"]))
+        return self.ranks.led(explained, CheckpointError, _STOPPED, lambda task: self._verify_share(**task))
+
+    def explained(self, error: OSError) -> str:
+        """Says what the disk refused."""
+        return f"{error.filename or self.root}: {error.strerror}"
 
 
 def _needs_plan(everyone: list[dict[str, Any]]) -> bool:
@@ -247,3 +248,65 @@ def _needs_plan(everyone: list[dict[str, Any]]) -> bool:
         if one["name"] != everyone[0]["name"]:
             raise ValueError(f"rank {rank} saves {one['name']}, rank 0 saves {everyone[0]['name']}")
     return not all(one["known"] for one in everyone)
+
+
+def share(entries: Mapping[str, Entry], rank: int, count: int) -> set[str]:
+    """The files that a rank reads when all verify: the largest first, to whom has least."""
+    load, own = [0] * count, set()
+    for path, entry in sorted(entries.items(), key=lambda item: (-item[1].size_bytes, item[0])):
+        reader = min(range(count), key=lambda candidate: (load[candidate], candidate))
+        load[reader] += entry.size_bytes
+        if reader == rank:
+            own.add(path)
+    return own
+
+
+def verified(folder: Path, rank: int, count: int) -> dict[str, Any]:
+    """Verifies this rank's share; its findings, as JSON."""
+    try:
+        manifest.verify(folder, share(manifest.read(folder), rank, count))
+    except Damaged as damage:
+        return {"damaged": str(damage)}
+    except CheckpointError as error:
+        return {"refused": str(error)}
+    except OSError as error:
+        return {"os": _refusal(error, folder)}
+    return {}
+
+
+def judge(reports: Sequence[Mapping[str, Any]]) -> None:
+    """Raises what `manifest.verify` would have raised for the findings of all ranks."""
+    for report in reports:
+        if "os" in report:
+            raise OSError(*report["os"])
+        if "damaged" in report:
+            raise Damaged(report["damaged"])
+        if "refused" in report:
+            raise CheckpointError(report["refused"])
+
+
+def _refusal(error: OSError, where: Path) -> list[Any]:
+    """The arguments that make an OSError anew."""
+    return [error.errno, error.strerror or str(error), str(error.filename or where)]
+
+
+def _wait_for(folder: Path, entries: Mapping[str, Entry]) -> None:
+    """OSError unless this process, too, sees the files of all ranks: on a network a moment may pass."""
+    deadline = time.monotonic() + _APPEARS_SECONDS
+    for path, entry in entries.items():
+        while (seen := _size(folder / path)) != entry.size_bytes:
+            if time.monotonic() > deadline:
+                raise OSError(
+                    errno.ENOENT,
+                    f"another rank wrote {entry.size_bytes} bytes, rank 0 sees {seen}: output_dir has to be a folder "
+                    "that all nodes share",
+                    str(folder / path),
+                )
+            time.sleep(0.05)
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

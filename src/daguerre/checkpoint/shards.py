@@ -27,12 +27,12 @@ class Region(NamedTuple):
     """A rectangular part of a tensor."""
 
     offsets: tuple[int, ...]
-    """Where it begins, a dim each."""
+    """Its first element in each dim."""
     shape: tuple[int, ...]
 
     @property
     def elements(self) -> int:
-        """How many elements."""
+        """Count of elements."""
         return math.prod(self.shape)
 
     def within(self, outer: Region) -> tuple[slice, ...]:
@@ -41,7 +41,7 @@ class Region(NamedTuple):
         return tuple(slice(start, start + length) for start, length in zip(starts, self.shape, strict=True))
 
     def overlap(self, other: Region) -> Region | None:
-        """What two regions share; None if nothing."""
+        """The part that two regions share; None if there is none."""
         begins = [max(mine, its) for mine, its in zip(self.offsets, other.offsets, strict=True)]
         ends = [min(a + la, b + lb) for a, la, b, lb in zip(*self, *other, strict=True)]
         shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
@@ -63,7 +63,7 @@ class Piece:
 
     @property
     def region(self) -> Region:
-        """Where it lies."""
+        """Its place in the tensor."""
         return Region(tuple(self.offsets), tuple(self.tensor.shape))
 
 
@@ -114,7 +114,7 @@ class Stored:
 
 
 Index = dict[str, dict[str, Stored]]
-"""What a checkpoint holds, by group and name."""
+"""All tensors of a checkpoint, by group and name."""
 
 
 def file_of(group: str, rank: int, ranks: int) -> str:
@@ -128,7 +128,7 @@ def key_of(name: str, offsets: Sequence[int]) -> str:
 
 
 def holding(groups: Groups) -> Any:
-    """What a rank holds, as JSON: [shape, dtype, regions] by group and name. ValueError for what cannot be saved."""
+    """This rank's regions as JSON: [shape, dtype, regions] by group and name. ValueError for what cannot be saved."""
     found: dict[str, dict[str, Any]] = {}
     for group, tensors in groups.items():
         found[group] = {}
@@ -141,7 +141,7 @@ def holding(groups: Groups) -> Any:
 
 
 def plan(holdings: Sequence[Any]) -> Index:
-    """Who writes what, from what each rank holds: every element once, bytes balanced over the ranks.
+    """Assigns writers, from what each rank holds: every element once, bytes balanced over the ranks.
 
     A region that only one rank holds is written by it. One that several hold goes to the one of them that has least to
     write so far, the largest first; a very large one is cut. ValueError where ranks disagree about a tensor, or where
@@ -167,9 +167,12 @@ def plan(holdings: Sequence[Any]) -> Index:
     for (group, name), found in regions_of.items():
         _check_tiles(f"{name!r} of {group!r}", tensors[group, name][0], found)
     written = _assign(holders, {key: dtype.itemsize for key, (_, dtype) in tensors.items()}, len(holdings))
-    if len(holdings) == 1 and all(found == [whole(tensors[key][0])] for key, found in regions_of.items()):
-        return {group: {n: _plain(g, n, *tensors[g, n]) for g, n in sorted(tensors) if g == group} for group in groups}
     index: Index = {group: {} for group in groups}
+    if len(holdings) == 1 and all(found == [whole(tensors[key][0])] for key, found in regions_of.items()):
+        # Whole tensors under their own names, a file a group.
+        for (group, name), (shape, dtype) in sorted(tensors.items()):
+            index[group][name] = Stored(shape, dtype, ((f"{group}.safetensors", name, whole(shape)),))
+        return index
     for (group, name), (shape, dtype) in sorted(tensors.items()):
         parts = sorted((region, rank) for region, rank in written.get((group, name), []))
         index[group][name] = Stored(
@@ -180,13 +183,8 @@ def plan(holdings: Sequence[Any]) -> Index:
     return index
 
 
-def _plain(group: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Stored:
-    """A tensor as `Store.save` writes it."""
-    return Stored(shape, dtype, ((f"{group}.safetensors", name, whole(shape)),))
-
-
 def is_plain(index: Index) -> bool:
-    """Whether these are whole tensors under their own names, so that nobody needs the index to find them."""
+    """True if these are whole tensors under their own names, so that nobody needs the index to find them."""
     return all(
         file == f"{group}.safetensors" for group in index for each in index[group].values() for file, _, _ in each.parts
     )

@@ -31,7 +31,7 @@ class StopSignals:
 
     @property
     def requested(self) -> bool:
-        """Whether to save and exit now."""
+        """True once the run should save and exit."""
         return self.signal is not None
 
     @property

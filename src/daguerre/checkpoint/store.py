@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from daguerre.checkpoint import contents, manifest
 from daguerre.checkpoint.atomic import make_folder, sync_folder
-from daguerre.checkpoint.contents import Checkpoint, TensorGroups
+from daguerre.checkpoint.contents import Checkpoint
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
 from daguerre.checkpoint.retention import Keep
 
@@ -30,55 +30,31 @@ _REPLACED = ".replaced-"
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint that verified, or None, and what a person should be told about the others."""
+    """The newest checkpoint that verified, or None, and notices about the others."""
 
     path: Path | None
     notices: list[str]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Store:
-    """Checkpoints in the folder `root`, which need not exist yet.
+    """Checkpoints in the folder `root`, which need not exist yet, as one process alone reads and keeps them.
 
     A name is a word and a number, `step-00001000`; a higher number is newer. Other names in the folder are left alone.
     """
 
     root: Path
-    verify: Callable[[Path], None] = manifest.verify
-    """Reads all of a checkpoint and raises Damaged: several processes can share the reading."""
     _known_sound: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def place(self) -> str:
+        """Their folder, for people."""
+        return str(self.root)
 
     def names(self) -> list[str]:
         """Names of the checkpoints that exist, verified or not, oldest first."""
         found = (entry.name for entry in self.root.iterdir()) if self.root.is_dir() else iter(())
         return sorted(filter(_NAME.fullmatch, found), key=_number)
-
-    def save(
-        self,
-        name: str,
-        tensors: TensorGroups,
-        documents: Mapping[str, Any],
-        files: Mapping[str, bytes] | None = None,
-    ) -> Path:
-        """Save a checkpoint; when this returns, it survives a kill and a power cut.
-
-        Each group of `tensors` becomes GROUP.safetensors, each of `documents` NAME.json; `files` are kept as they are
-        under their relative paths. An existing checkpoint of this name is replaced; at no moment is there neither.
-        CheckpointError if the disk refuses: nothing of the new one stays, earlier ones are untouched. ValueError for
-        content that could not be read back: NaN in a document, a dtype without a name, a path that leaves the folder.
-        """
-        parts = contents.collect(tensors, documents, files or {})
-        temporary = self.temporary(name)
-        try:
-            try:
-                make_folder(self.root)
-                contents.write(temporary, parts)
-                return self.publish(temporary, name)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
-        except OSError as error:
-            needed = sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
-            raise CheckpointError(self.refusal(name, error, needed)) from error
 
     def temporary(self, name: str) -> Path:
         """A folder, not there yet, in which a checkpoint can be put together; `publish` gives it its name."""
@@ -96,6 +72,10 @@ class Store:
         """Names of the groups of tensors that a checkpoint holds. Damaged."""
         return contents.groups(path)
 
+    def read_all(self, path: Path) -> None:
+        """Verifies every file of a checkpoint. Damaged."""
+        manifest.verify(path)
+
     def newest_verified(self) -> Found:
         """The newest checkpoint whose every file is as it was saved. For readers: changes nothing on disk."""
         notices: list[str] = []
@@ -112,8 +92,8 @@ class Store:
         Temporary folders are removed, a replacement that was cut short is undone, and damaged checkpoints that are
         newer than the one found go to `quarantine`. No checkpoint is ever deleted here.
         """
-        with _explained(self.root):
-            notices = [*self._undo_replacements(), *self._remove_temporaries()]
+        with self._clearing():
+            notices = self._collect_garbage()
             for name in reversed(self.names()):
                 if (notice := self._quarantine_if_damaged(name)) is None:
                     return Found(self.root / name, notices + self._extras(name))
@@ -125,23 +105,23 @@ class Store:
 
         CheckpointError if there is none of this name, or if it is damaged; then nothing is moved.
         """
-        with _explained(self.root):
-            notices = [*self._undo_replacements(), *self._remove_temporaries()]
+        with self._clearing():
+            notices = self._collect_garbage()
             if name not in self.names():
                 there = ", ".join(self.names()) or "none"
-                raise CheckpointError(f"there is no checkpoint {name!r} in {self.root}; there are: {there}")
+                raise CheckpointError(f"there is no checkpoint {name!r} in {self.place}; there are: {there}")
             path = self._verified(name)
             newer = self.names()[self.names().index(name) + 1 :]
             notices += [self._quarantine(one, f"the run went on from {name}, which is older") for one in newer]
         return Found(path, notices + self._extras(name))
 
-    def purge(self, keep: int, backup_every: int | None = None) -> list[str]:
-        """Delete all but the newest `keep` verified checkpoints and the backups of `Keep`; returns notices.
+    def purge(self, keep: Keep) -> list[str]:
+        """Delete all but the newest verified checkpoints and the backups; returns notices.
 
         A damaged one does not count and goes to `quarantine`. One that this process saved or verified counts as
         verified while no file of it has changed its size or time of change.
         """
-        rule, notices = Keep(keep, backup_every), []
+        notices: list[str] = []
         named = {_number(name)[0]: name for name in self.names()}
 
         def sound(number: int) -> bool:
@@ -149,8 +129,8 @@ class Store:
                 notices.append(notice)
             return not notice
 
-        with _explained(self.root):
-            for number in rule.expendable(list(named), sound):
+        with self._clearing():
+            for number in keep.expendable(list(named), sound):
                 self._delete(named[number])
         return notices
 
@@ -174,6 +154,10 @@ class Store:
             self._remove(replaced)
         self._known_sound[name] = _stamp(final)
         return final
+
+    def _collect_garbage(self) -> list[str]:
+        """Removes what a killed process left behind, undoes what it had begun; notices."""
+        return [*self._undo_replacements(), *self._remove_temporaries()]
 
     def _undo_replacements(self) -> list[str]:
         notices = []
@@ -221,7 +205,7 @@ class Store:
         if self._known_sound.get(name) != (stamp := _stamp(path)):
             self._known_sound.pop(name, None)
             try:
-                self.verify(path)
+                self.read_all(path)
             except OSError as error:
                 raise CheckpointError(
                     f"cannot read {error.filename or path}: {error.strerror}. This may pass: nothing was changed, "
@@ -247,8 +231,18 @@ class Store:
         sync_folder(self.root)
         shutil.rmtree(folder)
 
+    @contextmanager
+    def _clearing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot clear up among the checkpoints: {error.filename or self.root}: {error.strerror}. None of them "
+                f"was deleted by halves; make {self.root} writable and run the same command again"
+            ) from error
+
     def refusal(self, name: str, error: OSError, needed: int) -> str:
-        """What to tell a person whose disk refused a save of so many bytes; the temporary folder is already gone."""
+        """Message for a disk that refused a save of so many bytes; the temporary folder is already gone."""
         space = ""
         if self.root.is_dir():
             space = f" ({needed / 1e6:.1f} MB are needed, {shutil.disk_usage(self.root).free / 1e6:.1f} MB are free)"
@@ -270,15 +264,3 @@ def _stamp(path: Path) -> list[tuple[str, int, int]]:
     """Path, size and time of change (of content or inode) of every file: equal stamps mean nobody wrote since."""
     files = ((file, file.stat()) for file in path.rglob("*") if file.is_file())
     return sorted((str(file), stat.st_size, stat.st_ctime_ns) for file, stat in files)
-
-
-@contextmanager
-def _explained(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or root
-        raise CheckpointError(
-            f"cannot clear up among the checkpoints: {where}: {error.strerror}. None of them was deleted by halves; "
-            f"make {root} writable and run the same command again"
-        ) from error

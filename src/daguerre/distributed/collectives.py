@@ -25,7 +25,7 @@ class Reducer:
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
         self.now = False
-        """Whether the next backward pass shares gradients; `finish` must follow it."""
+        """True if the next backward pass shares gradients; `finish` must follow it."""
         self._group = group
         self._buckets = _buckets(parameters)
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
@@ -71,7 +71,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     found: list[list[nn.Parameter]] = []
     room = 0
     for p in reversed(parameters):
-        size = local(p).numel() * p.element_size()
+        size = local(p).nbytes
         if not found or size > room or found[-1][0].dtype != p.dtype:
             found.append([])
             room = _BUCKET_BYTES

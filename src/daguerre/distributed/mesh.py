@@ -70,12 +70,12 @@ class Mesh:
         return together.transpose([self.order.index(axis) for axis in AXES])
 
     def place(self, rank: int) -> dict[str, int]:
-        """Where a rank stands, by axis."""
+        """Coordinates of a rank, by axis."""
         where = np.argwhere(self.ranks() == rank)[0]
         return dict(zip(AXES, where.tolist(), strict=True))
 
     def batch_rank(self, rank: int) -> int:
-        """Which part of a global batch a rank reads, from 0 to `batch_ranks` - 1."""
+        """Index of the part of a global batch that a rank reads, from 0 to `batch_ranks` - 1."""
         place = self.place(rank)
         return place["data"] * self.degree("fsdp") + place["fsdp"]
 
@@ -91,7 +91,9 @@ def resolve(
     UserError where the degrees and the devices do not agree, with both numbers.
     """
     if devices % nodes:
-        raise UserError(f"{devices} devices on {nodes} nodes: every node must have as many devices as the others")
+        raise UserError(
+            f"{devices} devices on {nodes} nodes: every node must have as many devices as the others", code="conflict"
+        )
     between, inside = _filled("dcn", dcn, nodes, "nodes"), _filled("ici", ici, devices // nodes, "devices of a node")
     return Mesh(between, inside, order)
 
@@ -103,16 +105,21 @@ def _filled(kind: str, degrees: Mapping[str, int], there: int, what: str) -> dic
         raise UserError(f"{', '.join(wrong)}: a degree is 1 or more, or -1 for what is left")
     unknown = [axis for axis in AXES if degrees[axis] == AUTO]
     if len(unknown) > 1:
-        raise UserError(f"{' and '.join(name[axis] for axis in unknown)} are both -1: only one of a kind can be")
+        raise UserError(
+            f"{' and '.join(name[axis] for axis in unknown)} are both -1: only one of a kind can be", code="conflict"
+        )
     known = prod(degree for degree in degrees.values() if degree != AUTO)
     given = " x ".join(f"{name[axis]} {degrees[axis]}" for axis in AXES if degrees[axis] not in (1, AUTO)) or "1"
     if unknown and there % known:
         raise UserError(
-            f"{given} = {known} does not divide the {there} {what}: nothing is left for {name[unknown[0]]}=-1"
+            f"{given} = {known} does not divide the {there} {what}: nothing is left for {name[unknown[0]]}=-1",
+            code="conflict",
+            setting=f"mesh.{name[unknown[0]]}",
         )
     if not unknown and known != there:
         raise UserError(
             f"{given} = {known}, but there are {there} {what}: make the product {there}, or set one of "
-            f"{', '.join(name.values())} to -1"
+            f"{', '.join(name.values())} to -1",
+            code="conflict",
         )
     return {axis: there // known if degrees[axis] == AUTO else degrees[axis] for axis in AXES}

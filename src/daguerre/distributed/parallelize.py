@@ -26,10 +26,8 @@ from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.sharding_rules import Placed
 
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
-_GATED = ("GEGLU", "SwiGLU")
-"""Linear layers whose output is two halves, one of which gates the other, by their owner's class name."""
 _WRAPPED = re.compile(r"\.(base_layer|lora_[AB]\.\w+)$")
-"""What stands behind the name of a layer in the names of what a LoRA makes of it."""
+"""The end of the names of a layer's parts once a LoRA wraps it."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +46,29 @@ class Split:
         restored[self.rows[name].to(whole.device)] = whole
         return restored
 
-    def split_order(self, name: str, whole: Tensor) -> Tensor:
-        """The inverse of `own_order`: what is cut into parts."""
-        return whole if name not in self.rows else whole[self.rows[name].to(whole.device)]
-
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     """The mesh as torch.distributed knows it, whose process group must have been made."""
     return DeviceMesh(device_type, mesh.ranks(), mesh_dim_names=AXES)
 
 
-def apply(net: nn.Module, mesh: Mesh, placed: Sequence[Placed], devices: DeviceMesh, units: Collection[str]) -> Split:
-    """Splits `net` in place. Every rank must hold the same weights. FSDP2 gathers and frees one at a time the modules
-    whose class has a name in `units`."""
+def apply(
+    net: nn.Module,
+    mesh: Mesh,
+    placed: Sequence[Placed],
+    devices: DeviceMesh,
+    units: Collection[str],
+    gated: Collection[str],
+) -> Split:
+    """Splits `net` in place. Every rank must hold the same weights.
+
+    Args:
+        units: class names of the modules that FSDP2 gathers and frees one at a time.
+        gated: class names of the owners of linear layers whose output is two halves that are split alike.
+    """
     where = {each.name: each for each in placed}
-    rows = _tensor_parallel(net, where, devices["tensor"], mesh.degree("tensor")) if mesh.degree("tensor") > 1 else {}
+    degree = mesh.degree("tensor")
+    rows = _tensor_parallel(net, where, devices["tensor"], degree, gated) if degree > 1 else {}
     if mesh.degree("fsdp") > 1:
         over = devices["data", "fsdp"] if mesh.degree("data") > 1 else devices["fsdp"]
         _fully_shard(net, where, over, blocks(net, units))
@@ -70,7 +76,7 @@ def apply(net: nn.Module, mesh: Mesh, placed: Sequence[Placed], devices: DeviceM
 
 
 def _tensor_parallel(
-    net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh, degree: int
+    net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh, degree: int, gated: Collection[str]
 ) -> dict[str, Tensor]:
     """Splits linear layers by rows (columns of the product) or by columns, as their weights are placed. Of one with a
     LoRA it is the layer inside and one of the two factors; the wrapper adds what these give."""
@@ -78,7 +84,7 @@ def _tensor_parallel(
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear):
             dim = where[f"{name}.weight"].tensor
-            if dim == 0 and _is_gated(net, _WRAPPED.sub("", name)):
+            if dim == 0 and _is_one(net.get_submodule(_WRAPPED.sub("", name).rpartition(".")[0]), gated):
                 rows |= _interleave(name, module, degree)
             if dim is not None:
                 parallelize_module(module, devices, ColwiseParallel() if dim == 0 else RowwiseParallel())
@@ -90,17 +96,13 @@ def _tensor_parallel(
     return rows
 
 
-def _is_gated(net: nn.Module, name: str) -> bool:
-    return _is_one(net.get_submodule(name.rpartition(".")[0]), _GATED)
-
-
 def blocks(net: nn.Module, units: Collection[str]) -> list[nn.Module]:
     """The modules of `net` whose class has one of these names."""
     return [module for module in net.modules() if _is_one(module, units)]
 
 
 def _is_one(module: nn.Module, names: Collection[str]) -> bool:
-    """Whether its class has one of these names, or is made of one that has: kernels stand in for a network's own."""
+    """True if its class has one of these names, or is made of one that has: kernels stand in for a network's own."""
     return any(kind.__name__ in names for kind in type(module).__mro__)
 
 
@@ -141,7 +143,7 @@ def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMes
 
 
 def sync_gradients(net: nn.Module, now: bool) -> None:
-    """Whether the next backward pass shares gradients; off for all micro-batches of an update but the last."""
+    """Lets the next backward pass share gradients, or not: off for all micro-batches of an update but the last."""
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(now, recurse=False)

@@ -18,33 +18,33 @@ import torch
 import torch.distributed as dist
 
 from daguerre.distributed.launch.environment import World
-from daguerre.distributed.rank0 import Agreement, Alone, Meeting, RanksMissing, Together
+from daguerre.distributed.rank0 import Agreement, Meeting, RanksMissing
 from daguerre.distributed.settings import DistributedSettings
 from daguerre.distributed.watchdog import heartbeat
-from daguerre.distributed.watchdog.failure import Limits, Verdict
+from daguerre.distributed.watchdog.failure import Failure, Limits
 from daguerre.distributed.watchdog.processes import myself
-from daguerre.distributed.watchdog.watchdog import Watchdog, stacks_file, within
+from daguerre.distributed.watchdog.watchdog import StacksFile, Watchdog, within
 from daguerre.errors import SaidElsewhere, UserError
 
 _LEAVE_SECONDS = 30.0
-"""How long the first rank that is done waits for the last: they have saved by then."""
+"""Longest wait of the first rank that is done for the last: they have saved by then."""
 _DESTROY_SECONDS = 10.0
 """NCCL may wait for ever for a call that never ends."""
 _LAST_SECONDS = 20.0
 _SAME_ERROR_SECONDS = 2.0
-"""How long ranks that refuse something wait to hear whether the others refuse the same."""
+"""Longest wait of ranks that refuse something, to hear whether the others refuse the same."""
 
 
 @dataclass(frozen=True)
 class Watching:
-    """What the watchdog needs of the run."""
+    """The run as the watchdog needs it."""
 
     stacks: Path | None
     """Folder on a local disk for stacks; None writes none."""
-    on_end: Callable[[Verdict], None]
+    on_end: Callable[[Failure], None]
     """Writes the status; called on one rank, from another thread, with three seconds to do it."""
     exit_code: Callable[[], int]
-    """What a signal has told this process to exit with; 0 while none has."""
+    """Exit code of the signal that came to this process; 0 while none has."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this process speaks and writes for all: rank 0."""
+        """True on rank 0, which speaks and writes for all."""
         return self.world.rank == 0
 
     def cpu_group(self, seconds: float) -> dist.ProcessGroup:
@@ -84,12 +84,12 @@ def start(
     """
     own = own_device(world, device)
     backend = chosen_backend(settings, own)
-    stacks = stacks_file(watching.stacks, world.rank)
+    stacks = StacksFile(watching.stacks, world.rank) if watching.stacks is not None else None
     limits = Limits(settings.stuck_seconds, settings.silent_seconds)
     if world.size == 1:
-        alone = heartbeat.Hub(None, "", myself(0), 1, limits)
+        alone = heartbeat.HeartbeatServer(None, "", myself(0), 1, limits)
         with Watchdog(world, alone, stacks, watching.on_end) as watch:
-            yield Processes(world, own, "", Alone(), watch)
+            yield Processes(world, own, "", Agreement(None), watch)
         return
     store = _store(world, settings, environ)
     meeting = Meeting(store, world.rank, world.size, watching.exit_code)
@@ -110,7 +110,7 @@ def start(
         stack.push(lambda kind, error, trace: _leave(meeting, error is None or isinstance(error, SystemExit)))
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout_seconds))
         assert isinstance(group, dist.ProcessGroup)
-        agreement = Together(group, meeting)
+        agreement = Agreement(group)
         _refuse_shared_devices(agreement, own)
         with _one_voice(store, world):
             yield Processes(world, own, backend, agreement, watch)
@@ -125,7 +125,8 @@ def own_device(world: World, device: str) -> torch.device:
         return torch.device("cuda", world.local_rank if count > 1 else 0)
     raise UserError(
         f"{world.local_size} processes on this node, but {count} GPUs: start one process a GPU (torchrun "
-        f"--nproc-per-node={count}, srun --ntasks-per-node={count})"
+        f"--nproc-per-node={count}, srun --ntasks-per-node={count})",
+        code="resources",
     )
 
 
@@ -136,19 +137,25 @@ def chosen_backend(settings: DistributedSettings, device: torch.device) -> str:
         wanted = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     if wanted == "nccl" and (device.type != "cuda" or not dist.is_nccl_available()):
         why = "this torch is built without it" if device.type == "cuda" else f"the device is {device.type}"
-        raise UserError(f"dist_backend=nccl: {why}; nccl needs GPUs: set dist_backend=gloo, or auto")
+        raise UserError(
+            f"dist_backend=nccl: {why}; nccl needs GPUs: set dist_backend=gloo, or auto",
+            code="unsupported",
+            setting="distributed.dist_backend",
+        )
     return wanted
 
 
 def _store(world: World, settings: DistributedSettings, environ: Mapping[str, str]) -> dist.Store:
-    """Where the ranks meet; nobody has come yet."""
+    """The store in which the ranks meet; nobody has come yet."""
     if settings.dist_url.startswith("file://"):
         return dist.FileStore(settings.dist_url.removeprefix("file://"), world.size)
     host, port = settings.address or (world.address, world.port)
     if not host or not port:
         raise UserError(
             f"MASTER_ADDR={host!r}, MASTER_PORT={port or ''}: both must be set for dist_url=env:// (torchrun sets "
-            "them); or set dist_url=tcp://HOST:PORT of rank 0"
+            "them); or set dist_url=tcp://HOST:PORT of rank 0",
+            code="missing",
+            setting="distributed.dist_url",
         )
     of_agent = settings.address is None and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     wait = timedelta(seconds=settings.rendezvous_seconds)
@@ -164,32 +171,34 @@ def _store(world: World, settings: DistributedSettings, environ: Mapping[str, st
     return dist.PrefixStore(f"daguerre {attempt}", store)  # the agent's store outlives an attempt
 
 
-def _link(world: World, store: dist.Store, limits: Limits) -> heartbeat.Link:
+def _link(world: World, store: dist.Store, limits: Limits) -> heartbeat.Heartbeat:
     """The watchdogs' connection."""
     me = myself(world.rank)
     if world.rank == 0:
         listener = heartbeat.listen()
         invited = heartbeat.invitation(listener, [world.address] if world.address else [])
         store.set("watchdog", json.dumps(invited))
-        return heartbeat.Hub(listener, invited["word"], me, world.size, limits)
+        return heartbeat.HeartbeatServer(listener, invited["word"], me, world.size, limits)
     line = heartbeat.connect(json.loads(store.get("watchdog")), me)
-    return heartbeat.Spoke(line, me, world.size, limits)
+    return heartbeat.HeartbeatClient(line, me, world.size, limits)
 
 
 def _refuse_shared_devices(agreement: Agreement, own: torch.device) -> None:
     """UserError where two ranks were given one GPU."""
     if own.type != "cuda":
         return
-    mine = str(torch.cuda.get_device_properties(own).uuid)
-    everyone = agreement.gather(mine)
-    sharing = [rank for rank, theirs in enumerate(everyone) if theirs == mine]
+    uuid = str(torch.cuda.get_device_properties(own).uuid)
+    everyone = agreement.gather(uuid)
+    sharing = [rank for rank, theirs in enumerate(everyone) if theirs == uuid]
     if len(sharing) > 1:
-        raise UserError(f"ranks {', '.join(map(str, sharing))} were given the same GPU: start one process a GPU")
+        raise UserError(
+            f"ranks {', '.join(map(str, sharing))} were given the same GPU: start one process a GPU", code="conflict"
+        )
 
 
 @contextmanager
 def _one_voice(store: dist.Store, world: World) -> Iterator[None]:
-    """What all ranks refuse alike is told by rank 0 alone; what only this one refuses, with its number."""
+    """Lets rank 0 alone show an error that all ranks have; one that only this rank has gets its number."""
     try:
         yield
     except UserError as error:
@@ -198,9 +207,9 @@ def _one_voice(store: dist.Store, world: World) -> Iterator[None]:
                 store.set("error", str(error))
                 _wait(lambda: store.add("error/heard", 0) == world.size - 1)
             elif _wait(lambda: store.check(["error"])):
-                told = store.get("error").decode()
+                shown = store.get("error").decode()
                 store.add("error/heard", 1)
-                if told == str(error):
+                if shown == str(error):
                     raise SaidElsewhere(error) from None
         if world.rank and not isinstance(error, SaidElsewhere):
             error.args = (f"rank {world.rank}: {error}", *error.args[1:])
@@ -208,7 +217,7 @@ def _one_voice(store: dist.Store, world: World) -> Iterator[None]:
 
 
 def _wait(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true within a moment."""
+    """Waits a moment for a condition; True if it comes true."""
     deadline = time.monotonic() + _SAME_ERROR_SECONDS
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from daguerre.distributed import collectives, parallelize
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.parts import own_region
 from daguerre.distributed.rank0 import Agreement
-from daguerre.distributed.sharding_rules import Placed
+from daguerre.distributed.sharding_rules import Placed, own_region
 from daguerre.training.sharding import Part, exchange
 
 
@@ -54,11 +53,11 @@ class MeshSharding:
 
     @property
     def splits(self) -> bool:
-        """Whether a device holds only a part of some parameters."""
+        """True if a device holds only a part of some parameters."""
         return bool(self._parts)
 
     def held(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        """What this device holds of each parameter, in the memory of the parameter."""
+        """This device's part of each parameter, in the memory of the parameter."""
         self._expect(net)
         return dict(self._held)
 
@@ -70,11 +69,11 @@ class MeshSharding:
         }
 
     def part(self, name: str) -> Part | None:
-        """Which part of a parameter is held; None for all of it."""
+        """The part of a parameter that is held; None for all of it."""
         return self._parts.get(name)
 
     def rewritten(self, net: nn.Module) -> None:
-        """What FSDP2 has gathered is dropped."""
+        """Drops what FSDP2 has gathered."""
         parallelize.drop_gathered(net)
 
     def total(self, count: int) -> int:
@@ -109,7 +108,7 @@ class MeshSharding:
 
     @contextmanager
     def swapped(self, net: nn.Module, held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-        """What is the network's own parameter changes places; what is a DTensor's memory (a part of it, or a copy that
+        """Exchanges what is the network's own parameter; what is a DTensor's memory (a part of it, or a copy that
         each device of a tensor group has) is copied, as the network reads that."""
         copied = {name: value for name, value in values.items() if self._held[name] is not self._parameters[name]}
         moved = {name: value for name, value in values.items() if name not in copied}

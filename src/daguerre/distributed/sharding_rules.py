@@ -1,4 +1,4 @@
-"""Which dim of which parameter is split over which axis of the mesh: patterns, logical axes and rules, all of them
+"""Splits of parameters over the axes of the mesh, a dim each: patterns, logical axes and rules, all of them
 data.
 
 A family says what the dims of its parameters are (`*.attn1.to_q.weight` is (heads, embed)); the recipe says where such
@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 
-from daguerre.distributed.mesh import AXES, Axis, Mesh
+from daguerre.distributed.mesh import Axis, Mesh
 from daguerre.errors import UserError
 
 Dims = tuple[str | None, ...]
@@ -21,6 +22,9 @@ Dims = tuple[str | None, ...]
 never split, as those of a convolution's kernel."""
 Rules = Sequence[tuple[str, Sequence[str]]]
 """(logical axis, mesh axes it is split over), the first that fits first."""
+
+Region = tuple[tuple[int, ...], tuple[int, ...]]
+"""First element of a part in each dim, and its shape."""
 
 PARAMETER_AXES = ("embed", "heads", "mlp", "conv_in", "conv_out", "norm", "time", "vocabulary", "positions")
 """Logical axes that dims of parameters have."""
@@ -52,7 +56,7 @@ DEFAULT: Sequence[tuple[str, Sequence[Axis]]] = (
 
 @dataclass(frozen=True)
 class Placed:
-    """Where one parameter goes."""
+    """The split of one parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,7 +66,7 @@ class Placed:
     fsdp: int | None
     """The dim that is split over `fsdp`; None where there is no such axis, or nothing to split."""
     by_rule: bool
-    """Whether a rule chose the fsdp dim; if not, it is dim 0, as the engine needs one."""
+    """True if a rule chose the fsdp dim; if not, it is dim 0, as the engine needs one."""
 
     def elements(self, mesh: Mesh) -> int:
         """Elements on the fullest device: uneven parts of dim 0 are rounded up, as FSDP2 pads them."""
@@ -70,10 +74,7 @@ class Placed:
         for dim, axis in ((self.tensor, "tensor"), (self.fsdp, "fsdp")):
             if dim is not None:
                 shape[dim] = -(-shape[dim] // mesh.degree(axis))
-        count = 1
-        for length in shape:
-            count *= length
-        return count
+        return prod(shape)
 
 
 def logical(patterns: Mapping[str, Dims], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Dims]:
@@ -103,18 +104,13 @@ def logical(patterns: Mapping[str, Dims], shapes: Mapping[str, tuple[int, ...]])
 
 
 def check(rules: Rules, mesh: Mesh) -> list[str]:
-    """What a person should know of these rules on this mesh. UserError for axes that do not exist and for splits of
+    """Notices about these rules on this mesh. UserError for axes that do not exist and for splits of
     activations that the engine cannot do."""
-    said = []
+    notices = []
     for name, axes in rules:
-        if name not in PARAMETER_AXES and name not in ACTIVATION_AXES:
-            known = ", ".join([*PARAMETER_AXES, *ACTIVATION_AXES])
-            raise UserError(f"logical_axis_rules: there is no logical axis {name!r}; there are {known}")
-        if wrong := [axis for axis in axes if axis not in AXES]:
-            raise UserError(f"logical_axis_rules: {name} goes to {', '.join(wrong)}; mesh axes are {', '.join(AXES)}")
         many = [axis for axis in axes if mesh.degree(axis) > 1]
         if name == "out_channels" and many:
-            said.append(
+            notices.append(
                 f"the rule out_channels -> {', '.join(many)} does nothing: convolutions are not split by channel, each "
                 f"of the {mesh.degree('tensor')} devices of a tensor group computes them whole"
             )
@@ -122,9 +118,11 @@ def check(rules: Rules, mesh: Mesh) -> list[str]:
             able = ", ".join(ACTIVATION_AXES[name])
             raise UserError(
                 f"logical_axis_rules: {name} -> {', '.join(cannot)} cannot be done by this engine, which splits {name} "
-                f"over {able}: change the rule, or give the axis one device"
+                f"over {able}: change the rule, or give the axis one device",
+                code="unsupported",
+                setting="mesh.logical_axis_rules",
             )
-    return said
+    return notices
 
 
 def check_data_sharding(axes: Sequence[str], mesh: Mesh) -> None:
@@ -132,29 +130,33 @@ def check_data_sharding(axes: Sequence[str], mesh: Mesh) -> None:
     if "tensor" in axes and mesh.degree("tensor") > 1:
         raise UserError(
             f"mesh.data_sharding: the {mesh.degree('tensor')} devices of a tensor group compute one part of the batch "
-            "together, so it cannot be cut over tensor: leave it out"
+            "together, so it cannot be cut over tensor: leave it out",
+            code="conflict",
+            setting="mesh.data_sharding",
         )
     if left := [axis for axis in ("data", "fsdp") if axis not in axes and mesh.degree(axis) > 1]:
         raise UserError(
             f"mesh.data_sharding: {' and '.join(left)}, with {mesh.degree(left[0])} devices, is not in it: they would "
-            "all compute the same. Add it, or give the axis one device"
+            "all compute the same. Add it, or give the axis one device",
+            code="conflict",
+            setting="mesh.data_sharding",
         )
 
 
 def place(
     shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, Dims], rules: Rules, mesh: Mesh, heads: Mapping[str, int]
 ) -> tuple[list[Placed], list[str]]:
-    """Where each parameter goes, and what could not be split as the rules say, a line each.
+    """Splits each parameter by the rules; also a line for each that could not be split as they say.
 
     `heads` are the attention heads of the parameters that have a `heads` dim: heads are split whole.
     """
-    placed, said = [], []
+    placed, notices = [], []
     for name, shape in shapes.items():
         tensor = _dim(dims[name], rules, "tensor")
         if mesh.degree("tensor") == 1:
             tensor = None
         elif tensor is not None and (problem := _indivisible(name, shape[tensor], mesh, heads.get(name))):
-            said.append(f"{name}: {dims[name][tensor]} -> tensor cannot be: {problem}")
+            notices.append(f"{name}: {dims[name][tensor]} -> tensor cannot be: {problem}")
             tensor = None
         fsdp = _dim(dims[name], rules, "fsdp")
         by_rule = fsdp is not None and fsdp != tensor and shape[fsdp] % mesh.degree("fsdp") == 0
@@ -163,7 +165,7 @@ def place(
             continue
         # FSDP2 splits other dims than 0 only evenly.
         placed.append(Placed(name, shape, dims[name], tensor, fsdp if by_rule else 0, by_rule))
-    return placed, said
+    return placed, notices
 
 
 def _dim(dims: Dims, rules: Rules, axis: str) -> int | None:
@@ -181,3 +183,24 @@ def _indivisible(name: str, length: int, mesh: Mesh, heads: int | None) -> str:
     if length % degree:
         return f"{length} over {degree} devices"
     return ""
+
+
+def own_region(placed: Placed, mesh: Mesh, rank: int) -> Region:
+    """The part that a rank holds, also of the parameter's averages and moments. Tensor parallel cuts first and evenly,
+    FSDP2 then cuts each such part into chunks of which the last may be short or empty.
+
+    Of parameters in `Split.rows` the rows count in the order that they were put into.
+    """
+    offsets, shape, place = [0] * len(placed.shape), list(placed.shape), mesh.place(rank)
+    for axis, dim in (("tensor", placed.tensor), ("fsdp", placed.fsdp)):
+        if dim is not None:
+            begin, shape[dim] = _chunk(shape[dim], mesh.degree(axis), place[axis])
+            offsets[dim] += begin
+    return tuple(offsets), tuple(shape)
+
+
+def _chunk(length: int, parts: int, part: int) -> tuple[int, int]:
+    """Begin and length of a part, as torch.chunk cuts."""
+    each = -(-length // parts)
+    begin = min(length, part * each)
+    return begin, min(length - begin, each)

@@ -24,7 +24,7 @@ from daguerre.data.loading.collate import absent
 from daguerre.data.plan.buckets import Bucket, buckets
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.parallelize import blocks
-from daguerre.distributed.parts import own_region
+from daguerre.distributed.sharding_rules import own_region
 from daguerre.memory.static import MemoryCount, ResidentTensor
 from daguerre.models.placement import frozen
 from daguerre.training import cuda_types, step

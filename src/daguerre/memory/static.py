@@ -18,8 +18,7 @@ from daguerre.build.parts import Parts
 from daguerre.config.config import Config
 from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.parts import own_region
-from daguerre.distributed.sharding_rules import Placed
+from daguerre.distributed.sharding_rules import Placed, own_region
 from daguerre.errors import UserError
 from daguerre.models.placement import frozen, of_net, placement
 from daguerre.training.optimizers import optimizer

@@ -129,6 +129,9 @@ class Family:
     block_classes: Collection[str] = sharding_axes.BLOCKS
     """Class names of the blocks that its networks consist of: FSDP gathers and frees them one at a time, and
     training.compile=blocks compiles those of diffusers."""
+    gated_classes: Collection[str] = sharding_axes.GATED
+    """Class names of the modules whose linear layer gives two halves, one of which gates the other: tensor parallel
+    gives each device a part of both."""
     trained: frozenset[str] = frozenset()
     """The components that are trained: those in `net`."""
 

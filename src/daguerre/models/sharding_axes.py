@@ -16,6 +16,8 @@ from torch import nn
 
 BLOCKS = ("BasicTransformerBlock", "ResnetBlock2D", "CLIPEncoderLayer", "T5Block")
 """Class names of the blocks of UNets, autoencoders and text encoders."""
+GATED = ("GEGLU", "SwiGLU")
+"""Class names of modules whose linear layer gives two halves, one of which gates the other."""
 Table = dict[str, tuple[str | None, ...]]
 """The logical axis of each dim, by pattern of parameter names."""
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.manifest import Damaged
 from daguerre.checkpoint.retention import Keep
-from daguerre.errors import UserError
-from daguerre.remote.sealed_files import Bundle
+from daguerre.remote.sealed_files import SealedFiles
 from daguerre.storage.bucket import Listed, Prefix
-from daguerre.storage.errors import Missing, StoreError
+from daguerre.storage.errors import Missing
 
 _MANIFEST = re.compile(rf"([a-z]+-(\d+))/{re.escape(manifest.NAME)}")
 _FILE = re.compile(r"([a-z]+-\d+)/([0-9a-z]+)/.+")
@@ -28,20 +24,20 @@ _ASIDE = "quarantine"
 
 
 @dataclass(frozen=True)
-class Shelf:
+class CheckpointCatalog:
     """The checkpoints below a place in a store."""
 
     at: Prefix
 
-    def bundle(self, name: str) -> Bundle:
+    def sealed(self, name: str) -> SealedFiles:
         """A checkpoint, there or not."""
-        return Bundle(self.at / name)
+        return SealedFiles(self.at / name)
 
     def names(self) -> list[str]:
         """Names of the checkpoints that exist, verified or not, oldest first. StoreError."""
         return _names(self.at.listing())
 
-    def tidy(self) -> list[str]:
+    def collect_garbage(self) -> list[str]:
         """Deletes what no manifest names: files of saves that were killed or replaced. Returns notices."""
         listed = self.at.listing()
         kept = self._kept(listed)
@@ -55,11 +51,11 @@ class Shelf:
         kept: set[tuple[str, ...]] = set()
         for name in _names(listed):
             try:
-                sealed = self.bundle(name).read()
+                manifested = self.sealed(name).read()
             except Damaged:
                 kept |= {(name, folder) for folder in _folders(listed, name)}
             else:
-                kept |= {(name, sealed.folder)} if sealed else set()
+                kept |= {(name, manifested.folder)} if manifested else set()
         return kept | self._aside(listed)
 
     def _aside(self, listed: list[Listed]) -> set[tuple[str, ...]]:
@@ -104,11 +100,7 @@ class Shelf:
 
     def verify(self, name: str, listed: list[Listed]) -> None:
         """Damaged unless the store has every file as it was sent."""
-        sealed = self.bundle(name).read()
-        if sealed is None:
-            raise Damaged(f"{name}/{manifest.NAME} is missing")
-        own: Mapping[str, Listed] = {one.name.removeprefix(f"{name}/"): one for one in listed}
-        self.bundle(name).unchanged(sealed, own)
+        self.sealed(name).verify({one.name.removeprefix(f"{name}/"): one for one in listed})
 
     def _delete(self, name: str, listed: list[Listed]) -> None:
         """The manifest first. What was set aside of the same name stays."""
@@ -116,11 +108,6 @@ class Shelf:
         self.at.delete([f"{name}/{manifest.NAME}"])
         files = [one.name for one in listed if (found := _FILE.fullmatch(one.name)) and found[1] == name]
         self.at.delete([path for path in files if tuple(path.split("/")[:2]) not in kept])
-
-    def give_up(self, bundle: Bundle, attempt: str) -> None:
-        """Deletes what a failed save sent, if the store lets us; else `tidy` does at the next start."""
-        with suppress(StoreError):
-            bundle.discard(attempt)
 
 
 def _names(listed: list[Listed]) -> list[str]:
@@ -131,22 +118,3 @@ def _names(listed: list[Listed]) -> list[str]:
 def _folders(listed: list[Listed], name: str) -> list[str]:
     found = (_FILE.fullmatch(one.name) for one in listed)
     return sorted({match[2] for match in found if match and match[1] == name})
-
-
-def told(error: OSError | UserError) -> str:
-    """What a person should know of a store's or a disk's refusal."""
-    if isinstance(error, StoreError):
-        return error.told
-    if isinstance(error, UserError):
-        return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-
-
-def unreadable(to: Path, error: OSError) -> str:
-    """Files that could not be brought to this machine."""
-    if isinstance(error, StoreError):
-        return error.told
-    return (
-        f"cannot bring files of the run to {error.filename or to}: {error.strerror}. They come into the user's cache "
-        "folder, which XDG_CACHE_HOME can move: free some space there"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,8 +10,8 @@ from pathlib import Path
 
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.export import replaced
-from daguerre.checkpoint.manifest import NAME, Entry
-from daguerre.remote.sealed_files import Bundle
+from daguerre.checkpoint.manifest import NAME
+from daguerre.remote.sealed_files import SealedFiles, Upload
 from daguerre.storage.bucket import Prefix
 from daguerre.storage.errors import Missing
 
@@ -19,44 +20,39 @@ _PIECE_BYTES = 8 << 20
 
 
 def send(run: Prefix, folder: Path, still: Callable[[], bool]) -> bool:
-    """Sends an export; the one before goes once this one is there. False, and nothing is replaced, where `still` says
+    """Sends an export; the one before goes once this one is there. False, and nothing is replaced, if `still` says
     that another one has taken its place on the disk meanwhile. StoreError, OSError, Conflict."""
-    bundle = Bundle(run / _FOLDER)
-    attempt = bundle.attempt()
-    entries, tags = {}, {}
+    upload = Upload(SealedFiles(run / _FOLDER), secrets.token_hex(8))
     try:
         for path in sorted(one for one in folder.rglob("*") if one.is_file()):
-            name = path.relative_to(folder).as_posix()
-            sent = bundle.at.send(f"{attempt}/{name}", partial(_pieces, path), path.stat().st_size)
-            entries[name], tags[name] = Entry("file", sent.size_bytes, sent.sha256), sent.tag
+            upload.send(path.relative_to(folder).as_posix(), "file", partial(_pieces, path), path.stat().st_size)
         whole = still()
     except FileNotFoundError as error:
         if isinstance(error, Missing):
             raise
         whole = False
-    if not whole:
-        bundle.discard(attempt)
-        return False
-    bundle.seal(attempt, entries, tags)
-    bundle.clear(keep=attempt)
-    return True
+    if whole:
+        upload.seal()
+        upload.clear()
+    else:
+        upload.abort()
+    return whole
 
 
 def fetch(run: Prefix, folder: Path) -> bool:
-    """Brings the export to a local folder; False where there is none. StoreError, OSError, Damaged."""
-    bundle = Bundle(run / _FOLDER)
-    sealed = bundle.read()
-    if sealed is None:
+    """Fetches the export to a local folder; False where there is none. StoreError, OSError, Damaged."""
+    sealed = SealedFiles(run / _FOLDER)
+    there = sealed.read()
+    if there is None:
         return False
-    if (folder / NAME).is_file() and (folder / NAME).read_bytes() == sealed.data:
+    if (folder / NAME).is_file() and (folder / NAME).read_bytes() == there.data:
         return True
     fresh = folder.with_name(f".{folder.name}.fetched")
-    bundle.bring(fresh, "")
+    sealed.fetch_newest(fresh, "")
     with replaced(folder) as made:
-        for path in manifest.read(fresh):
+        for path in (*manifest.read(fresh), NAME):
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(fresh / path, made / path)
-        shutil.move(fresh / NAME, made / NAME)
     shutil.rmtree(fresh)
     return True
 

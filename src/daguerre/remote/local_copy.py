@@ -6,9 +6,7 @@ works in: a run of this machine is never touched by its readers.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,9 +17,10 @@ from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.checkpoint.manifest import Damaged
 from daguerre.checkpoint.run_dir import ELSEWHERE, RunFolder
 from daguerre.errors import UserError
-from daguerre.remote import export, lock, mirror
-from daguerre.remote.checkpoint_catalog import Shelf, unreadable
+from daguerre.remote import errors, export, lock, mirror
+from daguerre.remote.checkpoint_catalog import CheckpointCatalog
 from daguerre.remote.run import WORKS_FOR, working_folder
+from daguerre.remote.sealed_files import locked
 from daguerre.storage.address import is_far
 from daguerre.storage.bucket import Prefix, prefix
 from daguerre.storage.errors import StoreError
@@ -48,10 +47,10 @@ def located(text: str) -> Path:
 def copied(run: Prefix) -> Path:
     """Brings the small files of a run to this machine. UserError where there is no run, or where it cannot be read."""
     folder = working_folder(run, "run-copies")
-    with _told(run, folder), _alone(folder):
+    with _reading(run, folder, folder):
         files = mirror.listed_files(run)
         if not any(one.name in ("config.yaml", "metrics/metrics.jsonl") for one in files):
-            raise UserError(f"{run.name} holds no run: there is no config.yaml")
+            raise UserError(f"{run.name} holds no run: there is no config.yaml", code="missing")
         mirror.pull(run, folder, files)
         mirror.forget_others(folder, files)
         write_json_atomically(folder / _ORIGIN, {"url": run.url})
@@ -63,7 +62,7 @@ def copied(run: Prefix) -> Path:
 
 
 def origin(folder: Path) -> Prefix | None:
-    """Where a copy is from; None for any other folder."""
+    """The run that a copy is of; None for any other folder."""
     try:
         return Prefix(json.loads((folder / _ORIGIN).read_bytes())["url"])
     except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +70,7 @@ def origin(folder: Path) -> Prefix | None:
 
 
 def shown(folder: Path) -> str:
-    """What people are shown of a run folder: of a copy, and of the one that a far run works in, where that is."""
+    """Names a run folder for people: a copy, and the one that a remote run works in, by the address of the run."""
     for name in (_ORIGIN, WORKS_FOR):
         if (folder / name).is_file():
             return Prefix(json.loads((folder / name).read_bytes())["url"]).name
@@ -83,8 +82,8 @@ def names(text: str) -> list[str]:
     if not is_far(text):
         return []
     run = prefix(text)
-    with _told(run, Path()):
-        return Shelf(run / "checkpoints").names()
+    with _explained(run, Path()):
+        return CheckpointCatalog(run / "checkpoints").names()
 
 
 def bring(folder: Path, name: str = "latest") -> list[str]:
@@ -97,15 +96,15 @@ def bring(folder: Path, name: str = "latest") -> list[str]:
     if run is None:
         return []
     root, notices = RunFolder(folder).checkpoints, list[str]()
-    with _told(run, root), _alone(folder):
-        shelf = Shelf(run / "checkpoints")
-        names = shelf.names()
+    with _reading(run, folder, root):
+        catalog = CheckpointCatalog(run / "checkpoints")
+        names = catalog.names()
         for gone in set(_folders(root)) - set(names):
             shutil.rmtree(root / gone, ignore_errors=True)
         wanted = [each for each in reversed(names) if name in ("latest", "all", each)]
         for each in wanted:
             try:
-                shelf.bundle(each).bring(root / each, "")
+                catalog.sealed(each).fetch_newest(root / each, "")
             except Damaged as damage:
                 shutil.rmtree(root / each, ignore_errors=True)
                 notices.append(f"{damage}; {each} is passed over")
@@ -121,9 +120,13 @@ def bring_export(folder: Path) -> None:
     run = origin(folder)
     if run is None:
         return
-    with _told(run, folder), _alone(folder):
+    with _reading(run, folder, folder):
         if not export.fetch(run, RunFolder(folder).pipeline):
-            raise UserError(f"{run.name} has no pipeline yet: it comes with the first save, if checkpoint.export is on")
+            raise UserError(
+                f"{run.name} has no pipeline yet: it comes with the first save, if checkpoint.export is on",
+                code="missing",
+                setting="checkpoint.export",
+            )
 
 
 def send(folder: Path, name: str) -> None:
@@ -144,22 +147,19 @@ def _only(root: Path, name: str) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Readers of one machine bring a run's files one after the other."""
-    make_folder(folder)
-    descriptor = os.open(folder / ".reading", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _reading(run: Prefix, folder: Path, to: Path) -> Iterator[None]:
+    """Readers of one machine fetch a run's files one after the other."""
+    with _explained(run, to):
+        make_folder(folder)
+        with locked(folder / ".reading"):
+            yield
 
 
 @contextmanager
-def _told(run: Prefix, to: Path) -> Iterator[None]:
+def _explained(run: Prefix, to: Path) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise UserError(error.told) from error
+        raise UserError(error.told, code="unreachable") from error
     except OSError as error:
-        raise UserError(f"{run.name}: {unreadable(to, error)}") from error
+        raise UserError(f"{run.name}: {errors.unreadable(to, error)}", code="resources") from error

@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daguerre.checkpoint.run_dir import Holder, RunFolderError, RunFolderHeld
+from daguerre.checkpoint.run_dir import Holder, RunFolderError, RunFolderHeld, in_use
 from daguerre.storage.bucket import Prefix, Version
 from daguerre.storage.errors import Missing, StoreError
 
@@ -42,19 +40,11 @@ class Lock:
     run: Prefix
     say: Callable[[str], None]
     """Tells a person what becomes of it."""
-    _token: str = ""
-    _since: str = ""
-    _version: Version | None = None
-    _lost: str = ""
-    _busy: threading.Lock = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self._token, self._busy = secrets.token_hex(8), threading.Lock()
-        self._since = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-
-    def give_up(self) -> None:
-        """Lets go in a process that is about to end without leaving `held`."""
-        self._release()
+    _token: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
+    _holder: Holder = field(default_factory=Holder.this_process, init=False)
+    _version: Version | None = field(default=None, init=False)
+    _lost: str = field(default="", init=False)
+    _busy: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -68,7 +58,7 @@ class Lock:
         finally:
             over.set()
             thread.join()
-            self._release()
+            self.release()
 
     def confirm(self) -> None:
         """RunFolderHeld unless the lock is ours now; asks the store."""
@@ -77,11 +67,8 @@ class Lock:
             raise RunFolderHeld(self._lost)
 
     def _content(self) -> bytes:
-        document: dict[str, Any] = {
-            "token": self._token,
-            **asdict(Holder(os.getpid(), socket.gethostname(), self._since)),
-        }
-        return json.dumps({**document, **_process(os.getpid()), "write": secrets.token_hex(4)}).encode()
+        document = {"token": self._token, **asdict(self._holder), **_process(self._holder.pid)}
+        return json.dumps({**document, "write": secrets.token_hex(4)}).encode()
 
     def _take(self) -> None:
         self._version = self.run.create(NAME, self._content())
@@ -95,9 +82,9 @@ class Lock:
             reason = "its process is dead" if _is_dead(holder) else self._stale(holder)
             self._version = self.run.replace(NAME, self._content(), version)
             if self._version is not None:
-                self.say(f"took over {self.run.name} from {_who(holder)}: {reason}")
+                self.say(f"took over {self.run.name} from {_holder(holder)}: {reason}")
             elif (there := _document(self._now())) and there.get("token") != holder.get("token"):
-                raise RunFolderHeld(_held(self.run, there))
+                raise RunFolderHeld(_held(self.run, _holder(there)))
         self._try_conditions()
 
     def _try_conditions(self) -> None:
@@ -118,38 +105,38 @@ class Lock:
         return b"{}"
 
     def _stale(self, holder: dict[str, Any]) -> str:
-        """Why the lock may be taken over, by the store's clock. RunFolderHeld if it may not.
+        """The reason why the lock may be taken over, by the store's clock. RunFolderHeld if it may not.
 
         One that its holder has missed to write is waited for, and any by a job that SLURM started again: a run that
         goes on elsewhere must not give up here.
         """
-        age, told = age_seconds(self.run), False
+        age, announced = age_seconds(self.run), False
         if age <= MISSED_SECONDS and not _is_requeued():
-            raise RunFolderHeld(_held(self.run, holder))
+            raise RunFolderHeld(_held(self.run, _holder(holder)))
         while age <= STALE_SECONDS:
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 self.say(
-                    f"{self.run.name} is in use by {_who(holder)}, who was last heard of {age:.0f} s ago: this run "
+                    f"{self.run.name} is in use by {_holder(holder)}, who was last heard of {age:.0f} s ago: this run "
                     f"takes over if that becomes {STALE_SECONDS:.0f} s"
                 )
             time.sleep(_LOOK_SECONDS)
             before, age = age, age_seconds(self.run)
             if age < before:  # written meanwhile, or let go
                 if _document(self._now()):
-                    raise RunFolderHeld(_held(self.run, holder))
+                    raise RunFolderHeld(_held(self.run, _holder(holder)))
                 return "it has let go"
         return f"it was last heard of {age:.0f} s ago"
 
     def _keep(self, over: threading.Event) -> None:
-        heard, told = time.monotonic(), False
+        heard, announced = time.monotonic(), False
         while not over.wait(REFRESH_SECONDS) and not self._lost:
             try:
                 self._refresh()
-                heard, told = time.monotonic(), False
+                heard, announced = time.monotonic(), False
             except StoreError as error:
-                if time.monotonic() - heard > STALE_SECONDS / 2 and not told:
-                    told = True
+                if time.monotonic() - heard > STALE_SECONDS / 2 and not announced:
+                    announced = True
                     self.say(f"the lock of the run cannot be refreshed, another run may take its place: {error.told}")
 
     def _refresh(self) -> None:
@@ -173,38 +160,39 @@ class Lock:
             data = self._now() if version is None else b""
         if data and _document(data).get("token") != self._token:
             self._lost = (
-                f"{self.run.name} was taken over by {_who(_document(data))}, as this run was not heard of for "
+                f"{self.run.name} was taken over by {_holder(_document(data))}, as this run was not heard of for "
                 f"{STALE_SECONDS:.0f} s: this run stops, nothing of the other one is touched"
             )
             self.say(self._lost)
         else:
             self._version = version
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Lets go; also in a process that is about to end without leaving `held`."""
         with suppress(StoreError):
             if not self._lost and _document(self._now()).get("token") == self._token:
                 self.run.delete([NAME])
 
 
 def holder(run: Prefix) -> Holder | None:
-    """Who works there now; None for nobody, and for one that is dead or was not heard of when it should. StoreError."""
+    """The process that works there now; None for nobody, and for one that is dead or missed to write. StoreError."""
     try:
         found = _document(run.read(NAME)[0])
     except Missing:
         return None
     if _is_dead(found) or age_seconds(run) > MISSED_SECONDS:
         return None
-    return Holder(int(found.get("pid", 0)), str(found.get("host", "")), str(found.get("since", "")))
+    return _holder(found)
 
 
 def refuse_if_held(run: Prefix) -> None:
     """RunFolderHeld, naming the process, if one works there: a first look before anything is loaded. StoreError."""
     if (found := holder(run)) and not _is_requeued():
-        raise RunFolderHeld(_held(run, asdict(found)))
+        raise RunFolderHeld(_held(run, found))
 
 
 def age_seconds(run: Prefix) -> float:
-    """How long ago the lock was written, by the store's clock; 0 where there is none."""
+    """Age of the lock in seconds, by the store's clock; 0 if there is none."""
     name = f"{_PROBE}-{secrets.token_hex(4)}"
     try:
         written = run.changed(NAME)
@@ -226,7 +214,7 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 def _process(pid: int) -> dict[str, str]:
-    """What tells a process from all others on Linux: kernel, process namespace, start. Empty elsewhere."""
+    """Identity of a process on Linux: kernel, process namespace, start. Empty elsewhere."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -236,7 +224,7 @@ def _process(pid: int) -> dict[str, str]:
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether a process of this machine has ended; False where that cannot be known."""
+    """True if it is a process of this machine that has ended; False if that cannot be known."""
     here = _process(os.getpid())
     if not here or any(holder.get(name) != here[name] for name in ("boot", "namespace")):
         return False
@@ -252,18 +240,13 @@ def _is_dead(holder: dict[str, Any]) -> bool:
 
 
 def _is_requeued() -> bool:
-    """Whether SLURM started this job before: who holds the lock is most likely what was left of that."""
+    """True if SLURM started this job before: the holder of the lock is most likely what was left of that."""
     return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
-def _who(holder: dict[str, Any]) -> str:
-    if not holder.get("pid"):
-        return "another process"
-    return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+def _holder(found: dict[str, Any]) -> Holder:
+    return Holder(int(found.get("pid", 0)), str(found.get("host", "")), str(found.get("since", "")))
 
 
-def _held(run: Prefix, holder: dict[str, Any]) -> str:
-    return (
-        f"{run.name} is in use by {_who(holder)}. Wait for it or stop it (it saves and exits on Ctrl-C or SIGTERM), "
-        f"or give this run another run_name. If it is no more, wait {STALE_SECONDS:.0f} s: then this run takes over"
-    )
+def _held(run: Prefix, holder: Holder) -> str:
+    return f"{in_use(run.name, holder)}. If it is no more, wait {STALE_SECONDS:.0f} s: then this run takes over"

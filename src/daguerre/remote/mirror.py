@@ -1,8 +1,8 @@
 """The files of a run's working folder in an object store: brought here at the start, sent there as they change.
 
-Training never waits for it: a thread looks for changed files at intervals; a fault is told once, and tried again. What
-a checkpoint needs beside it (numbers, config) is sent before the checkpoint counts: `flush`. The export is replaced
-whole (remote/sealed_files.py). Checkpoints and the lock are not here.
+Training never waits for it: a thread looks for changed files at intervals; a fault is reported once, and tried again.
+What a checkpoint needs beside it (metrics, config) is sent before the checkpoint counts: `flush`. The export is
+replaced whole (remote/sealed_files.py). Checkpoints and the lock are not here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
 from daguerre.errors import UserError
 from daguerre.remote import export
-from daguerre.remote.checkpoint_catalog import told
+from daguerre.remote.errors import explained
 from daguerre.storage.bucket import Listed, Prefix
 
 EVERY_SECONDS = 10.0
@@ -46,7 +46,7 @@ class Mirror:
     say: Callable[[str], None]
     """Tells a person."""
     _sent: dict[str, tuple[Stamp, float]] = field(default_factory=dict, init=False, repr=False)
-    """What each file was when it was sent, and when that was."""
+    """State of each file when it was sent, and the time."""
     _sending: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _failing: bool = field(default=False, init=False, repr=False)
 
@@ -89,7 +89,7 @@ class Mirror:
             self._push(patient=False)
         except (OSError, UserError) as error:
             text = (
-                f"the last files of the run could not be sent to {self.run.name}: {told(error)}. They are in "
+                f"the last files of the run could not be sent to {self.run.name}: {explained(error)}. They are in "
                 f"{self.folder.path}; the same command again makes them anew from the last checkpoint"
             )
             self.say(text)
@@ -102,8 +102,8 @@ class Mirror:
             except (OSError, UserError) as error:
                 if not self._failing:
                     self.say(
-                        f"the run's files cannot be sent to {self.run.name} now: {told(error)}. Training goes on, and "
-                        f"it is tried again every {EVERY_SECONDS:.0f} s"
+                        f"the run's files cannot be sent to {self.run.name} now: {explained(error)}. Training goes on, "
+                        f"and it is tried again every {EVERY_SECONDS:.0f} s"
                     )
                 self._failing = True
             else:
@@ -113,7 +113,8 @@ class Mirror:
 
     def _push(self, patient: bool) -> None:
         # As they are now: they speak of what is sent before them.
-        last = [(name, *_content(self.folder.path / name)) for name in _LAST if (self.folder.path / name).is_file()]
+        there = [path for name in _LAST if (path := self.folder.path / name).is_file()]
+        last = [(path.name, _stamp(path), path.read_bytes()) for path in there]
         with self._sending:
             self._send_files(patient)
         self._send_export()
@@ -122,7 +123,7 @@ class Mirror:
                 self._send(name, stamp, partial(bytes, data))
 
     def _send_files(self, patient: bool) -> None:
-        for name in sorted(_names(self.folder.path), key=_turn):
+        for name in sorted(_names(self.folder.path), key=lambda name: (name not in _FIRST, name)):
             path = self.folder.path / name
             with suppress(FileNotFoundError):  # written anew at this moment, or taken away
                 stamp = _stamp(path)
@@ -156,12 +157,8 @@ def pull(run: Prefix, folder: Path, files: list[Listed]) -> None:
             to.parent.mkdir(parents=True, exist_ok=True)
             run.fetch(file.name, to)
 
-    threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pull")
-    try:
-        for done in [threads.submit(one, file) for file in files]:
-            done.result()
-    finally:
-        threads.shutdown(cancel_futures=True)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pull") as threads:
+        list(threads.map(one, files))
 
 
 def forget_others(folder: Path, files: list[Listed]) -> None:
@@ -195,15 +192,6 @@ def _names(folder: Path) -> Iterator[str]:
         inside = Path(above).relative_to(folder)
         folders[:] = [one for one in folders if not one.startswith(".") and (inside / one).as_posix() not in _ELSEWHERE]
         yield from ((inside / one).as_posix() for one in files if not one.startswith("."))
-
-
-def _turn(name: str) -> tuple[bool, str]:
-    return name not in _FIRST, name
-
-
-def _content(path: Path) -> tuple[Stamp, bytes]:
-    stamp = _stamp(path)
-    return stamp, path.read_bytes()
 
 
 def _stamp(path: Path) -> Stamp:

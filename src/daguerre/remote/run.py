@@ -15,7 +15,7 @@ from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
 from daguerre.remote import lock
-from daguerre.remote.checkpoint_catalog import told
+from daguerre.remote.errors import explained
 from daguerre.remote.lock import Lock
 from daguerre.remote.mirror import Mirror
 from daguerre.storage.bucket import Prefix
@@ -38,7 +38,7 @@ class RemoteHome:
 
     @property
     def name(self) -> str:
-        """What people are shown."""
+        """The address, for people."""
         return self.run.name
 
     @property
@@ -80,7 +80,7 @@ class RemoteHome:
                 if self._mirror is not None:
                     self._mirror.send_status()
                 if self._lock is not None:
-                    self._lock.give_up()
+                    self._lock.release()
 
         thread = threading.Thread(target=leave, name="run-abandon", daemon=True)
         thread.start()
@@ -95,11 +95,11 @@ class RemoteHome:
             if self._lock is not None:
                 self._lock.confirm()
         except OSError as error:
-            raise CheckpointError(f"the run's files cannot be sent to {self.name}: {told(error)}") from error
+            raise CheckpointError(f"the run's files cannot be sent to {self.name}: {explained(error)}") from error
 
 
 def working_folder(run: Prefix, kind: str = "runs") -> Path:
-    """Where files of a run in a store are kept on this machine."""
+    """The folder of this machine for the files of a remote run."""
     return user_cache.folder() / kind / sha256(run.url.encode()).hexdigest()[:16] / run.last
 
 

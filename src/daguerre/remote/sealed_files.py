@@ -4,30 +4,30 @@
     PREFIX/ATTEMPT/PATH             the files
 
 Each attempt to save has a folder of its own, so that two of them never mix, whoever is killed, paused or late. The
-manifest comes last, by a conditional write: it makes the bundle appear, or replaces the one before in one step.
+manifest comes last, by a conditional write: it makes the set appear, or replaces the one before in one step.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
+from typing import Any
 
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
-from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry
+from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry, Kind
 from daguerre.storage.bucket import Listed, Prefix, Version
-from daguerre.storage.errors import Missing
+from daguerre.storage.errors import Missing, StoreError
 
 
 @dataclass(frozen=True)
-class Sealed:
-    """A bundle as its manifest has it."""
+class Contents:
+    """A set as its manifest has it."""
 
     data: bytes
     """The manifest."""
@@ -40,20 +40,18 @@ class Sealed:
 
 
 class Conflict(CheckpointError):
-    """Another process wrote the same bundle meanwhile."""
+    """Another process wrote the same set meanwhile."""
+
+    code = "in_use"
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """A bundle, there or not."""
+class SealedFiles:
+    """A set of files, there or not."""
 
     at: Prefix
 
-    def attempt(self) -> str:
-        """The name of a fresh folder."""
-        return secrets.token_hex(8)
-
-    def read(self) -> Sealed | None:
+    def read(self) -> Contents | None:
         """None where there is none. Damaged where its manifest differs from what was written."""
         try:
             data, version = self.at.read(manifest.NAME)
@@ -63,109 +61,77 @@ class Bundle:
         folder = stored.get("folder", "")
         if not folder.isalnum():
             raise Damaged(f"{self.at.last}/{manifest.NAME} does not say where its files are")
-        return Sealed(data, version, folder, entries, dict(stored.get("tags", {})))
+        return Contents(data, version, folder, entries, dict(stored.get("tags", {})))
 
-    def seal(self, attempt: str, entries: Mapping[str, Entry], tags: Mapping[str, str]) -> None:
-        """Makes the files of an attempt, which all arrived, the bundle; the one before goes afterwards.
+    def _present(self) -> Contents:
+        if (there := self.read()) is None:
+            raise Damaged(f"{self.at.last}/{manifest.NAME} is missing")
+        return there
 
-        Conflict if another process writes it at the same time.
-        """
-        data = manifest.to_bytes(entries, {"folder": attempt, "tags": dict(sorted(tags.items()))})
-        before = self._version()
-        done = self.at.create(manifest.NAME, data) if before is None else self.at.replace(manifest.NAME, data, before)
-        if done is None:
-            raise Conflict(
-                f"another process wrote {self.at.name} at the same moment: only one run may work there. Stop the other"
-            )
-        if before is not None:
-            self.clear(keep=attempt)
-
-    def _version(self) -> Version | None:
-        try:
-            return self.at.read(manifest.NAME)[1]
-        except Missing:
-            return None
-
-    def clear(self, keep: str) -> None:
-        """Deletes the files of all other attempts."""
-        gone = [one.name for one in self.at.listing() if one.name not in (manifest.NAME,)]
-        self.at.delete([name for name in gone if not name.startswith(f"{keep}/")])
-
-    def discard(self, attempt: str) -> None:
-        """Deletes what an attempt wrote."""
-        self.at.delete([f"{attempt}/{one.name}" for one in (self.at / attempt).listing()])
-
-    def delete(self) -> None:
-        """The manifest first, so that half a bundle never counts."""
-        self.at.delete([manifest.NAME])
-        self.at.delete([one.name for one in self.at.listing()])
-
-    def unchanged(self, sealed: Sealed, listed: Mapping[str, Listed]) -> None:
-        """Damaged unless the store still has the files; `listed` are the objects of the bundle by name.
+    def verify(self, listed: Mapping[str, Listed]) -> None:
+        """Damaged unless the store still has every file as it was sent; `listed` are the objects of the set by name.
 
         A file that the store calls by another tag than at first is read whole.
         """
-        for path, entry in sealed.entries.items():
-            found = listed.get(f"{sealed.folder}/{path}")
+        there = self._present()
+        for path, entry in there.entries.items():
+            found = listed.get(f"{there.folder}/{path}")
             if found is None:
                 raise Damaged(f"{self.at.last}/{path} is missing")
             if found.bytes != entry.size_bytes:
                 raise Damaged(f"{self.at.last}/{path} has {found.bytes} bytes, {entry.size_bytes} were saved")
-            if (not found.tag or found.tag != sealed.tags.get(path)) and (
-                self.at.digest(f"{sealed.folder}/{path}", entry.size_bytes) != entry.sha256
+            if (not found.tag or found.tag != there.tags.get(path)) and (
+                self.at.digest(f"{there.folder}/{path}", entry.size_bytes) != entry.sha256
             ):
                 raise Damaged(f"{self.at.last}/{path} is damaged: its digest is not the one that was saved")
 
-    def bring(self, folder: Path, reader: str, number: int = 0) -> None:
+    def fetch_newest(self, folder: Path, reader: str, start: int = 0) -> None:
         """`fetch` of what there is now, also where it is replaced meanwhile. Damaged where a file, or all, is missing.
 
         StoreError, OSError.
         """
         before = b""
         while True:
-            sealed = self.read()
-            if sealed is None:
-                raise Damaged(f"{self.at.last}/{manifest.NAME} is missing")
+            there = self._present()
             try:
-                return self.fetch(sealed, folder, reader, number)
+                return self.fetch(there, folder, reader, start)
             except Missing as missing:
-                if sealed.data == before:  # looked up once more: it is not just being replaced
+                if there.data == before:  # looked up once more: it is not just being replaced
                     raise Damaged(f"{missing.place.name} is missing") from missing
-                before = sealed.data
+                before = there.data
 
-    def fetch(self, sealed: Sealed, folder: Path, reader: str, number: int = 0) -> None:
-        """Brings the bundle into a local folder, every file verified; Damaged names one that differs.
+    def fetch(self, there: Contents, folder: Path, reader: str, start: int = 0) -> None:
+        """Fetches the set into a local folder, every file verified; Damaged names one that differs.
 
         Processes with the same `reader` may share the work: each file is fetched, or found there and read once, by the
-        one that comes first. `number` says where this one begins. StoreError, OSError.
+        one that comes first. `start` is the place among the files where this one begins. StoreError, OSError.
         """
         notes = folder.parent / ".fetched" / folder.name
         make_folder(folder)
         make_folder(notes)
-        paths = sorted(sealed.entries, key=lambda path: (-sealed.entries[path].size_bytes, path))
-        start = number % max(1, len(paths))
-        order, busy = [*paths[start:], *paths[:start]], []
-        for path in order:
-            if not self._fetched(sealed, folder, notes, path, reader, wait=False):
-                busy.append(path)
+        paths = sorted(there.entries, key=lambda path: (-there.entries[path].size_bytes, path))
+        start %= max(1, len(paths))
+        order = [*paths[start:], *paths[:start]]
+        busy = [path for path in order if not self._fetched(there, folder, notes, path, reader, wait=False)]
         for path in busy:
-            self._fetched(sealed, folder, notes, path, reader, wait=True)
-        if not _holds(folder / manifest.NAME, sealed.data):
-            with _alone(notes / f".{manifest.NAME}", wait=True):
-                write_bytes_atomically(folder / manifest.NAME, sealed.data)
+            self._fetched(there, folder, notes, path, reader, wait=True)
+        sealed = folder / manifest.NAME
+        if not (sealed.is_file() and sealed.read_bytes() == there.data):
+            with locked(notes / f".{manifest.NAME}"):
+                write_bytes_atomically(sealed, there.data)
 
-    def _fetched(self, sealed: Sealed, folder: Path, notes: Path, path: str, reader: str, wait: bool) -> bool:
+    def _fetched(self, there: Contents, folder: Path, notes: Path, path: str, reader: str, wait: bool) -> bool:
         """False where another process is at it."""
-        entry, to, note = sealed.entries[path], folder / path, notes / path.replace("/", "%")
-        with _alone(note, wait) as mine:
-            if not mine:
+        entry, to, note = there.entries[path], folder / path, notes / path.replace("/", "%")
+        with locked(note, wait) as held:
+            if not held:
                 return False
             known = f"{reader} {entry.sha256}"
             if note.read_text(encoding="utf-8") == known and to.is_file():
                 return True
             if not _holds_digest(to, entry):
                 make_folder(to.parent)
-                self.at.fetch(f"{sealed.folder}/{path}", to)
+                self.at.fetch(f"{there.folder}/{path}", to)
                 if not _holds_digest(to, entry):
                     to.unlink()
                     raise Damaged(f"{self.at.last}/{path} is damaged: its sha256 is not the one that was saved")
@@ -173,10 +139,55 @@ class Bundle:
             return True
 
 
+class Upload:
+    """An attempt to write a set: its files first, then the manifest."""
+
+    def __init__(self, to: SealedFiles, attempt: str) -> None:
+        """`attempt`: the name of its folder, which nobody has used before."""
+        self._at, self._attempt = to.at, attempt
+        self.entries: dict[str, Entry] = {}
+        """The files that arrived."""
+        self.tags: dict[str, str] = {}
+
+    def send(self, path: str, kind: Kind, chunks: Callable[[], Iterable[Any]], about_bytes: int = 0) -> None:
+        """Sends a file, of pieces that `chunks` gives anew at each try. StoreError, OSError."""
+        sent = self._at.send(f"{self._attempt}/{path}", chunks, about_bytes)
+        self.entries[path], self.tags[path] = Entry(kind, sent.size_bytes, sent.sha256), sent.tag
+
+    def seal(self) -> None:
+        """Makes the files, which all arrived, the set; those of all other attempts go afterwards.
+
+        Conflict if another process writes it at the same time.
+        """
+        data = manifest.to_bytes(self.entries, {"folder": self._attempt, "tags": dict(sorted(self.tags.items()))})
+        try:
+            before = self._at.read(manifest.NAME)[1]
+        except Missing:
+            before = None
+        done = self._at.create(manifest.NAME, data) if before is None else self._at.replace(manifest.NAME, data, before)
+        if done is None:
+            raise Conflict(
+                f"another process wrote {self._at.name} at the same moment: only one run may work there. Stop the other"
+            )
+        if before is not None:
+            self.clear()
+
+    def clear(self) -> None:
+        """Deletes the files of all other attempts."""
+        gone = [one.name for one in self._at.listing() if one.name != manifest.NAME]
+        self._at.delete([name for name in gone if not name.startswith(f"{self._attempt}/")])
+
+    def abort(self) -> None:
+        """Deletes what was sent, if the store allows that; else the next start does."""
+        with suppress(StoreError):
+            self._at.delete([f"{self._attempt}/{one.name}" for one in (self._at / self._attempt).listing()])
+
+
 @contextmanager
-def _alone(note: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process is the one that works at a file now; the kernel lets go for one that is killed."""
-    descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def locked(file: Path, wait: bool = True) -> Iterator[bool]:
+    """Holds a file that is made for it, among all processes of this machine; without `wait`, False where another one
+    has it. The kernel lets go for a process that is killed."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -186,10 +197,6 @@ def _alone(note: Path, wait: bool) -> Iterator[bool]:
         yield True
     finally:
         os.close(descriptor)
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == data
 
 
 def _holds_digest(path: Path, entry: Entry) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes, Watching, start
 from daguerre.distributed.rank0 import Agreement
 from daguerre.distributed.sharding import MeshSharding
-from daguerre.distributed.watchdog.failure import Verdict
+from daguerre.distributed.watchdog.failure import Failure
 from daguerre.errors import UserError
 from daguerre.models.placement import frozen, of_net, placement
 from daguerre.run.storage import Home
@@ -41,10 +41,10 @@ _ENTRIES = ("encode", "decode")
 def together(config: Config, home: Home, stop: StopSignals) -> Iterator[Processes]:
     """The processes of a run, on their devices, each with its watchdog; they leave together."""
 
-    def on_end(verdict: Verdict) -> None:
+    def on_end(failure: Failure) -> None:
         known = home.folder.read_status() or {}
         counts = {name: known.get(name, 0) for name in ("step", "samples", "total_steps")}
-        home.folder.write_status("failed", reason=verdict.text, **counts)
+        home.folder.write_status("failed", reason=failure.text, **counts)
         home.abandon()
 
     kind = devices.choose_device(config.training.device).type
@@ -55,27 +55,8 @@ def together(config: Config, home: Home, stop: StopSignals) -> Iterator[Processe
 
 
 def led(processes: Processes, act: Callable[[], _T]) -> _T:
-    """What rank 0 does, as JSON on every rank; so is its UserError."""
-    agreement = processes.agreement
-    if processes.world.rank:
-        told = agreement.tell()
-        if "error" in told:
-            raise _as_error(told)
-        return told["result"]
-    try:
-        result = act()
-    except UserError as error:
-        agreement.tell(
-            {"error": str(error), "code": error.code, "setting": error.setting, "exit_code": error.exit_code}
-        )
-        raise
-    return agreement.tell({"result": result})["result"]
-
-
-def _as_error(told: Mapping[str, Any]) -> UserError:
-    error = UserError(told["error"], code=told["code"], setting=told["setting"])
-    error.exit_code = told["exit_code"]
-    return error
+    """Rank 0's result, as JSON on every rank; so is its UserError."""
+    return processes.agreement.led(act)
 
 
 def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tuple[Sharding, list[str]]:
@@ -89,14 +70,15 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
     axis_rules = config.mesh.logical_axis_rules
     said = sharding_rules.check(axis_rules, mesh)
     grid = parallelize.device_mesh(mesh, parts.device.type)
+    classes = parts.family.block_classes, parts.family.gated_classes
     found = of_net(parts.net, parts.family.components, axis_rules, mesh)
     problems = [*found.problems]
-    split = parallelize.apply(parts.net, mesh, found.placed, grid, parts.family.block_classes)
+    split = parallelize.apply(parts.net, mesh, found.placed, grid, *classes)
     for name, network in still.items():
         if config.mesh.shard_frozen and mesh.degree("fsdp") * mesh.degree("tensor") > 1:
             own = placement(network, axis_rules, mesh)
             problems += [(f"{name}.{parameter}", why) for parameter, why in own.problems]
-            parallelize.apply(network, mesh, own.placed, grid, parts.family.block_classes)
+            parallelize.apply(network, mesh, own.placed, grid, *classes)
             for entry in (each for each in _ENTRIES if hasattr(network, each)):
                 register_fsdp_forward_method(network, entry)
     sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from daguerre.adapters.adapter import Attached
 from daguerre.build.parts import BatchSizes, shared_out
-from daguerre.checkpoint.async_save import RunStore
 from daguerre.checkpoint.atomic import write_bytes_atomically, write_json_atomically
 from daguerre.checkpoint.environment import environment
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.shard_reader import opened
+from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.store import Store
 from daguerre.config import config as configs
 from daguerre.config.config import Change, Config, Loaded
@@ -56,7 +56,7 @@ class Beginning:
         return None if self.checkpoint is None else int(self.documents["state"]["step"])
 
 
-def begin(loaded: Loaded, folder: RunFolder, store: RunStore, processes: Processes) -> Beginning:
+def begin(loaded: Loaded, folder: RunFolder, store: ShardedStore, processes: Processes) -> Beginning:
     """Finds the checkpoint to go on from, after refusing a folder that belongs to another recipe.
 
     Call it on all ranks while rank 0 holds the folder. UserError shows what differs from the recipe that the run was

@@ -8,12 +8,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from daguerre import faults
+from daguerre import faults, ranks
 from daguerre.build import base_digests
 from daguerre.build.parts import BatchSizes, Parts, begin, build, shared_out
-from daguerre.checkpoint import ranks
-from daguerre.checkpoint.async_save import Outcome, Saver
-from daguerre.checkpoint.failed_saves import FailedSaves
+from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, State
 from daguerre.checkpoint.signals import StopSignals

@@ -36,7 +36,8 @@ def run(arguments: list[str]) -> int:
         return 0
     raise UserError(
         f"there is no verb `launch {arguments[0]}`; there are: local, slurm. Write daguerre launch local RECIPE "
-        "processes=N ..., or daguerre launch slurm RECIPE nodes=N ..."
+        "processes=N ..., or daguerre launch slurm RECIPE nodes=N ...",
+        code="unknown",
     )
 
 
@@ -46,10 +47,10 @@ def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Lo
     loaded = in_memory.load(recipe, [*given, *own_place(recipe, given)])
     refuse_nothing_to_train(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(devices, nodes)
-    said = sharding_rules.check(loaded.config.mesh.logical_axis_rules, mesh)
+    notices = sharding_rules.check(loaded.config.mesh.logical_axis_rules, mesh)
     home = storage.of(loaded.config.output_dir, loaded.config.run_name)
     sizes = resume.foreseen_sizes(loaded, home, mesh)
-    return replace(loaded, notices=(*loaded.notices, *(sizes.notices if sizes else ()), *said))
+    return replace(loaded, notices=(*loaded.notices, *(sizes.notices if sizes else ()), *notices))
 
 
 def without_secrets(override: str) -> str:

@@ -35,7 +35,7 @@ there. The exit code is that of `daguerre train`, or of the process that failed.
 
 
 class Options(Settings):
-    """What `launch local` takes beside the recipe's settings."""
+    """Options of `launch local` beside the recipe's settings."""
 
     processes: int | None = Field(None, ge=1)
     """Processes, each of which drives a device. Default: one a GPU."""
@@ -53,10 +53,14 @@ def run(arguments: list[str]) -> int:
 
 
 def _gpus() -> int:
-    """How many there are. UserError for none."""
+    """Count of GPUs. UserError for none."""
     count = torch.cuda.device_count()
     if not count:
-        raise UserError("this machine has no GPU that torch sees: say how many processes, such as processes=2")
+        raise UserError(
+            "this machine has no GPU that torch sees: say how many processes, such as processes=2",
+            code="missing",
+            setting="processes",
+        )
     return count
 
 
@@ -67,5 +71,7 @@ def _refuse_too_many(config: Config, count: int) -> None:
     if wanted and count > there:
         raise UserError(
             f"processes={count}, but there are {there} GPUs, and each process drives one: give processes={there or 1}, "
-            "or training.device=cpu"
+            "or training.device=cpu",
+            code="resources",
+            setting="processes",
         )

@@ -99,14 +99,22 @@ def checked(recipe: str, rest: Sequence[str], own: Options) -> Loaded:
     found = loaded.config
     if own.gpus_per_node and found.training.device == "cpu":
         raise UserError(
-            f"training.device=cpu with gpus_per_node={own.gpus_per_node}: set gpus_per_node=0, or device=auto"
+            f"training.device=cpu with gpus_per_node={own.gpus_per_node}: set gpus_per_node=0, or device=auto",
+            code="conflict",
+            setting="training.device",
         )
     if not own.gpus_per_node and found.training.device == "cuda":
-        raise UserError("training.device=cuda with gpus_per_node=0: give gpus_per_node, or device=cpu")
+        raise UserError(
+            "training.device=cuda with gpus_per_node=0: give gpus_per_node, or device=cpu",
+            code="conflict",
+            setting="training.device",
+        )
     if own.requeue and found.resume_from_checkpoint != "latest":
         raise UserError(
             f"resume_from_checkpoint={found.resume_from_checkpoint} with requeue=true: the job would do that again in "
-            "its next turn, instead of going on; set requeue=false, or leave resume_from_checkpoint out"
+            "its next turn, instead of going on; set requeue=false, or leave resume_from_checkpoint out",
+            code="conflict",
+            setting="resume_from_checkpoint",
         )
     return loaded
 
@@ -118,7 +126,7 @@ def whole(recipe: str) -> str:
 
 
 def names_workers(given: Sequence[str]) -> bool:
-    """Whether the command says how many processes read data, by whichever name."""
+    """True if the command says how many processes read data, by whichever name."""
     named = {path for override in given for path, _ in lookup.translate(*overrides.pair(override)).values}
     return bool(named & {"num_workers", "loader.num_workers"})
 
@@ -126,9 +134,11 @@ def names_workers(given: Sequence[str]) -> bool:
 def write(file: Path, text: str) -> None:
     """UserError for a file that is there and says something else: a person may have edited it."""
     if file.exists() and file.read_text(encoding="utf-8") != text:
-        raise UserError(f"{file} exists and says something else: give out=FILE, or remove it first")
+        raise UserError(
+            f"{file} exists and says something else: give out=FILE, or remove it first", code="conflict", setting="out"
+        )
     if not file.parent.is_dir():
-        raise UserError(f"out={file}: there is no folder {file.parent}")
+        raise UserError(f"out={file}: there is no folder {file.parent}", code="missing", setting="out")
     file.write_text(text, encoding="utf-8")
 
 
@@ -136,6 +146,7 @@ def submit(file: Path) -> int:
     """sbatch's exit code; what it says is printed. UserError where there is no sbatch."""
     if shutil.which("sbatch") is None:
         raise UserError(
-            f"there is no sbatch on this machine. {file} is written: on the cluster, {submit_command(str(file))}"
+            f"there is no sbatch on this machine. {file} is written: on the cluster, {submit_command(str(file))}",
+            code="missing",
         )
     return subprocess.run(["sbatch", str(file)], check=False).returncode

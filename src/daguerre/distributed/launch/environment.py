@@ -1,4 +1,4 @@
-"""What the launcher says: which of how many processes this one is, and where they meet.
+"""The launcher's variables: which of how many processes this one is, and where they meet.
 
 A function of the environment alone: torchrun's variables, those of SLURM's srun, or none for a process on its own.
 What is partial or does not fit together is refused by the names of the variables. No torch here;
@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from daguerre.distributed.launch import hostlist
 from daguerre.errors import UserError
 
 Launcher = Literal["none", "torchrun", "slurm"]
@@ -21,9 +20,11 @@ Launcher = Literal["none", "torchrun", "slurm"]
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES", "SLURM_NODEID")
 _STEP_COUNTS = {"SLURM_NTASKS": "SLURM_STEP_NUM_TASKS", "SLURM_NNODES": "SLURM_STEP_NUM_NODES"}
-"""What srun was given for this step goes before what the job was given."""
+"""The step's counts go before the job's."""
 _NO_TASK_OF_SRUN = {"4294967290": "an interactive shell", "4294967291": "the batch script"}
 """Ids of steps that srun did not start for a program."""
+_NODES = re.compile(r"(?:[^\[\],]|\[(?:\d+-\d+|\w+)(?:,(?:\d+-\d+|\w+))*\])+")
+"""Each name in a list of nodes."""
 FIRST_PORT, PORTS = 12000, 16000
 """Ports below those that systems hand out for connections of their own."""
 
@@ -43,7 +44,7 @@ class World:
     node_rank: int = 0
     launcher: Launcher = "none"
     address: str = ""
-    """Where rank 0 is met; empty where the launcher says nothing."""
+    """Host of rank 0; empty if the launcher says nothing."""
     port: int | None = None
 
     def __str__(self) -> str:
@@ -54,7 +55,7 @@ class World:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> World:
-    """What the launcher says. UserError, by the names of the variables, for sets that are partial or do not fit."""
+    """Reads the launcher's variables. UserError, by their names, for sets that are partial or do not fit."""
     own = {name: _number(environ, name) for name in _TORCHRUN if environ.get(name)}
     slurm = _slurm(environ)
     if slurm is None and not own:
@@ -66,13 +67,14 @@ def read(environ: Mapping[str, str] = os.environ) -> World:
     if slurm is not None and (slurm.local_rank != 0 or slurm.size not in (1, torchrun.nodes)):
         raise UserError(
             f"two launchers at once: torchrun says {_told(environ, _TORCHRUN)}, srun says {_told(environ, _SLURM)}. "
-            "Start torchrun with one task a node, or use srun alone (and unset torchrun's variables)"
+            "Start torchrun with one task a node, or use srun alone (and unset torchrun's variables)",
+            code="conflict",
         )
     return torchrun
 
 
 def _repeats(own: Mapping[str, int], slurm: World) -> bool:
-    """Whether torchrun's variables, where there are any, were filled from SLURM's, as scripts do."""
+    """True if torchrun's variables, where there are any, were filled from SLURM's, as scripts do."""
     same = {
         "RANK": slurm.rank,
         "WORLD_SIZE": slurm.size,
@@ -89,19 +91,22 @@ def _torchrun(environ: Mapping[str, str], own: Mapping[str, int]) -> World:
     if missing:
         raise UserError(
             f"{_told(environ, _TORCHRUN)} in the environment, but not {', '.join(missing)}: start with torchrun, which "
-            "sets all of them, or unset them for one process"
+            "sets all of them, or unset them for one process",
+            code="missing",
         )
     rank, size, local_rank, local_size = (own[name] for name in _TORCHRUN)
     if size < 1 or local_size < 1 or size % local_size:
         raise UserError(
             f"WORLD_SIZE={size} is no multiple of LOCAL_WORLD_SIZE={local_size}: every node must run as many processes "
-            "as the others"
+            "as the others",
+            code="conflict",
         )
     node_rank, place = divmod(rank, local_size)
     if not 0 <= rank < size or place != local_rank or _number(environ, "GROUP_RANK", node_rank) != node_rank:
         raise UserError(
             f"{_told(environ, (*_TORCHRUN, 'GROUP_RANK'))} do not fit together: ranks are numbered from 0, node by "
-            "node, and every node runs as many processes as the others"
+            "node, and every node runs as many processes as the others",
+            code="conflict",
         )
     world = World(rank, local_rank, size, local_size, size // local_size, node_rank, "torchrun")
     return _with_address(world, environ)
@@ -109,17 +114,19 @@ def _torchrun(environ: Mapping[str, str], own: Mapping[str, int]) -> World:
 
 def _with_address(world: World, environ: Mapping[str, str]) -> World:
     port = _number(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else None
-    return World(**{**vars(world), "address": environ.get("MASTER_ADDR", ""), "port": port})
+    return replace(world, address=environ.get("MASTER_ADDR", ""), port=port)
 
 
 def _slurm(environ: Mapping[str, str]) -> World | None:
-    """What srun says of this task; None for a process that srun did not start."""
+    """Reads srun's variables; None for a process that srun did not start."""
     step = environ.get("SLURM_STEP_ID", "")
     if not step or step in _NO_TASK_OF_SRUN or not environ.get("SLURM_PROCID"):
         return None
     missing = [name for name in _SLURM if not environ.get(name)]
     if missing:
-        raise UserError(f"{_told(environ, _SLURM)} in the environment, but not {', '.join(missing)}: srun sets all")
+        raise UserError(
+            f"{_told(environ, _SLURM)} in the environment, but not {', '.join(missing)}: srun sets all", code="missing"
+        )
     numbers = {name: _number(environ, _named(environ, name)) for name in _SLURM}
     rank, size, local_rank, nodes, node_rank = (numbers[name] for name in _SLURM)
     local_size = size // nodes if nodes else 0
@@ -127,12 +134,12 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
     if not fits or local_rank >= local_size or rank != node_rank * local_size + local_rank:
         raise UserError(
             f"{_told(environ, _SLURM)} do not fit together: every node must run as many tasks as the others "
-            "(srun --ntasks-per-node), and ranks must be numbered node by node (srun --distribution=block)"
+            "(srun --ntasks-per-node), and ranks must be numbered node by node (srun --distribution=block)",
+            code="conflict",
         )
     own = World(rank, local_rank, size, local_size, nodes, node_rank, "slurm")
-    told = _with_address(own, environ)
-    address, port = told.address or _first_node(environ), told.port or _port(environ)
-    return World(**{**vars(own), "address": address, "port": port})
+    own = _with_address(own, environ)
+    return replace(own, address=own.address or _first_node(environ), port=own.port or _port(environ))
 
 
 def _named(environ: Mapping[str, str], name: str) -> str:
@@ -145,20 +152,28 @@ def _first_node(environ: Mapping[str, str]) -> str:
     """The node of rank 0: the first of the step's."""
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         if environ.get(name):
-            return hostlist.expand(environ[name])[0]
-    raise UserError("SLURM_JOB_NODELIST is not set: set it, or MASTER_ADDR to the node of the first task")
+            return first_node(environ[name])
+    raise UserError(
+        "SLURM_JOB_NODELIST is not set: set it, or MASTER_ADDR to the node of the first task", code="missing"
+    )
+
+
+def first_node(text: str) -> str:
+    """The first of the nodes that SLURM lists, such as `node[001-003,007],gpu-[1-2]`. UserError for another text."""
+    listed = text.strip()
+    names = _NODES.findall(listed)
+    if not names or ",".join(names) != listed:
+        raise UserError(f"{listed!r} is no list of nodes: SLURM writes node[001-003,007],other", code="invalid")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", names[0])
 
 
 def _port(environ: Mapping[str, str]) -> int:
     """A port that follows from the ids of job and step, so that two of a node do not meet on one."""
     if not environ.get("SLURM_JOB_ID"):
-        raise UserError("SLURM_JOB_ID is not set: set it, or MASTER_PORT to a free port of the first task's node")
-    return port_of_job(_number(environ, "SLURM_JOB_ID"), _number(environ, "SLURM_STEP_ID"))
-
-
-def port_of_job(job: int, step: int = 0) -> int:
-    """The port of a step of a job."""
-    return FIRST_PORT + (job + 97 * step) % PORTS
+        raise UserError(
+            "SLURM_JOB_ID is not set: set it, or MASTER_PORT to a free port of the first task's node", code="missing"
+        )
+    return FIRST_PORT + (_number(environ, "SLURM_JOB_ID") + 97 * _number(environ, "SLURM_STEP_ID")) % PORTS
 
 
 def _refuse_job_without_srun(environ: Mapping[str, str]) -> None:
@@ -169,7 +184,8 @@ def _refuse_job_without_srun(environ: Mapping[str, str]) -> None:
     where = _NO_TASK_OF_SRUN.get(step, "SLURM_STEP_ID or SLURM_PROCID is not set")
     raise UserError(
         f"SLURM_NTASKS={environ['SLURM_NTASKS']}, but srun did not start this process ({where}): put `srun` before the "
-        "command to use all tasks of the job, or SLURM_NTASKS=1 for one process"
+        "command to use all tasks of the job, or SLURM_NTASKS=1 for one process",
+        code="conflict",
     )
 
 

@@ -24,7 +24,7 @@ _HANDED_ON = {
 }
 """A closed terminal stops a run as SIGTERM does."""
 _PATIENCE_SECONDS = 60.0
-"""How long the others have to end by themselves when one has failed; as long again until they are killed."""
+"""Time for the others to end by themselves when one has failed; as long again until they are killed."""
 _POLL_SECONDS = 0.05
 
 
@@ -44,15 +44,15 @@ def run(command: Sequence[str], count: int, patience_seconds: float = _PATIENCE_
 
 
 def environment(count: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What all processes are told: how many they are, and where on this machine they meet."""
+    """Variables for all processes: how many they are, and where on this machine they meet."""
     kept = {name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_")}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     threads = max(1, len(os.sched_getaffinity(0)) // count)
-    told = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0, "MASTER_PORT": port}
+    variables = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0, "MASTER_PORT": port}
     return {"OMP_NUM_THREADS": str(threads), **kept, "MASTER_ADDR": "127.0.0.1"} | {
-        name: str(value) for name, value in told.items()
+        name: str(value) for name, value in variables.items()
     }
 
 
@@ -84,20 +84,20 @@ def _wait(
 ) -> list[subprocess.Popen[bytes]]:
     """Waits for all, and hands on signals as they come; those that were not ended from here."""
     failed_at: float | None = None
-    told: list[subprocess.Popen[bytes]] = []
+    ended: list[subprocess.Popen[bytes]] = []
     while running := [process for process in processes if process.poll() is None]:
         while signals:
             _send(running, signals.pop(0))
         if failed_at is None and any(process.returncode for process in processes):
             failed_at = time.monotonic()
         late = 0.0 if failed_at is None else time.monotonic() - failed_at
-        if late > patience_seconds and not told:
-            told = running
+        if late > patience_seconds and not ended:
+            ended = running
             _send(running, signal.SIGTERM)
         elif late > 2 * patience_seconds:
             _send(running, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    return [process for process in processes if process not in told]
+    return [process for process in processes if process not in ended]
 
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:

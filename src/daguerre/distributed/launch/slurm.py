@@ -11,6 +11,8 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -24,6 +26,13 @@ _TIME = re.compile(r"\d+|\d+:[0-5]?\d|\d+:[0-5]?\d:[0-5]?\d|\d+-\d{1,2}(:[0-5]?\
 _SIGNAL = re.compile(r"(?:B:)?(USR1|TERM)@(\d{1,5})")
 _NAME = re.compile(r"[\w.+@:-]+(,[\w.+@:-]+)*")
 _PATH = re.compile(r"[^\n\r\0]+")
+_TEMPLATE = Path(__file__).parents[2] / "assets" / "job.sbatch"
+_REQUEUE = f"""
+
+# {PREEMPTED}: saved because the time is up. In its next turn the same command goes on from there.
+if [ "$code" -eq {PREEMPTED} ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi"""
 
 
 def _time(text: str) -> str:
@@ -59,7 +68,7 @@ Location = Annotated[str, AfterValidator(_path)]
 
 
 class SlurmSettings(Settings):
-    """What `daguerre launch slurm` takes beside the recipe and its settings."""
+    """Options of `daguerre launch slurm` beside the recipe and its settings."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("accel_bind",), lambda own: own.gpus_per_node == 0, "there are no GPUs to bind to"),
@@ -72,7 +81,7 @@ class SlurmSettings(Settings):
     tasks_per_node: int | None = Field(None, ge=1)
     """Processes on each node. Default: one a GPU, or one."""
     cpus_per_task: int = Field(6, ge=1)
-    """CPUs of each process; as many read and decode pictures, unless the command says `loader.num_workers`."""
+    """CPUs of each process; as many read and decode images, unless the command says `loader.num_workers`."""
     job_name: Name | None = None
     """Default: the run's name."""
     partition: Name | None = None
@@ -135,7 +144,7 @@ class SlurmSettings(Settings):
         return self.tasks_per_node or self.gpus_per_node or 1
 
     def overrides(self) -> list[str]:
-        """What these options say of the run's own settings."""
+        """The run's own settings that these options set."""
         given = {name: getattr(self, name) for name in ("timeout_seconds", "stuck_seconds")}
         return [f"distributed.{name}={value:g}" for name, value in given.items() if value is not None]
 
@@ -146,38 +155,51 @@ def refuse_misspelt(keys: Iterable[str], known_settings: Iterable[str]) -> None:
     known = {name for path in known_settings for name in (path, path.rpartition(".")[2])}
     for key in keys:
         plain = key.replace("-", "_")
-        near = difflib.get_close_matches(plain, options, n=1, cutoff=0.7)
+        similar = difflib.get_close_matches(plain, options, n=1, cutoff=0.7)
         if plain not in known and "." not in plain and plain not in options:
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}, and the recipe's settings"
-            raise UserError(f"{key}: there is no such option: {hint}")
+            hint = (
+                f"did you mean {similar[0]}?"
+                if similar
+                else f"there are {', '.join(options)}, and the recipe's settings"
+            )
+            raise UserError(f"{key}: there is no such option: {hint}", code="unknown", setting=key)
+
+
+class _Template(Template):
+    delimiter = "@"
 
 
 def batch_file(
     own: SlurmSettings, recipe: str, overrides: Sequence[str], file: str = "FILE", own_workers: bool = True
 ) -> str:
-    """The text of the sbatch file. `overrides` are the recipe's, `key=value`; with `own_workers` as many processes read
-    data as a task has CPUs."""
-    count = own.nodes * own.tasks
-    parts = [
-        "#!/bin/bash",
-        f"# Trains {recipe} with {count} process{'es' if count > 1 else ''}: {own.nodes} node"
-        f"{'s' if own.nodes > 1 else ''} x {own.tasks}. Read it, change it, then: {submit_command(file)}",
-        *(f"#SBATCH {option}" for option in _options(own, recipe)),
-        "",
-        "set -u",
-        *([own.setup] if own.setup else []),
-        "",
-        *_meeting_place(own),
-        "",
-        *_run(own, recipe, overrides, own_workers),
-        "",
-        *_waiting(own),
-    ]
-    return "\n".join(parts) + "\n"
+    """The text of the sbatch file: assets/job.sbatch with these options. `overrides` are the recipe's, `key=value`;
+    with `own_workers` as many processes read data as a task has CPUs."""
+    count, seconds = own.nodes * own.tasks, own.signal.partition("@")[2]
+    if own.signal.startswith("TERM"):
+        signals = (
+            f"SLURM sends TERM to the run {seconds} s before the time limit, as it does for a job that is cancelled."
+        )
+    else:
+        signals = f"SLURM sends USR1 to this shell {seconds} s before the time limit; srun hands it on; the run saves."
+    return _Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        recipe=recipe,
+        processes=f"{count} process{'es' if count > 1 else ''}",
+        nodes=f"{own.nodes} node{'s' if own.nodes > 1 else ''}",
+        tasks=own.tasks,
+        submit=submit_command(file),
+        options="\n".join(f"#SBATCH {option}" for option in _options(own, recipe)),
+        setup=f"\n{own.setup}" if own.setup else "",
+        first_port=FIRST_PORT,
+        ports=PORTS,
+        threads="1" if own.gpus_per_node else "$SLURM_CPUS_PER_TASK",
+        command=" \\\n    ".join(_command(own, recipe, overrides, own_workers)),
+        signals=signals,
+        requeue=_REQUEUE if own.requeue else "",
+    )
 
 
 def submit_command(file: str) -> str:
-    """How a person hands the file in."""
+    """The command that hands the file in."""
     return f"sbatch {shlex.quote(file)}"
 
 
@@ -216,58 +238,14 @@ def _quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' if re.search(r"[\s\"'#\\]", value) else value
 
 
-def _meeting_place(own: SlurmSettings) -> list[str]:
-    threads = "1" if own.gpus_per_node else "$SLURM_CPUS_PER_TASK"
-    return [
-        "# Rank 0 runs on the first node. The port follows from the job's id, so that two jobs of a node do not meet.",
-        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        f"MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
-        f"OMP_NUM_THREADS={threads}",
-        "export MASTER_ADDR MASTER_PORT OMP_NUM_THREADS",
-    ]
-
-
-def _run(own: SlurmSettings, recipe: str, overrides: Sequence[str], own_workers: bool) -> list[str]:
-    """srun and the command, one argument a line, in the background so that this shell hears signals."""
+def _command(own: SlurmSettings, recipe: str, overrides: Sequence[str], own_workers: bool) -> list[str]:
+    """srun and the command, in lines."""
     # Not --kill-on-bad-exit: it would kill ranks that are still saving when the first one leaves with its signal's
     # code. The ranks end one another where one is lost.
     srun = ["srun", "--kill-on-bad-exit=0", f"--wait={own.kill_wait}", '--cpus-per-task="$SLURM_CPUS_PER_TASK"']
     srun += [f"--cpu-bind={own.cpu_bind}"] if own.cpu_bind else []
     srun += [f"--accel-bind={own.accel_bind}"] if own.accel_bind else []
     words = [" ".join(srun), f"{shlex.quote(own.python)} -u -m daguerre train {shlex.quote(recipe)}"]
-    words += [shlex.quote(override) for override in overrides]
+    words += map(shlex.quote, overrides)
     words += ['loader.num_workers="$SLURM_CPUS_PER_TASK"'] if own_workers else []
-    return [" \\\n    ".join([*words, *own.overrides()]) + " &", "run=$!"]
-
-
-def _waiting(own: SlurmSettings) -> list[str]:
-    """Hands signals on, waits for the run however often it is interrupted, and queues again where time was up."""
-    seconds = own.signal.partition("@")[2]
-    told = (
-        f"# SLURM sends TERM to the run {seconds} s before the time limit, as it does for a job that is cancelled."
-        if own.signal.startswith("TERM")
-        else f"# SLURM sends USR1 to this shell {seconds} s before the time limit; srun hands it on; the run saves."
-    )
-    lines = [
-        told,
-        "# srun itself must not get TERM, as it would kill the run at once. `wait` returns for each signal, so it is",
-        "# asked again.",
-        "interrupted=",
-        """trap 'interrupted=yes; kill -s USR1 "$run" 2>/dev/null' USR1""",
-        "trap 'interrupted=yes; scancel --signal=TERM \"$SLURM_JOB_ID\" 2>/dev/null' TERM",
-        "while :; do",
-        "    interrupted=",
-        '    wait "$run"',
-        "    code=$?",
-        '    [ -n "$interrupted" ] || break',
-        "done",
-    ]
-    if own.requeue:
-        lines += [
-            "",
-            f"# {PREEMPTED}: saved because the time is up. In its next turn the same command goes on from there.",
-            f'if [ "$code" -eq {PREEMPTED} ]; then',
-            '    scontrol requeue "$SLURM_JOB_ID"',
-            "fi",
-        ]
-    return [*lines, 'exit "$code"']
+    return [*words, *own.overrides()]

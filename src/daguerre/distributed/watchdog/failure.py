@@ -1,10 +1,10 @@
-"""Why a run on several devices ends: what is said, which ranks it is about, and what the processes exit with."""
+"""The failure that ends a run on several devices: its message, the ranks at fault, and the exit code."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from daguerre.distributed.watchdog.processes import Peer
@@ -14,7 +14,7 @@ Kind = Literal["failed", "gone", "silent", "stuck", "orphaned"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Failure:
     """The root cause, alike on every rank that is left."""
 
     kind: Kind
@@ -27,12 +27,12 @@ class Verdict:
 
     @property
     def code(self) -> int:
-        """What the other processes exit with."""
+        """Exit code of the other processes."""
         return STUCK if self.kind == "stuck" else LOST
 
     @property
     def stacks(self) -> bool:
-        """Whether every rank writes where its threads stand."""
+        """True if every rank writes where its threads stand."""
         return self.kind in ("stuck", "silent")
 
     @property
@@ -40,19 +40,15 @@ class Verdict:
         """The rank that writes the status: the first one that is not at fault, as one at fault may be gone."""
         return next((rank for rank in range(self.size) if rank not in self.ranks), 0)
 
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
-
-def from_document(document: dict[str, Any]) -> Verdict:
-    """A verdict that another rank sent."""
-    return Verdict(document["kind"], tuple(document["ranks"]), document["text"], document["size"])
+def from_document(document: dict[str, Any]) -> Failure:
+    """A failure that another rank sent."""
+    return Failure(**{**document, "ranks": tuple(document["ranks"])})
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long what may last."""
+    """Longest times without progress, and without a sign of life."""
 
     stuck_seconds: float
     silent_seconds: float
@@ -60,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says of itself with each beat."""
+    """A rank's state, sent with each beat."""
 
     count: int
     """Grows with every sign that it got further."""
@@ -68,39 +64,41 @@ class Report:
     doing: str
     """For people: the phase it is in."""
     allowed_seconds: float | None
-    """How long the phase may last; None for as long as it likes."""
+    """Longest time of the phase; None for as long as it likes."""
     place: str
-    """Where its main thread stands."""
+    """Position of its main thread in the code."""
     waits: bool
-    """Whether it waits for other ranks there."""
+    """True if it waits for other ranks there."""
 
     def __str__(self) -> str:
         return f"step {self.step:,}, {self.doing}, in {self.place}{', waiting for others' if self.waits else ''}"
 
 
-def failed(peer: Peer, why: str, size: int) -> Verdict:
+def failed(peer: Peer, why: str, size: int) -> Failure:
     """A rank that said so."""
-    return Verdict("failed", (peer.rank,), f"{peer} failed: {why}", size)
+    return Failure("failed", (peer.rank,), f"{peer} failed: {why}", size)
 
 
-def gone(peers: Mapping[int, Peer], ranks: Collection[int], size: int) -> Verdict:
+def gone(peers: Mapping[int, Peer], ranks: Collection[int], size: int) -> Failure:
     """Ranks that ended without a word."""
     ended = "its process" if len(ranks) == 1 else "their processes"
     why = f"{ended} ended without a word, as one does that is killed (often by the system, out of memory)"
-    return Verdict("gone", tuple(ranks), f"{_listed(peers, ranks)} {_is(ranks)} gone: {why}", size)
+    return Failure(
+        "gone", tuple(ranks), f"{_listed(peers, ranks)} {'is' if len(ranks) == 1 else 'are'} gone: {why}", size
+    )
 
 
-def silent(peers: Mapping[int, Peer], ranks: Collection[int], size: int, limits: Limits) -> Verdict:
+def silent(peers: Mapping[int, Peer], ranks: Collection[int], size: int, limits: Limits) -> Failure:
     """Ranks of which nothing is heard."""
     stopped = [rank for rank in ranks if rank in peers and peers[rank].state == "T"]
     why = f"{named(stopped)} stopped by a signal (SIGSTOP)" if stopped else "stopped, swapping, or out of reach"
     text = f"{_listed(peers, ranks)} gave no sign of life for {limits.silent_seconds:g} s (silent_seconds): {why}"
-    return Verdict("silent", tuple(ranks), text, size)
+    return Failure("silent", tuple(ranks), text, size)
 
 
 def stuck(
     peers: Mapping[int, Peer], reports: Mapping[int, Report], quiet: Collection[int], size: int, seconds: float
-) -> Verdict:
+) -> Failure:
     """No rank got any further: at fault is who is not heard; else who stands elsewhere than in a wait for others; else
     who is behind."""
     suspects = _suspects(reports, quiet)
@@ -109,7 +107,7 @@ def stuck(
     for text, count in Counter(str(reports[rank]) for rank in sorted(reports)).most_common():
         at = [rank for rank in reports if str(reports[rank]) == text]
         lines.append(f"  {named(at)}: {text}" + (" (when last heard)" if set(at) & set(quiet) and count else ""))
-    return Verdict("stuck", tuple(suspects), "\n".join(lines), size)
+    return Failure("stuck", tuple(suspects), "\n".join(lines), size)
 
 
 def _suspects(reports: Mapping[int, Report], quiet: Collection[int]) -> list[int]:
@@ -129,10 +127,6 @@ def _listed(peers: Mapping[int, Peer], ranks: Collection[int]) -> str:
         return f"{named(ranks)} ({', '.join(hosts)})" if hosts else named(ranks)
     (rank,) = ranks
     return str(peers[rank]) if rank in peers else named(ranks)
-
-
-def _is(ranks: Collection[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"
 
 
 def named(ranks: Collection[int]) -> str:

@@ -12,12 +12,11 @@ import socket
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 DUMP_SIGNAL = signal.SIGRTMIN + 9
-"""Makes a process write its stacks, whatever its interpreter does (distributed/watchdog/stacks.py)."""
+"""Makes a process write its stacks, whatever its interpreter does (`StacksFile`)."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,6 @@ class Peer:
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, process {self.pid})"
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
     @property
     def state(self) -> str:
@@ -61,16 +56,16 @@ def myself(rank: int) -> Peer:
 
 
 def end(peers: Collection[Peer], seconds: float, stacks: bool) -> None:
-    """Waits for processes of this node to end, and kills those that do not; with `stacks` those are told to write where
+    """Waits for processes of this node to end, and kills those that do not; with `stacks` those are made to write where
     they stand first."""
-    begun, told = time.monotonic(), False
+    begun, asked = time.monotonic(), False
     while (waited := time.monotonic() - begun) < seconds and any(peer.state for peer in peers):
-        for peer in peers if stacks and not told else ():
+        for peer in peers if stacks and not asked else ():
             # One that was stopped cannot answer anything else; one that hangs may still answer by itself.
             if peer.state == "T" or waited > seconds / 2:
                 peer.send(DUMP_SIGNAL)
                 peer.send(signal.SIGCONT)
-                told = told or waited > seconds / 2
+                asked = asked or waited > seconds / 2
         time.sleep(0.05)
     for peer in peers:
         peer.send(signal.SIGKILL)

@@ -1,42 +1,47 @@
 """Each rank's watchdog: a thread that ends the process when the run cannot go on, and says why first.
 
 The main thread may sit in a collective call that never returns, so nothing here needs it: the thread beats, listens
-(distributed/watchdog/heartbeat.py), and on a verdict writes the cause, the stacks and the status, ends what does not
+(distributed/watchdog/heartbeat.py), and on a failure writes the cause, the stacks and the status, ends what does not
 end by itself on this node, and leaves by `os._exit`. What a rank was doing is what the main thread said last (`step`,
 `doing`).
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import IO
 
 from daguerre.distributed.launch.environment import World
 from daguerre.distributed.watchdog import processes
-from daguerre.distributed.watchdog.failure import Report, Verdict
-from daguerre.distributed.watchdog.heartbeat import Link
-from daguerre.distributed.watchdog.stacks import StacksFile, main_thread
+from daguerre.distributed.watchdog.failure import Failure, Report
+from daguerre.distributed.watchdog.heartbeat import Heartbeat
+from daguerre.distributed.watchdog.processes import DUMP_SIGNAL
 
 _TICK_SECONDS = 0.2
 _WORDS_SECONDS = 3.0
 """The longest that writing the cause, or the status, may take: a disk or a pipe may hang."""
 _OWN_END_SECONDS = 1.0
-"""Where another rank failed, this one may be about to fail of the same: its own error is then the better one."""
+"""After another rank has failed, this one may be about to fail of the same: its own error is then the better one."""
 _OTHERS_END_SECONDS = 5.0
-"""How long other processes of this node have to end by themselves."""
+"""Time for other processes of this node to end by themselves."""
 _FAILED_END_SECONDS = 7.0
 """The same where one failed by an error of its own, which it is still telling."""
 _CAUSE_SECONDS = 4.0
-"""How long an error that may come from another rank's end waits for that to be known."""
+"""Longest wait of an error that may come from another rank's end, for that to be known."""
 _SLOW_STEPS = 10
 """A step that takes less than so many times the slowest one is slow, not stuck, whatever `stuck_seconds` says."""
+_WAITS_FOR_OTHERS = ("/torch/distributed/", "/daguerre/distributed/")
+_INNERMOST_FRAMES = 6
 _FROM_OTHERS = re.compile(r"gloo|nccl|connection|peer|socket|timed out|timeout|store", re.IGNORECASE)
 
 
@@ -46,7 +51,9 @@ class Watchdog:
     The loop calls `watch.step(n)` after each update and wraps what takes its time in `with watch.doing(...)`.
     """
 
-    def __init__(self, world: World, link: Link, stacks: StacksFile | None, on_end: Callable[[Verdict], None]) -> None:
+    def __init__(
+        self, world: World, link: Heartbeat, stacks: StacksFile | None, on_end: Callable[[Failure], None]
+    ) -> None:
         """`on_end` writes the status; it is called on one rank, from the watchdog's thread, and has three seconds."""
         self._world, self._link, self._stacks, self._on_end = world, link, stacks, on_end
         self._parent = os.getppid()
@@ -54,7 +61,7 @@ class Watchdog:
         self._phase: tuple[str, float | None] = ("starting", None)
         self._stepped_at: float | None = None
         self._slowest_seconds = 0.0
-        self._leaving, self._judged = threading.Event(), threading.Event()
+        self._leaving, self._known = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._orphan_since: float | None = None
 
@@ -69,7 +76,7 @@ class Watchdog:
             self._phase = ("training", _SLOW_STEPS * self._slowest_seconds)
 
     def alive(self) -> None:
-        """The phase got further: a picture is drawn, a file is written."""
+        """The phase got further: an image is generated, a file is written."""
         self._count += 1
 
     @contextmanager
@@ -90,7 +97,7 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and may_come_from_others(error) and self._judged.wait(_CAUSE_SECONDS):
+        if error is not None and may_come_from_others(error) and self._known.wait(_CAUSE_SECONDS):
             time.sleep(_WORDS_SECONDS + _OTHERS_END_SECONDS)  # the thread ends the process meanwhile
         self._leaving.set()
         self._thread.join(_WORDS_SECONDS)
@@ -100,22 +107,22 @@ class Watchdog:
             self._stacks.close()
 
     def report(self) -> Report:
-        """What this rank says of itself."""
+        """This rank's state."""
         doing, seconds = self._phase
         return Report(self._count, self._step, doing, seconds, *main_thread())
 
     def _run(self) -> None:
         while not self._leaving.is_set():
-            verdict = self._link.turn(self.report(), _TICK_SECONDS) or self._orphaned()
-            if verdict is None:
+            failure = self._link.turn(self.report(), _TICK_SECONDS) or self._orphaned()
+            if failure is None:
                 continue
-            self._judged.set()
-            if verdict.kind == "failed" and self._leaving.wait(_OWN_END_SECONDS):
+            self._known.set()
+            if failure.kind == "failed" and self._leaving.wait(_OWN_END_SECONDS):
                 return
-            self._end(verdict)
+            self._end(failure)
 
-    def _orphaned(self) -> Verdict | None:
-        """Where the launcher's process is gone, the run is told to stop as by SIGTERM; whoever does not, is ended."""
+    def _orphaned(self) -> Failure | None:
+        """Stops a run whose launcher's process is gone, as by SIGTERM; a rank that does not stop is ended."""
         if self._world.launcher == "none" or os.getppid() == self._parent:
             return None
         limit = self._link.limits.stuck_seconds
@@ -126,26 +133,26 @@ class Watchdog:
         if time.monotonic() - self._orphan_since < limit:
             return None
         text = f"{self._world.launcher} is gone, and the run did not stop within {limit:g} s (stuck_seconds)"
-        return Verdict("orphaned", (), text, self._world.size)
+        return Failure("orphaned", (), text, self._world.size)
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, failure: Failure) -> None:
         """Never returns."""
         rank = self._world.rank
-        self._say(verdict.text)
-        if verdict.stacks and self._stacks is not None:
-            stacks, head = self._stacks, f"rank {rank}, process {os.getpid()}: {self.report()}\n{verdict.text}"
+        self._say(failure.text)
+        if failure.stacks and self._stacks is not None:
+            stacks, head = self._stacks, f"rank {rank}, process {os.getpid()}: {self.report()}\n{failure.text}"
             within(_WORDS_SECONDS, lambda: stacks.write(head))
             self._say(f"stacks of this rank: {stacks.path}")
-        if verdict.writer == rank:
-            within(_WORDS_SECONDS, lambda: self._on_end(verdict))
+        if failure.writer == rank:
+            within(_WORDS_SECONDS, lambda: self._on_end(failure))
         self._link.settle()
         me = self._link.peers[rank]
         here = [peer for peer in self._link.peers.values() if peer.home == me.home and peer.rank != rank]
-        first = all(peer.rank in verdict.ranks or peer.rank > rank for peer in here)
-        if first and rank not in verdict.ranks:  # the first of this node that is not at fault
-            patience = _FAILED_END_SECONDS if verdict.kind == "failed" else _OTHERS_END_SECONDS
-            processes.end(here, patience, verdict.stacks)
-        os._exit(verdict.code)
+        first = all(peer.rank in failure.ranks or peer.rank > rank for peer in here)
+        if first and rank not in failure.ranks:  # the first of this node that is not at fault
+            patience = _FAILED_END_SECONDS if failure.kind == "failed" else _OTHERS_END_SECONDS
+            processes.end(here, patience, failure.stacks)
+        os._exit(failure.code)
 
     def _say(self, text: str) -> None:
         """To the log, past the interpreter's buffers, whose locks the main thread may hold."""
@@ -154,7 +161,7 @@ class Watchdog:
 
 
 def may_come_from_others(error: BaseException) -> bool:
-    """Whether an error, or one behind it, is what the end of another rank looks like in a collective call."""
+    """True if an error, or one behind it, looks like the end of another rank in a collective call."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, (RuntimeError, OSError)) and _FROM_OTHERS.search(f"{type(seen).__name__} {seen}"):
@@ -163,14 +170,54 @@ def may_come_from_others(error: BaseException) -> bool:
     return False
 
 
-def stacks_file(folder: Path | None, rank: int) -> StacksFile | None:
-    """Where a rank writes its stacks; None without a folder."""
-    return None if folder is None else StacksFile(folder, rank)
-
-
 def within(seconds: float, act: Callable[[], object]) -> bool:
     """Does something in a thread of its own; whether it was done in time."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()
+
+
+class StacksFile:
+    """A file with the stacks of this process, for people: `rank-00003.txt` in a folder, which is made; left out at the
+    end if nothing was written.
+
+    The file is open from the start and the signal that fills it is answered below the interpreter (faulthandler), so
+    that a process that holds its interpreter's lock in some library writes its stacks too.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"rank-{rank:05d}.txt"
+        self._file: IO[str] = self.path.open("w", encoding="utf-8")
+        faulthandler.register(DUMP_SIGNAL, self._file, all_threads=True)
+
+    def write(self, head: str) -> None:
+        """All threads of this process."""
+        self._file.write(f"{head}\n")
+        self._file.flush()
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """No more is written."""
+        faulthandler.unregister(DUMP_SIGNAL)
+        empty = self.path.exists() and self.path.stat().st_size == 0
+        self._file.close()
+        if empty:
+            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # others wrote something
+                self.path.parent.rmdir()
+
+
+def main_thread() -> tuple[str, bool]:
+    """Position of the main thread (`save (store.py:118)`), and whether it waits for other ranks there."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "nowhere", False
+    innermost: list[FrameType] = []
+    while (outer := innermost[-1].f_back if innermost else frame) and len(innermost) < _INNERMOST_FRAMES:
+        innermost.append(outer)
+    waits = any(part in frame.f_code.co_filename for frame in innermost for part in _WAITS_FOR_OTHERS)
+    own = next((f for f in innermost if "/daguerre/" in f.f_code.co_filename), frame)
+    return f"{own.f_code.co_name} ({Path(own.f_code.co_filename).name}:{own.f_lineno})", waits

@@ -1,0 +1,27 @@
+"""Words for what a store or a disk refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daguerre.errors import UserError
+from daguerre.storage.errors import StoreError
+
+
+def explained(error: OSError | UserError) -> str:
+    """Says what was refused, without the setting that names the place."""
+    if isinstance(error, StoreError):
+        return error.told
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+
+
+def unreadable(to: Path, error: OSError) -> str:
+    """The same of files that could not be fetched to this machine."""
+    if isinstance(error, StoreError):
+        return error.told
+    return (
+        f"cannot bring files of the run to {error.filename or to}: {error.strerror}. They come into the user's cache "
+        "folder, which XDG_CACHE_HOME can move: free some space there"
+    )
