@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from daguerre.formatting import duration_text
 from daguerre.tracking import console
-from daguerre.tracking.console import Pace, Progress, duration_text
+from daguerre.tracking.console import Pace, Progress
 
 XTERM = {"TERM": "xterm-256color"}
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from daguerre.formatting import percent
 from daguerre.report.markup import Html, element, join, table
 from daguerre.report.shell import whole
 from daguerre.report.svg_histogram import Histogram, histogram
 
 MANY_BUCKETS = 60
 _ICON_PX = 30
-_PERCENT = "\N{NO-BREAK SPACE}%"
 
 
 @dataclass(frozen=True)
@@ -202,15 +202,3 @@ def _metadata(part: Part) -> Html | None:
 
 def _details(settings: str) -> Html:
     return element("section", element("details", element("summary", "Settings"), element("pre", settings)))
-
-
-def percent(part: int, whole_: int) -> str:
-    """A share for people: no digits that mean nothing, and never 0 % or 100 % for what is some or not all."""
-    if not whole_:
-        return f"0{_PERCENT}"
-    share = 100 * part / whole_
-    if 0 < share < 0.1:
-        return f"under 0.1{_PERCENT}"
-    if 99.9 < share < 100:
-        return f"over 99.9{_PERCENT}"
-    return f"{share:.0f}{_PERCENT}" if share in (0, 100) or share >= 10 else f"{share:.1f}{_PERCENT}"

@@ -16,7 +16,8 @@ from typing import TextIO
 
 from daguerre.data import skipped
 from daguerre.data.skipped import SkipReport
-from daguerre.tracking.console import CLEAR, duration_text, moving
+from daguerre.formatting import duration_text
+from daguerre.tracking.console import CLEAR, moving
 
 _REDRAW_SECONDS = 0.2
 _PLAIN_SECONDS = 15.0
@@ -92,14 +93,6 @@ class Counter:
     def _write(self, text: str) -> None:
         self.stream.write(text)
         self.stream.flush()
-
-
-def size_text(size_bytes: float) -> str:
-    """A size for people, in decimal units."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes:.0f} bytes"
 
 
 def spoken(report: SkipReport) -> str:

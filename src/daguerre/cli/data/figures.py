@@ -20,7 +20,8 @@ from daguerre.data.source import Source
 from daguerre.data.tools import statistics
 from daguerre.data.tools.statistics import BucketPlan, Column
 from daguerre.errors import UserError
-from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part, percent
+from daguerre.formatting import percent
+from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part
 from daguerre.report.svg_curves import number_text
 from daguerre.report.svg_histogram import Histogram, Mark
 

@@ -17,12 +17,12 @@ from daguerre.data.index.cache import SUFFIX, BadIndex, ShardIndex
 from daguerre.data.loading import job_pool
 from daguerre.data.sources import webdataset
 from daguerre.errors import UserError
+from daguerre.formatting import duration_text, size_text
 from daguerre.settings import Settings
 from daguerre.storage import io as storage_io
 from daguerre.storage.expand import expand
 from daguerre.storage.location import WEB, Place
-from daguerre.tracking.console import duration_text
-from daguerre.tracking.progress import Counter, size_text, spoken
+from daguerre.tracking.progress import Counter, spoken
 
 SUMMARY = "read shards through once and keep what training needs to know of them"
 HELP = """\

@@ -30,9 +30,9 @@ from daguerre.data.tools import pack
 from daguerre.data.tools.manifest import Listing, given
 from daguerre.data.tools.pack import Packer, Shard
 from daguerre.errors import UserError
+from daguerre.formatting import duration_text, size_text
 from daguerre.settings import ADDRESS, Settings
-from daguerre.tracking.console import duration_text
-from daguerre.tracking.progress import Counter, size_text, spoken
+from daguerre.tracking.progress import Counter, spoken
 
 SUMMARY = "write a data set into tar shards"
 HELP = """\

@@ -25,12 +25,11 @@ from daguerre.data.sources import webdataset
 from daguerre.data.tools import manifest
 from daguerre.data.tools.verify import MISSING, OF_FILES, Found, Unit, Verifier, chosen
 from daguerre.errors import UserError
-from daguerre.report import dataset_page
+from daguerre.formatting import duration_text, percent, size_text
 from daguerre.settings import Settings
 from daguerre.storage.expand import expand
 from daguerre.storage.file_cache import default_folder
-from daguerre.tracking.console import duration_text
-from daguerre.tracking.progress import Counter, size_text
+from daguerre.tracking.progress import Counter
 
 SUMMARY = "look for damage: digests, counts, and a share of the pictures decoded"
 HELP = """\
@@ -201,7 +200,7 @@ def _tell(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
 
 
 def _decoded(decoded: int, samples: int) -> str:
-    share = dataset_page.percent(decoded, samples).replace("\N{NO-BREAK SPACE}", " ")
+    share = percent(decoded, samples).replace("\N{NO-BREAK SPACE}", " ")
     how = "all" if decoded == samples else f"{share}; share=1 decodes all"
     return f"{decoded:,} picture{'s' * (decoded != 1)} decoded ({how})"
 
