@@ -44,7 +44,7 @@ from torch.utils.data import DataLoader
 
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images import decode
-from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.collate import Collator
 from daguerre.data.loading.loader import Loading
 from daguerre.data.plan.buckets import buckets
 from daguerre.data.settings import LoaderSettings
@@ -141,8 +141,8 @@ def peer(paths: list[str], transform: Callable[[bytes], Tensor]) -> webdataset.W
 def daguerre_core(paths: list[str]) -> Iterator[Batches]:
     """Our batches, made here."""
     loader = loading(paths, 0)
-    rows = Rows(loader.dataset.members, loader.seed)
-    made = (rows.made(task)[0] for task, _ in loader.tasks(0))
+    rows = Collator(loader.dataset.members, loader.seed)
+    made = (rows.collate(task)[0] for task, _ in loader.tasks(0))
     yield ((batch.pixels_BCHW, batch.texts) for batch in made)
 
 
