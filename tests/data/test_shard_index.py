@@ -191,7 +191,7 @@ def test_damage_is_part_of_what_was_left_out(tmp_path):
         "examples": ["0.tar: bytes 512 to 2,048", "0.tar: cut off at byte 9,000", "1.tar: bytes 0 to 5"],
         "kept": False,
     }
-    assert report == cache.skips.merged(*(cache.found_in(index_file.load(path).about) for path in paths))
+    assert report == cache.skipped.merged(*(cache.found_in(index_file.load(path).about) for path in paths))
 
 
 def test_damage_that_shows_later_says_what_to_do(files, tmp_path):
