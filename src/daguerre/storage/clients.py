@@ -9,7 +9,6 @@ import ipaddress
 import os
 import re
 from base64 import b64encode
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -58,7 +57,7 @@ PATIENCE = Patience()
 _PLAIN = re.compile(r"(https?://[A-Za-z0-9.:\[\]-]+/)((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)")
 _USUAL_REGION = "us-east-1"
 _PART_RETRIES = 2
-"""How often a part of a large file is sent again at once; the caller retries the whole file."""
+"""Retries of a part of a large file; the caller retries the whole file."""
 _MACHINE = Path("/sys/class/dmi/id/product_name")
 _METHODS = {
     "env": "the environment",
@@ -113,33 +112,27 @@ def _opened(root: str, writing: bool) -> Client:
     place = Place(root)
     if place.scheme not in STORES:
         return _web(place)
-    return (_s3 if place.scheme == "s3" else _gs)(place, _for_writing if writing else _options)
+    return (_s3 if place.scheme == "s3" else _gs)(place, writing)
 
 
-def _for_writing(allow_http: bool) -> dict[str, Any]:
-    options = _options(allow_http)
-    options["client_options"]["read_timeout"] = timedelta(seconds=PATIENCE.sending_seconds)
-    pauses = {
+def _options(allow_http: bool, writing: bool = False) -> dict[str, Any]:
+    backoff = {
         "init_backoff": timedelta(seconds=PATIENCE.first_pause_seconds),
         "max_backoff": timedelta(seconds=PATIENCE.longest_pause_seconds),
     }
-    options["retry_config"] |= {"max_retries": _PART_RETRIES, "backoff": pauses}
-    return options
-
-
-def _options(allow_http: bool) -> dict[str, Any]:
+    retries = _PART_RETRIES if writing else 0
     return {
         "client_options": {
             "allow_http": allow_http,
             "connect_timeout": timedelta(seconds=PATIENCE.connect_seconds),
-            "read_timeout": timedelta(seconds=PATIENCE.stall_seconds),
+            "read_timeout": timedelta(seconds=PATIENCE.sending_seconds if writing else PATIENCE.stall_seconds),
             "timeout": timedelta(hours=1),
         },
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=2)},
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(minutes=2), "backoff": backoff},
     }
 
 
-def _s3(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
+def _s3(place: Place, writing: bool) -> Client:
     settings = botocore.session.Session()
     try:
         endpoint = _s3_endpoint(settings)
@@ -153,7 +146,7 @@ def _s3(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
         config["endpoint"] = endpoint
     if provider is None:
         config["skip_signature"] = True
-    options = made(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"))
+    options = _options(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"), writing)
     store = S3Store(place.bucket, config=config, credential_provider=provider, **options)
     return Client(store, f"{_endpoint_name(endpoint)}, region {region}, {credentials}")
 
@@ -195,13 +188,14 @@ def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | N
     return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
 
 
-def _gs(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
+def _gs(place: Place, writing: bool) -> Client:
     endpoint = os.environ.get("GOOGLE_BASE_URL")
     credentials = _gs_credentials()
     config: GCSConfig = {} if credentials else {"skip_signature": True}
     if endpoint:
         config["base_url"] = endpoint
-    store = GCSStore(place.bucket, config=config, **made(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP")))
+    options = _options(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP"), writing)
+    store = GCSStore(place.bucket, config=config, **options)
     none = "no credentials found: GOOGLE_APPLICATION_CREDENTIALS"
     origin = f"credentials from {credentials}" if credentials else none
     return Client(store, f"{_endpoint_name(endpoint)}, {origin}")

@@ -37,7 +37,7 @@ def fetch_into(place: Place, file: FileIO, stat: Stat, digest: str | None, keep_
     file.truncate(stat.bytes)
     parts = [(start, min(PART_BYTES, stat.bytes - start)) for start in range(0, stat.bytes, PART_BYTES)]
     try:
-        firsts = _in_threads(lambda part: _pull(place, file, stat, part), parts)
+        firsts = _in_threads(lambda part: _put(file, ranged(place, *part, version=stat.version), part[0]), parts)
         if not _is_right(file, stat, digest):
             _in_threads(lambda pair: _settle(place, file, stat, *pair), list(zip(parts, firsts, strict=True)))
     except NoRanges:
@@ -77,13 +77,6 @@ def _in_threads(work: Callable[[T], str], items: Sequence[T]) -> list[str]:
         threads.shutdown(cancel_futures=True)
 
 
-def _pull(place: Place, file: FileIO, stat: Stat, part: tuple[int, int]) -> str:
-    """Writes one part as it comes; returns its digest."""
-    data = ranged(place, *part, version=stat.version)
-    _put(file, data, part[0])
-    return xxhash.xxh3_128_hexdigest(data)
-
-
 def _settle(place: Place, file: FileIO, stat: Stat, part: tuple[int, int], first: str) -> str:
     """Reads one part until two readings agree, and writes those bytes if they are not the first ones."""
     seen = Counter([first])
@@ -98,11 +91,13 @@ def _settle(place: Place, file: FileIO, stat: Stat, part: tuple[int, int], first
     raise never_alike(place)
 
 
-def _put(file: FileIO, data: bytes, start: int) -> None:
+def _put(file: FileIO, data: Any, start: int) -> str:
+    """Writes one part; returns its digest."""
     view = memoryview(data)
     while view:
         written = os.pwrite(file.fileno(), view, start)
         view, start = view[written:], start + written
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def _stream(place: Place, file: FileIO, stat: Stat, digest: str | None) -> None:

@@ -27,7 +27,7 @@ class StoreError(OSError):
         super().__init__()
         self.place = place
         self.what = what
-        """What happened and what to do, without the place and the setting."""
+        """The message without the file and the setting."""
         self.setting = setting
         """The setting that names the place; empty if none does."""
 

@@ -23,8 +23,6 @@ from daguerre.storage import io as storage_io
 from daguerre.storage.location import STORES, WEB, Place, scheme, shown
 from daguerre.storage.pipes import address_in
 
-__all__ = ["Place", "expand"]
-
 INDEX_SUFFIX = ".index"
 """Our own files beside shards, which a glob never means."""
 PLACES_LIMIT = 1_000_000

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import md5, sha256
 from itertools import chain
@@ -111,14 +112,19 @@ def fetch(place: Place, to: Path, digest: str | None = None, *, keep_other: bool
     The bytes are checked by `digest`, else by the store's MD5, else by a second reading. `Mismatch` if two readings
     agree on other bytes than those of `digest`; `keep_other` keeps them.
     """
-    beside = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
+    with _replacing(to) as beside, beside.open("x+b", buffering=0) as file:
+        return fetch_into(place, file, size(place), digest, keep_other)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file that replaces `path` at the end of the block."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with beside.open("x+b", buffering=0) as file:
-            found = fetch_into(place, file, size(place), digest, keep_other)
-        os.replace(beside, to)
+        yield beside
+        os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-    return found
 
 
 def listing(url: str) -> list[Place]:
@@ -156,22 +162,15 @@ def write(to: str | Path | Place, data: bytes) -> None:
         what = f"{place.name}: nothing can be written to a web server; give a folder, s3:// or gs://"
         raise UserError(what, code="unsupported")
     if place.local is not None:
-        return _write_local(place.local, data)
+        place.local.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(place.local) as beside:
+            beside.write_bytes(data)
+        return
     try:
         send(place, lambda: [data], _PUT_BYTES)
     except StoreError as error:
         error.setting = ""
         raise
-
-
-def _write_local(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def send(place: Place, chunks: Callable[[], Iterable[Any]], part_bytes: int, about_bytes: int = 0) -> Sent:

@@ -68,13 +68,9 @@ def run(arguments: list[str]) -> int:
     _check_writable(places)
     build = webdataset.builder(settings)
     missing = [place for place in places if options.again or not _is_there(place, build.kind)]
-    made: list[tuple[int, About]] = []
     with Counter("indexing", len(missing), "shards") as counter:
-        for step in job_pool.work(Indexing(build), missing, options.processes or _processes(missing)):
-            if isinstance(step, int):
-                counter.add(step)
-            else:
-                made.append(step.result)
+        steps = job_pool.work(Indexing(build), missing, options.processes or _processes(missing))
+        made = list(job_pool.results(steps, counter.add))
         seconds = counter.seconds
     return _conclude(made, len(places), seconds)
 

@@ -46,7 +46,7 @@ class Opened:
         return self.source.reading(wanted / np.maximum(np.diff(starts), 1))
 
 
-def is_far(source: Source) -> bool:
+def is_remote(source: Source) -> bool:
     """True if samples come over a network."""
     return isinstance(source, FarSource) and source.far
 

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from daguerre import errors, keys
-from daguerre.cli.data.opened import is_far, opened
+from daguerre.cli.data.opened import is_remote, opened
 from daguerre.config import options as config_options
 from daguerre.config.options import Request
 from daguerre.data.loading import job_pool
@@ -118,11 +118,12 @@ def run(arguments: list[str]) -> int:
     chosen = choose(request)
     with _alone(to):
         started = time.monotonic()
-        samples_per_shard = _samples_per_shard(request.options, chosen.mean_bytes)
+        fitting = round((request.options.shard_mb or _USUAL_MB) * 1e6 / max(1.0, chosen.mean_bytes))
+        samples_per_shard = request.options.shard_samples or max(1, fitting)
         shards = pack.shards(chosen.numbers, samples_per_shard)
         listing = Listing(to, _about(request, chosen, samples_per_shard), len(shards))
         listing.take_over()
-        little = chosen.mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not is_far(chosen.source)
+        little = chosen.mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not is_remote(chosen.source)
         kept = _pack(chosen, request, shards, listing, 1 if little else job_pool.usual_processes())
         listing.save(complete=True)
         _remove_unfinished(to)
@@ -161,22 +162,13 @@ def choose(request: Request[Options]) -> Chosen:
     return Chosen(data.reading(numbers), numbers, ids, mean_bytes, data.index.count, data.left_out)
 
 
-def _samples_per_shard(options: Options, mean_bytes: float) -> int:
-    if options.shard_samples is not None:
-        return options.shard_samples
-    return max(1, round((options.shard_mb or _USUAL_MB) * 1e6 / max(1.0, mean_bytes)))
-
-
 def _pack(chosen: Chosen, request: Request[Options], shards: Sequence[Shard], listing: Listing, processes: int) -> int:
     """Writes all shards; returns how many of them were there already."""
     kept = 0
     packer = Packer(chosen.source, request.settings.formats, listing.to, tuple(listing.done.values()))
     with Counter("packing", len(chosen.numbers)) as counter:
-        for step in job_pool.work(packer, shards, request.options.processes or processes):
-            if isinstance(step, int):
-                counter.add(step)
-                continue
-            packed, was_there = step.result
+        steps = job_pool.work(packer, shards, request.options.processes or processes)
+        for packed, was_there in job_pool.results(steps, counter.add):
             kept += was_there
             listing.add(packed)
     return kept

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from daguerre.cli.data.opened import Opened, is_far
+from daguerre.cli.data.opened import Opened, is_remote
 from daguerre.data import captions
 from daguerre.data.images import decode, headers
 from daguerre.data.images.decode import Frame
@@ -66,7 +66,7 @@ def seen(data: Opened, numbers: np.ndarray, seed: int) -> Iterator[Seen | Lost]:
         except Undecodable:
             return Seen(record, None, key)
 
-    with ThreadPoolExecutor(_READERS if is_far(source) else 1) as readers:
+    with ThreadPoolExecutor(_READERS if is_remote(source) else 1) as readers:
         yield from readers.map(one, numbers.tolist())
 
 

@@ -61,7 +61,7 @@ class Options(Settings):
     out: Annotated[str, ADDRESS] = Field("data-show.png", min_length=1)
     """File that is written."""
     count: int = Field(24, ge=1, le=400)
-    """How many samples are shown."""
+    """Samples on the sheet."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def run(arguments: list[str]) -> int:
     request = options.read(arguments, Options)
     path = Path(request.options.out).expanduser()
     if path.suffix.lower() not in _SUFFIXES:
-        raise UserError(f"out={path}: the sheet is an image; give a name that ends in {', '.join(_SUFFIXES)}")
+        what = f"out={path}: the sheet is an image; give a name that ends in {', '.join(_SUFFIXES)}"
+        raise UserError(what, setting="out")
     for notice in request.notices:
         print(notice)
     lost: skipped.Counts = {}
@@ -143,7 +144,9 @@ def sheet(cells: list[Cell]) -> Image.Image:
         for cell, lines in zip(row, captions, strict=True):
             width = _width(cell, height)
             pen.rectangle((left - 1, top - 1, left + width, top + height), outline=_EDGE)
-            image.paste(_scaled(cell.image, width, height), (left, top))
+            enlarged = cell.image.width * 2 <= width  # with hard edges, so that pixels can be seen
+            filtered = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+            image.paste(cell.image.resize((width, height), filtered), (left, top))
             below = top + height + _ABOVE_TEXT_PX
             for i, line in enumerate(lines):
                 pen.text((left, below + i * _LINE_PX), line, _INK, font)
@@ -178,12 +181,6 @@ def _height(row: list[Cell]) -> int:
 
 def _width(cell: Cell, height: int) -> int:
     return max(1, int(height * cell.image.width / cell.image.height))
-
-
-def _scaled(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Enlarges small images with hard edges, so that their pixels can be seen."""
-    way = Image.Resampling.NEAREST if image.width * 2 <= width else Image.Resampling.LANCZOS
-    return image.resize((width, height), way)
 
 
 def _wrapped(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:

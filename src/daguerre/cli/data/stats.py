@@ -66,7 +66,7 @@ class Options(Settings):
     read: int = Field(2000, ge=1)
     """Samples that are read for captions and pictures."""
     pictures: int = Field(24, ge=0, le=400)
-    """How many of them are shown."""
+    """Images on the page."""
     open: bool = False
     """Show the page in the browser."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from daguerre import errors, plugins
 from daguerre.cli.data import figures
-from daguerre.cli.data.opened import is_far, members
+from daguerre.cli.data.opened import is_remote, members
 from daguerre.config import options as config_options
 from daguerre.config.options import Request
 from daguerre.data import skipped
@@ -98,18 +98,12 @@ def run(arguments: list[str]) -> int:
     for settings in members(request.settings).values():
         subject = _subject(settings, request)
         with Counter("verifying", sum(len(unit.numbers) for unit in subject.units)) as counter:
-            found = list(_found(subject, _processes(subject, request.options), counter))
+            verifier = Verifier(subject.source, subject.settings)
+            steps = job_pool.work(verifier, subject.units, _processes(subject, request.options))
+            found = list(job_pool.results(steps, counter.add))
             seconds = counter.seconds
         sound &= _report(subject, found, seconds)
     return errors.DONE if sound else errors.FAILED
-
-
-def _found(subject: Subject, processes: int, counter: Counter) -> Iterator[Found]:
-    for step in job_pool.work(Verifier(subject.source, subject.settings), subject.units, processes):
-        if isinstance(step, int):
-            counter.add(step)
-        else:
-            yield step.result
 
 
 def _processes(subject: Subject, options: Options) -> int:
@@ -119,7 +113,7 @@ def _processes(subject: Subject, options: Options) -> int:
     decoded = sum(len(unit.decoded) for unit in subject.units)
     paths = [unit.place.local for unit in subject.units if unit.place is not None and unit.place.local is not None]
     size_bytes = sum(path.stat().st_size for path in paths if path.exists())
-    little = size_bytes < _LITTLE_BYTES and decoded < _LITTLE_SAMPLES and not is_far(subject.source)
+    little = size_bytes < _LITTLE_BYTES and decoded < _LITTLE_SAMPLES and not is_remote(subject.source)
     return 1 if little else job_pool.usual_processes()
 
 
@@ -139,19 +133,18 @@ def _subject(settings: SourceSettings, request: Request[Options]) -> Subject:
         units = [_unit(f"samples from {start:,} on", start, start + _BLOCK_SAMPLES, picked) for start in starts]
         return Subject(settings, source, tuple(units), False, source.report())
     listed, missing = manifest.shards_beside(places)
-    units = []
+    files = []
     for place, path, (start, stop) in zip(places, before, pairwise(index.shard_starts.tolist()), strict=True):
         now = path or cache.found(place, kind, cache_dir)
         unit = _unit(place.name, start, stop, picked)
-        units.append(
-            replace(unit, place=place, index=now, indexed_before=path is not None, listed_digest=listed.get(place.url))
-        )
-    return Subject(settings, source, tuple(units), True, skipped.merged(source.report(), missing))
+        unit = replace(unit, place=place, index=now, indexed_before=path is not None)
+        files.append(replace(unit, listed_digest=listed.get(place.url)))
+    return Subject(settings, source, tuple(files), True, skipped.merged(source.report(), missing))
 
 
 def _usual_share(source: Source, index: Index) -> float:
     """The share that is decoded in about a minute, by the images' pixels; the same on every machine."""
-    if is_far(source):
+    if is_remote(source):
         return _REMOTE_SHARE
     pixels = index.heights_px.astype(np.float64) * index.widths_px
     cost = float(np.where(pixels > 0, pixels + _SAMPLE_PX, _UNKNOWN_PX).sum())
@@ -212,8 +205,8 @@ def _state(one: Found) -> str:
         return "as it was indexed" if one.compared else "readable; nothing to compare it with"
     if MISSING in one.faults:
         return "not there"
-    hurt = sum(entry["count"] for reason, entry in one.faults.items() if reason not in OF_FILES)
-    return f"DAMAGED: {counted(hurt, 'sample')}" if hurt else "DAMAGED"
+    damaged = sum(entry["count"] for reason, entry in one.faults.items() if reason not in OF_FILES)
+    return f"DAMAGED: {counted(damaged, 'sample')}" if damaged else "DAMAGED"
 
 
 def _unknown(subject: Subject, found: Sequence[Found]) -> str:

@@ -75,6 +75,15 @@ def work(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterat
                 yield Done(job, answer[0])
 
 
+def results(steps: Iterable[int | Done[Job, Result]], count: Callable[[int], None]) -> Iterator[Result]:
+    """The results of `work`; its counts of samples go to `count`."""
+    for step in steps:
+        if isinstance(step, int):
+            count(step)
+        else:
+            yield step.result
+
+
 def _give(worker: Worker, job: Job, busy: dict[Any, tuple[Worker, Job]]) -> None:
     with worker.connected():
         worker.pipe.send(job)

@@ -187,7 +187,7 @@ class Loading:
         return self._ready(self._collator.collate(task))[0]
 
     def report(self) -> dict[str, Any]:
-        """What the source is and what was left out, for data.json."""
+        """The source and the samples left out, for data.json."""
         found = skipped.merged(
             self.dataset.report(), self.dataset.notes(self.batch_size, self.images), self.skips.reasons
         )

@@ -121,7 +121,8 @@ def assign(settings: SourceSettings, heights_px: np.ndarray, widths_px: np.ndarr
     numbers = np.zeros(len(heights_px), dtype=np.int16)
     fills = np.zeros(len(heights_px), dtype=bool)
     for rank, level in enumerate(_levels(settings)):
-        chosen = _nearest(level, aspects)
+        own = np.array([bucket.aspect for bucket in level])  # ascending; halfway between two, the taller is chosen
+        chosen = np.searchsorted(np.sqrt(own[:-1] * own[1:]), aspects, side="left")
         tall = np.array([bucket.height_px for bucket in level])[chosen]
         wide = np.array([bucket.width_px for bucket in level])[chosen]
         filled = (heights_px >= tall) & (widths_px >= wide)
@@ -155,12 +156,6 @@ def _check_known(settings: SourceSettings, every: Sequence[Bucket], unknown: np.
             code="missing",
             setting="data.buckets",
         )
-
-
-def _nearest(level: Sequence[Bucket], aspects: np.ndarray) -> np.ndarray:
-    """The index in `level` (sorted by aspect) of the nearest aspect by |log|; halfway, the taller."""
-    own = np.array([bucket.aspect for bucket in level])
-    return np.searchsorted(np.sqrt(own[:-1] * own[1:]), aspects, side="left")
 
 
 def _levels(settings: SourceSettings) -> list[tuple[Bucket, ...]]:
