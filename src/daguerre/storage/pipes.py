@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -14,15 +15,6 @@ KNOWN = "aws s3 cp URL -, gsutil cp URL -, gsutil cat URL, gcloud storage cat UR
 _QUIET = {"--quiet", "--only-show-errors", "--no-progress", "--silent", "--location", "--fail", "--show-error"}
 _QUIET |= {"-q", "-s", "-S", "-L", "-f", "-sL", "-sSL", "-fsSL"}
 """Options that do not change what is read."""
-_COMMANDS: tuple[tuple[list[str], list[str]], ...] = (
-    # the words before the address, the words after it
-    (["aws", "s3", "cp"], ["-"]),
-    (["gsutil", "cp"], ["-"]),
-    (["gsutil", "cat"], []),
-    (["gcloud", "storage", "cat"], []),
-    (["curl"], []),
-    (["cat"], []),
-)
 
 
 def address_in(text: str, setting: str) -> str:
@@ -34,7 +26,8 @@ def address_in(text: str, setting: str) -> str:
         plain = [word for word in lexer if word not in _QUIET]
     except ValueError:
         raise UserError(f"{setting}: pipe:...: a quotation mark is missing", setting=setting) from None
-    for before, after in _COMMANDS:
+    for known in KNOWN.split(", "):
+        before, after = (words.split() for words in re.split("URL|FILE", known))
         if plain[: len(before)] == before and plain[len(before) + 1 :] == after and len(plain) > len(before):
             address = plain[len(before)]
             if not address.startswith("-"):
