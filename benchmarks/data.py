@@ -44,7 +44,7 @@ from torch.utils.data import DataLoader
 
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images import decode
-from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.collate import Collator
 from daguerre.data.loading.loader import Loading
 from daguerre.data.plan.buckets import buckets
 from daguerre.data.settings import LoaderSettings
@@ -141,8 +141,8 @@ def peer(paths: list[str], transform: Callable[[bytes], Tensor]) -> webdataset.W
 def daguerre_core(paths: list[str]) -> Iterator[Batches]:
     """Our batches, made here."""
     loader = loading(paths, 0)
-    rows = Rows(loader.dataset.members, loader.seed)
-    made = (rows.made(task)[0] for task, _ in loader.tasks(0))
+    rows = Collator(loader.dataset.members, loader.seed)
+    made = (rows.collate(task)[0] for task, _ in loader.tasks(0))
     yield ((batch.pixels_BCHW, batch.texts) for batch in made)
 
 
@@ -262,7 +262,7 @@ def stages(pictures: list[bytes], paths: list[str]) -> dict[str, float]:
     dataset = loading(paths, 0).dataset
     settings, source = dataset.members[0]
     bucket, key = buckets(settings)[0], np.zeros(3, np.int64)
-    whole = [decode.pixels(data, settings, bucket) for data in pictures]
+    whole = [decode.sized(data, settings, bucket)[0] for data in pictures]
     out = np.zeros((3, SIDE, SIDE), np.uint8)
 
     def copy(i: int) -> None:
@@ -271,7 +271,7 @@ def stages(pictures: list[bytes], paths: list[str]) -> dict[str, float]:
     framed = [decode.cut({"image": pixels}, settings, bucket, 0, key)[1]["image"] for pixels in whole]
     work: dict[str, Callable[[int], Any]] = {
         "read and check": lambda i: source.record(i % len(pictures)),
-        "decode": lambda i: decode.pixels(pictures[i % len(pictures)], settings, bucket),
+        "decode": lambda i: decode.sized(pictures[i % len(pictures)], settings, bucket)[0],
         "of which grey alone": lambda i: simplejpeg.decode_jpeg(pictures[i % len(pictures)], colorspace="GRAY"),
         "resize and crop": lambda i: decode.cut({"image": whole[i % len(whole)]}, settings, bucket, 0, key),
         "copy to the batch": copy,

@@ -24,6 +24,7 @@ LEAVES = {
     "credentials",
     "errors",
     "faults",
+    "formatting",
     "keys",
     "plugins",
     "ranks",

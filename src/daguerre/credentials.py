@@ -1,7 +1,7 @@
-"""Addresses and the secrets in them: what a setting, a message or a file holds is an address without its secrets.
+"""Secrets in addresses: settings, messages and files hold addresses without them.
 
-`user:password@` and the query of an address (presigned addresses, tokens) are cut off where a setting is checked and
-kept in the memory of this process alone; `***` stands in their place. `whole` gives them back to who opens the address.
+`user:password@` and the query of an address (presigned addresses, tokens) are removed when a setting is checked, and
+kept in the memory of this process alone; `***` stands in their place. `whole` restores them for opening the address.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 STORES = ("s3", "gs")
 CUT = "***"
-"""Stands where something was cut off."""
+"""Stands for a removed secret."""
 VARIABLE = "DAGUERRE_ADDRESSES"
 """Environment variable with whole addresses, spaces between."""
 SEPARATOR = re.compile(r"::(?![^\[]*\])")
@@ -25,42 +25,42 @@ _PARTS = re.compile(r"([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
 _HARMLESS = re.compile(
     r"(id|file|filename|name|path|part|shard|index|n|page|download|raw|dl|alt|format|version|versionId)=[\w./{},-]{1,64}"
 )
-"""Parameters that say which file is meant."""
+"""Parameters that only name the file."""
 _NAMED = re.compile(
     r"(?i)((?<![A-Za-z0-9])(?:X-(?:Amz|Goog)-[\w-]+|sig|signature|[\w-]*token|password|passwd|api_?key|[\w-]*secret|"
     r"AWSAccessKeyId|GoogleAccessId)=)(?!(?:true|false)\b)[^\s&'\"]+"
 )
-"""Parameters that are secret wherever they stand."""
+"""Parameters that are always secret."""
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?![A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>])+")
 _AS_PATH = re.compile(r"(?<=:/)[^/\s'\"@]+@")
 """User and password of an address that was taken for a path."""
 _COMMAND = re.compile(r"pipe:(?!\.\.\.)[^\n]*")
 _WORD = re.compile(r"[a-z-]{,16}")
 _LEAST_LENGTH = 6
-"""Of a secret that is looked for in texts by itself; a shorter one is part of other words."""
+"""Of a secret that is searched for in texts by itself; shorter ones are part of other words."""
 _kept: dict[str, str] = {}
-"""Whole addresses by what is shown of them."""
+"""Whole addresses by their redacted form."""
 
 
 def scheme(text: str) -> str:
-    """What stands before `://`, in small letters; nothing for a path."""
+    """The scheme of an address, in lower case; empty for a path."""
     found = _SCHEME.match(text)
     return found[1].lower() if found else ""
 
 
 def shown(text: str) -> str:
-    """A path or an address as messages hold it: no user, password, query or fragment; of a command, nothing."""
+    """A path or an address for messages: no user, password, query or fragment, and no command."""
     if text.startswith("pipe:"):
         return "pipe:..."
     if scheme(text):
         kind, rest = text.split("://", 1)
-        host, path = ("", "/...") if _unreadable(text) else _host_and_path(kind.lower(), rest)
+        host, path = ("", "/...") if _unreadable(text) else _parts(f"{kind.lower()}://{rest}")[:2]
         text = f"{kind}://{host.rpartition('@')[2]}{scrub(path) or '/'}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def put_aside(given: Any) -> Any:
-    """The value of a setting with the secrets cut out of its addresses; they stay in memory for `whole`."""
+    """The value of a setting without the secrets in its addresses, which stay in memory for `whole`."""
     if isinstance(given, dict):
         return {name: put_aside(inner) for name, inner in given.items()}
     if isinstance(given, list | tuple):
@@ -79,7 +79,7 @@ def _put_aside(address: str) -> str:
 
 
 def whole(address: str) -> str:
-    """The address with what was cut off; as it is where nobody has given that to this process."""
+    """The address with its secrets; unchanged if this process does not know them."""
     if CUT not in address:
         return address
     _of_environment(os.environ.get(VARIABLE, ""))
@@ -93,18 +93,18 @@ def _of_environment(listed: str) -> None:
 
 
 def is_cut(address: str) -> bool:
-    """Whether something is missing in an address, or in one that `whole` could not complete."""
+    """True if a secret is missing in an address, also after `whole`."""
     return "://" in address and (f"://{CUT}" in address or CUT in address.partition("?")[2])
 
 
 def environment() -> dict[str, str]:
-    """What a process that is started from this one needs in its environment, to know of the same secrets."""
+    """Environment variables that give a child process the same secrets."""
     known = [address for address in _kept.values() if not re.search(r"\s", address)]
     return {VARIABLE: " ".join(known)} if known else {}
 
 
 def scrub(text: str) -> str:
-    """Any text without the secrets of the addresses in it, and without those of addresses that were put aside."""
+    """A text without the secrets of the addresses in it, and without those that were put aside."""
     for secret, instead in _secrets(len(_kept), *_kept.items()) if _kept else ():
         text = text.replace(secret, instead)
     text = _IN_TEXT.sub(lambda found: _scrubbed(found[0]), text) if "://" in text else text
@@ -120,7 +120,7 @@ def _scrubbed(address: str) -> str:
 
 @lru_cache(maxsize=1)
 def _secrets(count: int, *kept: tuple[str, str]) -> list[tuple[str, str]]:
-    """What is looked for in texts, and what takes its place; the longest first."""
+    """Secrets to find in texts, and their replacements; the longest first."""
     found = {address: stripped for stripped, address in kept}
     for address in list(found):
         authority, _, query = _parts(address)
@@ -133,7 +133,7 @@ def _secrets(count: int, *kept: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def _without(address: str) -> str:
-    """The address with `***` for user and password, and for a query; without its fragment, which no server sees."""
+    """The address with `***` for user and password, and for a query; without its fragment."""
     kind, rest = address.split("://", 1)
     if kind.lower() == "file":
         return address
@@ -158,13 +158,8 @@ def _parts(address: str) -> tuple[str, str, str]:
     return found[1], found[2], found[3] or ""
 
 
-def _host_and_path(kind: str, rest: str) -> tuple[str, str]:
-    return _parts(f"{kind}://{rest}")[:2]
-
-
 def _unreadable(address: str) -> bool:
-    """A password with an unescaped `/` looks like a port that is no number, or like a host, a port and a path: then
-    nothing of the address is shown."""
+    """True if a password may hold an unescaped `/`: it looks like a port that is no number, or like host:port/path."""
     if scheme(address) in STORES:
         return False
     authority, path, _ = _parts(address)

@@ -1,6 +1,6 @@
-"""Faults of the program or of the machine: two lines for the person, and a file with the traceback to send.
+"""Faults of the program or of the machine: two lines for the user, and a file with the traceback to send.
 
-What a user can cause and mend is a `UserError` and never gets here.
+Errors that a user can cause and fix are `UserError`s and never get here.
 """
 
 from __future__ import annotations
@@ -25,23 +25,21 @@ _FILE = "_daguerre_fault_file"
 
 
 def install() -> None:
-    """From now on this process tells of what nothing catches; Python then exits with 1."""
+    """Makes this process report uncaught exceptions; Python then exits with 1."""
     sys.excepthook = tell
     threading.excepthook = lambda died: tell(died.exc_type, died.exc_value or died.exc_type(), died.exc_traceback)
 
 
 def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Two lines on stderr, without secrets, and the traceback in a file."""
+    """Prints two lines on stderr, without secrets, and writes the traceback to a file."""
     path = recorded(error, Path.cwd())
     where = f"The traceback is in {path}: please send that file, it holds no passwords" if path else _text(error)
     print(f"daguerre: a fault of the program or the machine: {_line(error)}\n{where}", file=sys.stderr)
 
 
 def recorded(error: BaseException, folder: Path) -> Path | None:
-    """The file with the error's traceback, in this folder or else the one for temporary files; it is written once.
-
-    None where neither can be written.
-    """
+    """The file with the error's traceback, written once, in this folder or else the one for temporary files; None if
+    neither can be written."""
     known = getattr(error, _FILE, None)
     if known is not None:
         return Path(known)
@@ -56,7 +54,7 @@ def recorded(error: BaseException, folder: Path) -> Path | None:
 
 
 def _text(error: BaseException) -> str:
-    """Versions, the command and the traceback; no values of variables."""
+    """Versions, the command and the traceback, without values of variables."""
     command = " ".join(map(scrub, sys.argv))
     about = f"daguerre {__version__}, Python {platform.python_version()}, {platform.platform()}\n{command}\n\n"
     return about + scrub("".join(traceback.format_exception(error)))

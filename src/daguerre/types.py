@@ -1,6 +1,6 @@
-"""What travels between the parts: a record, a batch, conditioning, a prompt, latents, the terms of a loss.
+"""Values that travel between the parts: a record, a batch, conditioning, a prompt, latents, the terms of a loss.
 
-Holds no behaviour but the way of a batch as a whole. Shape letters used across the project:
+Shape letters used across the project:
 
     B  samples in a micro-batch      C  channels          H, W  height, width (pixels or latents)
     T  tokens                        D  features          N     timesteps of a schedule
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGE, MASK = "image", "mask"
-"""Names of images of a sample: the one that is trained on, and how much each of its pixels counts."""
+"""Names of images of a sample: the one that is trained on, and the weights of its pixels."""
 
 Cond = Mapping[str, "Tensor"]
 """Conditioning by name; the leading dim of every tensor is B. `text` is [B, T, D] for text-to-image families."""
@@ -28,16 +28,15 @@ class Record:
     """One sample as a source yields it, before decoding."""
 
     key: str
-    """What a person would call it: a file name, or shard and index. For messages only, never an identity."""
+    """A file name, or shard and index; for messages only, never an identity."""
     images: Mapping[str, bytes | np.ndarray]
-    """Encoded image files by name, or pixels [H, W, 3] uint8 where a source draws them itself. `image` is always there;
-    which others are read, and what a sample without them gets, is `data/images/kinds.py`."""
+    """Encoded image files by name, or pixels [H, W, 3] uint8. `image` is always there; the others are
+    `data/images/kinds.py`."""
     texts: Mapping[str, str]
     """Caption fields by name; the usual caption is `text`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the source knows."""
     features: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Tensors by name that were computed before; the same names, shapes and types for every sample of a run."""
+    """Cached tensors by name; the same names, shapes and types for every sample of a run."""
 
     @property
     def image(self) -> bytes | np.ndarray:
@@ -47,34 +46,29 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch, on the CPU as the loader makes it, or with its tensors by name moved to the device.
-
-    A field that maps names to tensors is for the device; every other field stays on the host. `map` knows no more, so a
-    new field is written here alone.
-    """
+    """One micro-batch. A field that maps names to tensors is for the device; every other field stays on the host. `map`
+    knows no more, so a new field is written here alone."""
 
     keys: np.ndarray
     """[B, 3] int64: sample id, epoch, repeat. With the run's seed they decide every random number."""
     images: Mapping[str, Tensor]
-    """[B, C, H, W] uint8 by name, all cut alike; as the loader makes them, the channels stand last in memory. `image`
-    is RGB and always there; `mask` (255: counts in full, 0: outside) has one channel."""
+    """[B, C, H, W] uint8 by name, cropped alike, channels last in memory. `image` is RGB and always there; `mask` (255:
+    counts in full, 0: outside) has one channel."""
     texts: list[str]
-    """One caption a sample, after choice and dropout."""
+    """One caption a sample, after dropout."""
     valid_B: Tensor
-    """float32: 1, or 0 for a slot whose sample could not be decoded. Stays on the CPU, where it is counted."""
+    """float32, on the CPU: 1, or 0 for a slot whose sample could not be decoded."""
     names: list[str]
-    """What a person would call each sample, for messages."""
+    """For messages."""
     sizes: np.ndarray
-    """[B, 6] int32: height and width of the stored picture (upright), top and left of the crop in the resized picture,
-    height and width of the crop. What SDXL is conditioned on; 0 for a slot whose sample could not be decoded."""
+    """[B, 6] int32, for SDXL's conditioning: height and width of the stored image (upright), top and left of the crop
+    in the resized image, height and width of the crop; 0 for a slot whose sample could not be decoded."""
     draws: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the objective drew for these keys, one batch ahead."""
+    """Random inputs of the objective for these keys."""
     weights_B: Tensor | None = None
-    """float32, on the CPU: what the loss of each sample is multiplied by (`loss_weight` of its source in a mix). None:
-    every sample weighs 1."""
+    """float32, on the CPU: factors of the losses (`loss_weight` of the source in a mix). None: all are 1."""
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    """Tensors [B, ...] by name, of any type, that were computed before; 0 for a slot whose sample could not be
-    decoded."""
+    """Cached tensors [B, ...] by name, of any type; 0 for a slot whose sample could not be decoded."""
 
     @property
     def pixels_BCHW(self) -> Tensor:
@@ -102,24 +96,24 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What an image is generated from, besides its seed and size."""
+    """The inputs of an image, besides its seed and size."""
 
     text: str
     negative: str = ""
-    """What guidance leads away from; the empty one is what caption dropout trains."""
+    """The negative prompt; the empty one is trained by caption dropout."""
     images: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Images [H, W, 3] uint8 by name, such as what a control network is shown; families name those that they read."""
+    """Images [H, W, 3] uint8 by name, such as a control image; families name those that they read."""
 
 
 @dataclass(frozen=True)
 class Latents:
-    """Clean samples that were sampled, with what they were sampled from: a decoder may itself be a diffusion model."""
+    """Sampled latents with their prompts and seeds, as a decoder may itself be a diffusion model."""
 
     x0_BCHW: Tensor
     prompts: Sequence[Prompt]
     """One a row."""
     seeds: Sequence[int]
-    """One a row. A decoder draws its random numbers by `daguerre.keys` from these, under a purpose of its own."""
+    """One a row; keys of a decoder's random numbers, under a purpose of its own."""
 
     def __getitem__(self, rows: slice) -> Latents:
         """Some of the rows."""
@@ -133,30 +127,30 @@ class LossTerms:
     loss_B: Tensor
     """Weighted loss of each sample, float32, mean over its elements."""
     quantile_B: Tensor
-    """Where on the noise law each sample was drawn, in [0, 1): 0 is the clean end. For the loss by quartile."""
+    """Quantile of each sample on the noise law, in [0, 1): 0 is the clean end. For the loss by quartile."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More per-sample numbers [B] by name, logged as means."""
     raw_loss_B: Tensor | None = None
-    """The loss without weights that are learnt while training: what validation compares. None: `loss_B` has none."""
+    """The loss without learnt weights, for validation. None: `loss_B` has none."""
     log_snr_B: Tensor | None = None
-    """Noise level of each sample, 2 ln(a/s), where the objective observes its losses by level."""
+    """Noise level of each sample, 2 ln(a/s), if the objective observes its losses by level."""
 
 
 class Stateful(Protocol):
-    """What holds tensors that are learnt or adapted beside the weights: an objective."""
+    """A holder of tensors that are learnt or adapted beside the weights: an objective."""
 
     def observe(self, terms: LossTerms, valid_B: Tensor) -> None:
-        """Takes note of the terms of a micro-batch [B], `valid_B` on their device. Never waits for the device."""
+        """Notes the terms of a micro-batch [B], `valid_B` on their device. Never waits for the device."""
 
     def absorb(self, total: Callable[[Tensor], Tensor], skip: Tensor) -> None:
-        """Learns from what was observed in an update: `total` sums over devices; where `skip` (0-dim bool on the
-        device) the weights stand still, and so does this."""
+        """Learns from an update's observations: `total` sums over devices; if `skip` (0-dim bool on the device) nothing
+        changes, as the weights do not."""
 
     def state(self) -> dict[str, Tensor]:
         """Tensors to keep, by name; empty for most."""
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `state` gave."""
+        """Restores a `state`."""
 
 
 @dataclass(frozen=True)

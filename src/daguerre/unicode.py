@@ -1,6 +1,4 @@
-"""Strings that are no text: halves of surrogate pairs, as JSON and the names of files can hold them. UTF-8, and so
-tokenizers, Arrow, pages and terminals, cannot.
-"""
+"""Strings with lone surrogates, which JSON and names of files can hold, but UTF-8 (tokenizers, Arrow) cannot."""
 
 from __future__ import annotations
 
@@ -8,28 +6,27 @@ import re
 from typing import Any
 
 NO_TEXT = "caption that is no text (half of a surrogate pair in it)"
-"""Why a sample is left out whose caption is no text."""
 _HALF = re.compile("[\ud800-\udfff]")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def is_text(text: str) -> bool:
-    """Whether a string can be written as UTF-8."""
+    """True if a string can be written as UTF-8."""
     return text.isascii() or _HALF.search(text) is None
 
 
 def printable(text: str) -> str:
-    """A string with what is no text written as escapes: for names in messages, logs and pages."""
+    """A string with lone surrogates as escapes, for messages, logs and pages."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def may_hold_halves(raw: bytes) -> bool:
-    """Whether a JSON document in UTF-8 may hold strings that are no text: only escapes can say them."""
+    """True if a JSON document in UTF-8 may hold lone surrogates, which only escapes can write."""
     return _ESCAPED_HALF.search(raw) is not None
 
 
 def mended(value: Any) -> Any:
-    """A copy of a JSON value, however deep, with a question mark for each half of a pair, in texts and in names."""
+    """A copy of a JSON value, however deep, with a question mark for each lone surrogate in texts and names."""
     root = [value]
     pending: list[Any] = [root]
     while pending:

@@ -1,4 +1,4 @@
-"""Where Daguerre keeps what it can make or fetch again: the user's cache folder. No torch here."""
+"""The user's cache folder, for files that can be made or fetched again. No torch here."""
 
 from __future__ import annotations
 

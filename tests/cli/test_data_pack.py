@@ -132,7 +132,7 @@ def made(dataset):
     """The batches of 8 of a data set, as they come."""
     for planned in dataset.plan(5, 8).batches(0):
         task = collate.Task(dataset.reads(planned.slots), dataset.buckets[planned.bucket])
-        yield collate.Rows(dataset.members, 5).made(task)[0]
+        yield collate.Collator(dataset.members, 5).collate(task)[0]
 
 
 def test_killed_and_started_again(place):
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_at_once_without_a_traceback(place):
     ("arguments", "why"),
     [
         (["raw"], "where to"),
-        (["quickstart", "-o", "out"], "draws without end"),
+        (["quickstart", "-o", "out"], "is endless"),
         (["quickstart", "-o", "out", "count=3", "order=shuffled"], "no order to change"),
         (["raw", "-o", "out", "shard_mb=1", "shard_samples=3"], "give one of them"),
         (["raw", "-o", "out", "data.filters=score > 99"], "none of the 30 samples"),

@@ -54,7 +54,7 @@ def test_pixels_are_those_that_are_trained_on(place, monkeypatch, capsys):
     source = shapes.open_source(shapes.Settings(), "train")
     for number, one in enumerate(seen):
         record = source.record(number)
-        assert np.array_equal(np.asarray(one.picture), record.image)
+        assert np.array_equal(np.asarray(one.image), record.image)
         assert one.caption == record.texts["text"]
         assert one.note == "64 x 64"
 
@@ -64,7 +64,7 @@ def test_buckets_give_pictures_of_several_shapes(place, monkeypatch, capsys):
     monkeypatch.setattr(data_show, "sheet", lambda cells: seen.extend(cells) or Image.new("RGB", (1, 1)))
     data_sets.folder(place / "pictures", 10)
     assert show("pictures", "data.resolution=32", "data.buckets.aspects=[1/1, 2/1]", "data.buckets.step=8") == 0
-    shapes = {one.picture.size for one in seen}
+    shapes = {one.image.size for one in seen}
     assert len(shapes) > 1
     assert any(" -> " in one.note for one in seen)
 
@@ -77,7 +77,7 @@ def test_a_mask_stands_beside_its_picture(place, monkeypatch, capsys):
     assert show("pictures", "count=6", *settings) == 0
     assert len(seen) == 6
     for one in seen:
-        picture, mask = np.asarray(one.picture)[:, :32], np.asarray(one.picture)[:, 32:]
+        picture, mask = np.asarray(one.image)[:, :32], np.asarray(one.image)[:, 32:]
         assert mask.shape == picture.shape
         assert np.array_equal(mask[..., 1], picture[..., 0])  # red is the mask
 
@@ -108,7 +108,7 @@ def test_a_single_small_picture_is_not_blown_up_to_the_whole_sheet():
 @pytest.mark.parametrize("text", ["a cat", "word " * 200, "x" * 500, "", "a\nb\tc", "猫 " * 400])
 def test_captions_are_wrapped_within_their_picture(text):
     font = ImageFont.load_default(15)
-    lines = data_show.wrapped(text, 150, font)
+    lines = data_show._wrapped(text, 150, font)
     assert len(lines) <= 4
     assert all(font.getlength(line) <= 160 for line in lines)
     if len(text) < 20:
@@ -145,7 +145,7 @@ class Ruler:
 @pytest.mark.parametrize(("caption", "line"), [("x" * 40_000, "x" * 20), ("cat " * 10_000, "cat cat cat cat cat")])
 def test_a_caption_of_any_length_is_wrapped_with_little_work(caption, line):
     ruler = Ruler()
-    lines = data_show.wrapped(caption, 200, ruler)
+    lines = data_show._wrapped(caption, 200, ruler)
     assert lines[:3] == [line] * 3
     assert len(lines) == 4
     assert lines[3].endswith("...")

@@ -206,7 +206,7 @@ def test_all_pictures_are_decoded_where_that_takes_a_minute_at_most(place, capsy
 
 
 def test_the_pictures_that_are_decoded_follow_from_their_sizes(monkeypatch):
-    monkeypatch.setattr(data_verify, "is_far", lambda source: source == "far")
+    monkeypatch.setattr(data_verify, "is_remote", lambda source: source == "far")
 
     def share(count, side):
         sides = np.full(count, side, np.int32)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from daguerre.data import captions
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images.headers import Undecodable
-from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.collate import Collator
 from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import CaptionSettings, LoaderSettings, SourceSettings
 from daguerre.data.sources import folder
@@ -228,7 +228,7 @@ def test_words_of_classes_are_dropped_like_any_caption(tmp_path):
     settings = folder.Settings(**given, caption_dropout=0.5, captions={"templates": ["a photo of a {}"]})
     dataset = open_dataset(settings, "train")
     tasks = Loading(dataset, LoaderSettings(), 0, 2, 2, lambda batch: {}, lambda texts: {}).tasks(0)
-    made = [Rows(dataset.members, 0).made(task)[0].texts for task, _ in islice(tasks, 100)]
+    made = [Collator(dataset.members, 0).collate(task)[0].texts for task, _ in islice(tasks, 100)]
     texts = Counter(text for batch in made for text in batch)
     assert set(texts) == {"", "a photo of a tench", "a photo of a goldfish"}
     assert 70 < texts[""] < 130

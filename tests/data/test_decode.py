@@ -42,7 +42,7 @@ def settings(**given):
 
 def decoded(data, **given):
     """The whole picture of a file."""
-    return decode.pixels(data, settings(**given))
+    return decode.sized(data, settings(**given), None)[0]
 
 
 def framed(image, chosen, seed=0, key=KEY, bucket=None):
@@ -563,8 +563,8 @@ def test_a_turned_jpeg_is_decoded_smaller_for_its_upright_shape():
     exif = Image.Exif()
     exif[0x0112] = 8
     data = encoded(smooth(64, 128), "JPEG", exif=exif)
-    assert decode.pixels(data, settings(), Bucket(64, 32)).shape == (64, 32, 3)
-    assert decode.pixels(data, settings(), Bucket(32, 64)).shape == (128, 64, 3)  # 64 wide is all it has
+    assert decode.sized(data, settings(), Bucket(64, 32))[0].shape == (64, 32, 3)
+    assert decode.sized(data, settings(), Bucket(32, 64))[0].shape == (128, 64, 3)  # 64 wide is all it has
 
 
 @pytest.mark.parametrize(
@@ -583,7 +583,7 @@ def test_a_turned_jpeg_is_decoded_smaller_for_its_upright_shape():
 )
 def test_large_jpegs_are_decoded_smaller_only_where_it_is_exact(size, shorter_px, factor):
     data = encoded(smooth(size[1], size[0]), "JPEG", quality=95)
-    got = decode.pixels(data, settings(), Bucket(shorter_px, shorter_px) if shorter_px else None)
+    got = decode.sized(data, settings(), Bucket(shorter_px, shorter_px) if shorter_px else None)[0]
     assert got.shape == (size[1] // factor, size[0] // factor, 3)
 
 
@@ -609,7 +609,7 @@ def test_a_jpeg_at_half_its_size_looks_like_the_filtered_one():
 )
 def test_both_sides_of_the_bucket_decide_how_small_a_jpeg_is_decoded(size, bucket, factor):
     data = encoded(smooth(size[1], size[0]), "JPEG", quality=95)
-    assert decode.pixels(data, settings(), bucket).shape == (size[1] // factor, size[0] // factor, 3)
+    assert decode.sized(data, settings(), bucket)[0].shape == (size[1] // factor, size[0] // factor, 3)
 
 
 def test_nearest_takes_pixels_of_the_whole_jpeg():

@@ -29,7 +29,7 @@ def size_of(data, formats=EVERY):
 
 
 def decoded_size(data):
-    return decode.pixels(data, SourceSettings(source="test", formats=EVERY)).shape[:2]
+    return decode.sized(data, SourceSettings(source="test", formats=EVERY), None)[0].shape[:2]
 
 
 def late_note(png: bytes, kind: bytes, body: bytes) -> bytes:

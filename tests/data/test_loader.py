@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 
 from daguerre.data.dataset import Dataset, Member, open_dataset
 from daguerre.data.images import decode
@@ -276,7 +277,7 @@ def test_a_passing_fault_is_tried_again_and_never_a_skip(monkeypatch):
 
 def test_a_lasting_fault_stops_the_run(monkeypatch):
     monkeypatch.setattr(collate, "FIRST_PAUSE_SECONDS", 0.001)
-    with pytest.raises(UserError, match=r"after 4 attempts: the disk is away\. Nothing was skipped"):
+    with refused("unreachable", None, "after 4 attempts: the disk is away"):
         take(flaky(Flaky(faults=10**6)), 0, 1)
 
 
@@ -296,14 +297,14 @@ def test_a_fault_while_a_sample_is_named_is_one_as_any_other(monkeypatch):
 
 def test_a_micro_batch_without_room_for_one_picture_is_refused(pictures):
     run = loader.Loading(loading(pictures).dataset, LoaderSettings(max_pixels=255), 11, 5, 5, drawn, cut)
-    with pytest.raises(UserError, match=r"max_pixels=255 has no room for one picture of 16x16 \(256 pixels\)"):
+    with refused("invalid", "loader.max_pixels", "loader.max_pixels=255", "16x16", "256"):
         run.first(0)
     bounded = loader.Loading(run.dataset, LoaderSettings(max_pixels=600), 11, 5, 5, drawn, cut)
     assert [len(b.names) for b in loader.fixed_batches(run.dataset, 5, bounded.micro_size)] == [2, 2, 1]
 
 
 def test_a_batch_that_ranks_cannot_share_alike_is_refused(pictures):
-    with pytest.raises(UserError, match="5 samples cannot be shared by 2 ranks alike"):
+    with refused("invalid", "training.global_batch_size", "5 samples", "2 ranks"):
         loaded(loading(pictures).dataset, 5, ranks=2).first(0)
 
 

@@ -21,7 +21,7 @@ from daguerre import plugins
 from daguerre.data.dataset import open_dataset
 from daguerre.data.images import decode, kinds
 from daguerre.data.images.kinds import KINDS, Kind
-from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.collate import Collator
 from daguerre.data.loading.loader import Loading, fixed_batches
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import LoaderSettings, SourceSettings
@@ -267,7 +267,7 @@ def test_tables_and_shards_leave_out_the_same(tmp_path, kind):
     for source in sources:
         dataset = opened(source, shuffle=False, max_skipped=1)
         reads = dataset.first(2)[0][1]
-        batch, failures = Rows(dataset.members, 0, (MASK,)).made((reads, dataset.buckets[0]))
+        batch, failures = Collator(dataset.members, 0, (MASK,)).collate((reads, dataset.buckets[0]))
         report = dict(dataset.members[0].source.report())
         seen = [failure.reason for failure in failures] + [r for r in report if not report[r].get("kept")]
         wanted = (

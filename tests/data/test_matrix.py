@@ -9,7 +9,7 @@ import pytest
 import shards
 
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.collate import Collator
 from daguerre.data.loading.loader import Loading
 from daguerre.data.loading.workers import made_by, workers
 from daguerre.data.settings import LoaderSettings
@@ -114,7 +114,7 @@ def test_ranks_change_nothing(dataset, whole, ranks):
 def test_workers_change_nothing_on_any_number_of_ranks(dataset, whole):
     """One crew after the other makes the shares of all ranks of all world sizes, as it is the start that takes long."""
     jobs = [(ranks, *job) for ranks in RANKS for rank in range(ranks) for job in share(dataset, rank, ranks, STEPS)]
-    with workers(Rows(dataset.members, 7), sum(WORKERS)) as crew:
+    with workers(Collator(dataset.members, 7), sum(WORKERS)) as crew:
         for part in (crew[: WORKERS[1]], crew[WORKERS[1] :]):
             tasks = [task for _, task, _ in jobs] + [jobs[0][1]] * (2 * len(part))
             batches = [batch for batch, _ in islice(made_by(part, iter(tasks), 2), len(jobs))]

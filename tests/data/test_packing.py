@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -176,5 +177,5 @@ def test_into_a_store_and_back(raw, tmp_path, s3, share):  # noqa: F811
 
 def test_a_listing_document_holds_what_a_shard_is():
     packed = tools_pack.Packed("shard-00000.tar", 3, 10240, "00" * 16, {"broken": {"count": 1, "examples": ["x"]}}, "v")
-    document = json.loads(json.dumps(tools_pack.document(packed)))
+    document = json.loads(json.dumps(asdict(packed)))
     assert tools_pack.Packed(**document) == packed

@@ -14,7 +14,7 @@ from daguerre.data.index import cache
 from daguerre.data.index import file as index_file
 from daguerre.data.index.file import About, ShardIndex
 from daguerre.errors import UserError
-from daguerre.storage.expand import Place
+from daguerre.storage.location import Place
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def look(skips, position, number, failing=(), epoch=0, size=None, reason=DAMAGE,
     ids = np.arange(position, position + number) % (size or 10**12)
     keys = np.stack([ids, np.full(number, epoch), np.zeros(number, int)], axis=1)
     failures = [Failure(row, f"s{i}", reason, kept) for row, i in enumerate(ids.tolist()) if i in failing]
-    skips.look(position, keys, failures, size)
+    skips.take(skips.seen(position, keys, failures), size)
 
 
 def counts(skips):
@@ -76,7 +76,7 @@ def test_samples_that_were_counted_long_ago_still_stop_a_run_that_meets_only_the
         look(skips, position, 1000, broken, size=size)
     before = counts(skips)
     only = (
-        skips.look(size + n, np.array([[i, 1, 0]]), [Failure(0, "s", DAMAGE)], size)
+        skips.take(skips.seen(size + n, np.array([[i, 1, 0]]), [Failure(0, "s", DAMAGE)]), size)
         for n, i in enumerate(sorted(broken) * 4)
     )
     with pytest.raises(UserError, match=r"\d+ of the last 10,000 samples cannot be used"):
@@ -167,7 +167,7 @@ def test_the_cuts_of_batches_change_no_count():
 def test_few_failures_make_a_small_document_and_ids_come_back_whole():
     skips = Skips()
     ids = [-(2**63), 2**63 - 1, 5]
-    skips.look(0, np.array([[i, 0, 0] for i in ids]), [Failure(row, "x", DAMAGE) for row in range(3)])
+    skips.take(skips.seen(0, np.array([[i, 0, 0] for i in ids]), [Failure(row, "x", DAMAGE) for row in range(3)]))
     again = Skips()
     again.restore(json.loads(json.dumps(skips.document())))
     assert again.found == {DAMAGE: set(ids)}
@@ -193,7 +193,8 @@ def test_a_line_that_a_power_cut_left_half_written_goes(file):
 
 def test_a_name_that_is_no_utf_8_is_listed(file):
     name = b"\xff.jpg".decode("utf-8", "surrogateescape")
-    Skips(1.0, file).look(0, np.zeros((1, 3), int), [Failure(0, name, DAMAGE)])
+    skips = Skips(1.0, file)
+    skips.take(skips.seen(0, np.zeros((1, 3), int), [Failure(0, name, DAMAGE)]))
     assert lines(file)[0]["name"] == name
 
 

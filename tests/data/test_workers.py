@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from daguerre.data.dataset import open_dataset
-from daguerre.data.loading.collate import Rows, Task
+from daguerre.data.loading.collate import Collator, Task
 from daguerre.data.loading.loader import Loading
 from daguerre.data.loading.processes import Worker
 from daguerre.data.loading.workers import _received, _send, made_by, workers
@@ -32,7 +32,7 @@ TRAINER = """
 import sys, time
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
-from daguerre.data.loading.collate import Rows
+from daguerre.data.loading.collate import Collator
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import folder
 from daguerre.data.loading.workers import made_by, workers
@@ -40,7 +40,7 @@ from daguerre.data.loading.workers import made_by, workers
 dataset = open_dataset(folder.Settings(path=sys.argv[1], resolution=16), "train")
 tasks = (task for task, _ in Loading(dataset, LoaderSettings(), 0, 4, 4, None, None).tasks(0))
 try:
-    with workers(Rows(dataset.members, 0), 2) as crew:
+    with workers(Collator(dataset.members, 0), 2) as crew:
         made = made_by(crew, tasks, 2)
         if sys.argv[2] == "running":
             next(made)
@@ -82,10 +82,10 @@ def trainer(pictures):
         process.communicate()
 
 
-def work(pictures: Path) -> tuple[Rows, Iterator[Task]]:
+def work(pictures: Path) -> tuple[Collator, Iterator[Task]]:
     settings = folder.Settings(path=str(pictures), resolution=16, held_out_fraction=0, shuffle=False)
     loading = Loading(open_dataset(settings, "train"), LoaderSettings(), 0, 4, 4, None, None)
-    return Rows(loading.dataset.members, 0), (task for task, _ in loading.tasks(0))
+    return Collator(loading.dataset.members, 0), (task for task, _ in loading.tasks(0))
 
 
 def test_a_batch_arrives_as_it_was_sent():
@@ -154,7 +154,7 @@ def test_cached_features_come_with_their_samples_and_are_zero_in_empty_slots(pic
     rows, tasks = work(pictures)
     (pictures / rows.members[0].source.name(2)).write_bytes(b"broken")
     members = tuple(member._replace(source=Cached(member.source)) for member in rows.members)
-    batch, failures = Rows(members, 0).made(next(tasks))
+    batch, failures = Collator(members, 0).collate(next(tasks))
     assert [failure.row for failure in failures] == [2]
     assert batch.features["latent"].dtype == torch.float16
     assert batch.features["latent"][:, 1, 2].tolist() == [0, 1, 0, 3]
@@ -164,7 +164,7 @@ def test_sources_of_other_features_do_not_mix(pictures):
     rows, tasks = work(pictures)
     (member,) = rows.members
     with pytest.raises(UserError, match="cached features"):
-        Rows((member._replace(source=Cached(member.source)), member), 0).made(next(tasks))
+        Collator((member._replace(source=Cached(member.source)), member), 0).collate(next(tasks))
 
 
 def test_workers_die_with_a_killed_trainer(trainer):
@@ -218,6 +218,6 @@ def test_many_tasks_beside_large_answers_do_not_block_each_other(pictures):
     settings = folder.Settings(path=str(pictures), resolution=64, held_out_fraction=0, repeats=100)
     loading = Loading(open_dataset(settings, "train"), LoaderSettings(), 0, 512, 512, None, None)
     tasks = (task for task, _ in loading.tasks(0))
-    with workers(Rows(loading.dataset.members, 0), 1) as crew:
+    with workers(Collator(loading.dataset.members, 0), 1) as crew:
         made = made_by(crew, tasks, 24)
         assert [len(next(made)[0].names) for _ in range(3)] == [512] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -19,9 +18,6 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import Placed
 
 TESTS = Path(__file__).parent.parent
-FOUND = importlib.util.spec_from_file_location("communication", TESTS.parent / "benchmarks" / "communication.py")
-communication = sys.modules["communication"] = importlib.util.module_from_spec(FOUND)
-FOUND.loader.exec_module(communication)
 LINKS = communication.Links(inside_gb_per_second=100.0, between_gb_per_second=10.0, call_seconds=1e-5)
 
 

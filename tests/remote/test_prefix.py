@@ -10,7 +10,7 @@ from buckets import either, moto, s3_run  # noqa: F401 (fixtures)
 from faulty_store import SECRETS, Faults
 
 from daguerre.errors import UserError
-from daguerre.storage import bucket as prefixes
+from daguerre.storage import io as storage_io
 from daguerre.storage.bucket import PART_BYTES, Prefix, prefix
 from daguerre.storage.errors import Missing, StoreError
 
@@ -54,7 +54,7 @@ def test_what_is_written_is_read_listed_and_deleted(either):  # noqa: F811
 
 
 def test_long_listings_come_whole(either, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(prefixes, "_PAGE", 3)
+    monkeypatch.setattr(storage_io, "_PAGE_KEYS", 3)
     for number in range(10):
         either.write(f"x/{number}", b"%d" % number)
     assert [one.name for one in either.listing()] == [f"x/{number}" for number in range(10)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from test_page import HOSTILE, LINKS, Page
 
-from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part, percent, render
+from daguerre.formatting import percent
+from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part, render
 from daguerre.report.svg import Histogram, Mark, histogram
 
 

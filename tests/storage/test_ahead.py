@@ -112,7 +112,7 @@ def test_a_cache_without_room_is_refused_with_a_way_out_that_works(cache_gb):
     with pytest.raises(UserError) as refused:
         plan()
     text = str(refused.value)
-    wanted = re.search(r"far files of (\S+) GB .* more than the (\S+) GB .* again and again. Raise data.cache_gb", text)
+    wanted = re.search(r"files of (\S+) GB .* more than the (\S+) GB .* again and again. Raise data.cache_gb", text)
     assert float(wanted[2]) == cache_gb
     dataset(Far(), cache_gb=float(wanted[1]), lane_samples=200).plan(0, 10)
     with pytest.raises(UserError):

@@ -277,7 +277,7 @@ for _ in range(rounds):
 
 def reader(cache: ShardCache, rounds: int, seed: int) -> subprocess.Popen:
     script = READER.format(
-        tests=str(Path(__file__).parent),
+        tests=str(Path(__file__).parent.parent / "data"),
         folder=str(cache.folder),
         limit=cache.limit_bytes,
         rounds=rounds,

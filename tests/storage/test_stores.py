@@ -226,7 +226,7 @@ def test_an_object_that_is_replaced_while_it_is_fetched(s3, small_parts, tmp_pat
     place = s3.put("x.tar", content())
     stat = storage_io.size(place)
     s3.put("x.tar", content(seed=1))
-    monkeypatch.setattr(download, "size", lambda _: stat)
+    monkeypatch.setattr(storage_io, "size", lambda _: stat)
     with pytest.raises(storage_io.StoreError, match="was replaced while it was read"):
         storage_io.fetch(place, tmp_path / "x.tar")
     assert os.listdir(tmp_path) == []

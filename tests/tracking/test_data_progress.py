@@ -4,7 +4,8 @@ import io
 
 import pytest
 
-from daguerre.tracking.progress import Counter, size_text
+from daguerre.formatting import size_text
+from daguerre.tracking.progress import Counter
 
 
 class Terminal(io.StringIO):

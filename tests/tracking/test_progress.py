@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from daguerre.tracking.console import Pace, Progress, duration_text
+from daguerre.formatting import duration_text
+from daguerre.tracking.console import Pace, Progress
 
 XTERM = {"TERM": "xterm-256color"}
 

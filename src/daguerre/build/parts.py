@@ -15,15 +15,15 @@ from daguerre.adapters.adapter import Attached, attach
 from daguerre.config.config import Config, Loaded
 from daguerre.data.plan.buckets import buckets
 from daguerre.data.sources import mix
+from daguerre.distributed.mesh import Mesh
 from daguerre.errors import UserError
 from daguerre.models.family import Family
 from daguerre.models.settings import DenoiserSettings
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
-from daguerre.distributed.mesh import Mesh
 from daguerre.training import device as devices
-from daguerre.training.precision import dtypes
 from daguerre.training.performance import activation_checkpointing, kernels
+from daguerre.training.precision import dtypes
 from daguerre.training.precision.dtypes import Autocast, Precision
 from daguerre.training.settings import OptimizerSettings, TrainingSettings, largest_divisor
 from daguerre.training.sharding import UNSHARDED, Sharding

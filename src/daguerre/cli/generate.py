@@ -16,6 +16,7 @@ from daguerre.cli import generate_options
 from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
+from daguerre.formatting import duration_text
 from daguerre.generation import contact_sheet, generate, load, output_dir, ranks
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import Drawn, Stopped, Wanted
@@ -27,7 +28,6 @@ from daguerre.generation.ranks import Part
 from daguerre.generation.requests import PictureList, Survey
 from daguerre.run import known_words
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.tracking.console import duration_text
 from daguerre.tracking.progress import Counter
 from daguerre.training import device
 from daguerre.training.precision import dtypes

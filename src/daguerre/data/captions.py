@@ -1,11 +1,7 @@
-"""Which caption a sample is trained on: fields, templates, tags, prefix; or none, so that guidance has what it needs.
-
-What no caption means to a network is the family's business: here it is the empty string.
-"""
+"""Captions of samples: fields, templates, tags, prefix, and dropout to the empty string, which guidance needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -21,11 +17,8 @@ FIELD = "text"
 
 
 def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray) -> str:
-    """The record's caption; "" in a share `caption_dropout` of cases. Drawn by the seed and `key` alone.
-
-    `key` is int64 [3]: sample id, epoch, repeat. `Undecodable` if none of the caption fields has a text, or what it has
-    is none: beyond this point all captions are text.
-    """
+    """The record's caption; "" in a share `caption_dropout` of cases. Drawn by the seed and `key` alone, which is int64
+    [3]: sample id, epoch, repeat. `Undecodable` if no caption field has a text that can be encoded."""
     rules = settings.captions
     caption = _from_fields(record, rules, seed, key) if rules.text is None else rules.text
     if not is_text(caption):
@@ -40,7 +33,7 @@ def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray)
 
 
 def _from_fields(record: Record, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:
-    """The text of one field, or all joined, of those that the record has."""
+    """The text of one of the fields that the record has, or all joined."""
     weights = rules.weights or (1.0,) * len(rules.fields)
     texts = [record.texts.get(name, "").strip() for name in rules.fields]
     there = [(text, weight) for text, weight in zip(texts, weights, strict=True) if text and weight > 0]
@@ -51,13 +44,8 @@ def _from_fields(record: Record, rules: CaptionSettings, seed: int, key: np.ndar
     if len(there) == 1:
         return there[0][0]
     (drawn,) = _uniforms(seed, "caption field", key)
-    return there[_drawn_by_weight([weight for _, weight in there], drawn)][0]
-
-
-def _drawn_by_weight(weights: Sequence[float], drawn: float) -> int:
-    """Which of `weights` (above 0) a number in [0, 1) falls on."""
-    ends = list(accumulate(weights))
-    return next((i for i, end in enumerate(ends) if drawn * ends[-1] < end), len(ends) - 1)
+    ends = list(accumulate(weight for _, weight in there))
+    return next((text for (text, _), end in zip(there, ends, strict=True) if drawn * ends[-1] < end), there[-1][0])
 
 
 def _shuffled(caption: str, rules: CaptionSettings, seed: int, key: np.ndarray) -> str:

@@ -1,7 +1,6 @@
-"""The words for the classes of a labelled data set: `idx_to_prompt` as recipes give it, and ImageNet's own names.
+"""Words for the classes of a labelled data set: `idx_to_prompt` of recipes, and ImageNet's own names.
 
-A label is a whole number or a text such as `n01440764`; sources say where it stands. Which sentence is made of the
-words is `captions`' business.
+A label is a whole number or a text such as `n01440764`. `captions.py` makes captions of the words.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from daguerre.storage import local_files
 from daguerre.unicode import is_text
 
 IMAGENET = "imagenet"
-"""What a recipe writes for the shipped names of ImageNet's 1,000 classes."""
+"""Stands in a recipe for the shipped names of ImageNet's 1,000 classes."""
 FILE_BYTES = 1 << 26
 """Largest JSON file of names."""
 _IMAGENET_FILE = Path(__file__).parent.parent / "assets" / "imagenet_classes.txt"
@@ -41,8 +40,7 @@ class Classes:
     """By label, whole numbers in digits."""
 
     def text(self, label: object) -> str:
-        """The text for a label: a whole number, or text or bytes that are one or name the class. `Undecodable` for one
-        that has no text."""
+        """The text for a label: a whole number, or text or bytes. `Undecodable` if there is none."""
         try:
             return self.prompts[plain(label)]
         except KeyError:
@@ -61,7 +59,7 @@ def plain(label: object) -> str:
 
 
 def _text_keys(given: Any) -> Any:
-    """YAML's and Python's whole numbers as keys are as good as their digits."""
+    """Keys as text: whole numbers in digits."""
     if not isinstance(given, dict):
         return given
     return _without_twins([(str(key), value) for key, value in given.items()])
@@ -81,16 +79,18 @@ Labels = Annotated[str | dict[str, str] | tuple[str, ...], BeforeValidator(_text
 
 
 def opened(labels: str | Mapping[str, str] | Sequence[str], setting: str = "data.idx_to_prompt") -> Classes:
-    """The texts that a setting of the type `Labels` means. UserError for a file that cannot be used."""
+    """The texts of a setting of the type `Labels`. UserError for a file that cannot be used."""
     if labels == IMAGENET:
         return Classes(dict(zip(map(str, range(1000)), imagenet(), strict=True)))
     try:
         return Classes(_prompts(_read(Path(labels).expanduser()) if isinstance(labels, str) else labels))
-    except ValueError as error:
+    except UserError as error:
         named = f"{labels!r} " if isinstance(labels, str) else ""
         raise UserError(
             f"{setting}: {named}{error}. Give the path of a JSON file with {_EXPECTED}, the map or list itself, or "
-            f"{IMAGENET}"
+            f"{IMAGENET}",
+            code=error.code,
+            setting=setting,
         ) from None
 
 
@@ -102,12 +102,12 @@ def imagenet() -> tuple[str, ...]:
 
 
 def _read(path: Path) -> Any:
-    """What a JSON file holds. UserError goes on from the file's name."""
+    """The contents of a JSON file. UserError continues the file's name."""
     try:
         with local_files.opened(path) as file:
             raw = file.read(FILE_BYTES + 1)
     except FileNotFoundError:
-        raise UserError(f"does not exist (seen from {os.getcwd()!r})") from None
+        raise UserError(f"does not exist (seen from {os.getcwd()!r})", code="missing") from None
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})") from None
     if len(raw) > FILE_BYTES:
@@ -115,9 +115,9 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_without_twins)
     except UnicodeDecodeError:
-        raise UserError("is not UTF-8") from None
+        raise UserError("is not UTF-8", code="damaged") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"is no JSON: {error}") from None
+        raise UserError(f"is no JSON: {error}", code="damaged") from None
     except RecursionError:
         raise UserError("is no map or list of texts") from None
 
@@ -132,7 +132,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _prompts(given: Any) -> dict[str, str]:
-    """Text by label. UserError goes on from the name of what was given."""
+    """Text by label. UserError continues the name of the setting."""
     if isinstance(given, Mapping):
         pairs = list(given.items())
     elif isinstance(given, Sequence) and not isinstance(given, str):

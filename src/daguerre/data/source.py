@@ -3,8 +3,7 @@
     class Settings(SourceSettings)                                    # torch-free; `source` narrowed to the file's name
     def open_source(settings: Settings, split: Split) -> Source
 
-Filters, what is held out, order, buckets, decoding, cropping and captions are the same behind every source, and not
-here.
+Filters, splits, order, buckets, decoding, cropping and captions are the same behind every source.
 """
 
 from __future__ import annotations
@@ -19,37 +18,34 @@ from daguerre.data.skipped import SkipReport
 from daguerre.types import Record
 
 Split = Literal["train", "held_out"]
-"""`held_out` is what training never sees: for the validation loss and sample prompts."""
+"""`held_out` is for the validation loss and sample prompts; training never sees it."""
 
 
 class Source(Protocol):
-    """Records by number; the same number gives the same record for ever, in any process.
-
-    A source travels to the workers: what it holds is small (paths, not samples), and `index` is read where it is
-    asked for.
-    """
+    """Records by number; the same number gives the same record for ever, in any process. A source travels to the
+    workers, so it holds paths, not samples."""
 
     @property
     def index(self) -> Index | None:
-        """All its samples, of both splits: who is held out is decided by id, for all sources alike. None: endless, with
-        the numbers 0, 1, 2 and so on, which are other records in the other split."""
+        """All its samples, of both splits, which are chosen by id. None: endless, with the numbers 0, 1, 2 and so on,
+        which are other records in the other split."""
 
     @property
     def metric(self) -> str | None:
-        """The metric (a file in evaluation) that can read pictures of this source; None if there is none."""
+        """The metric (a file in evaluation) that can read images of this source; None if there is none."""
 
     def sample_id(self, number: int) -> int:
-        """A stable 63-bit id: what all random numbers of the sample are keyed by; `index.ids[number]`."""
+        """A stable 63-bit id, the key of all random numbers of the sample; `index.ids[number]`."""
 
     def name(self, number: int) -> str:
-        """What a person would call the sample: its file, or shard and place in it. Nothing is read."""
+        """The sample's name in messages: its file, or shard and place in it. Nothing is read."""
 
     def record(self, number: int) -> Record:
-        """Record `number`. OSError for a fault that may pass, and is tried again; `Undecodable` for bytes that are
-        damaged for good: the slot stays empty and is counted."""
+        """Record `number`. OSError for a fault that may pass, and is retried; `Undecodable` for bytes that are damaged
+        for good: the slot stays empty and is counted."""
 
     def report(self) -> SkipReport:
-        """What the source left out when it was opened, by reason."""
+        """Samples left out when the source was opened, by reason."""
 
 
 @runtime_checkable
@@ -58,16 +54,16 @@ class FeatureSource(Source, Protocol):
 
     @property
     def features(self) -> Mapping[str, np.ndarray]:
-        """A feature of each name that all its records have: for its shape and type, which are theirs as well."""
+        """A feature of each name, for its shape and type, which all records share."""
 
 
 class Files(NamedTuple):
-    """The files that a source's S shards are in; often each is a file of its own."""
+    """The files of a source's S shards; often each is a file of its own."""
 
     of_shards: np.ndarray
     """[S] int64: the number of each shard's file."""
     sizes_bytes: np.ndarray
-    """[files] int64: room in the cache that each takes; 0 for those that are near or read by ranges."""
+    """[files] int64: size of each in the cache; 0 for those that are local or read by ranges."""
 
 
 @runtime_checkable
@@ -76,16 +72,16 @@ class FarSource(Source, Protocol):
 
     @property
     def far(self) -> bool:
-        """Whether they do."""
+        """True if they do."""
 
     def reading(self, shares: np.ndarray) -> Self:
-        """The same source, told which share [S] float64 of each shard's samples will be read: by that it decides
-        between fetching a shard whole and reading ranges of it."""
+        """The same source, prepared for reading this share [S] float64 of each shard's samples: it fetches a shard
+        whole or reads ranges of it."""
 
     @property
     def files(self) -> Files:
-        """Where its shards are. Nothing is asked of a store."""
+        """The files of its shards. No request is sent."""
 
     def prefetch(self, file: int) -> int:
-        """Brings file number `file` near if it is read whole; its bytes in the cache now, 0 where it takes no room.
-        OSError or UserError for a fault: the read that needs the file will meet it again, and say so."""
+        """Fetches a file that is read whole; returns its bytes in the cache, else 0. OSError or UserError for a fault,
+        which the read that needs the file will meet again."""

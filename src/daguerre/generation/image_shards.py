@@ -52,7 +52,7 @@ class Shards:
         """Whether a shard is there, every byte as it was written."""
         packed = self._indexed(shard)
         path = self.folder / shard.name
-        return packed is not None and path.is_file() and pack.digest(path) == packed.digest
+        return packed is not None and path.is_file() and cache.file_digest(path) == packed.digest
 
     def write(self, shard: Shard, drawn: Iterable[Drawn]) -> Packed:
         """Writes a shard of pictures that come in the order of its numbers, and its index."""

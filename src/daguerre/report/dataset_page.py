@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from daguerre.formatting import percent
 from daguerre.report.html import Html, element, join, table, whole
 from daguerre.report.svg import Histogram, histogram
 
 MANY_BUCKETS = 60
 _ICON_PX = 30
-_PERCENT = "\N{NO-BREAK SPACE}%"
 
 
 @dataclass(frozen=True)
@@ -199,15 +199,3 @@ def _metadata(part: Part) -> Html | None:
         return None
     rows: list[list[object]] = [[element("code", name), there, said] for name, there, said in part.metadata]
     return table(["Field", "There in", "Values"], rows, "plain metadata")
-
-
-def percent(part: int, whole_: int) -> str:
-    """A share for people: no digits that mean nothing, and never 0 % or 100 % for what is some or not all."""
-    if not whole_:
-        return f"0{_PERCENT}"
-    share = 100 * part / whole_
-    if 0 < share < 0.1:
-        return f"under 0.1{_PERCENT}"
-    if 99.9 < share < 100:
-        return f"over 99.9{_PERCENT}"
-    return f"{share:.0f}{_PERCENT}" if share in (0, 100) or share >= 10 else f"{share:.1f}{_PERCENT}"

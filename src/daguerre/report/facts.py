@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from daguerre.formatting import duration_text
 from daguerre.report.html import Html, element, join, table, when
 from daguerre.report.run import Run
 from daguerre.report.svg import number_text
-from daguerre.tracking.console import duration_text
 
 STATES = {
     "running": "Training now",

@@ -20,10 +20,10 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.settings import GenerateSettings
 from daguerre.data.sources import folder, mix
 from daguerre.errors import FAILED, UserError
+from daguerre.formatting import duration_text
 from daguerre.generation import fill, generate
 from daguerre.models import compatibility
 from daguerre.models.settings import BASE
-from daguerre.tracking.console import duration_text
 
 _FIRST = "drawn-00000.json"
 

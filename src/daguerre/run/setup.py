@@ -24,12 +24,13 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
 from daguerre.distributed.watchdog.watchdog import may_come_from_others
 from daguerre.errors import UserError
+from daguerre.formatting import duration_text
 from daguerre.memory import advice as memory_advice
 from daguerre.report import page
 from daguerre.run import class_images, distribute, new_duration, preflight, resume, samples, stores, summary
 from daguerre.run.intervals import Intervals, intervals
 from daguerre.run.storage import Home
-from daguerre.tracking.console import Progress, duration_text
+from daguerre.tracking.console import Progress
 from daguerre.tracking.sinks import MetricsFile, Sink, TensorBoard, read_metrics
 from daguerre.training import device, loop, oom
 from daguerre.training.state import TrainState

@@ -1,4 +1,4 @@
-"""What is an address of a run in an object store, and what cannot be one. Text alone: nothing is asked for."""
+"""Addresses of runs in object stores, as text: nothing is requested."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from daguerre.storage.location import STORES, Place, scheme
 
 
 def is_far(text: str) -> bool:
-    """Whether a text is an address, not a path of this machine."""
+    """True for an address, False for a path of this machine."""
     return bool(scheme(text))
 
 
 def checked(text: str) -> str:
-    """The address of a run, or of a folder of runs, in one spelling, without a slash at its end. UserError for what
-    cannot be one."""
+    """The address of a run or of a folder of runs, without a slash at its end. UserError for anything else."""
     kind = scheme(text)
     if kind not in STORES:
-        raise UserError(f"{Place(text).name}: runs are kept in a local folder or under s3:// or gs://, not {kind}://")
+        raise UserError(
+            f"{Place(text).name}: runs are kept in a local folder or under s3:// or gs://, not {kind}://",
+            code="unsupported",
+        )
     bucket, _, rest = text.rstrip("/").partition("://")[2].partition("/")
     if is_cut(text) or put_aside(text) != text:
         raise UserError(f"{Place(text).name}: credentials come from the environment, never from an address")

@@ -1,7 +1,6 @@
 """Connections to object stores and web servers, one a bucket and process: credentials, endpoints, time-outs.
 
-Credentials come from where each store's own tools take them; without any, requests go unsigned, as public buckets want
-them. Nothing here asks a store for anything yet.
+Credentials come from where each store's own tools take them; without any, requests go unsigned, for public buckets.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import ipaddress
 import os
 import re
 from base64 import b64encode
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -38,29 +36,28 @@ Store = S3Store | GCSStore | HTTPStore
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a fault is waited out. Tests set `PATIENCE` to a shorter one and call `forget`."""
+    """Bounds on retries. Tests set `PATIENCE` to a shorter one and call `forget`."""
 
     attempts: int = 10
     """Requests for the same bytes, after which the fault is reported."""
     first_pause_seconds: float = 0.1
-    """Before the second request; it doubles from one to the next."""
+    """Before the second request; then it doubles."""
     longest_pause_seconds: float = 5.0
-    """Most of one pause."""
     connect_seconds: float = 5.0
     """Longest wait for a connection."""
     stall_seconds: float = 10.0
     """Longest wait for the next bytes of an answer."""
     sending_seconds: float = 60.0
-    """Longest time that sending a part of a file, and its answer, may take."""
+    """Longest time for sending a part of a file, with its answer."""
     unreachable_seconds: float = 12.0
-    """A store that has not answered once after that time (and two attempts) counts as unreachable."""
+    """A store that has never answered counts as unreachable after that time and two attempts."""
 
 
 PATIENCE = Patience()
 _PLAIN = re.compile(r"(https?://[A-Za-z0-9.:\[\]-]+/)((?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*)")
 _USUAL_REGION = "us-east-1"
 _PART_RETRIES = 2
-"""How often a part of a large file is sent again at once; the whole file is, too, by who sends it."""
+"""Retries of a part of a large file; the caller retries the whole file."""
 _MACHINE = Path("/sys/class/dmi/id/product_name")
 _METHODS = {
     "env": "the environment",
@@ -69,36 +66,36 @@ _METHODS = {
     "iam-role": "the instance's role",
     "container-role": "the container's role",
 }
-"""Boto's names for where credentials are from, in words."""
+"""Boto's names for the sources of credentials, in words."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A store and how it is reached."""
+    """A connected store."""
 
     store: Store
     access: str
-    """Endpoint, region and where the credentials came from, for messages."""
+    """Endpoint, region and source of the credentials, for messages."""
     answered: Event = field(default_factory=Event, compare=False)
-    """Set once it has answered: from then on, silence is a fault that passes."""
+    """Set once it has answered: from then on, silence may pass."""
 
 
 def client(place: Place, writing: bool = False) -> Client:
-    """The connection that reaches a place. StoreError where the settings around it cannot be used.
+    """The connection to a file's store. StoreError if the environment's settings cannot be used.
 
-    The one for writing waits longer, and sends a part of a large file again by itself.
+    The one for writing waits longer, and retries parts of a large file by itself.
     """
     return _opened(_parts(place)[0], writing and place.scheme in STORES)
 
 
 def path_in(place: Place) -> str:
-    """The name of a place within its `client`."""
+    """The file's name within its `client`."""
     return _parts(place)[1]
 
 
 def _parts(place: Place) -> tuple[str, str]:
-    """What is connected to, and the name in it: a bucket and its keys; a host and plain paths; else a whole address,
-    because the library would write escapes and queries anew."""
+    """The root of the connection and the name in it: a bucket and a key; a host and a plain path; else the address, as
+    the library would rewrite escapes and queries."""
     if place.scheme not in WEB:
         return f"{place.scheme}://{place.bucket}/", place.key
     plain = _PLAIN.fullmatch(place.url)
@@ -106,7 +103,7 @@ def _parts(place: Place) -> tuple[str, str]:
 
 
 def forget() -> None:
-    """Closes all connections, so that changed credentials, endpoints and time-outs count."""
+    """Closes all connections, so that changed credentials, endpoints and time-outs take effect."""
     _opened.cache_clear()
 
 
@@ -115,49 +112,41 @@ def _opened(root: str, writing: bool) -> Client:
     place = Place(root)
     if place.scheme not in STORES:
         return _web(place)
-    return (_s3 if place.scheme == "s3" else _gs)(place, _for_writing if writing else _options)
+    return (_s3 if place.scheme == "s3" else _gs)(place, writing)
 
 
-def _for_writing(allow_http: bool) -> dict[str, Any]:
-    options = _options(allow_http)
-    options["client_options"]["read_timeout"] = timedelta(seconds=PATIENCE.sending_seconds)
-    pauses = {
+def _options(allow_http: bool, writing: bool = False) -> dict[str, Any]:
+    backoff = {
         "init_backoff": timedelta(seconds=PATIENCE.first_pause_seconds),
         "max_backoff": timedelta(seconds=PATIENCE.longest_pause_seconds),
     }
-    options["retry_config"] |= {"max_retries": _PART_RETRIES, "backoff": pauses}
-    return options
-
-
-def _options(allow_http: bool) -> dict[str, Any]:
+    retries = _PART_RETRIES if writing else 0
     return {
         "client_options": {
             "allow_http": allow_http,
             "connect_timeout": timedelta(seconds=PATIENCE.connect_seconds),
-            "read_timeout": timedelta(seconds=PATIENCE.stall_seconds),
+            "read_timeout": timedelta(seconds=PATIENCE.sending_seconds if writing else PATIENCE.stall_seconds),
             "timeout": timedelta(hours=1),
         },
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=2)},
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(minutes=2), "backoff": backoff},
     }
 
 
-def _s3(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
+def _s3(place: Place, writing: bool) -> Client:
     settings = botocore.session.Session()
     try:
         endpoint = _s3_endpoint(settings)
         region = _region(settings, place.bucket, endpoint)
         provider, credentials = _s3_credentials(boto3.Session(botocore_session=settings))
     except BotoCoreError as error:
-        reason = type(error).__name__
-        raise StoreError(
-            place, f"cannot be read: no usable AWS settings ({reason}). Check ~/.aws and AWS_PROFILE"
-        ) from None
+        what = f"cannot be read: no usable AWS settings ({type(error).__name__}). Check ~/.aws and AWS_PROFILE"
+        raise StoreError(place, what) from None
     config: S3Config = {"region": region}
     if endpoint:
         config["endpoint"] = endpoint
     if provider is None:
         config["skip_signature"] = True
-    options = made(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"))
+    options = _options(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"), writing)
     store = S3Store(place.bucket, config=config, credential_provider=provider, **options)
     return Client(store, f"{_endpoint_name(endpoint)}, region {region}, {credentials}")
 
@@ -173,7 +162,7 @@ def _s3_endpoint(settings: botocore.session.Session) -> str | None:
 
 
 def _region(settings: botocore.session.Session, bucket: str, endpoint: str | None) -> str:
-    """From the environment or the profile; else AWS tells everybody where a bucket is. Other stores care little."""
+    """From the environment or the profile; else AWS tells where a bucket is. Other stores do not need it."""
     if region := os.environ.get("AWS_REGION") or settings.get_config_variable("region"):
         return region
     if endpoint:
@@ -184,12 +173,12 @@ def _region(settings: botocore.session.Session, bucket: str, endpoint: str | Non
     except ClientError as error:
         answer = error.response
     except BotoCoreError:
-        return _USUAL_REGION  # whoever asks next finds out what is the matter
+        return _USUAL_REGION  # the next request reports the fault
     return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", _USUAL_REGION)
 
 
 def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | None, str]:
-    """Who signs requests, and where those credentials are from."""
+    """The signer of requests, and the source of its credentials."""
     if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
         return None, "no credentials: AWS_SKIP_SIGNATURE is set"
     credentials = session.get_credentials()
@@ -199,31 +188,25 @@ def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | N
     return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
 
 
-def _gs(place: Place, made: Callable[[bool], dict[str, Any]]) -> Client:
+def _gs(place: Place, writing: bool) -> Client:
     endpoint = os.environ.get("GOOGLE_BASE_URL")
     credentials = _gs_credentials()
     config: GCSConfig = {} if credentials else {"skip_signature": True}
     if endpoint:
         config["base_url"] = endpoint
-    store = GCSStore(place.bucket, config=config, **made(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP")))
-    origin = (
-        f"credentials from {credentials}" if credentials else "no credentials found: GOOGLE_APPLICATION_CREDENTIALS"
-    )
+    options = _options(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP"), writing)
+    store = GCSStore(place.bucket, config=config, **options)
+    none = "no credentials found: GOOGLE_APPLICATION_CREDENTIALS"
+    origin = f"credentials from {credentials}" if credentials else none
     return Client(store, f"{_endpoint_name(endpoint)}, {origin}")
 
 
 def _gs_credentials() -> str | None:
-    """Where Google's libraries would find credentials; None if nowhere. The machine's own are known by its maker."""
+    """The place where Google's libraries would find credentials; None if nowhere."""
     if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
         return None
-    names = (
-        "SERVICE_ACCOUNT",
-        "SERVICE_ACCOUNT_PATH",
-        "SERVICE_ACCOUNT_KEY",
-        "APPLICATION_CREDENTIALS",
-        "BEARER_TOKEN",
-    )
-    for name in names:
+    account = ("SERVICE_ACCOUNT", "SERVICE_ACCOUNT_PATH", "SERVICE_ACCOUNT_KEY")
+    for name in (*account, "APPLICATION_CREDENTIALS", "BEARER_TOKEN"):
         if os.environ.get(f"GOOGLE_{name}"):
             return f"GOOGLE_{name}"
     if (Path.home() / ".config/gcloud/application_default_credentials.json").is_file():
@@ -246,15 +229,13 @@ def _web(place: Place) -> Client:
 
 
 def _plain_http(place: Place, endpoint: str | None, variable: str) -> bool:
-    """Whether an endpoint without encryption may be used: on this machine, or where the environment says so."""
+    """True if an endpoint without encryption may be used: on this machine, or if the environment allows it."""
     if not endpoint or urlsplit(endpoint).scheme != "http":
         return False
     if _loopback(urlsplit(endpoint).hostname) or os.environ.get(variable, "").lower() in ("1", "true"):
         return True
-    raise StoreError(
-        place,
-        f"would be read over an unencrypted connection ({shown(endpoint)}): write https://, or set {variable}=true",
-    )
+    what = f"would be read over an unencrypted connection ({shown(endpoint)})"
+    raise StoreError(place, f"{what}: write https://, or set {variable}=true")
 
 
 def _loopback(host: str | None) -> bool:

@@ -1,6 +1,6 @@
-"""Whole files onto the local disk, checked: by their digest, the store's MD5, or two readings that agree.
+"""Downloads of whole files, checked by their digest, the store's MD5, or two readings that agree.
 
-A file comes in parts, several at once, each tried again by itself; a part that was hurt on its way is found by reading
+A file comes in parts, several at once, each retried by itself; a part that was damaged in transit is found by reading
 it again, so that a large file gets through a bad line.
 """
 
@@ -8,52 +8,38 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import md5
 from io import FileIO
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 
 from daguerre.storage.clients import Store
-from daguerre.storage.errors import Mismatch, NoRanges, Passing, StoreError
+from daguerre.storage.errors import Mismatch, NoRanges, StoreError
 from daguerre.storage.location import WEB, Place
-from daguerre.storage.retry import READINGS, Stat, ranged, size, tried
+from daguerre.storage.retry import READINGS, Stat, never_alike, ranged, size, tried
 
 T = TypeVar("T")
 PART_BYTES = 16 << 20
 """Length of one request."""
 PARTS_AT_ONCE = 4
-"""Requests beside each other for one file."""
+"""Concurrent requests for one file."""
 _BLOCK_BYTES = 1 << 20
 _UPLOAD_PARTS_MIB = (5, 8, 10, 15, 16, 20, 25, 32, 50, 64, 100, 128, 256, 512, 1024)
-"""Usual sizes of the parts in which tools upload; the entity tag is then made of the parts' MD5s."""
-
-
-def fetch_beside(place: Place, to: Path, digest: str | None, keep_other: bool) -> str:
-    """`stores.fetch`."""
-    beside = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
-    try:
-        with beside.open("x+b", buffering=0) as file:
-            found = fetch_into(place, file, size(place), digest, keep_other)
-        os.replace(beside, to)
-    finally:
-        beside.unlink(missing_ok=True)
-    return found
+"""Sizes of parts in which tools upload; the entity tag is then made of the parts' MD5s."""
 
 
 def fetch_into(place: Place, file: FileIO, stat: Stat, digest: str | None, keep_other: bool) -> str:
-    """The same into an open empty file without a buffer."""
+    """Downloads into an open empty file without a buffer; see `io.fetch`."""
     file.truncate(stat.bytes)
     parts = [(start, min(PART_BYTES, stat.bytes - start)) for start in range(0, stat.bytes, PART_BYTES)]
     try:
-        firsts = _side_by_side(lambda part: _pull(place, file, stat, part), parts)
-        if not _as_promised(file, stat, digest):
-            _side_by_side(lambda pair: _settle(place, file, stat, *pair), list(zip(parts, firsts, strict=True)))
+        firsts = _in_threads(lambda part: _put(file, ranged(place, *part, version=stat.version), part[0]), parts)
+        if not _is_right(file, stat, digest):
+            _in_threads(lambda pair: _settle(place, file, stat, *pair), list(zip(parts, firsts, strict=True)))
     except NoRanges:
         _stream(place, file, stat, digest)
     found = digest_of(file)
@@ -66,10 +52,13 @@ def fetch_into(place: Place, file: FileIO, stat: Stat, digest: str | None, keep_
 
 def digest_of(file: FileIO) -> str:
     """xxh3_128 of a whole file, in hex."""
-    digest = xxhash.xxh3_128()
+    return _hexdigest(xxhash.xxh3_128(), file)
+
+
+def _hexdigest(digest: Any, file: FileIO) -> str:
     for block in _blocks(file, _BLOCK_BYTES):
         digest.update(block)
-    return digest.hexdigest()
+    return str(digest.hexdigest())
 
 
 def _blocks(file: FileIO, length: int) -> Iterator[bytes]:
@@ -79,20 +68,13 @@ def _blocks(file: FileIO, length: int) -> Iterator[bytes]:
         start += len(block)
 
 
-def _side_by_side(work: Callable[[T], str], items: Sequence[T]) -> list[str]:
-    """Results in order; the first error ends it all."""
+def _in_threads(work: Callable[[T], str], items: Sequence[T]) -> list[str]:
+    """Results in order; the first error cancels the rest."""
     threads = ThreadPoolExecutor(PARTS_AT_ONCE, thread_name_prefix="fetch")
     try:
         return [done.result() for done in [threads.submit(work, item) for item in items]]
     finally:
         threads.shutdown(cancel_futures=True)
-
-
-def _pull(place: Place, file: FileIO, stat: Stat, part: tuple[int, int]) -> str:
-    """Writes one part as it comes; returns its digest."""
-    data = ranged(place, *part, version=stat.version)
-    _put(file, data, part[0])
-    return xxhash.xxh3_128_hexdigest(data)
 
 
 def _settle(place: Place, file: FileIO, stat: Stat, part: tuple[int, int], first: str) -> str:
@@ -106,18 +88,20 @@ def _settle(place: Place, file: FileIO, stat: Stat, part: tuple[int, int], first
             if found != first:
                 _put(file, data, part[0])
             return found
-    raise Passing(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them")
+    raise never_alike(place)
 
 
-def _put(file: FileIO, data: bytes, start: int) -> None:
+def _put(file: FileIO, data: Any, start: int) -> str:
+    """Writes one part; returns its digest."""
     view = memoryview(data)
     while view:
         written = os.pwrite(file.fileno(), view, start)
         view, start = view[written:], start + written
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def _stream(place: Place, file: FileIO, stat: Stat, digest: str | None) -> None:
-    """From a server that gives no ranges: whole, from its beginning after every fault, until two readings agree."""
+    """Downloads from a server without ranges: from the beginning after every fault, until two readings agree."""
 
     def whole(store: Store, path: str) -> None:
         end = 0
@@ -131,31 +115,23 @@ def _stream(place: Place, file: FileIO, stat: Stat, digest: str | None) -> None:
         tried(place, whole)
         found = digest_of(file)
         seen[found] += 1
-        if _as_promised(file, stat, digest) or seen[found] == 2:
+        if _is_right(file, stat, digest) or seen[found] == 2:
             return
-    raise Passing(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them")
+    raise never_alike(place)
 
 
-def _as_promised(file: FileIO, stat: Stat, digest: str | None) -> bool:
-    """Whether the bytes are known to be right: by their digest if there is one, else by an entity tag that is made of
-    MD5s (not all are)."""
+def _is_right(file: FileIO, stat: Stat, digest: str | None) -> bool:
+    """True if the digest matches; without one, if an entity tag that is made of MD5s (not all are) does."""
     if digest:
         return digest_of(file) == digest
     found = re.fullmatch(r'"?([0-9a-f]{32})(?:-(\d{1,5}))?"?', stat.version)
     if not found:
         return False
     if not found[2]:
-        return _md5(file) == found[1]
+        return _hexdigest(md5(usedforsecurity=False), file) == found[1]
     count = int(found[2])
     sizes = [mib << 20 for mib in _UPLOAD_PARTS_MIB if -(-stat.bytes // (mib << 20)) == count]
     return any(_md5_of_parts(file, size) == found[1] for size in sizes)
-
-
-def _md5(file: FileIO) -> str:
-    whole = md5(usedforsecurity=False)
-    for block in _blocks(file, _BLOCK_BYTES):
-        whole.update(block)
-    return whole.hexdigest()
 
 
 def _md5_of_parts(file: FileIO, part_bytes: int) -> str:

@@ -1,7 +1,7 @@
-"""What went wrong at a store, in words of our own.
+"""Faults of stores and web servers.
 
 The libraries' messages hold addresses with signatures, keys and whole answers of servers: none of their text is passed
-on, only the HTTP status, the store's error code and what kind of fault it was.
+on, only the HTTP status, the store's error code and the kind of the fault.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from daguerre.storage.location import STORES, Place
 
 
 class StoreError(OSError):
-    """A place that cannot be read or written. The message holds no credentials."""
+    """A file that cannot be read or written. The message holds no credentials."""
 
     def __init__(self, place: Place, what: str, setting: str = "data.path") -> None:
         super().__init__()
         self.place = place
-        """Where."""
         self.what = what
-        """What happened and what to do, without the place and the setting."""
+        """The message without the file and the setting."""
         self.setting = setting
-        """Which setting names the place; empty if none does."""
+        """The setting that names the place; empty if none does."""
 
     passing = False
-    """Whether the same request may succeed a moment later."""
+    """True if the same request may succeed a moment later."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.place, self.what, self.setting)
@@ -48,7 +47,7 @@ class StoreError(OSError):
 
 
 class Passing(StoreError):
-    """A fault that may be over soon: an error of the server, a connection that broke, an answer that did not come."""
+    """A fault that may pass: an error of the server, a broken connection, a missing answer."""
 
     passing = True
 
@@ -58,7 +57,7 @@ class Unreachable(Passing):
 
 
 class Missing(StoreError, FileNotFoundError):
-    """There is nothing of that name."""
+    """No file of that name exists."""
 
 
 class NoRanges(StoreError):
@@ -66,13 +65,13 @@ class NoRanges(StoreError):
 
 
 class Mismatch(StoreError):
-    """The bytes came alike several times and are not those that were expected: they are stored that way (damaged, cut
+    """Bytes that came alike several times and are not the expected ones: they are stored that way (damaged, truncated
     or replaced)."""
 
     def __init__(self, place: Place, what: str, setting: str = "data.path", data: bytes = b"") -> None:
         super().__init__(place, what, setting)
         self.data = data
-        """What is stored there; shorter than asked for if the file ends before."""
+        """The stored bytes; shorter than asked for if the file ends before."""
 
 
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -80,7 +79,7 @@ _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 507, 509, 520, 521, 522, 523, 524}
 _PASSING_CODES = {"RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "SlowDown"}
-_PASSING_CODES |= {"InvalidPart", "InvalidPartOrder", "MalformedXML"}  # a request that was hurt on its way
+_PASSING_CODES |= {"InvalidPart", "InvalidPartOrder", "MalformedXML"}  # a request that was damaged in transit
 _LATE = "no answer in time"
 _FAULTS = (
     # text of the library, what it means
@@ -95,17 +94,17 @@ _FAULTS = (
 )
 
 
-def told(error: BaseError | OSError | ValueError, place: Place, access: str, done: str = "read") -> StoreError:
-    """The fault in our own words; `access` says by which endpoint and with which credentials the place was asked, and
-    `done` what was to be done with it: `read` or `written`."""
+def translated(error: BaseError | OSError | ValueError, place: Place, access: str, done: str = "read") -> StoreError:
+    """A library's error as a StoreError; `access` names endpoint and credentials, `done` is `read` or `written`."""
     text = str(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else None
     code = found[1] if (found := _CODE.search(text)) else ""
     if status == 404 or isinstance(error, FileNotFoundError):
-        return Missing(place, _missing(code, access))
+        what = "is in a bucket that does not exist" if code == "NoSuchBucket" else "does not exist"
+        return Missing(place, f"{what} ({access})")
     if status is not None:
         return _answered(status, code, text, place, access, done)
-    if "BareRedirect" in text:  # elsewhere, without a word where
+    if "BareRedirect" in text:  # elsewhere, without the region
         return _elsewhere(place, access, "")
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
         return StoreError(place, f"may not be {done}: the credentials cannot be used or renewed ({access})")
@@ -114,11 +113,6 @@ def told(error: BaseError | OSError | ValueError, place: Place, access: str, don
     if isinstance(error, InvalidPathError) or "Could not parse path" in text:
         return StoreError(place, "is, or holds, a name that cannot be asked for: one with an empty part (//), . or ..")
     return _unanswered(text, place, access)
-
-
-def _missing(code: str, access: str) -> str:
-    what = "is in a bucket that does not exist" if code == "NoSuchBucket" else "does not exist"
-    return f"{what} ({access})"
 
 
 def _answered(status: int, code: str, text: str, place: Place, access: str, done: str) -> StoreError:

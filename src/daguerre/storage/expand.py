@@ -1,7 +1,6 @@
-"""What a path setting means: local paths, `file:`, brace ranges, globs, folders, object stores, web addresses, and the
-`pipe:` commands that only read a file.
+"""Path settings as locations: local paths, `file:`, brace ranges, globs, folders, stores, web addresses, `pipe:`.
 
-Nothing is read here but folders and listings. A local path that exists is taken as it stands, whatever signs are in it.
+Nothing is read here but folders and listings. A local path that exists is taken as it is, whatever signs are in it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -19,17 +18,15 @@ from braceexpand import braceexpand
 
 from daguerre import credentials
 from daguerre.credentials import SEPARATOR
-from daguerre.errors import UserError
+from daguerre.errors import Code, UserError
 from daguerre.storage import io as storage_io
 from daguerre.storage.location import STORES, WEB, Place, scheme, shown
 from daguerre.storage.pipes import address_in
 
-__all__ = ["Place", "expand"]
-
 INDEX_SUFFIX = ".index"
-"""Our own files beside shards: a glob never means them."""
+"""Our own files beside shards, which a glob never means."""
 PLACES_LIMIT = 1_000_000
-"""Most places of one setting."""
+"""Most files of one setting."""
 _GLOB = re.compile(r"[*?\[]")
 _RANGE = re.compile(r"\{(-?\d{1,20})\.\.(-?\d{1,20})")
 _OTHER_SCHEMES = {
@@ -45,25 +42,21 @@ _OTHER_SCHEMES |= dict.fromkeys(("azure", "abfs", "abfss", "adl", "wasb", "wasbs
 def expand(
     given: str | Sequence[str], setting: str = "data.path", suffixes: tuple[str, ...] = (".tar",)
 ) -> list[Place]:
-    """The places that a setting means, in its order, sorted within a glob or folder; a folder, or a store's prefix that
-    ends in `/`, means the files in it with one of the suffixes. UserError naming `setting` where one of them cannot be
-    meant, is missing, or comes twice; whether far files exist is found out when they are read."""
+    """The files of a setting in its order, sorted within a glob or folder; a folder, or a store's prefix that ends in
+    `/`, stands for the files in it with one of the suffixes; `a::b` is two, as in webdataset. UserError for a text with
+    no meaning, and for files that are missing or come twice; remote files are not looked for."""
     texts = [given] if isinstance(given, str) else list(given)
-    if not any(text.strip() for text in texts):
-        raise UserError(f"{setting}: nothing is given; a file, folder or address is expected")
     reading = _Reading(setting, suffixes)
-    places = [place for text in texts for one in _split(text) for place in reading.places(one)]
+    if not any(text.strip() for text in texts):
+        raise reading.error("nothing is given; a file, folder or address is expected", "missing")
+    split = [[text] if _exists(text) else [part.strip() for part in SEPARATOR.split(text)] for text in texts]
+    places = [place for parts in split for part in parts for place in reading.places(part)]
     seen: set[str] = set()
     for place in places:
-        if place.identity in seen:  # also where they differ in what is cut off: caches could not tell them apart
-            raise UserError(f"{setting}: {place.name} is named twice: remove one (`repeats` is for more of the same)")
+        if place.identity in seen:  # also if only their secrets differ: caches could not tell them apart
+            raise reading.error(f"{place.name} is named twice: remove one (`repeats` is for more of the same)")
         seen.add(place.identity)
     return places
-
-
-def _split(text: str) -> list[str]:
-    """`a::b` is two, as in webdataset; but not the address [::1]."""
-    return [text] if _exists(text) else [part.strip() for part in SEPARATOR.split(text)]
 
 
 def _exists(text: str) -> bool:
@@ -71,41 +64,41 @@ def _exists(text: str) -> bool:
 
 
 class _Reading:
-    """One setting in the reading."""
+    """Reads one setting."""
 
     def __init__(self, setting: str, suffixes: tuple[str, ...]) -> None:
         self.setting = setting
         self.suffixes = suffixes
 
     def places(self, text: str) -> list[Place]:
-        """What one text of the setting means."""
+        """The files of one text of the setting."""
         if not text:
-            raise self._error("one of the names is empty: remove it")
+            raise self.error("one of the names is empty: remove it")
         if text.startswith("pipe:"):
             text = address_in(text, self.setting)
         text = credentials.whole(self._without_file(text))
         if _exists(text):
             return self._local(text)
         if credentials.is_cut(text):
-            raise self._error(
+            raise self.error(
                 f"{text} was given with a user and password, or a query, where {credentials.CUT} stands. "
                 "These are written nowhere. Give the whole address again, on the command line or in the environment: "
                 f"{credentials.VARIABLE}='https://USER:PASSWORD@...' (several with spaces between)"
             )
         names = self._braces(text)
-        missing = [
-            name for name in names if len(names) > 1 and not (scheme(name) or _GLOB.search(name) or _exists(name))
-        ]
-        if missing:
+        missing = [name for name in names if not (scheme(name) or _GLOB.search(name) or _exists(name))]
+        if missing and len(names) > 1:
             first = ", ".join(repr(shown(name)) for name in missing[:3])
-            raise self._error(
+            raise self.error(
                 f"{shown(text)!r} names {len(names):,} files, of which {len(missing):,} do not exist: {first}"
-                f"{' ...' if len(missing) > 3 else ''} (seen from {os.getcwd()!r})"
+                f"{' ...' if len(missing) > 3 else ''} (seen from {os.getcwd()!r})",
+                "missing",
             )
         return [place for name in names for place in self._places(name)]
 
-    def _error(self, what: str) -> UserError:
-        return UserError(f"{self.setting}: {what}")
+    def error(self, what: str, code: Code = "invalid") -> UserError:
+        """An error that names the setting."""
+        return UserError(f"{self.setting}: {what}", code=code, setting=self.setting)
 
     def _without_file(self, text: str) -> str:
         """`file:x`, `file:/x` and `file:///x` are paths; %20 and the like are decoded where only that names a file."""
@@ -113,12 +106,12 @@ class _Reading:
         if not found:
             return text
         if found[1] not in (None, "", "localhost"):
-            raise self._error(
+            raise self.error(
                 f"{shown(text)!r} names a file of another machine; for a file of this one write file:///x or x"
             )
         path = unquote(found[2]) if not _exists(found[2]) and _exists(unquote(found[2])) else found[2]
         if not path:
-            raise self._error(f"{text!r} names no file")
+            raise self.error(f"{text!r} names no file")
         return path
 
     def _braces(self, text: str) -> list[str]:
@@ -126,9 +119,9 @@ class _Reading:
         try:
             names = list(islice(braceexpand(text), PLACES_LIMIT + 1)) if longest < PLACES_LIMIT else None
         except ValueError:  # braceexpand's UnbalancedBracesError
-            raise self._error(f"{shown(text)!r}: a brace is not closed; ranges are written {{00000..00099}}") from None
+            raise self.error(f"{shown(text)!r}: a brace is not closed; ranges are written {{00000..00099}}") from None
         if names is None or len(names) > PLACES_LIMIT:
-            raise self._error(f"{shown(text)!r} names more than {PLACES_LIMIT:,} files")
+            raise self.error(f"{shown(text)!r} names more than {PLACES_LIMIT:,} files")
         return names
 
     def _places(self, name: str) -> list[Place]:
@@ -140,7 +133,7 @@ class _Reading:
         if kind in WEB:
             return [self._web(kind, name)]
         reason = _OTHER_SCHEMES.get(kind, "read are local paths, s3://, gs://, http:// and https://")
-        raise self._error(f"{shown(name)!r}: {kind}:// is not read: {reason}")
+        raise self.error(f"{shown(name)!r}: {kind}:// is not read: {reason}")
 
     def _local(self, name: str) -> list[Place]:
         path = os.path.abspath(os.path.expanduser(name))
@@ -148,18 +141,18 @@ class _Reading:
             return [Place(path)]
         if os.path.isdir(path):
             if not os.access(path, os.R_OK | os.X_OK):
-                raise self._error(f"{shown(name)!r} may not be read")
+                raise self.error(f"{shown(name)!r} may not be read")
             files = sorted(os.path.join(path, entry) for entry in os.listdir(path))
             found = [file for file in files if self._fits(file) and os.path.isfile(file)]
             return [Place(file) for file in found] or self._nothing_in(path, files)
         if os.path.lexists(path):
-            raise self._error(f"{shown(name)!r} is a link that leads nowhere, or no regular file")
+            raise self.error(f"{shown(name)!r} is a link that leads nowhere, or no regular file")
         if _GLOB.search(name):
             matches = sorted(glob.glob(path, recursive=True))
             found = [match for match in matches if os.path.isfile(match) and not match.endswith(INDEX_SUFFIX)]
             if found:
                 return [Place(match) for match in found]
-        raise self._error(_absent(name, path))
+        raise self.error(_absent(name, path), "missing")
 
     def _fits(self, name: str) -> bool:
         file = name.rsplit("/", 1)[-1]
@@ -168,15 +161,16 @@ class _Reading:
     def _nothing_in(self, folder: str, files: Sequence[str]) -> list[Place]:
         wanted = " or ".join(self.suffixes)
         others = ", ".join(shown(file.removeprefix(folder).lstrip("/")) for file in files[:3]) or "nothing"
-        raise self._error(
+        raise self.error(
             f"no file in {shown(folder)!r} ends in {wanted}; found: {others}{' ...' if len(files) > 3 else ''}. "
-            f"For files in folders inside it write {shown(folder).rstrip('/')}/**/*{self.suffixes[0]}"
+            f"For files in folders inside it write {shown(folder).rstrip('/')}/**/*{self.suffixes[0]}",
+            "missing",
         )
 
     def _stored(self, kind: str, name: str) -> list[Place]:
         bucket, _, key = name.split("://", 1)[1].partition("/")
         if not bucket or "@" in bucket or _GLOB.search(bucket):
-            raise self._error(
+            raise self.error(
                 f"{shown(name)!r}: {kind}://BUCKET/KEY is expected; credentials come from the environment, never from "
                 "an address"
             )
@@ -186,40 +180,38 @@ class _Reading:
         try:
             files = [place.url for place in storage_io.listing(f"{kind}://{bucket}/{folder}")]
         except storage_io.StoreError as error:
-            raise self._error(error.told) from None
+            raise self.error(error.told) from None
         return self._listed(f"{kind}://{bucket}/", key, files)
 
     def _listed(self, root: str, key: str, files: Sequence[str]) -> list[Place]:
-        """Those files of a listing that a glob, or a prefix that ends in `/`, means."""
+        """The files of a listing that match a glob, or a prefix that ends in `/`."""
         if not _GLOB.search(key):
             here = [file for file in files if "/" not in file.removeprefix(root + key) and self._fits(file)]
             return [Place(file) for file in here] or self._nothing_in(root + key, files)
-        means = _matcher(key)
+        means = re.compile("".join(_translated(key)), re.DOTALL).fullmatch
         matches = [file for file in files if means(file.removeprefix(root)) and not file.endswith(INDEX_SUFFIX)]
         if not matches:
-            raise self._error(f"nothing matches {shown(root + key)!r} (among {len(files):,} files that were listed)")
+            raise self.error(f"nothing matches {shown(root + key)!r} (among {len(files):,} files that were listed)")
         return [Place(file) for file in matches]
 
     def _web(self, kind: str, name: str) -> Place:
         rest = name.split("://", 1)[1]
         path, _, query = rest.partition("?")
         if "*" in path or "[" in path.partition("/")[2] or query.startswith("?"):
-            raise self._error(
+            raise self.error(
                 f"{shown(name)!r}: web servers do not list their files: write a range such as {{000..099}}"
             )
         if "..." in shown(name) and "..." not in name:
-            raise self._error(
+            raise self.error(
                 f"{shown(name)!r}: the address cannot be read; / : @ in a password are written %2F %3A %40"
             )
         if not path.partition("/")[0].rpartition("@")[2] or path.endswith("/") or "/" not in path:
-            raise self._error(
-                f"{shown(name)!r}: the address of a file is expected; web servers do not list their files"
-            )
+            raise self.error(f"{shown(name)!r}: the address of a file is expected; web servers do not list their files")
         return Place(f"{kind}://{rest}")
 
 
 def _absent(name: str, path: str) -> str:
-    """What is there instead of a path that is not."""
+    """A message about a path that does not exist: its nearest folder, and a similar name."""
     what = "nothing matches" if _GLOB.search(name) else "there is no"
     parents = Path(path).parents
     nearest = next(parent for parent in parents if parent.is_dir() and not _GLOB.search(str(parent)))
@@ -232,13 +224,9 @@ def _absent(name: str, path: str) -> str:
     )
 
 
-def _matcher(pattern: str) -> Callable[[str], object]:
-    """Like a shell: `*` and `?` stay inside a folder and leave out names that begin with a dot, `**` is any folders."""
-    translated = "".join(_translated(pattern))
-    return re.compile(translated, re.DOTALL).fullmatch
-
-
 def _translated(pattern: str) -> Iterator[str]:
+    """A glob as a regular expression, in parts. `*` and `?` stay inside a folder and leave out names that begin with a
+    dot, `**` is any folders."""
     for found in re.finditer(r"(^|/)(\*\*(?:/|$))|(^|(?<=/))(?=[*?\[])|\*+|\?|\[(!?)([^\]/]+)\]|.", pattern, re.DOTALL):
         token = found[0]
         if found[2]:

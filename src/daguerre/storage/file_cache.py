@@ -1,7 +1,7 @@
-"""Whole far files on the local disk: bounded, shared by all processes of a machine, the least recently used goes first.
+"""The local cache of whole remote files: bounded, shared by all processes of a machine, least recently used goes first.
 
-A folder holds `shards/XX/NAME.DIGEST.VERSION` (whole files, put there by a rename), `parts/` (files in the making, each
-locked by its maker) and `locks/`. A process that is killed leaves a part without a lock, which the next one removes.
+A folder holds `shards/XX/NAME.DIGEST.VERSION` (whole files, put there by a rename), `parts/` (downloads, each locked by
+its process) and `locks/`. A process that is killed leaves a part without a lock, which the next one removes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ default_folder = user_cache.folder
 
 @dataclass(frozen=True)
 class _Kept:
-    """A whole copy, as its name tells."""
+    """A whole copy, as its name says."""
 
     path: Path
     digest: str
     version: str
 
     def touched(self) -> bool:
-        """Marks it as used now; False where it is gone, or was hurt by a power cut: names may outlive data that never
+        """Marks it as used now; False if it is gone, or damaged by a power cut: names may outlive data that never
         reached the disk, so the first use after the machine started compares the digest."""
         try:
             before_start = self.path.stat().st_ctime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-            if before_start and self._hurt():
+            if before_start and not _is_whole(self.path):
                 self.path.unlink(missing_ok=True)
                 return False
             os.utime(self.path)
@@ -54,26 +54,23 @@ class _Kept:
             return False
         return True
 
-    def _hurt(self) -> bool:
-        return not _is_whole(self.path)
-
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A folder for whole far files."""
+    """A folder for whole remote files."""
 
     folder: Path
-    """Made when it is needed; several processes may use it at once."""
+    """Created when needed; several processes may use it at once."""
     limit_bytes: int
-    """Most that all files take together, those in the making included."""
+    """Bound on all files together, downloads included."""
 
     def path(self, place: Place, digest: str | None = None) -> Path:
-        """Where a whole copy of the file lies, fetched if it is not there; it counts as used now. StoreError, or
+        """The path of a whole copy, fetched if need be; it counts as used now. A local file's own path. StoreError, or
         UserError for a folder that cannot be used.
 
-        `digest` (xxh3_128, hex) is what the file should be: where the store holds other bytes, those come all the same,
-        for whoever checks samples one by one. Without it, the copy is the store's newest. Another process may remove
-        the copy at any time; `read` knows. A local file is where it is.
+        `digest` (xxh3_128, hex) is the expected one: if the store holds other bytes, those come all the same, for
+        callers that check samples one by one. Without it, the copy is the store's newest. Another process may remove
+        the copy at any time, which `read` handles.
         """
         if place.local is not None:
             return place.local
@@ -93,7 +90,7 @@ class ShardCache:
         digest: str | None = None,
         check: Callable[[bytes], bool] | None = None,
     ) -> bytes:
-        """`stores.read` from the whole copy; a copy that is hurt, where the file is not, is fetched again."""
+        """`io.read` from the whole copy; a copy that is damaged, while the file is not, is fetched again."""
         if place.local is not None:
             return storage_io.read(place, start, length, check)
         for _ in range(_OPENINGS):
@@ -111,7 +108,7 @@ class ShardCache:
         raise storage_io.Passing(place, what, "data.cache_gb")
 
     def holds(self, place: Place) -> bool:
-        """Whether there is a whole copy (or the file is local). Asks no store."""
+        """True if there is a whole copy, or the file is local. Sends no request."""
         return place.local is not None or bool(self._kept(place))
 
     def _kept(self, place: Place) -> list[_Kept]:
@@ -125,11 +122,12 @@ class ShardCache:
         return self.folder / "shards" / name[:2]
 
     def _usable(self, place: Place, digest: str | None) -> Path | None:
-        """A copy that is what is asked for, marked as used now."""
+        """The copy with that digest (else that is up to date), marked as used now."""
         kept = self._kept(place)
         right = [one for one in kept if one.digest == digest]
         if kept and not right:
-            version = _version_lately(place, digest, _minute()) if digest else _version(storage_io.size(place))
+            minute = int(time.monotonic() // 60)
+            version = _recent_version(place, digest, minute) if digest else _version(storage_io.size(place))
             right = [one for one in kept if one.version == version]
         return right[0].path if right and right[0].touched() else None
 
@@ -150,11 +148,13 @@ class ShardCache:
 
     @contextmanager
     def _part(self, place: Place, stat: Stat) -> Iterator[FileIO]:
-        """A file in the making of the full size, locked, gone at the end unless it was renamed."""
+        """A file of the full size for a download, locked, removed at the end unless it was renamed."""
         if stat.bytes > self.limit_bytes:
             raise UserError(
                 f"data.cache_gb: {place.name} has {stat.bytes / 1e9:.3g} GB, more than the "
-                f"{self.limit_bytes / 1e9:.3g} GB that may be kept on the local disk: raise data.cache_gb"
+                f"{self.limit_bytes / 1e9:.3g} GB that may be kept on the local disk: raise data.cache_gb",
+                code="resources",
+                setting="data.cache_gb",
             )
         with self._locked("room"):
             self._make_room(stat.bytes)
@@ -170,26 +170,27 @@ class ShardCache:
                 raise
             raise UserError(
                 f"data.cache_dir: the disk of {str(self.folder)!r} is full: choose another folder, or lower "
-                f"data.cache_gb (now {self.limit_bytes / 1e9:.3g})"
+                f"data.cache_gb (now {self.limit_bytes / 1e9:.3g})",
+                code="resources",
+                setting="data.cache_dir",
             ) from None
         finally:
             path.unlink(missing_ok=True)
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Removes parts whose makers are gone, then whole copies, those used longest ago first."""
+        """Removes parts whose processes are gone, then whole copies, the least recently used first."""
         taken = needed_bytes + sum(_living_bytes(part) for part in self._made("parts").iterdir())
-        whole = [(found.st_mtime_ns, found.st_size, path) for path, found in self._whole()]
+        whole = []
+        for path in self._made("shards").glob("??/*"):
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                whole.append((found.st_mtime_ns, found.st_size, path))
         taken += sum(size for _, size, _ in whole)
         for _, size, path in sorted(whole):
             if taken <= self.limit_bytes:
                 return
             path.unlink(missing_ok=True)
             taken -= size
-
-    def _whole(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for path in self._made("shards").glob("??/*"):
-            with suppress(FileNotFoundError):
-                yield path, path.stat()
 
     def _made(self, name: str) -> Path:
         try:
@@ -199,12 +200,12 @@ class ShardCache:
         return self.folder / name
 
     def _unusable(self, error: OSError) -> UserError:
-        what = f"cannot be used ({error.strerror}): choose a folder that you may write to"
-        return UserError(f"data.cache_dir: {str(self.folder)!r} {what}")
+        what = f"{str(self.folder)!r} cannot be used ({error.strerror}): choose a folder that you may write to"
+        return UserError(f"data.cache_dir: {what}", setting="data.cache_dir")
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """Alone among all threads and processes; waits for whoever is at it."""
+        """A lock among all threads and processes; waits for it."""
         with FileIO(self._made("locks") / name, "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -214,7 +215,7 @@ class ShardCache:
 
 
 def _living_bytes(part: Path) -> int:
-    """Size of a part that is being made; a part without a maker is removed."""
+    """Size of a part in the making; removes one whose process is gone."""
     with suppress(FileNotFoundError), FileIO(part) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,22 +234,18 @@ def _version(stat: Stat) -> str:
 
 
 def _is_whole(copy: Path) -> bool:
-    """Whether a copy's bytes are those that its name tells the digest of."""
+    """True if a copy has the digest in its name."""
     with FileIO(copy) as file:
         return digest_of(file) == copy.name.split(".")[1]
 
 
 @lru_cache(maxsize=256)
 def _sound(copy: Path, moment: int) -> bool:
-    """The same, found out again only after a while: many samples of a shard may be damaged."""
+    """`_is_whole`, cached for a `moment`: many samples of a shard may be damaged."""
     return _is_whole(copy)
 
 
-def _minute() -> int:
-    return int(time.monotonic() // 60)
-
-
 @lru_cache(maxsize=256)
-def _version_lately(place: Place, digest: str, minute: int) -> str:
-    """The version at the store; asked for once a minute by those who expect other bytes than they got."""
+def _recent_version(place: Place, digest: str, minute: int) -> str:
+    """The version at the store, requested once a minute if other bytes are expected than came."""
     return _version(storage_io.size(place))

@@ -1,8 +1,7 @@
-"""All network access of the data engine: sizes, ranges, whole files, listings, writing. Local files go the same way.
+"""Network access of the data engine and of runs: sizes, ranges, whole files, listings, writing; local files likewise.
 
-Every request is bounded and tried again after a pause; what comes is checked (a digest, the store's MD5, or two
-readings that agree). A place that fails to the end is a `StoreError` without credentials in it. Whole far
-files that are kept on the local disk: storage/file_cache.py.
+Every request is bounded and retried after a pause; bytes are checked (a digest, the store's MD5, or two readings that
+agree). A file that fails to the end is a `StoreError` without credentials in it.
 """
 
 from __future__ import annotations
@@ -10,56 +9,56 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import md5
+from hashlib import md5, sha256
+from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 import xxhash
+from obstore.store import GCSStore, S3Store
 
 from daguerre.errors import UserError
 from daguerre.storage import local_files
 from daguerre.storage.clients import Store
-from daguerre.storage.download import fetch_beside
+from daguerre.storage.download import fetch_into
 from daguerre.storage.errors import Mismatch, Missing, NoRanges, Passing, StoreError
 from daguerre.storage.location import STORES, WEB, Place
-from daguerre.storage.retry import READINGS, Stat, ranged, size, tried
+from daguerre.storage.retry import READINGS, Stat, never_alike, ranged, size, tried
 
-__all__ = [
-    "Mismatch",
-    "Missing",
-    "NoRanges",
-    "Opening",
-    "Passing",
-    "Stat",
-    "StoreError",
-    "exists",
-    "fetch",
-    "listing",
-    "opening",
-    "read",
-    "size",
-    "write",
-]
+__all__ = ["Mismatch", "Missing", "NoRanges", "Passing", "Stat", "StoreError", "size"]
 
 ALIKE = 3
 """Readings that are alike and yet refused, after which bytes count as stored that way."""
 _PAGE_KEYS = 5000
 _PUT_BYTES = 64 << 20
+_MOST_PARTS = 9000
+_PARTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How a file begins, for saying what it is instead of what was expected."""
+    """The beginning of a file, to tell what it is instead of what was expected."""
 
     data: bytes
-    """Its first bytes."""
     content_type: str
-    """As the server calls it, such as `text/html`; empty if unknown."""
+    """By the server, such as `text/html`; empty if unknown."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A large object that arrived whole."""
+
+    size_bytes: int
+    sha256: str
+    tag: str
+    """The store's entity tag."""
 
 
 def exists(place: Place) -> bool:
-    """Whether there is a file; StoreError where that cannot be found out."""
+    """True if there is a file. StoreError if that cannot be found out."""
     if place.local is not None:
         return place.local.is_file()
     try:
@@ -85,11 +84,11 @@ def opening(place: Place, length: int = 512) -> Opening:
 def read(
     place: Place, start: int, length: int, check: Callable[[bytes], bool] | None = None, *, twice: bool = False
 ) -> bytes:
-    """Exactly `length` bytes from `start` on; what `check` refuses is read again, as it may have been hurt on its way.
+    """Exactly `length` bytes from `start` on; what `check` refuses is read again, as it may be damaged in transit.
 
     Without a check the bytes are taken as they come, or with `twice` once two readings agree. `Mismatch` (with the
-    bytes) where they come alike again and again and the check still refuses them, or where the file ends before;
-    other StoreErrors for faults that outlast the retries, OSError for those of the local disk.
+    bytes) if they come alike again and again and the check still refuses them, or if the file ends before; other
+    StoreErrors for faults that outlast the retries, OSError for those of the local disk.
     """
     if not length:
         return b""
@@ -104,16 +103,28 @@ def read(
             return data
         if seen[alike] == ALIKE:
             raise Mismatch(place, f"holds other bytes than expected from {start:,} to {start + length:,}", data=data)
-    raise Passing(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them")
+    raise never_alike(place)
 
 
 def fetch(place: Place, to: Path, digest: str | None = None, *, keep_other: bool = False) -> str:
-    """Brings a whole file to `to`, never half of it, and returns its xxh3_128 in hex.
+    """Downloads a whole file to `to`, atomically, and returns its xxh3_128 in hex.
 
-    What comes is right by `digest`, else by the store's MD5, else because two readings agree. `Mismatch` where two
-    readings agree on other bytes than those of `digest`; `keep_other` keeps them.
+    The bytes are checked by `digest`, else by the store's MD5, else by a second reading. `Mismatch` if two readings
+    agree on other bytes than those of `digest`; `keep_other` keeps them.
     """
-    return fetch_beside(place, to, digest, keep_other)
+    with _replacing(to) as beside, beside.open("x+b", buffering=0) as file:
+        return fetch_into(place, file, size(place), digest, keep_other)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file that replaces `path` at the end of the block."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        yield beside
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def listing(url: str) -> list[Place]:
@@ -122,62 +133,125 @@ def listing(url: str) -> list[Place]:
     assert place.scheme in STORES, place.name
     seen: Counter[tuple[str, ...]] = Counter()
     for _ in range(READINGS):
-        found = _listed(place)
+        found = tuple(sorted(meta["path"] for meta in entries(place)))
         seen[found] += 1
         if seen[found] == 2:
             return [Place(f"{place.scheme}://{place.bucket}/{key}") for key in found]
     raise Passing(place, f"is listed differently at each of {READINGS} readings: is it being written to?")
 
 
-def _listed(place: Place) -> tuple[str, ...]:
-    """Goes on after the last key that came, so that a fault in a long listing costs one page."""
-    keys: list[str] = []
+def entries(place: Place) -> list[Any]:
+    """obstore's ObjectMeta of all objects under a prefix, read once; a fault in a long listing costs one page."""
+    found: list[Any] = []
+
+    def following(store: Store, path: str) -> list[Any]:
+        after = found[-1]["path"] if found else None
+        return list(next(iter(store.list(path or None, offset=after, chunk_size=_PAGE_KEYS)), []))
+
     while True:
-        page = tried(place, lambda store, path: _page(store, path, keys[-1] if keys else None))
-        keys.extend(page)
+        page = tried(place, following)
+        found += page
         if len(page) < _PAGE_KEYS:
-            return tuple(sorted(keys))
-
-
-def _page(store: Store, prefix: str, after: str | None) -> list[str]:
-    stream = store.list(prefix or None, offset=after, chunk_size=_PAGE_KEYS)
-    return [meta["path"] for meta in next(iter(stream), [])]
+            return found
 
 
 def write(to: str | Path | Place, data: bytes) -> None:
-    """Creates or replaces a file, here (at once) or in a store (and sees that it arrived whole). StoreError."""
+    """Creates or replaces a file: locally and atomically, or in a store, where it arrives whole. StoreError."""
     place = to if isinstance(to, Place) else Place(str(to))
     if place.scheme in WEB:
-        raise UserError(f"{place.name}: nothing can be written to a web server; give a folder, s3:// or gs://")
+        what = f"{place.name}: nothing can be written to a web server; give a folder, s3:// or gs://"
+        raise UserError(what, code="unsupported")
     if place.local is not None:
-        return _write_here(place.local, data)
+        place.local.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(place.local) as beside:
+            beside.write_bytes(data)
+        return
     try:
-        return _write_far(place, data)
+        send(place, lambda: [data], _PUT_BYTES)
     except StoreError as error:
         error.setting = ""
         raise
 
 
-def _write_far(place: Place, data: bytes) -> None:
+def send(place: Place, chunks: Callable[[], Iterable[Any]], part_bytes: int, about_bytes: int = 0) -> Sent:
+    """Creates or replaces an object of a store from pieces of memory, which `chunks` gives anew at each try.
+
+    It has arrived by the store's MD5, else because it is read back. StoreError.
+    """
+    part_bytes = max(part_bytes, -(-about_bytes // _MOST_PARTS))
     for _ in range(READINGS):
-        put = tried(place, lambda store, path: store.put(path, data, chunk_size=_PUT_BYTES), "written")
-        if (put["e_tag"] or "").strip('"') in _tags(data) or read(place, 0, len(data), twice=True) == data:
-            return
-    raise Passing(place, "holds other bytes than were written to it")
+        sums = _Sums()
+
+        def put(store: Store, path: str, sums: _Sums = sums) -> str:
+            sums.begin()
+            parts = (sums.add(part) for part in _parts(chunks(), part_bytes))
+            first, second = next(parts, None), next(parts, None)
+            writable = cast("S3Store | GCSStore", store)
+            if second is None:
+                done = writable.put(path, sums.add(b"") if first is None else first, use_multipart=False)
+            else:
+                every = chain([first or b"", second], parts)
+                done = writable.put(
+                    path, every, use_multipart=True, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE
+                )
+            return done["e_tag"] or ""
+
+        tag = tried(place, put, "written")
+        if tag.strip('"') in sums.tags() or stored_sha256(place, sums.size_bytes) == sums.sha256:
+            return Sent(sums.size_bytes, sums.sha256, tag)
+    raise Passing(place, "holds other bytes than were written to it", "")
 
 
-def _tags(data: bytes) -> set[str]:
-    """Entity tags that tell that these bytes arrived: their MD5, or that of the MD5s of the parts they were sent in."""
-    parts = [md5(data[start : start + _PUT_BYTES], usedforsecurity=False) for start in range(0, len(data), _PUT_BYTES)]
-    together = md5(b"".join(part.digest() for part in parts), usedforsecurity=False).hexdigest()
-    return {md5(data, usedforsecurity=False).hexdigest(), f"{together}-{len(parts)}"}
-
-
-def _write_here(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+def stored_sha256(place: Place, size_bytes: int, part_bytes: int = 8 << 20) -> str:
+    """SHA-256 of an object as the store gives it; empty if it is not of that size or does not exist."""
+    digest = sha256()
     try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+        if size(place).bytes != size_bytes:
+            return ""
+        for start in range(0, size_bytes, part_bytes):
+            digest.update(read(place, start, min(part_bytes, size_bytes - start)))
+    except (Missing, Mismatch):
+        return ""
+    return digest.hexdigest()
+
+
+def _parts(chunks: Iterable[Any], part_bytes: int) -> Iterator[bytes]:
+    """The same bytes in parts of one length."""
+    waiting = bytearray()
+    for chunk in chunks:
+        view = memoryview(chunk)
+        view = view.cast("B") if view.nbytes else view[:0]  # what is empty cannot be cast
+        while view:
+            room = part_bytes - len(waiting)
+            waiting += view[:room]
+            view = view[room:]
+            if len(waiting) == part_bytes:
+                yield bytes(waiting)
+                waiting.clear()
+    if waiting:
+        yield bytes(waiting)
+
+
+class _Sums:
+    """Digests of what is sent: of the whole, and the MD5s of which stores make entity tags."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.size_bytes, self._whole, self._md5s = 0, sha256(), list[bytes]()
+
+    def add(self, part: bytes) -> bytes:
+        self._whole.update(part)
+        self._md5s.append(md5(part, usedforsecurity=False).digest())
+        self.size_bytes += len(part)
+        return part
+
+    @property
+    def sha256(self) -> str:
+        return self._whole.hexdigest()
+
+    def tags(self) -> set[str]:
+        together = md5(b"".join(self._md5s), usedforsecurity=False).hexdigest()
+        one = {self._md5s[0].hex()} if len(self._md5s) == 1 else set()
+        return {f"{together}-{len(self._md5s)}", *one}

@@ -1,4 +1,4 @@
-"""Local files: told from pipes and devices, and their ranges, by descriptors that stay open. Threads may share them."""
+"""Ranges of local files, by descriptors that stay open and that threads may share; pipes and devices are refused."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from threading import Lock
 from typing import BinaryIO
 
 OPEN_FILES = 256
-"""Most descriptors that are kept: a strict filter reads from more than a hundred shards beside each other."""
+"""Most descriptors that are kept: a strict filter reads from more than a hundred shards at a time."""
 SWEEP = 16
-"""Files that are opened between two looks for deleted ones, which take room on the disk until they are closed; one that
-is found deleted when it is asked for has others looked for at once, as files go many at a time."""
-
-
+"""Files that are opened between two sweeps for deleted ones, which take space on the disk until they are closed; a
+deleted one that is asked for starts a sweep at once, as files go many at a time."""
 NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
-"""Faults of opening a path at which there is no file, now or later, whatever the state of the disk is."""
+"""Errors of opening a path that never holds a file, whatever the state of the disk is."""
 
 
 class Irregular(OSError):
-    """A pipe, socket or device where a file was expected: to open one may last for ever, to read it may never end."""
+    """A pipe, socket or device where a file was expected: opening one may block, reading it may never end."""
 
 
 def refuse_irregular(path: Path) -> None:
-    """`Irregular` for what exists and is no file; other OSErrors as the system gives them."""
+    """`Irregular` for anything that exists and is not a file; other OSErrors as the system gives them."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -42,7 +40,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 class _Descriptor:
-    """Closed when nobody uses it any more, so that eviction never pulls it from under a reader."""
+    """Closed with its last reference, so that eviction never closes it under a reader."""
 
     def __init__(self, path: str) -> None:
         refuse_irregular(Path(path))
@@ -54,7 +52,7 @@ class _Descriptor:
 
     @property
     def deleted(self) -> bool:
-        """Whether its name leads nowhere now, or to another file."""
+        """True if its name leads nowhere now, or to another file."""
         return os.fstat(self.number).st_nlink == 0
 
 
@@ -64,7 +62,7 @@ _opened = count()
 
 
 def read(path: Path, start: int, length: int) -> bytes:
-    """The bytes from `start` on; fewer than `length` where the file ends before. OSError as the system gives it."""
+    """The bytes from `start` on; fewer than `length` if the file ends before. OSError as the system gives it."""
     descriptor = _descriptor(str(path))
     parts = []
     while length:

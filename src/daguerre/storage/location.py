@@ -1,4 +1,4 @@
-"""One file, near or far, and what may be said of it. How a setting is read as places is in places.py."""
+"""The location of one local or remote file. `expand.py` reads settings as locations."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Place:
 
     @property
     def local(self) -> Path | None:
-        """Where it lies on the local disk; None if it is far away."""
+        """Its path on the local disk; None if it is remote."""
         return None if self.scheme else Path(self.url)
 
     @property
     def name(self) -> str:
-        """What a person is shown: the address without query and user information, printable whatever it holds."""
+        """For messages: the address without query and user information, printable whatever it holds."""
         return shown(self.url)
 
     @property
     def identity(self) -> str:
-        """What tells it from others, without secrets: it is the same place when it was signed anew."""
+        """Tells it from others without secrets: it stays the same when the address is signed anew."""
         return put_aside(self.url) if self.scheme else self.url
 
     @property

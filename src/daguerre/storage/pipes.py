@@ -1,10 +1,8 @@
-"""`pipe:` values as other loaders take them: the few commands that only print one file are read as that file's address.
-
-No command is ever run.
-"""
+"""`pipe:` values of other loaders: the few commands that only print a file stand for its address; none is ever run."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -14,48 +12,31 @@ from daguerre.credentials import SEPARATOR
 from daguerre.errors import UserError
 
 KNOWN = "aws s3 cp URL -, gsutil cp URL -, gsutil cat URL, gcloud storage cat URL, curl URL, cat FILE"
-_QUIET = {
-    "--quiet",
-    "--only-show-errors",
-    "--no-progress",
-    "-q",
-    "-s",
-    "-S",
-    "-L",
-    "-f",
-    "-sL",
-    "-sSL",
-    "-fsSL",
-    "--silent",
-    "--location",
-    "--fail",
-    "--show-error",
-}
-"""Options that change nothing of what is read."""
-_COMMANDS: tuple[tuple[list[str], list[str]], ...] = (
-    # the words before the address, the words after it
-    (["aws", "s3", "cp"], ["-"]),
-    (["gsutil", "cp"], ["-"]),
-    (["gsutil", "cat"], []),
-    (["gcloud", "storage", "cat"], []),
-    (["curl"], []),
-    (["cat"], []),
-)
+_QUIET = {"--quiet", "--only-show-errors", "--no-progress", "--silent", "--location", "--fail", "--show-error"}
+_QUIET |= {"-q", "-s", "-S", "-L", "-f", "-sL", "-sSL", "-fsSL"}
+"""Options that do not change what is read."""
 
 
 def address_in(text: str, setting: str) -> str:
-    """The address that a `pipe:` value reads. UserError for any other command; nothing of it is shown, as it may hold
-    secrets."""
-    words = _words(text.removeprefix("pipe:"), setting)
-    plain = [word for word in words if word not in _QUIET]
-    for before, after in _COMMANDS:
+    """The address that a `pipe:` value reads. UserError for other commands, not shown, as they may hold secrets."""
+    try:
+        lexer = shlex.shlex(text.removeprefix("pipe:"), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        lexer.commenters = ""
+        plain = [word for word in lexer if word not in _QUIET]
+    except ValueError:
+        raise UserError(f"{setting}: pipe:...: a quotation mark is missing", setting=setting) from None
+    for known in KNOWN.split(", "):
+        before, after = (words.split() for words in re.split("URL|FILE", known))
         if plain[: len(before)] == before and plain[len(before) + 1 :] == after and len(plain) > len(before):
             address = plain[len(before)]
             if not address.startswith("-"):
                 return address
     raise UserError(
         f"{setting}: pipe:...: no command is run. Understood are {KNOWN} (credentials and endpoints "
-        "come from the environment, not from options); for anything else give the address itself"
+        "come from the environment, not from options); for anything else give the address itself",
+        code="unsupported",
+        setting=setting,
     )
 
 
@@ -70,14 +51,4 @@ def addresses(given: Any) -> Any:
 
 
 FILES = AfterValidator(addresses)
-"""Of a setting that names files near or far."""
-
-
-def _words(command: str, setting: str) -> list[str]:
-    try:
-        lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        lexer.commenters = ""
-        return list(lexer)
-    except ValueError:
-        raise UserError(f"{setting}: pipe:...: a quotation mark is missing") from None
+"""Of a setting that names local or remote files."""

@@ -1,4 +1,4 @@
-"""A far file as a file object: what is asked for is fetched by ranges, each until two readings agree."""
+"""A remote file as a file object, fetched by ranges, each until two readings agree."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from daguerre.storage.location import Place
 
 
 class FarFile(io.RawIOBase):
-    """For libraries that read files; StoreError as in `stores`."""
+    """For libraries that read files. StoreError as `io.read`."""
 
     def __init__(self, place: Place, size_bytes: int) -> None:
         super().__init__()
         self.place, self.size_bytes, self.position = place, size_bytes, 0
 
     def readable(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
+        """Position of the next byte."""
         return self.position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As every file."""
+        """Moves to a position; returns it."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size_bytes}[whence]
         self.position = start + offset
         return self.position

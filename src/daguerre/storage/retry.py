@@ -1,7 +1,4 @@
-"""One request of a store at a time: asked again after a pause while its fault may pass, within bounds.
-
-What the bytes should be is not known here; storage/io.py and storage/download.py check them.
-"""
+"""One request of a store: retried after a pause while its fault may pass, within bounds. Bytes are not checked here."""
 
 from __future__ import annotations
 
@@ -16,29 +13,27 @@ from obstore.exceptions import BaseError
 
 from daguerre.storage import clients, local_files
 from daguerre.storage.clients import Store
-from daguerre.storage.errors import Mismatch, Missing, StoreError, Unreachable, told
+from daguerre.storage.errors import Mismatch, Missing, Passing, StoreError, Unreachable, translated
 from daguerre.storage.location import WEB, Place
 
 T = TypeVar("T")
 READINGS = 12
-"""Most readings of the same bytes where they come differently or are not as expected."""
+"""Most readings of the same bytes that come differently or are not as expected."""
 
 
 @dataclass(frozen=True)
 class Stat:
-    """A file from outside."""
+    """Size and version of a file."""
 
     bytes: int
-    """Its size."""
     version: str
     """Changes when the file does: the store's entity tag, or the time of the last change."""
 
 
 def tried(place: Place, request: Callable[[Store, str], T], done: str = "read") -> T:
-    """The answer to a request of the store and the path in it; StoreError once the retries are used up.
+    """The answer to a request of (store, path in it); StoreError once the retries are used up.
 
-    `done` is `written` for a request that writes: its connection has the patience that sending takes, and asks again by
-    itself.
+    `done` is `written` for a request that writes: its connection has longer time-outs, and retries parts by itself.
     """
     client, patience = clients.client(place, done == "written"), clients.PATIENCE
     began, attempt = time.monotonic(), 0
@@ -51,7 +46,7 @@ def tried(place: Place, request: Callable[[Store, str], T], done: str = "read") 
         except StoreError:
             raise
         except (BaseError, FileNotFoundError, ValueError) as error:
-            fault = told(error, place, client.access, done)
+            fault = translated(error, place, client.access, done)
         pause = min(patience.first_pause_seconds * 2 ** (attempt - 1), patience.longest_pause_seconds)
         late = attempt > 1 and time.monotonic() - began + pause > patience.unreachable_seconds
         hopeless = isinstance(fault, Unreachable) and late and not client.answered.is_set()
@@ -60,11 +55,14 @@ def tried(place: Place, request: Callable[[Store, str], T], done: str = "read") 
         time.sleep(pause * random.uniform(0.5, 1))
 
 
-def ranged(place: Place, start: int, length: int, version: str = "") -> bytes:
-    """`length` bytes from `start` on, as they came; `Mismatch` where the file ends before. Nothing is checked.
+def never_alike(place: Place) -> Passing:
+    """The fault of a file whose bytes differ at each reading."""
+    return Passing(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them")
 
-    With the entity tag of a store as `version` it is one and the same object, or a StoreError.
-    """
+
+def ranged(place: Place, start: int, length: int, version: str = "") -> bytes:
+    """`length` bytes from `start` on, unchecked; `Mismatch` if the file ends before, StoreError if it is another object
+    than that of the entity tag `version`."""
     if place.local is not None:
         data = local_files.read(place.local, start, length)
     else:
@@ -87,9 +85,8 @@ def size(place: Place) -> Stat:
     except StoreError as error:
         if place.scheme not in WEB or error.passing or isinstance(error, Missing):
             raise
-        return _stat(
-            tried(place, lambda store, path: store.get(path).meta)
-        )  # some servers and signatures know only GET
+        # Some servers and signatures know only GET.
+        return _stat(tried(place, lambda store, path: store.get(path).meta))
 
 
 def _stat(meta: Any) -> Stat:

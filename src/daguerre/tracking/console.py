@@ -21,22 +21,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from daguerre.formatting import duration_text
+
 _REDRAW_SECONDS = 0.1
 _INTERVAL_SECONDS = 0.5
 _BAR_COLUMNS = 24
 _LOSS_MEMORY = 0.95
-
-
-def duration_text(seconds: float) -> str:
-    """A length of time in two units at most: `45 s`, `2 min 05 s`, `1 h 20 min`, `2 d 3 h`."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
 class StatusLine:

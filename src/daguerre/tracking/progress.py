@@ -9,7 +9,8 @@ from typing import Self, TextIO
 
 from daguerre.data import skipped
 from daguerre.data.skipped import SkipReport
-from daguerre.tracking.console import StatusLine, duration_text
+from daguerre.formatting import duration_text
+from daguerre.tracking.console import StatusLine
 
 _PLAIN_SECONDS = 15.0
 _SPEED_SECONDS = 1.0
@@ -72,14 +73,6 @@ class Stages(StatusLine):
     def say(self, stage: str) -> None:
         """This stage begins."""
         self.show({"stage": f"planning: {stage}{' ...' if self.moves else ''}"})
-
-
-def size_text(size_bytes: float) -> str:
-    """A size for people, in decimal units."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes:.0f} bytes"
 
 
 def spoken(report: SkipReport) -> str:

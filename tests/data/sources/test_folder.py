@@ -294,7 +294,7 @@ def test_deep_damage_shows_when_decoded(tmp_path):
     source = opened(tmp_path)
     assert source.index.count == 1
     with pytest.raises(decode.Undecodable):
-        decode.pixels(source.record(0).image, settings(tmp_path))
+        decode.sized(source.record(0).image, settings(tmp_path), None)
 
 
 def beside(path, document):

@@ -99,5 +99,5 @@ def test_a_shape_outside_the_picture_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [{"crop": "random"}, {"shuffle": False}, {"interpolation": "area"}])
 def test_a_setting_that_would_have_no_effect_is_refused(given):
-    with pytest.raises(ValueError, match="no effect on pictures that are drawn"):
+    with pytest.raises(ValueError, match="no effect on procedural images"):
         shapes.Settings(**given)

@@ -23,7 +23,7 @@ from daguerre.data.sources.webdataset import Settings, WebdatasetSource, open_so
 from daguerre.data.tar import reader
 from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
-from daguerre.storage.expand import Place
+from daguerre.storage.location import Place
 
 ODD = [
     "a",

@@ -1,4 +1,4 @@
-"""`daguerre data`: what can be done with a data set without training on it. Each verb is a file data_VERB.py."""
+"""`daguerre data`: verbs that work on a data set without training on it, one file each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ usage: daguerre data VERB DATA [key=value ...]
   index    read shards through once and keep what training needs to know of them
   verify   look for damage: digests, counts, and a share of the pictures decoded
   stats    a page about sizes, shapes, captions, filters and what is cropped
-  show     a picture of what the network will see, with its captions
+  show     an image of what the network will see, with its captions
 
 DATA is a path (a folder of pictures, tar shards, a parquet or CSV table; also s3://, gs://, https://), or a recipe, of
 which the data section is read. Settings are changed as in training, so that filters, captions and buckets are the same:
@@ -30,10 +30,10 @@ VERBS = ("pack", "index", "verify", "stats", "show")
 
 
 def run(arguments: list[str]) -> int:
-    """Called where no verb of `data` was named: prints the help, or says which verbs there are."""
+    """Prints the help where no verb was named. UserError for a verb that does not exist."""
     if not arguments:
         print(HELP.strip("\n"))
         return 0
     near = difflib.get_close_matches(arguments[0], VERBS, n=1)
     hint = f"Did you mean `daguerre data {near[0]}`?" if near else f"The verb comes first: daguerre data {VERBS[0]} ..."
-    raise UserError(f"there is no verb `data {arguments[0]}`; there are: {', '.join(VERBS)}. {hint}")
+    raise UserError(f"there is no verb `data {arguments[0]}`; there are: {', '.join(VERBS)}. {hint}", code="unknown")

@@ -1,4 +1,4 @@
-"""What the page of `data stats` says of one source: figures from its index turned into facts, bars and rows."""
+"""Facts, bars and rows about one source for the page of `data stats`, from its index and the samples that were read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from daguerre.data.source import Source
 from daguerre.data.tools import statistics
 from daguerre.data.tools.statistics import BucketPlan, Column
 from daguerre.errors import UserError
-from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part, percent
+from daguerre.formatting import counted, percent
+from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part
 from daguerre.report.svg import Histogram, Mark, number_text
 
 _ASPECT_TICKS = ((1 / 4, "1:4"), (1 / 3, "1:3"), (1 / 2, "1:2"), (2 / 3, "2:3"), (1.0, "1:1"), (3 / 2, "3:2"))
 _WIDE_TICKS = ((2.0, "2:1"), (3.0, "3:1"), (4.0, "4:1"))
 _MARKED_RESOLUTIONS = 3
 _NO_SAMPLES = scan.NO_SAMPLES | {cache.DAMAGED}
+_NONE_SMALLER = "none is smaller than its bucket"
 
 
 def part(
@@ -37,11 +39,10 @@ def part(
     lost: skipped.SkipReport,
     examples: Sequence[Example],
 ) -> Part:
-    """All that the page says of a source; `captions` are those of the samples that were read, `without` had none."""
+    """The part of the page about a source; `captions` are of the samples that were read, `without` had none."""
     index, settings = data.index, data.settings
     assert index is not None
     plan = statistics.bucket_plan(index, data.passes, settings)
-    by_bucket = {reason: {"count": count, "examples": [], "kept": False} for reason, count in plan.dropped.items()}
     when_read = {f"{reason} (of those that were read)": entry for reason, entry in lost.items()}
     return Part(
         name=name,
@@ -55,57 +56,54 @@ def part(
         ],
         unused_buckets=[str(bucket) for bucket in plan.unused],
         filters=[FilterRow(row.text, row.alone, row.rest) for row in statistics.passing(settings.filters, index)],
-        left_out=skipped.merged(data.left_out, by_bucket, when_read),
+        left_out=skipped.merged(data.left_out, skipped.counted(plan.dropped), when_read),
         metadata=[_field(column, index.count) for column in statistics.columns(index)],
         examples=examples,
         notes=_notes(data, index, plan),
     )
 
 
-def told(source: Source, settings: SourceSettings) -> list[str]:
-    """Lines for a terminal about all samples of a source, whatever its filters say: how many of those that were found
-    can be used, and how much of them is cropped."""
+def summary(source: Source, settings: SourceSettings) -> list[str]:
+    """Lines about all samples of a source, whatever its filters: how many are usable, and how much is cropped."""
     index = source.index
     assert index is not None
     lines = [f"{index.count:,} of {found(source, index):,} samples that were found can be used"]
     with suppress(UserError):  # sizes that the buckets need are not known
         plan = statistics.bucket_plan(index, np.ones(index.count, bool), settings)
         if plan.samples > plan.unknown:
-            lines.append(f"cropped: {100 * plan.cropped:.1f} % of a picture's pixels, on average; {_enlarged(plan)}")
+            verb = "is" if plan.enlarged == 1 else "are"
+            small = f"{plan.enlarged:,} {verb} smaller than the bucket and enlarged" if plan.enlarged else _NONE_SMALLER
+            lines.append(f"cropped: {100 * plan.cropped:.1f} % of a picture's pixels, on average; {small}")
     return lines
 
 
 def found(source: Source, index: Index) -> int:
-    """Samples of a source, those among them that it leaves out."""
+    """Samples of a source, including those that it leaves out."""
     left_out = {r: e for r, e in source.report().items() if not e.get("kept") and r not in _NO_SAMPLES}
     return index.count + sum(entry["count"] for entry in left_out.values())
-
-
-def _enlarged(plan: BucketPlan) -> str:
-    if not plan.enlarged:
-        return "none is smaller than its bucket"
-    return f"{plan.enlarged:,} {'is' if plan.enlarged == 1 else 'are'} smaller than the bucket and enlarged"
 
 
 def _summary(data: Opened, index: Index, plan: BucketPlan) -> str:
     shards = len(index.shard_starts) - 1
     where = f" in {shards:,} shards" if data.settings.source == "webdataset" and shards > 1 else ""
     first = f"{index.count:,} samples{where}."
-    by_filter = [index.count, *(row.rest for row in statistics.passing(data.settings.filters, index))][-1]
+    clauses = statistics.passing(data.settings.filters, index)
+    by_filter = clauses[-1].rest if clauses else index.count
     passed = int(data.passes.sum())
     if by_filter < index.count:
-        first += f" The filters let {by_filter:,} pass ({percent(by_filter, index.count)})."
+        first += f" The filters pass {by_filter:,} ({percent(by_filter, index.count)})."
     if passed < by_filter:
         first += f" Without a caption in the caption fields are {by_filter - passed:,}."
     if plan.samples < passed:
-        first += f" No bucket takes {f'{passed - plan.samples:,}' if plan.samples else 'any'} of them."
+        none_of = f"{passed - plan.samples:,}" if plan.samples else "any"
+        first += f" No bucket takes {none_of} of them."
     return first
 
 
 def _notes(data: Opened, index: Index, plan: BucketPlan) -> list[str]:
     notes = []
     if data.source.index is None:
-        notes.append(f"This source draws its pictures without end; these are the first {index.count:,}.")
+        notes.append(f"This source is endless; these are its first {index.count:,} samples.")
     if plan.unknown:
         notes.append(f"The sizes of {plan.unknown:,} pictures are not known before they are read.")
     return notes
@@ -115,7 +113,7 @@ def _facts(data: Opened, index: Index, plan: BucketPlan, captions: Sequence[str]
     all_found = found(data.source, index)
     share = f"{percent(plan.samples, all_found)} of the {all_found:,} that were found, those held out among them"
     facts = [Fact("Usable", f"{plan.samples:,}", share)]
-    known = (index.heights_px > 0) & (index.widths_px > 0)
+    known = statistics.known(index)
     if known.any():
         megapixels = index.heights_px[known].astype(np.float64) * index.widths_px[known] / 1e6
         width, height = (int(np.median(side[known])) for side in (index.widths_px, index.heights_px))
@@ -123,18 +121,17 @@ def _facts(data: Opened, index: Index, plan: BucketPlan, captions: Sequence[str]
     if known.any() and plan.samples:
         facts.append(Fact("Cropped", f"{100 * plan.cropped:.1f} %", "of a picture's pixels, on average"))
         share = percent(plan.enlarged, plan.samples)
-        said = f"{share} are smaller than their bucket" if plan.enlarged else "none is smaller than its bucket"
-        facts.append(Fact("Enlarged", f"{plan.enlarged:,}", said))
+        note = f"{share} are smaller than their bucket" if plan.enlarged else _NONE_SMALLER
+        facts.append(Fact("Enlarged", f"{plan.enlarged:,}", note))
     for image, there in (index.images or {}).items():
         count = int(there.to_numpy(zero_copy_only=False)[data.passes].sum())
-        facts.append(
-            Fact(f"With a {image}", f"{count:,}", f"{percent(count, int(data.passes.sum()))} of those that pass")
-        )
+        share = percent(count, int(data.passes.sum()))
+        facts.append(Fact(f"With a {image}", f"{count:,}", f"{share} of those that pass"))
     facts.append(Fact("Buckets", f"{len(plan.used):,}", f"of {len(plan.used) + len(plan.unused):,} have pictures"))
     if captions:
         words = int(np.median([len(caption.split()) for caption in captions]))
         letters = int(np.median([len(caption) for caption in captions]))
-        facts.append(Fact("Median caption", f"{words} word{'s' * (words != 1)}", f"{letters} characters"))
+        facts.append(Fact("Median caption", counted(words, "word"), f"{letters} characters"))
     if without:
         read = len(captions) + without
         facts.append(Fact("Without caption", percent(without, read), f"of {read:,} samples that were read"))
@@ -184,14 +181,14 @@ def _px_ticks(edges: np.ndarray) -> list[tuple[float, str]]:
 
 
 def _field(column: Column, count: int) -> tuple[str, str, str]:
-    """A row of the table of metadata."""
+    """A row of the table of metadata: name, share of the samples that have it, its values."""
     if column.values:
         low, middle, high = (number_text(value) for value in column.values)
-        said = f"{middle} in the middle, 90 % from {low} to {high}" if low != high else f"always {middle}"
+        values = f"{middle} in the middle, 90 % from {low} to {high}" if low != high else f"always {middle}"
     elif column.common:
         number = f"{'at least ' * column.sampled}{column.distinct:,}"
         many = f"{number} different, most often {', '.join(column.common)}"
-        said = many if column.distinct > 1 else f"always {column.common[0]}"
+        values = many if column.distinct > 1 else f"always {column.common[0]}"
     else:
-        said = "text, hardly any value twice" if column.sampled else "text, no value twice"
-    return column.name, percent(column.there, count), said
+        values = "text, hardly any value twice" if column.sampled else "text, no value twice"
+    return column.name, percent(column.there, count), values

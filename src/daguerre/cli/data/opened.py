@@ -1,4 +1,4 @@
-"""A source opened for a `data` verb, with what its filters let pass of both splits. No torch here."""
+"""A source opened for a `data` verb, with the samples of both splits that its filters pass. No torch here."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from daguerre.errors import UserError
 
 @dataclass(frozen=True)
 class Opened:
-    """A source and its choice."""
+    """A source and the samples chosen of it."""
 
     settings: SourceSettings
     source: Source
     index: Index | None
-    """None for a source that draws without end."""
+    """None for an endless source."""
     passes: np.ndarray
-    """[N] bool: what the filters let pass."""
+    """[N] bool: what the filters pass."""
     left_out: SkipReport
     """By the source when it was opened, and by the filters."""
 
     def drawn(self, count: int, seed: int, purpose: str) -> np.ndarray:
-        """At most `count` of the samples that pass, drawn by the seed, in the source's order; of an endless one the
-        first."""
+        """Random numbers of at most `count` samples that pass, ascending; the first ones of an endless source."""
         if self.index is None:
             return np.arange(count, dtype=np.int64)
         there = np.flatnonzero(self.passes)
         return np.sort(there[keys.permutation(seed, purpose, 0, len(there))[:count]])
 
     def reading(self, numbers: np.ndarray) -> Source:
-        """The source, told that these samples are wanted of it."""
+        """The source, prepared to read these samples."""
         if self.index is None or not isinstance(self.source, FarSource):
             return self.source
         starts = self.index.shard_starts
@@ -47,26 +46,26 @@ class Opened:
         return self.source.reading(wanted / np.maximum(np.diff(starts), 1))
 
 
-def is_far(source: Source) -> bool:
-    """Whether its samples come over a network."""
+def is_remote(source: Source) -> bool:
+    """True if samples come over a network."""
     return isinstance(source, FarSource) and source.far
 
 
 def opened(settings: SourceSettings) -> Opened:
-    """Opens a source and asks its filters. UserError where nothing passes."""
+    """Opens a source and applies its filters. UserError if nothing passes."""
     source: Source = plugins.find("sources", settings.source).open_source(settings, "train")
     index = source.index
     if index is None:
         return Opened(settings, source, None, np.zeros(0, bool), source.report())
     selection.refuse_unknown_fields(index, settings)
     verdict = settings.filters.evaluate(index)
-    by_filter = {r: {"count": n, "examples": [], "kept": False} for r, n in verdict.rejected.items()}
-    left_out = skipped.merged(source.report(), by_filter)
+    left_out = skipped.merged(source.report(), skipped.counted(verdict.rejected))
     if not verdict.passes.any():
-        raise UserError(f"none of the {index.count:,} samples passes:\n{skipped.table(left_out)}\nLoosen data.filters")
+        what = f"none of the {index.count:,} samples passes:\n{skipped.table(left_out)}\nLoosen data.filters"
+        raise UserError(what, code="empty", setting="data.filters")
     return Opened(settings, source, index, verdict.passes, left_out)
 
 
 def members(settings: SourceSettings) -> dict[str, SourceSettings]:
-    """The sources of a mix by name, or the one source."""
+    """The sources of a mix by name, or the only one under an empty name."""
     return settings.members() if isinstance(settings, mix.Settings) else {"": settings}

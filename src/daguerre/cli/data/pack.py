@@ -1,7 +1,6 @@
 """`daguerre data pack`: writes a data set into tar shards, and goes on where it was stopped.
 
-Here: what is asked for, the list of what is finished (dataset.json), and what is said. Shards are
-`data/tools/pack.py`'s.
+Holds the options, the choice of samples and the messages; `data/tools/pack.py` writes shards.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from daguerre import errors, keys
-from daguerre.cli.data.opened import is_far, opened
+from daguerre.cli.data.opened import is_remote, opened
 from daguerre.config import options as config_options
 from daguerre.config.options import Request
 from daguerre.data.loading import job_pool
@@ -30,18 +29,18 @@ from daguerre.data.tools import pack
 from daguerre.data.tools.manifest import Listing, given
 from daguerre.data.tools.pack import Packer, Shard
 from daguerre.errors import UserError
+from daguerre.formatting import counted, duration_text, size_text
 from daguerre.settings import ADDRESS, Settings
-from daguerre.tracking.console import duration_text
-from daguerre.tracking.progress import Counter, size_text, spoken
+from daguerre.tracking.progress import Counter, spoken
 
 SUMMARY = "write a data set into tar shards"
 HELP = """\
 usage: daguerre data pack DATA -o FOLDER_OR_URL [key=value ...]
 
 Writes the samples of a data set that its filters pass into tar shards with an index beside each, and a summary,
-dataset.json. Pictures are copied byte for byte; those that a source draws become PNG. Each sample keeps its id, so that
-training on the shards draws the same random numbers as training on the data. The same command again goes on where it
-was stopped: shards that are finished are looked at and kept.
+dataset.json. Image files are copied byte for byte; images that a source makes become PNG. Each sample keeps its id, so
+that training on the shards draws the same random numbers as training on the data. The same command again goes on where
+it was stopped: finished shards are checked and kept.
 
   daguerre data pack my_pictures -o my_shards
   daguerre data pack photos.parquet -o s3://bucket/photos shard_mb=512
@@ -51,32 +50,32 @@ was stopped: shards that are finished are looked at and kept.
   -o FOLDER or out=FOLDER   where to; also s3:// and gs://
   shard_mb=N                size of a shard, about, in MB (256)
   shard_samples=N           or the number of its samples
-  count=N                   the first N samples only; a source that draws without end needs it
-  order=shuffled            in an order of the seed's, not the source's own: for sets that are sorted by class or date
-  processes=N               how many work beside each other (as many as cores)
+  count=N                   the first N samples only; an endless source needs it
+  order=shuffled            in random order, by the seed: for sets that are sorted by class or date
+  processes=N               worker processes (as many as cores)
   data.KEY=VALUE            settings of the source, filters among them, as in training
 """
 
 _USUAL_MB = 256.0
 _LITTLE_BYTES = 64e6
-"""What is packed sooner than processes start."""
+"""Packed before worker processes have started."""
 
 
 class Options(Settings):
-    """What `pack` takes beside the data."""
+    """Options of `pack`."""
 
     out: Annotated[str | None, ADDRESS] = None
-    """Folder or address of an object store that the shards are written to."""
+    """Folder or address of an object store for the shards."""
     shard_mb: float | None = Field(None, gt=0)
     """Size of a shard in MB, about."""
     shard_samples: int | None = Field(None, ge=1)
     """Samples of a shard."""
     count: int | None = Field(None, ge=1)
-    """How many samples are packed."""
+    """Samples to pack."""
     order: Literal["source", "shuffled"] = "source"
-    """Order in which they are packed."""
+    """Order of the samples in the shards."""
     processes: int | None = Field(None, ge=1)
-    """Processes beside each other."""
+    """Worker processes."""
 
     @model_validator(mode="after")
     def _one_size(self) -> Options:
@@ -86,30 +85,32 @@ class Options(Settings):
 
 
 class Held(UserError):
-    """Somebody else writes into the folder."""
+    """Another process writes into the folder."""
 
     exit_code = errors.HELD
+    code = "in_use"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to be packed."""
+    """The samples to pack."""
 
     source: Source
-    """Told what is wanted of it."""
+    """Prepared to read them."""
     numbers: np.ndarray
-    """[M] int64: records in the order in which they are packed."""
+    """[M] int64: records, in the order of packing."""
     ids: np.ndarray
     """[M] int64."""
     mean_bytes: float
-    """What a sample takes in a shard, about."""
+    """Of a sample in a shard, estimated."""
     looked_at: int
+    """Samples of the source."""
     left_out: SkipReport
     """By the source when it was opened, and by the filters."""
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code 0 once every shard is there; UserError where something cannot be."""
+    """Exit code 0 once every shard is there."""
     request = config_options.read(arguments, Options)
     to = _target(request.options.out)
     for notice in request.notices:
@@ -117,29 +118,36 @@ def run(arguments: list[str]) -> int:
     chosen = choose(request)
     with _alone(to):
         started = time.monotonic()
-        samples_per_shard = _samples_per_shard(request.options, chosen.mean_bytes)
+        fitting = round((request.options.shard_mb or _USUAL_MB) * 1e6 / max(1.0, chosen.mean_bytes))
+        samples_per_shard = request.options.shard_samples or max(1, fitting)
         shards = pack.shards(chosen.numbers, samples_per_shard)
         listing = Listing(to, _about(request, chosen, samples_per_shard), len(shards))
         listing.take_over()
-        little = chosen.mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not is_far(chosen.source)
+        little = chosen.mean_bytes * len(chosen.numbers) < _LITTLE_BYTES and not is_remote(chosen.source)
         kept = _pack(chosen, request, shards, listing, 1 if little else job_pool.usual_processes())
         listing.save(complete=True)
-        _tidy(to)
+        _remove_unfinished(to)
     _conclude(listing, kept, time.monotonic() - started)
     return errors.DONE
 
 
 def choose(request: Request[Options]) -> Chosen:
-    """Opens the source and lets the filters choose. UserError where nothing is left, or without an end."""
+    """Opens the source and applies its filters. UserError if nothing is left, or an endless source has no `count`."""
     settings, options = request.settings, request.options
     if settings.source == "mix":
-        raise UserError("data.source=mix: sources are packed one at a time; name one of them, as a path or in a recipe")
+        raise UserError(
+            "data.source=mix: sources are packed one at a time; name one of them, as a path or in a recipe",
+            code="unsupported",
+            setting="data.source",
+        )
     data = opened(settings)
     if data.index is None:
         if options.count is None:
-            raise UserError(f"count: {settings.source} draws without end; say how many to pack, such as count=10000")
+            what = f"count: {settings.source} is endless; say how many samples to pack, such as count=10000"
+            raise UserError(what, code="missing", setting="count")
         if options.order == "shuffled":
-            raise UserError(f"order: {settings.source} draws without end, so there is no order to change: remove it")
+            what = f"order: {settings.source} is endless, so there is no order to change: remove it"
+            raise UserError(what, code="unused", setting="order")
         numbers = np.arange(options.count, dtype=np.int64)
         ids = np.array([data.source.sample_id(number) for number in numbers.tolist()], dtype=np.int64)
         mean_bytes = pack.mean_bytes(data.source, numbers, settings.formats)
@@ -148,28 +156,19 @@ def choose(request: Request[Options]) -> Chosen:
     if options.order == "shuffled":
         numbers = numbers[keys.permutation(request.seed, "pack", 0, len(numbers))]
     numbers = numbers[: options.count]
-    # By the source that was told nothing: it reads ranges, where shards are far away, and fetches none of them.
+    # By the source as it was opened, which reads ranges of remote shards and fetches none of them whole.
     mean_bytes = pack.mean_bytes(data.source, np.sort(numbers), settings.formats)
     ids = data.index.ids[numbers]
     return Chosen(data.reading(numbers), numbers, ids, mean_bytes, data.index.count, data.left_out)
 
 
-def _samples_per_shard(options: Options, mean_bytes: float) -> int:
-    if options.shard_samples is not None:
-        return options.shard_samples
-    return max(1, round((options.shard_mb or _USUAL_MB) * 1e6 / max(1.0, mean_bytes)))
-
-
 def _pack(chosen: Chosen, request: Request[Options], shards: Sequence[Shard], listing: Listing, processes: int) -> int:
-    """Writes all shards; how many of them were there already."""
+    """Writes all shards; returns how many of them were there already."""
     kept = 0
     packer = Packer(chosen.source, request.settings.formats, listing.to, tuple(listing.done.values()))
     with Counter("packing", len(chosen.numbers)) as counter:
-        for step in job_pool.work(packer, shards, request.options.processes or processes):
-            if isinstance(step, int):
-                counter.add(step)
-                continue
-            packed, was_there = step.result
+        steps = job_pool.work(packer, shards, request.options.processes or processes)
+        for packed, was_there in job_pool.results(steps, counter.add):
             kept += was_there
             listing.add(packed)
     return kept
@@ -190,11 +189,15 @@ def _about(request: Request[Options], chosen: Chosen, samples_per_shard: int) ->
 
 def _target(out: str | None) -> str:
     if not out:
-        raise UserError("where to? Give a folder or the address of an object store: -o my_shards")
-    if "://" in out and not out.startswith(("s3://", "gs://", "file://")):
-        raise UserError(f"out={out}: shards are written to a folder, s3:// or gs://")
-    far = "://" in out and not out.startswith("file://")
-    return out.rstrip("/") if far else str(Path(out.removeprefix("file://")).expanduser().absolute())
+        raise UserError(
+            "where to? Give a folder or the address of an object store: -o my_shards", code="missing", setting="out"
+        )
+    out = out.removeprefix("file://")
+    if "://" not in out:
+        return str(Path(out).expanduser().absolute())
+    if not out.startswith(("s3://", "gs://")):
+        raise UserError(f"out={out}: shards are written to a folder, s3:// or gs://", setting="out")
+    return out.rstrip("/")
 
 
 @contextmanager
@@ -214,25 +217,24 @@ def _alone(to: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _tidy(to: str) -> None:
-    """Removes what a kill left half written."""
-    for pattern in (".shard-*.tar.tmp", "shard-*.tar.index.*.part"):
-        for path in Path(to).glob(pattern) if "://" not in to else ():
+def _remove_unfinished(to: str) -> None:
+    """Removes files that a kill left half written."""
+    if "://" not in to:
+        for path in (*Path(to).glob(".shard-*.tar.tmp"), *Path(to).glob("shard-*.tar.index.*.part")):
             path.unlink()
 
 
 def _conclude(listing: Listing, kept: int, seconds: float) -> None:
     document = listing.document(complete=True)
-    left_out = listing.left_out()
     if kept == listing.number:
         print(f"{listing.to}: all {kept:,} shards were there and are whole; nothing was written")
     else:
         there = f"; {kept:,} were there already and are whole" if kept else ""
         print(
-            f"packed {document['samples']:,} samples into {listing.number:,} shard{'s' * (listing.number != 1)} "
+            f"packed {document['samples']:,} samples into {counted(listing.number, 'shard')} "
             f"({size_text(document['bytes'])}) in {duration_text(seconds)}{there}"
         )
-    if left_out:
+    if left_out := listing.left_out():
         print(spoken(left_out))
     place = f"{listing.to.rstrip('/')}/" if "://" in listing.to else listing.to
     print(f"train on them with: data.source=webdataset data.path={shlex.quote(place)}")

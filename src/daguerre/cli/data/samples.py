@@ -1,4 +1,4 @@
-"""Samples as training makes them in its first epoch, for people to look at: their words, and what is cut of them."""
+"""Samples as training makes them in its first epoch, for people to look at: captions, frames and pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from daguerre.cli.data.opened import Opened, is_far
+from daguerre.cli.data.opened import Opened, is_remote
 from daguerre.data import captions
 from daguerre.data.images import decode, headers
 from daguerre.data.images.decode import Frame
@@ -20,7 +20,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.types import IMAGE, Record
 
 _READERS = 8
-"""Samples that are read at once where they are far away."""
+"""Threads that read remote samples."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Seen:
 
     record: Record
     caption: str | None
-    """Its words, without dropout; None if it has none in the caption fields."""
+    """Without dropout; None if the caption fields are empty."""
     key: np.ndarray
     """[3] int64: sample id, epoch 0, repeat 0."""
 
@@ -43,7 +43,7 @@ class Lost:
 
 
 def usable(data: Opened) -> Opened:
-    """The same without the samples that no bucket takes."""
+    """Drops the samples that no bucket takes."""
     if data.index is None:
         return data
     numbers = bucketing.assign(data.settings, data.index.heights_px, data.index.widths_px).numbers
@@ -66,12 +66,12 @@ def seen(data: Opened, numbers: np.ndarray, seed: int) -> Iterator[Seen | Lost]:
         except Undecodable:
             return Seen(record, None, key)
 
-    with ThreadPoolExecutor(_READERS if is_far(source) else 1) as readers:
+    with ThreadPoolExecutor(_READERS if is_remote(source) else 1) as readers:
         yield from readers.map(one, numbers.tolist())
 
 
 def framed(sample: Seen, settings: SourceSettings, seed: int) -> tuple[Frame, dict[str, Tensor]]:
-    """Its images as training has them, in its bucket, [C, H, W] uint8 each. `Undecodable` where there are none."""
+    """The sample's images as training has them, in its bucket, [C, H, W] uint8 each. Raises `Undecodable`."""
     images = sample.record.images
     height, width = upright_px(images[IMAGE], settings)
     number = int(bucketing.assign(settings, np.array([height]), np.array([width])).numbers[0])
@@ -81,13 +81,8 @@ def framed(sample: Seen, settings: SourceSettings, seed: int) -> tuple[Frame, di
     return decode.cut(images, settings, bucketing.buckets(settings)[number], seed, sample.key, names)
 
 
-def whole(sample: Seen, settings: SourceSettings) -> np.ndarray:
-    """The whole picture, upright: [H, W, 3] uint8."""
-    return decode.sized(sample.record.image, settings, None)[0]
-
-
 def upright_px(image: bytes | np.ndarray, settings: SourceSettings) -> tuple[int, int]:
-    """Height and width of a record's picture. `Undecodable` where its header does not tell."""
+    """Height and width of an image. `Undecodable` if its header does not tell."""
     if isinstance(image, np.ndarray):
         return image.shape[0], image.shape[1]
     return headers.upright_size(io.BytesIO(image), settings.formats)

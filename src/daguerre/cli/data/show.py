@@ -1,8 +1,8 @@
-"""`daguerre data show`: a contact sheet of what the network will see, with its captions."""
+"""`daguerre data show`: a contact sheet of the images that the network will see, with their captions."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +23,11 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
 
-SUMMARY = "a picture of what the network will see, with its captions"
+SUMMARY = "an image of what the network will see, with its captions"
 HELP = """\
 usage: daguerre data show DATA [-o sheet.png] [count=24] [key=value ...]
 
-Draws samples at random and shows each as training has it in its first epoch: decoded, resized to its bucket, flipped
+Takes samples at random and shows each as training has it in its first epoch: decoded, resized to its bucket, flipped
 and cropped, with the caption that is drawn for it (none is dropped here); a mask stands on its right. The same command
 shows the same samples.
 
@@ -37,7 +37,7 @@ shows the same samples.
 
   -o FILE or out=FILE   .png, .jpg or .webp (data-show.png)
   count=N               how many (24)
-  seed=N                which are drawn, and how they are cropped (0, or the recipe's)
+  seed=N                chooses samples and crops (0, or the recipe's)
   data.KEY=VALUE        settings of the data, as in training
 """
 
@@ -50,25 +50,26 @@ _LINE_PX = 20
 _LINES = 4
 _LETTERS = 4000
 """Of a caption that are looked at: more than fit into the lines of the widest cell."""
+_FEWEST_LETTERS = 4
 _ABOVE_TEXT_PX = 6
 _PAPER, _INK, _SOFT, _EDGE = "#faf9f6", "#1f2328", "#6b6f76", "#d8d4ca"
 
 
 class Options(Settings):
-    """What `show` takes beside the data."""
+    """Options of `show`."""
 
     out: Annotated[str, ADDRESS] = Field("data-show.png", min_length=1)
     """File that is written."""
     count: int = Field(24, ge=1, le=400)
-    """How many samples are shown."""
+    """Samples on the sheet."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One sample on the sheet."""
 
-    picture: Image.Image
-    """As the network sees it; images beside it, such as its mask, on its right."""
+    image: Image.Image
+    """As the network sees it, with its mask or other images on its right."""
     caption: str
     note: str
 
@@ -78,7 +79,8 @@ def run(arguments: list[str]) -> int:
     request = options.read(arguments, Options)
     path = Path(request.options.out).expanduser()
     if path.suffix.lower() not in _SUFFIXES:
-        raise UserError(f"out={path}: the sheet is a picture; give a name that ends in {', '.join(_SUFFIXES)}")
+        what = f"out={path}: the sheet is an image; give a name that ends in {', '.join(_SUFFIXES)}"
+        raise UserError(what, setting="out")
     for notice in request.notices:
         print(notice)
     lost: skipped.Counts = {}
@@ -87,8 +89,9 @@ def run(arguments: list[str]) -> int:
         print(f"not shown:\n{skipped.table(lost)}")
     if not cells:
         raise UserError(
-            "no sample can be shown: none that was drawn can be used, or no bucket takes any. `daguerre data stats` "
-            "says what is left out and why"
+            "no sample can be shown: none of those chosen can be used, or no bucket takes any. `daguerre data stats` "
+            "says what is left out and why",
+            code="empty",
         )
     sheet(cells).save(path)
     print(path)
@@ -96,7 +99,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _cells(request: Request[Options], lost: skipped.Counts) -> list[Cell]:
-    """The samples, drawn from each source of a mix alike."""
+    """Random samples, equally many of each source of a mix."""
     cells: list[Cell] = []
     named = members(request.settings)
     for i, settings in enumerate(named.values()):
@@ -127,26 +130,35 @@ def _note(sizes: np.ndarray) -> str:
 
 def sheet(cells: list[Cell]) -> Image.Image:
     """All cells in rows of one height, captions below."""
-    rows = _rows(cells)
-    words_px = [_words_px(row, height) for row, height in rows]
-    deep = _GAP_PX + sum(height + words + _GAP_PX for (_, height), words in zip(rows, words_px, strict=True))
-    whole = Image.new("RGB", (_SHEET_PX, deep), _PAPER)
-    pen = ImageDraw.Draw(whole)
+    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 3)
+    rows = []
+    for row, height in _rows(cells):
+        captions = [_wrapped(cell.caption, _width(cell, height), font) for cell in row]
+        rows.append((row, height, captions, _ABOVE_TEXT_PX + _LINE_PX * (max(map(len, captions)) + 1)))
+    deep = _GAP_PX + sum(height + words + _GAP_PX for _, height, _, words in rows)
+    image = Image.new("RGB", (_SHEET_PX, deep), _PAPER)
+    pen = ImageDraw.Draw(image)
     top = _GAP_PX
-    for (row, height), words in zip(rows, words_px, strict=True):
+    for row, height, captions, words in rows:
         left = _GAP_PX
-        for cell in row:
+        for cell, lines in zip(row, captions, strict=True):
             width = _width(cell, height)
             pen.rectangle((left - 1, top - 1, left + width, top + height), outline=_EDGE)
-            whole.paste(_scaled(cell.picture, width, height), (left, top))
-            _write(pen, cell, left, top + height + _ABOVE_TEXT_PX, width)
+            enlarged = cell.image.width * 2 <= width  # with hard edges, so that pixels can be seen
+            filtered = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+            image.paste(cell.image.resize((width, height), filtered), (left, top))
+            below = top + height + _ABOVE_TEXT_PX
+            for i, line in enumerate(lines):
+                pen.text((left, below + i * _LINE_PX), line, _INK, font)
+            pen.text((left, below + len(lines) * _LINE_PX + 2), cell.note, _SOFT, small)
             left += width + _GAP_PX
         top += height + words + _GAP_PX
-    return whole
+    return image
 
 
 def _rows(cells: list[Cell]) -> list[tuple[list[Cell], int]]:
-    """Cells in their order, as many in a row as fit at about `_ROW_PX`; rows are then stretched to the full width."""
+    """Cells in their order with the heights of their rows: as many in a row as fit at about `_ROW_PX`, then stretched
+    to the full width."""
     rows: list[tuple[list[Cell], int]] = []
     row: list[Cell] = []
     for cell in cells:
@@ -162,54 +174,21 @@ def _rows(cells: list[Cell]) -> list[tuple[list[Cell], int]]:
 
 
 def _height(row: list[Cell]) -> int:
-    """How tall a row is that is as wide as the sheet."""
+    """The height of a row that is as wide as the sheet."""
     room = _SHEET_PX - _GAP_PX * (len(row) + 1)
-    return int(room / sum(cell.picture.width / cell.picture.height for cell in row))
+    return int(room / sum(cell.image.width / cell.image.height for cell in row))
 
 
 def _width(cell: Cell, height: int) -> int:
-    return max(1, int(height * cell.picture.width / cell.picture.height))
+    return max(1, int(height * cell.image.width / cell.image.height))
 
 
-def _scaled(picture: Image.Image, width: int, height: int) -> Image.Image:
-    """Small pictures are enlarged with hard edges, so that their pixels can be seen."""
-    way = Image.Resampling.NEAREST if picture.width * 2 <= width else Image.Resampling.LANCZOS
-    return picture.resize((width, height), way)
-
-
-def _words_px(row: list[Cell], height: int) -> int:
-    """Room for the longest caption of a row, and the note below it."""
-    font = ImageFont.load_default(_TEXT_PX)
-    lines = max(len(wrapped(cell.caption, _width(cell, height), font)) for cell in row)
-    return _ABOVE_TEXT_PX + _LINE_PX * (lines + 1)
-
-
-def _write(pen: ImageDraw.ImageDraw, cell: Cell, left: int, top: int, width: int) -> None:
-    """The caption in at most `_LINES` lines of the picture's width, then the note."""
-    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 3)
-    for line in wrapped(cell.caption, width, font):
-        pen.text((left, top), line, _INK, font)
-        top += _LINE_PX
-    pen.text((left, top + 2), cell.note, _SOFT, small)
-
-
-def wrapped(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
-    """Text in lines that are not wider than `width_px`; what does not fit ends in three dots."""
-    lines: list[str] = []
-    rest = " ".join(text[:_LETTERS].split())
-    while rest and len(lines) < _LINES:
-        cut = _fitting(rest, width_px, font)
-        last = len(lines) == _LINES - 1 and cut < len(rest)
-        line = rest[:cut].rstrip()
-        lines.append(line[:-3].rstrip() + "..." if last else line)
-        rest = rest[cut:].lstrip()
+def _wrapped(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+    """Text in at most `_LINES` lines no wider than `width_px`; three dots stand for what does not fit."""
+    text, lines = " ".join(text[:_LETTERS].split()), []
+    for letters in range(max(width_px // 3, _FEWEST_LETTERS), _FEWEST_LETTERS - 1, -1):
+        start = text[: letters * (_LINES + 1)]
+        lines = textwrap.wrap(start, letters, max_lines=_LINES, placeholder="...", break_on_hyphens=False)
+        if all(font.getlength(line) <= width_px for line in lines):
+            break
     return lines
-
-
-def _fitting(text: str, width_px: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> int:
-    """How many characters fit into a line, at least one: up to the last space, or within a word that is too long."""
-    if font.getlength(text) <= width_px:
-        return len(text)
-    cut = bisect_left(range(1, len(text)), True, key=lambda letters: font.getlength(text[:letters]) > width_px)
-    space = text.rfind(" ", 0, cut + 1)
-    return space if space > 0 else max(1, cut)

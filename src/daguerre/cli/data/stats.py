@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import webbrowser
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +21,7 @@ from daguerre.cli.data.samples import Lost, Seen
 from daguerre.config import options
 from daguerre.config.options import Request
 from daguerre.data import skipped
+from daguerre.data.images import decode
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.index.index import Index
 from daguerre.data.plan import selection
@@ -38,8 +38,8 @@ usage: daguerre data stats DATA [-o stats.html] [key=value ...]
 
 Prints how many samples there are, what is left out and how much is cropped. Writes one page that needs no other file:
 histograms of sizes, aspect ratios and caption lengths, which bucket takes how many pictures and how much of them it
-crops, what each filter lets pass, what is left out and why, the metadata that filters can use, and pictures. Sizes and
-metadata come from the index, of all samples; captions from samples drawn at random.
+crops, what each filter passes, what is left out and why, the metadata that filters can use, and example images. Sizes
+and metadata come from the index, of all samples; captions from random samples.
 
   daguerre data stats my_pictures
   daguerre data stats "shards/{000..099}.tar" data.buckets.aspects=auto data.filters="pwatermark < 0.5"
@@ -55,31 +55,31 @@ metadata come from the index, of all samples; captions from samples drawn at ran
 
 _THUMB_PX = 320
 _LETTERS = 1000
-"""Longest caption that stands below a picture."""
+"""Longest caption below an image."""
 
 
 class Options(Settings):
-    """What `stats` takes beside the data."""
+    """Options of `stats`."""
 
     out: Annotated[str, ADDRESS] = Field("data-stats.html", min_length=1)
     """The page that is written."""
     read: int = Field(2000, ge=1)
     """Samples that are read for captions and pictures."""
     pictures: int = Field(24, ge=0, le=400)
-    """How many of them are shown."""
+    """Images on the page."""
     open: bool = False
     """Show the page in the browser."""
 
 
 @dataclass
-class Looked:
-    """What the samples showed that were read."""
+class Inspection:
+    """Findings in the samples that were read."""
 
     captions: list[str] = field(default_factory=list)
     without: int = 0
     """Samples without a caption in the caption fields."""
     sizes_px: list[tuple[int, int]] = field(default_factory=list)
-    """Heights and widths, of a source whose index does not have them."""
+    """Heights and widths, of a source without an index."""
     ids: list[int] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
     lost: skipped.Counts = field(default_factory=dict)
@@ -93,17 +93,18 @@ def run(arguments: list[str]) -> int:
     parts = [_part(name, settings, request) for name, settings in members(request.settings).items()]
     path = Path(request.options.out).expanduser()
     given = manifest.given(request.settings)
-    page = dataset_page.render(_title(request.what), request.what, parts, yaml.safe_dump(given, sort_keys=False))
+    title = request.what.rstrip("/").rpartition("/")[2] or request.what
+    page = dataset_page.render(title, request.what, parts, yaml.safe_dump(given, sort_keys=False))
     write_bytes_atomically(path, page.encode())
-    for one in parts:
-        print(_told(one))
+    for part in parts:
+        print(_summary(part))
     print(path)
     if request.options.open:
         webbrowser.open(path.resolve().as_uri())
     return errors.DONE
 
 
-def _told(part: Part) -> str:
+def _summary(part: Part) -> str:
     """The page's key figures and what is left out, for the terminal."""
     width = max(len(fact.name) for fact in part.facts)
     values = max(len(fact.value) for fact in part.facts)
@@ -113,85 +114,66 @@ def _told(part: Part) -> str:
     return "\n".join(line for line in lines if line).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def _title(what: str) -> str:
-    """The last part of a path."""
-    return what.rstrip("/").rpartition("/")[2] or what
-
-
 def _part(name: str, settings: SourceSettings, request: Request[Options]) -> Part:
     data = _captioned(opened(settings))
-    looked = _looked(data, request)
-    if data.index is None:
-        data = _measured(data, looked)
-    return figures.part(name, data, looked.captions, looked.without, looked.lost, looked.examples)
+    found = _inspected(data, request)
+    if data.index is None:  # endless: the samples that were read stand for all
+        heights_px, widths_px = np.array(found.sizes_px, dtype=np.int32).T
+        index = Index(np.array(found.ids), np.array([0, len(found.ids)]), heights_px, widths_px)
+        data = replace(data, index=index, passes=np.ones(index.count, bool))
+    return figures.part(name, data, found.captions, found.without, found.lost, found.examples)
 
 
 def _captioned(data: Opened) -> Opened:
-    """Without the samples that have no caption in the fields in use: training leaves them out."""
+    """Leaves out the samples without a caption in the fields in use, as training does."""
     if data.index is None:
         return data
     has = selection.captioned(data.index, data.settings)
-    without = int((data.passes & ~has).sum())
-    counted = {selection.no_caption(data.settings): {"count": without, "examples": [], "kept": False}}
-    left_out = skipped.merged(data.left_out, counted) if without else data.left_out
-    return replace(data, passes=data.passes & has, left_out=left_out)
+    without = skipped.counted({selection.no_caption(data.settings): int((data.passes & ~has).sum())})
+    return replace(data, passes=data.passes & has, left_out=skipped.merged(data.left_out, without))
 
 
-def _measured(data: Opened, looked: Looked) -> Opened:
-    """An endless source with an index of the samples that were looked at."""
-    heights_px, widths_px = np.array(looked.sizes_px, dtype=np.int32).T
-    index = Index(np.array(looked.ids), np.array([0, len(looked.ids)]), heights_px, widths_px)
-    return replace(data, index=index, passes=np.ones(index.count, bool))
-
-
-def _looked(data: Opened, request: Request[Options]) -> Looked:
+def _inspected(data: Opened, request: Request[Options]) -> Inspection:
     """Reads some samples, and decodes some of these."""
-    looked = Looked()
+    found = Inspection()
     numbers = samples.usable(data).drawn(request.options.read, request.seed, "stats")
-    shown = set(_spread(len(numbers), request.options.pictures))
+    shown = np.linspace(0, len(numbers) - 1, min(len(numbers), request.options.pictures)).astype(int)
     with Counter("reading", len(numbers)) as counter:
-        for place, sample in enumerate(samples.seen(data, numbers, request.seed)):
+        for i, sample in enumerate(samples.seen(data, numbers, request.seed)):
             counter.add(1)
             if isinstance(sample, Lost):
-                skipped.add(looked.lost, sample.reason, sample.name)
+                skipped.add(found.lost, sample.reason, sample.name)
             else:
-                _look(sample, data, looked, place in shown, request.seed)
-    return looked
+                _inspect(sample, data, found, i in shown, request.seed)
+    return found
 
 
-def _spread(count: int, wanted: int) -> Sequence[int]:
-    return np.unique(np.linspace(0, count - 1, min(count, wanted)).astype(int)).tolist() if wanted else []
-
-
-def _look(sample: Seen, data: Opened, looked: Looked, shown: bool, seed: int) -> None:
-    looked.ids.append(int(sample.key[0]))
+def _inspect(sample: Seen, data: Opened, found: Inspection, shown: bool, seed: int) -> None:
+    found.ids.append(int(sample.key[0]))
     if sample.caption is None:
-        looked.without += 1
+        found.without += 1
     else:
-        looked.captions.append(sample.caption)
+        found.captions.append(sample.caption)
     try:
         if data.index is None:
-            looked.sizes_px.append(samples.upright_px(sample.record.image, data.settings))
+            found.sizes_px.append(samples.upright_px(sample.record.image, data.settings))
         if shown:
-            looked.examples.append(_example(sample, data.settings, seed))
+            found.examples.append(_example(sample, data.settings, seed))
     except Undecodable as error:
-        skipped.add(looked.lost, str(error), sample.record.key)
+        skipped.add(found.lost, str(error), sample.record.key)
 
 
 def _example(sample: Seen, settings: SourceSettings, seed: int) -> Example:
-    """A small whole picture and the part of it that is trained on. `Undecodable` where there is none."""
+    """A small copy of the whole image, and the part that is trained on. Raises `Undecodable`."""
     upright = settings.model_copy(update={"random_flip": False})
     height, width, top, left, tall, wide = samples.framed(sample, upright, seed)[0].sizes.tolist()
     scale = max(tall / height, wide / width)
     box = (left / (width * scale), top / (height * scale), wide / (width * scale), tall / (height * scale))
-    picture = Image.fromarray(samples.whole(sample, settings))
-    picture.thumbnail((_THUMB_PX * 2, _THUMB_PX))
+    image = Image.fromarray(decode.sized(sample.record.image, settings, None)[0])
+    image.thumbnail((_THUMB_PX * 2, _THUMB_PX))
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=82)
+    image.save(buffer, "JPEG", quality=82)
     trained = "" if (height, width) == (tall, wide) else f" \N{RIGHTWARDS ARROW} {wide} x {tall}"
-    return Example(buffer.getvalue(), picture.size, box, _shown(sample.caption or ""), f"{width} x {height}{trained}")
-
-
-def _shown(caption: str) -> str:
-    """The beginning of a caption that is too long for a page of pictures."""
-    return caption if len(caption) <= _LETTERS else f"{caption[:_LETTERS]} ..."
+    caption = sample.caption or ""
+    caption = caption if len(caption) <= _LETTERS else f"{caption[:_LETTERS]} ..."
+    return Example(buffer.getvalue(), image.size, box, caption, f"{width} x {height}{trained}")

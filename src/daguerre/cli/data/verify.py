@@ -1,9 +1,10 @@
-"""`daguerre data verify`: looks for damage in a data set, prints what was found, and says what could not be known."""
+"""`daguerre data verify`: looks for damage in a data set, and prints what was found and what could not be known."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from daguerre import errors, plugins
 from daguerre.cli.data import figures
-from daguerre.cli.data.opened import is_far, members
+from daguerre.cli.data.opened import is_remote, members
 from daguerre.config import options as config_options
 from daguerre.config.options import Request
 from daguerre.data import skipped
@@ -25,12 +26,11 @@ from daguerre.data.sources import webdataset
 from daguerre.data.tools import manifest
 from daguerre.data.tools.verify import MISSING, OF_FILES, Found, Unit, Verifier, chosen
 from daguerre.errors import UserError
-from daguerre.report import dataset_page
+from daguerre.formatting import counted, duration_text, percent, size_text
 from daguerre.settings import Settings
 from daguerre.storage.expand import expand
 from daguerre.storage.file_cache import default_folder
-from daguerre.tracking.console import duration_text
-from daguerre.tracking.progress import Counter, size_text
+from daguerre.tracking.progress import Counter
 
 SUMMARY = "look for damage: digests, counts, and a share of the pictures decoded"
 HELP = """\
@@ -47,7 +47,7 @@ laptop decodes in about a minute. Exits with 1 if anything is damaged or missing
   share=S          share of the pictures that are decoded, from 0 to 1: 1 finds every broken picture. Default: all of
                    20 gigapixels (1,600 photographs of 12 megapixels, 50,000 pictures of 512 x 512), of more so many;
                    0.01 of what is far away
-  processes=N      how many work beside each other (as many as cores)
+  processes=N      worker processes (as many as cores)
   data.KEY=VALUE   settings of the source, such as data.formats; filters leave nothing out here
 """
 
@@ -56,37 +56,37 @@ _BLOCK_SAMPLES = 512
 _MINUTE_PX = 2e10
 """Pixels that four cores of a laptop decode in about a minute."""
 _SAMPLE_PX = 1e5
-"""What a sample costs beside its pixels, in pixels."""
+"""Cost of a sample beside its pixels, in pixels."""
 _UNKNOWN_PX = 2e7
-"""What one costs whose size nobody knows before it is fetched."""
-_FAR_SHARE = 0.01
+"""Cost of a sample whose size is not known before it is fetched."""
+_REMOTE_SHARE = 0.01
 _LITTLE_BYTES, _LITTLE_SAMPLES = 300e6, 300
-"""What is read, and decoded, sooner than processes start."""
+"""Read, and decoded, before worker processes have started."""
 _DAMAGE: tuple[str, ...] = ("broken", "truncated", "cut", "empty file", "not an image", cache.DAMAGED, MISSING)
 _DAMAGE += (manifest.ABSENT, manifest.UNFINISHED)
-"""Beginnings of the reasons that tell of damage, of those for which a source leaves samples out."""
+"""Starts of the reasons that mean damage, among those for which a source leaves samples out."""
 
 
 class Options(Settings):
-    """What `verify` takes beside the data."""
+    """Options of `verify`."""
 
     share: float | None = Field(None, ge=0, le=1)
     """Share of the pictures that are decoded. Default: by their number and sizes."""
     processes: int | None = Field(None, ge=1)
-    """Processes beside each other."""
+    """Worker processes."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A source and what is to be looked at in it."""
+    """A source and the units of it to verify."""
 
     settings: SourceSettings
     source: Source
     units: tuple[Unit, ...]
     files: bool
-    """Whether its units are files with digests."""
+    """True if its units are files with digests."""
     left_out: SkipReport
-    """What is known to be wrong before anything is read again."""
+    """Known to be wrong before anything is read again."""
 
 
 def run(arguments: list[str]) -> int:
@@ -98,32 +98,23 @@ def run(arguments: list[str]) -> int:
     for settings in members(request.settings).values():
         subject = _subject(settings, request)
         with Counter("verifying", sum(len(unit.numbers) for unit in subject.units)) as counter:
-            found = list(_found(subject, _processes(subject, request.options), counter))
+            verifier = Verifier(subject.source, subject.settings)
+            steps = job_pool.work(verifier, subject.units, _processes(subject, request.options))
+            found = list(job_pool.results(steps, counter.add))
             seconds = counter.seconds
-        sound &= _tell(subject, found, seconds)
+        sound &= _report(subject, found, seconds)
     return errors.DONE if sound else errors.FAILED
 
 
-def _found(subject: Subject, processes: int, counter: Counter) -> Iterator[Found]:
-    for step in job_pool.work(Verifier(subject.source, subject.settings), subject.units, processes):
-        if isinstance(step, int):
-            counter.add(step)
-        else:
-            yield step.result
-
-
 def _processes(subject: Subject, options: Options) -> int:
-    """As many as were asked for; else one for what is done sooner than others have started."""
+    """As many as were asked for; else one for what is done before others have started."""
     if options.processes is not None:
         return options.processes
     decoded = sum(len(unit.decoded) for unit in subject.units)
-    sizes = [0 if unit.place is None or unit.place.local is None else _size(unit.place.local) for unit in subject.units]
-    little = sum(sizes) < _LITTLE_BYTES and decoded < _LITTLE_SAMPLES and not is_far(subject.source)
+    paths = [unit.place.local for unit in subject.units if unit.place is not None and unit.place.local is not None]
+    size_bytes = sum(path.stat().st_size for path in paths if path.exists())
+    little = size_bytes < _LITTLE_BYTES and decoded < _LITTLE_SAMPLES and not is_remote(subject.source)
     return 1 if little else job_pool.usual_processes()
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _subject(settings: SourceSettings, request: Request[Options]) -> Subject:
@@ -134,38 +125,30 @@ def _subject(settings: SourceSettings, request: Request[Options]) -> Subject:
     source: Source = plugins.find("sources", settings.source).open_source(settings, "train")
     index = source.index
     if index is None:
-        raise UserError(f"{settings.source} draws its pictures: there is nothing to verify")
+        raise UserError(f"{settings.source} makes its images: there is nothing to verify", code="unsupported")
     share = request.options.share
     picked = chosen(index.ids, _usual_share(source, index) if share is None else share)
     if not places:
-        starts = np.arange(0, index.count, _BLOCK_SAMPLES)
-        units = [
-            _unit(f"samples from {start:,} on", start, start + _BLOCK_SAMPLES, picked) for start in starts.tolist()
-        ]
+        starts = range(0, index.count, _BLOCK_SAMPLES)
+        units = [_unit(f"samples from {start:,} on", start, start + _BLOCK_SAMPLES, picked) for start in starts]
         return Subject(settings, source, tuple(units), False, source.report())
     listed, missing = manifest.shards_beside(places)
-    units = []
-    for place, path, start, stop in zip(places, before, *_edges(index.shard_starts), strict=True):
-        unit = _unit(place.name, start, stop, picked)
+    files = []
+    for place, path, (start, stop) in zip(places, before, pairwise(index.shard_starts.tolist()), strict=True):
         now = path or cache.found(place, kind, cache_dir)
-        listed_digest = listed.get(place.url)
-        units.append(
-            replace(unit, place=place, index=now, indexed_before=path is not None, listed_digest=listed_digest)
-        )
-    return Subject(settings, source, tuple(units), True, skipped.merged(source.report(), missing))
+        unit = _unit(place.name, start, stop, picked)
+        unit = replace(unit, place=place, index=now, indexed_before=path is not None)
+        files.append(replace(unit, listed_digest=listed.get(place.url)))
+    return Subject(settings, source, tuple(files), True, skipped.merged(source.report(), missing))
 
 
 def _usual_share(source: Source, index: Index) -> float:
-    """As many pictures as are decoded in about a minute, by their pixels; the same ones on every machine."""
-    if is_far(source):
-        return _FAR_SHARE
+    """The share that is decoded in about a minute, by the images' pixels; the same on every machine."""
+    if is_remote(source):
+        return _REMOTE_SHARE
     pixels = index.heights_px.astype(np.float64) * index.widths_px
     cost = float(np.where(pixels > 0, pixels + _SAMPLE_PX, _UNKNOWN_PX).sum())
     return min(1.0, _MINUTE_PX / max(1.0, cost))
-
-
-def _edges(starts: np.ndarray) -> tuple[list[int], list[int]]:
-    return starts[:-1].tolist(), starts[1:].tolist()
 
 
 def _unit(name: str, start: int, stop: int, picked: np.ndarray) -> Unit:
@@ -173,50 +156,38 @@ def _unit(name: str, start: int, stop: int, picked: np.ndarray) -> Unit:
     return Unit(name, numbers, numbers[picked[numbers]])
 
 
-def _tell(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
-    """Prints what was found; whether all is well."""
+def _report(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
+    """Prints what was found; False if anything is damaged."""
     faults = skipped.merged(*(one.faults or {} for one in found))
     before = {r: entry for r, entry in subject.left_out.items() if not entry.get("kept") and r != cache.DAMAGED}
     if subject.files:
-        _tell_files(found)
+        _report_files(found)
     samples, decoded = sum(one.samples for one in found), sum(one.decoded for one in found)
-    size_bytes = sum(one.bytes or 0 for one in found)
-    extent = (
-        f"{len(found):,} shard{'s' * (len(found) != 1)}, {samples:,} samples, {size_text(size_bytes)}"
-        if subject.files
-        else f"{samples:,} samples"
-    )
-    print(f"{extent}; {_decoded(decoded, samples)}, in {duration_text(seconds)}")
-    for line in figures.told(subject.source, subject.settings):
+    extent = f"{samples:,} samples"
+    if subject.files:
+        extent = f"{counted(len(found), 'shard')}, {extent}, {size_text(sum(one.bytes or 0 for one in found))}"
+    share = percent(decoded, samples).replace("\N{NO-BREAK SPACE}", " ")
+    how = "all" if decoded == samples else f"{share}; share=1 decodes all"
+    print(f"{extent}; {counted(decoded, 'picture')} decoded ({how}), in {duration_text(seconds)}")
+    for line in figures.summary(subject.source, subject.settings):
         print(line)
     for title, report in (("found when the data was opened:", before), ("damaged:", faults)):
         if report:
             print(f"{title}\n{skipped.table(report)}")
-    unknown = _unknown(subject, found)
-    if unknown:
+    if unknown := _unknown(subject, found):
         print(unknown)
-    sound = not faults and not any(_is_damage(reason) for reason in before)
+    sound = not faults and not any(reason.startswith(_DAMAGE) for reason in before)
     print("nothing is damaged, as far as was looked" if sound else "the data is damaged")
     return sound
 
 
-def _decoded(decoded: int, samples: int) -> str:
-    share = dataset_page.percent(decoded, samples).replace("\N{NO-BREAK SPACE}", " ")
-    how = "all" if decoded == samples else f"{share}; share=1 decodes all"
-    return f"{decoded:,} picture{'s' * (decoded != 1)} decoded ({how})"
-
-
-def _is_damage(reason: str) -> bool:
-    """Whether what a source leaves out is a sign of damage, and not of what is not meant for it."""
-    return reason.startswith(_DAMAGE)
-
-
-def _tell_files(found: Sequence[Found]) -> None:
-    """A line a shard: all of a few, else those with faults only."""
+def _report_files(found: Sequence[Found]) -> None:
+    """Prints a line a shard: all of a few, else those with faults only."""
     shown = [one for one in found if one.faults or len(found) <= _LISTED_SHARDS]
     if not shown:
         return
-    folder = shared_folder([one.name for one in shown])
+    folders = {one.name.rpartition("/")[0] + "/" for one in shown}
+    folder = folders.pop() if len(folders) == 1 else ""
     width = max(len("shard"), *(len(one.name) - len(folder) for one in shown))
     if folder:
         print(f"\nin {folder}")
@@ -229,23 +200,17 @@ def _tell_files(found: Sequence[Found]) -> None:
     print()
 
 
-def shared_folder(names: Sequence[str]) -> str:
-    """The folder that all names lie in, with its slash; empty if they lie in several."""
-    folders = {name.rpartition("/")[0] + "/" for name in names}
-    return folders.pop() if len(folders) == 1 else ""
-
-
 def _state(one: Found) -> str:
     if not one.faults:
         return "as it was indexed" if one.compared else "readable; nothing to compare it with"
     if MISSING in one.faults:
         return "not there"
-    hurt = sum(entry["count"] for reason, entry in one.faults.items() if reason not in OF_FILES)
-    return f"DAMAGED: {hurt:,} sample{'s' * (hurt != 1)}" if hurt else "DAMAGED"
+    damaged = sum(entry["count"] for reason, entry in one.faults.items() if reason not in OF_FILES)
+    return f"DAMAGED: {counted(damaged, 'sample')}" if damaged else "DAMAGED"
 
 
 def _unknown(subject: Subject, found: Sequence[Found]) -> str:
-    """What could not be known, and what would make it known; empty if nothing."""
+    """A note on what could not be known, and what would make it known; empty if there is nothing."""
     alone = sum(1 for one in found if not one.compared)
     if not alone:
         return ""

@@ -1,8 +1,7 @@
 """From encoded images to the pixels that are trained on: decode, orient, colours; then the frame: resize, flip, crop.
 
-What a picture means is settled here once: 8-bit sRGB, upright, transparency over a set colour, the first frame of an
-animation. Which pictures there are is the sources' business, which shape they get `buckets.py`'s; scaling to [-1, 1]
-is the family's.
+Every image becomes 8-bit sRGB, upright, with transparency over a set colour; of an animation, the first frame. Shapes
+are chosen in `buckets.py`; families scale to [-1, 1].
 """
 
 from __future__ import annotations
@@ -38,21 +37,20 @@ _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 
 @dataclass(frozen=True)
 class Frame:
-    """Which part of a picture is trained on, and how it is brought to size: chosen by its size alone, so that a second
-    image of the same scene can follow it exactly."""
+    """Resize and crop of an image, chosen by its size alone, so that a second image of the scene can follow exactly."""
 
     size: tuple[int, int]
-    """Height and width of the upright picture before any resize."""
+    """Height and width of the upright image."""
     resized: tuple[int, int]
-    """Height and width to which it is resized."""
+    """Height and width after the resize."""
     top: int
     left: int
-    """Corner of the crop, in the resized and flipped picture."""
+    """Corner of the crop, in the resized and flipped image."""
     height_px: int
     width_px: int
     """Of the crop."""
     mirror: bool
-    """Whether it is flipped left to right."""
+    """Flipped left to right."""
     interpolation: str
     """Filter of the resize."""
 
@@ -62,25 +60,22 @@ class Frame:
         return np.array([*self.size, self.top, self.left, self.height_px, self.width_px], dtype=np.int32)
 
     def apply(self, pixels_HWC: np.ndarray, interpolation: str | None = None) -> Tensor:
-        """That part of an image, [C, height_px, width_px] uint8.
-
-        `pixels_HWC` [H, W, C] uint8, of any scale, shows all that the picture shows. What comes is a view whose memory
-        is laid out [H, W, C], and may be that of `pixels_HWC`.
-        """
+        """The crop of an image [H, W, C] uint8 of the whole scene, at any scale: [C, height_px, width_px] uint8, a view
+        whose memory is laid out [H, W, C] and may be that of `pixels_HWC`."""
         assert pixels_HWC.dtype == np.uint8, pixels_HWC.dtype
         assert pixels_HWC.ndim == 3, pixels_HWC.shape
         resized_CHW = _resize(pixels_HWC, self.resized, interpolation or self.interpolation)
-        # Flipped first, so `left` counts from what was the right side; only what is kept is turned.
+        # `left` counts in the flipped image, but only the crop is flipped.
         start = self.resized[1] - self.left - self.width_px if self.mirror else self.left
         crop_CHW = resized_CHW[:, self.top : self.top + self.height_px, start : start + self.width_px]
         return crop_CHW.flip(2) if self.mirror else crop_CHW
 
 
 def frame(size: tuple[int, int], settings: SourceSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Frame:
-    """The frame of a picture whose upright height and width are `size`: it is resized until it just covers the bucket.
+    """The frame of an image of this upright (height, width): resized until it just covers the bucket.
 
     Flip and random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. `Undecodable`
-    where the resized picture would be too large.
+    if the resized image would be too large.
     """
     height, width = resized = bucket.covering(*size)
     if height * width > PIXEL_LIMIT:
@@ -98,8 +93,8 @@ def cut(
     key: np.ndarray,
     names: Collection[str] = (),
 ) -> tuple[Frame, dict[str, Tensor]]:
-    """The images of a record in the shape of `bucket`: its picture, and those of `names` (of `image_kinds.KINDS`) that
-    it has, each [C, H, W] uint8. Raises `Undecodable`."""
+    """The images of a record in the shape of `bucket`, each [C, H, W] uint8: the one that is trained on, and those of
+    `names` (of `KINDS`) that it has. Raises `Undecodable`."""
     pixels_HWC, size = sized(images[IMAGE], settings, bucket)
     chosen = frame(size, settings, bucket, seed, key)
     found = {IMAGE: chosen.apply(pixels_HWC)}
@@ -120,8 +115,8 @@ def beside(
     settings: SourceSettings,
     bucket: Bucket | None = None,
 ) -> np.ndarray:
-    """[H, W, C] uint8 of an image beside a picture of this height and width; it may be of another scale. `Undecodable`
-    where it is not its shape, or damaged."""
+    """[H, W, C] uint8 of an image beside one of this height and width, maybe at another scale. `Undecodable` if it is
+    of another shape, or damaged."""
     kind = KINDS[name]
     own = settings if kind.under is None else settings.model_copy(update={"alpha_colour": kind.under})
     with kinds.named(name):
@@ -132,24 +127,13 @@ def beside(
     return np.asarray(Image.fromarray(pixels_HWC).convert("L"))[:, :, None]
 
 
-def pixels(encoded: bytes, settings: SourceSettings, bucket: Bucket | None = None) -> np.ndarray:
-    """The whole picture of a file, upright: [H, W, 3] uint8 sRGB. Raises `Undecodable`.
-
-    Where it will be resized to cover `bucket`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size.
-    """
-    return sized(encoded, settings, bucket)[0]
-
-
 def sized(
-    image: bytes | np.ndarray, settings: SourceSettings, bucket: Bucket | None
+    encoded: bytes | np.ndarray, settings: SourceSettings, bucket: Bucket | None
 ) -> tuple[np.ndarray, tuple[int, int]]:
-    """`pixels` of a file, or pixels as they are; and the height and width of the whole upright picture."""
-    if isinstance(image, np.ndarray):
-        return image, image.shape[:2]
-    return _decoded(image, settings, bucket)
-
-
-def _decoded(encoded: bytes, settings: SourceSettings, bucket: Bucket | None) -> tuple[np.ndarray, tuple[int, int]]:
+    """The whole image, upright, [H, W, 3] uint8 sRGB (pixels stay as they are), and its full (height, width). Raises
+    `Undecodable`. If it will be resized to cover `bucket`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size."""
+    if isinstance(encoded, np.ndarray):
+        return encoded, encoded.shape[:2]
     try:
         image = opened(io.BytesIO(encoded), settings.formats)
         stored_HWC = _fast_jpeg(encoded, image, settings, bucket)
@@ -166,8 +150,7 @@ def _decoded(encoded: bytes, settings: SourceSettings, bucket: Bucket | None) ->
 def _fast_jpeg(
     encoded: bytes, image: Image.Image, settings: SourceSettings, bucket: Bucket | None
 ) -> np.ndarray | None:
-    """[H, W, 3] uint8 sRGB by libjpeg-turbo's own interface, not yet upright; None where that is not for it, or it
-    refuses, and Pillow has the last word."""
+    """[H, W, 3] uint8 sRGB by libjpeg-turbo's own interface, as stored; None if it cannot decode it, but Pillow may."""
     if (image.format, image.mode) != ("JPEG", "RGB"):
         return None
     factor = 1
@@ -184,8 +167,8 @@ def _fast_jpeg(
 
 
 def _dct_factor(height_px: int, width_px: int, bucket: Bucket) -> int:
-    """How much smaller a JPEG is decoded: 8, 4 or 2 where that divides both sides and is the whole resize, or leaves
-    another factor of 2 to the filter, so that it is still the filter that decides how the picture looks."""
+    """Factor by which a JPEG is decoded smaller: 8, 4 or 2 if that divides both sides and is the whole resize, or
+    leaves a factor of 2 to the filter, so that the filter still decides the look."""
     for factor in (8, 4, 2):
         height, width = height_px // factor, width_px // factor
         whole = height_px % factor == width_px % factor == 0
@@ -196,7 +179,7 @@ def _dct_factor(height_px: int, width_px: int, bucket: Bucket) -> int:
 
 
 def _by_pillow(image: Image.Image, settings: SourceSettings) -> np.ndarray:
-    """[H, W, 3] uint8 sRGB, not yet upright."""
+    """[H, W, 3] uint8 sRGB, as stored."""
     colours, alpha = _layers(image)
     transform = _to_srgb(image.info.get("icc_profile"), colours.mode)
     if transform is not None:
@@ -211,7 +194,7 @@ def _by_pillow(image: Image.Image, settings: SourceSettings) -> np.ndarray:
 
 
 def _layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
-    """Colours of 8 bits without a palette (mode L, RGB, CMYK ...), and how opaque they are where they are not all."""
+    """Colours of 8 bits without a palette (mode L, RGB, CMYK ...), and alpha if there is any."""
     image.load()
     if image.mode.startswith("I;16"):
         return _eight_bits(image)
@@ -226,7 +209,7 @@ def _layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 
 
 def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
-    """Grey of 16 bits to 8."""
+    """Grey of 16 bits as 8, and alpha."""
     grey = np.asarray(image)
     transparent = image.info.get("transparency")
     alpha = Image.fromarray(np.where(grey == transparent, 0, 255).astype(np.uint8)) if transparent is not None else None
@@ -236,14 +219,14 @@ def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 
 
 _SAME_LEVELS = 2
-"""Largest difference, of 255, that is taken for rounding: tables of sRGB's curve differ by as much."""
+"""Largest difference, of 255, that counts as rounding: tables of sRGB's curve differ by as much."""
 _NO_PROFILE: tuple[type[Exception], ...] = (*BROKEN, ImageCms.PyCMSError)
 
 
 @lru_cache(maxsize=32)
 def _to_srgb(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """The way from a profile's colours to sRGB; None for sRGB itself, for no profile, and for one that is broken or for
-    another kind of picture: such a picture is taken as if it had none."""
+    """The transform from a profile's colours to sRGB; None for sRGB itself, without a profile, and for one that is
+    broken or of another mode, which is ignored."""
     if not profile:
         return None
     try:
@@ -255,8 +238,7 @@ def _to_srgb(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | N
 
 
 def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Whether colours from all over the space stay as they are, but for rounding: by what a profile is called nobody
-    knows what it does."""
+    """True if colours from all over the space stay as they are, but for rounding; the profile's name does not tell."""
     if mode not in ("L", "RGB"):
         return False
     greys = np.arange(256, dtype=np.uint8)
@@ -269,12 +251,12 @@ def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
 
 def _transformed(image: Image.Image, transform: ImageCms.ImageCmsTransform) -> Image.Image:
     other = ImageCms.applyTransform(image, transform)
-    assert other is not None  # a new picture, as it was not asked to work in place
+    assert other is not None  # as it does not work in place
     return other
 
 
 def _upright(pixels_HWC: np.ndarray, turn: int) -> np.ndarray:
-    """Turned as EXIF's orientation says: 5 to 8 are transposed first, then flipped."""
+    """Applies EXIF's orientation: 5 to 8 are transposed first, then flipped."""
     if turn >= 5:
         pixels_HWC = pixels_HWC.swapaxes(0, 1)
     if turn in (3, 4, 7, 8):
@@ -296,13 +278,13 @@ def _resize(pixels_HWC: np.ndarray, size: tuple[int, int], interpolation: str) -
 
 
 def _channels_first(pixels_HWC: np.ndarray) -> Tensor:
-    """[1, C, H, W] over the same memory. With the 1 in front before the dims are exchanged torch sees that the channels
-    are last in memory, and its resize takes them as they are."""
+    """[1, C, H, W] over the same memory. With the 1 in front before the dims are permuted torch sees channels_last, and
+    its resize takes them as they are."""
     return torch.from_numpy(np.require(pixels_HWC, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
 
 
 def _corner(spare: tuple[int, int], settings: SourceSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
-    """Top and left of the crop, where so many pixels are to spare; one of the two has no choice."""
+    """Top and left of the crop, with so many (vertical, horizontal) pixels to spare."""
     if settings.crop == "center":
         return spare[0] // 2, spare[1] // 2
     down, right = _uniforms(seed, "crop", key, 2)

@@ -1,7 +1,5 @@
-"""What is let in as an image file: its format and its size, read from the header before any pixel is decoded.
-
-No torch here, so that a source can look at its files while a recipe is checked. Decoding is `data/images/decode.py`.
-"""
+"""Formats and sizes of image files, read from the header before any pixel is decoded. No torch here, so that a source
+can look at its files while a recipe is checked."""
 
 from __future__ import annotations
 
@@ -22,15 +20,13 @@ from PIL import (
 )
 
 PIXEL_LIMIT = 2**27
-"""Largest picture that is decoded, in pixels (134 million; decoding it takes up to 2 GB): a small file can claim any
-size."""
+"""Largest image that is decoded, in pixels (decoding it takes up to 2 GB): a small file can claim any size."""
 USUAL = ("jpeg", "png", "webp")
-"""Formats that are read where a recipe names none."""
+"""Default formats."""
 
 BROKEN: tuple[type[Exception], ...] = (OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError)
 BROKEN += (ArithmeticError, AttributeError, RuntimeError, struct.error, zlib.error, Image.DecompressionBombError)
-"""What Pillow raises for damaged files; a broken animated PNG is a SyntaxError. For bytes in memory OSError is no
-fault of a disk."""
+"""Pillow's errors for damaged files. For bytes in memory OSError is no fault of a disk."""
 
 _TOO_LARGE = f"too many pixels (limit {PIXEL_LIMIT})"
 _SPOKEN = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF"}
@@ -47,14 +43,14 @@ _PNG_NOTES = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
 class Undecodable(Exception):
-    """The picture cannot be used, now or later. The text is the reason, the same for every file with that fault."""
+    """The sample can never be used. The text is the reason, the same for every file with that fault."""
 
 
 def opened(file: BinaryIO, formats: Sequence[str]) -> Image.Image:
     """An image file of one of these `formats` whose header was read and whose size is allowed; no pixel yet.
 
-    Not by `Image.open`: it tries formats by its own list, and has a size limit of its own. Raises `Undecodable`,
-    and OSError as it is where the disk is at fault: that may pass, so it is no reason to leave a picture out.
+    Not by `Image.open`, which has a list of formats and a size limit of its own. Raises `Undecodable`, and OSError if
+    the disk is at fault, as that may pass.
     """
     start = file.read(12)
     file.seek(0)
@@ -73,17 +69,15 @@ def opened(file: BinaryIO, formats: Sequence[str]) -> Image.Image:
 
 
 def upright_size(file: BinaryIO, formats: Sequence[str]) -> tuple[int, int]:
-    """Height and width of the picture as it is seen, after EXIF rotation. Raises as `opened` does."""
+    """Height and width after EXIF rotation. Raises as `opened`."""
     image = opened(file, formats)
     turned = orientation(image, to_the_end=image.format == "PNG" and _has_late_notes(file)) >= 5
     return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def orientation(image: Image.Image, to_the_end: bool = True) -> int:
-    """How a file that `opened` gave is to be turned, 1 to 8 as in EXIF's tag; 1 where it says nothing that makes sense.
-
-    A PNG may say it after its pixels; `to_the_end` therefore decodes a PNG that is not decoded yet.
-    """
+    """EXIF's orientation, 1 to 8; 1 if it is missing or makes no sense. A PNG may hold it after its pixels:
+    `to_the_end` decodes one that is not decoded yet."""
     if image.format == "TIFF":
         return 1  # Pillow turns these itself
     try:
@@ -117,14 +111,10 @@ def _plugin(start: bytes, formats: Sequence[str]) -> Callable[[BinaryIO], Image.
         "webp": WebPImagePlugin.WebPImageFile,
         "gif": GifImagePlugin.GifImageFile,
         "bmp": BmpImagePlugin.BmpImageFile,
-        "tiff": _tiff,
+        # From memory: of a file, Pillow takes a fault of the disk for damage.
+        "tiff": lambda file: TiffImagePlugin.TiffImageFile(io.BytesIO(file.read())),
     }
     return plugins[kind]
-
-
-def _tiff(file: BinaryIO) -> Image.Image:
-    """From memory: of a file, Pillow takes a fault of the disk for damage to the TIFF."""
-    return TiffImagePlugin.TiffImageFile(io.BytesIO(file.read()))
 
 
 def _kind(start: bytes) -> str | None:
@@ -134,7 +124,7 @@ def _kind(start: bytes) -> str | None:
 
 
 def _has_late_notes(file: BinaryIO) -> bool:
-    """Whether a PNG has chunks after its pixels that could say how it is to be turned."""
+    """True if a PNG has chunks after its pixels that may hold its orientation."""
     place = file.tell()
     file.seek(8)
     pixels = False

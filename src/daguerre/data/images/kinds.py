@@ -1,7 +1,6 @@
-"""Images that a sample may have beside the one that is trained on: which there are, and how each is read.
+"""Kinds of images that a sample may have beside the one that is trained on, and how each is read. No torch here.
 
-A source puts them into `Record.images` under these names. They are cut exactly as the picture itself (`decode.Frame`).
-No torch here.
+A source puts them into `Record.images` under these names. They are cropped as the image itself (`decode.Frame`).
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from daguerre.types import MASK
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind of them is read."""
+    """One kind."""
 
     channels: int
     """3: RGB; 1: grey, by luminance."""
     absent: int | None
-    """Value of every pixel where a sample has none; None: such a sample is left out, and counted."""
+    """Value of every pixel if a sample has none; None: such a sample is left out, and counted."""
     interpolation: str | None = None
-    """Filter of the resize. None: that of the picture, `data.interpolation`."""
+    """Filter of the resize. None: `data.interpolation`."""
     under: str | None = None
     """Colour under transparent pixels, as #rrggbb. None: `data.alpha_colour`."""
 
@@ -35,11 +34,11 @@ class Kind:
 KINDS: Mapping[str, Kind] = MappingProxyType({MASK: Kind(1, absent=255, interpolation="area", under="#000000")})
 """By name."""
 _SUFFIXES: Mapping[str, str] = {**{f".{name}": name for name in KINDS}, "-masklabel": MASK}
-"""What follows the picture's name in a folder; the last one is OneTrainer's."""
+"""Endings of their names in a folder; the last one is OneTrainer's."""
 
 
 def owner(stem: str) -> tuple[str, str] | None:
-    """(stem of the picture, kind) of a file that is called as an image beside another one; `stem` has no extension."""
+    """(stem of the image, kind) for the name, without extension, of an image beside another one."""
     for suffix, name in _SUFFIXES.items():
         if stem.endswith(suffix) and os.path.basename(stem) != suffix:
             return stem.removesuffix(suffix), name
@@ -47,27 +46,25 @@ def owner(stem: str) -> tuple[str, str] | None:
 
 
 def lacking(name: str) -> str:
-    """The reason under which a sample without this image is counted."""
+    """The reason for a sample without this image."""
     return f"no {name} beside the picture" if KINDS[name].absent is None else f"kept without a {name}: all of it counts"
 
 
 def check(name: str, encoded: bytes, size: tuple[int, int], formats: Sequence[str]) -> None:
-    """`Undecodable` where an image's header is broken, or it is not of the shape of its picture, whose height and width
-    are `size`."""
+    """`Undecodable` if an image's header is broken, or its shape is not that of an image of this (height, width)."""
     with named(name):
         refuse_other_shape(headers.upright_size(io.BytesIO(encoded), formats), size)
 
 
 def refuse_other_shape(own: tuple[int, int], size: tuple[int, int]) -> None:
-    """`Undecodable` where an image of this height and width is no picture of `size` at another scale: where one of its
-    sides is off by more than a pixel."""
+    """`Undecodable` if an image of this (height, width) is not `size` at another scale, within a pixel."""
     if abs(own[0] * size[1] - own[1] * size[0]) > max(size):
         raise Undecodable("another aspect ratio than its picture's")
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """A block in which `Undecodable` says which image it is about."""
+    """A block whose `Undecodable` names the image."""
     try:
         yield
     except Undecodable as error:

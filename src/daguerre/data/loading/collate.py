@@ -1,7 +1,4 @@
-"""Micro-batches: reading, decoding and captions of given samples. What a worker runs.
-
-Nothing is planned, ahead, parallel or counted here: that is `data/loading/loader.py`.
-"""
+"""Micro-batches of given samples: read, decoded and captioned. Planning and counting is `data/loading/loader.py`."""
 
 from __future__ import annotations
 
@@ -32,17 +29,17 @@ FIRST_PAUSE_SECONDS = 0.2
 
 
 class Task(NamedTuple):
-    """A micro-batch to be made."""
+    """A micro-batch to collate."""
 
     reads: Reads
     bucket: Bucket
 
 
-Made = tuple[Batch, list[Failure]]
+Collated = tuple[Batch, list[Failure]]
 
 
 def absent(names: Sequence[str], size: int, bucket: Bucket) -> dict[str, Tensor]:
-    """Images by name as samples have them that have none, [B, C, H, W] uint8 each."""
+    """The images by name of samples that have none, [B, C, H, W] uint8 each."""
     return {name: _empty(size, bucket, KINDS[name].channels, KINDS[name].absent or 0) for name in names}
 
 
@@ -53,16 +50,16 @@ def _empty(size: int, bucket: Bucket, channels: int, value: int = 0) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What makes micro-batches: the sources with their settings, and the run's seed."""
+class Collator:
+    """Makes micro-batches from the sources with their settings and the run's seed."""
 
     members: tuple[Member, ...]
     seed: int
     images: tuple[str, ...] = ()
-    """Images that are wanted beside the pictures, by name."""
+    """Images to have beside the one that is trained on, by name."""
 
-    def made(self, task: Task) -> Made:
-        """The micro-batch, and what of it could not be used. UserError where a sample cannot be read."""
+    def collate(self, task: Task) -> Collated:
+        """The micro-batch, and the samples that could not be used. UserError if a sample cannot be read."""
         reads, bucket = task
         size = len(reads.numbers)
         # Filled by numpy: a large torch operation here would start a second team of OpenMP threads beside the
@@ -98,16 +95,17 @@ class Rows:
 
     @property
     def _features(self) -> Mapping[str, np.ndarray]:
-        """A feature of each name, for its shape and type. UserError where the sources do not give the same ones."""
+        """A feature of each name, for its shape and type. UserError if the sources do not have the same ones."""
         sources = [member.source for member in self.members]
         each = [source.features if isinstance(source, FeatureSource) else {} for source in sources]
         shapes = [{name: (one.shape, one.dtype) for name, one in features.items()} for features in each]
         if any(other != shapes[0] for other in shapes):
-            raise UserError("data.sources: all sources of a mix have the same cached features, or none of them has any")
+            what = "data.sources: all sources of a mix have the same cached features, or none of them has any"
+            raise UserError(what, code="conflict", setting="data.sources")
         return each[0]
 
     def weights_B(self, reads: Reads) -> Tensor | None:
-        """The loss weight of each sample, by its source; None where all sources weigh 1."""
+        """The loss weight of each sample; None if all sources weigh 1."""
         weights = [member.settings.loss_weight for member in self.members]
         if all(weight == 1 for weight in weights):
             return None
@@ -129,16 +127,16 @@ def retrying(read: Callable[[int], Read], number: int) -> Read:
         except OSError as error:
             if attempt == ATTEMPTS - 1:
                 raise UserError(
-                    f"a sample cannot be read, after {ATTEMPTS} attempts: {error}. Nothing was skipped: mend the disk "
-                    "or the connection and run the same command again"
+                    f"a sample cannot be read, after {ATTEMPTS} attempts: {error}. No sample was skipped. Fix the disk "
+                    "or the connection, then run the same command again",
+                    code="unreachable",
                 ) from error
             time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
     raise AssertionError
 
 
-@dataclass(frozen=True)
-class _Named:
-    """A block whose errors say at which sample they came up, for those that nobody expects."""
+class _Named(NamedTuple):
+    """A block whose unexpected errors name the sample."""
 
     name: str
 

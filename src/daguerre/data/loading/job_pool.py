@@ -1,7 +1,6 @@
-"""One task over many jobs, in processes of their own: for packing, indexing and checking, not for training.
+"""A pool of processes that runs one task over many jobs, for packing, indexing and checking, not for training.
 
-A worker ignores the signals of a terminal and ends when its socket does, with its parent, however that ended; how it is
-started is `data/loading/processes.py`. Results come in the order in which they are done.
+Workers ignore the signals of a terminal. Results come in the order in which they are done.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from daguerre.data.loading.processes import Worker, started
-from daguerre.errors import ProcessLost, UserError
+from daguerre.errors import UserError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -26,7 +25,7 @@ of a module, or a small frozen dataclass with `__call__`."""
 
 @dataclass(frozen=True)
 class Done(Generic[Job, Result]):
-    """A job and what came of it."""
+    """A job and its result."""
 
     job: Job
     result: Result
@@ -43,25 +42,29 @@ def usual_processes() -> int:
 
 
 def work(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterator[int | Done[Job, Result]]:
-    """Does all jobs: yields counts of samples as they are done, and each job with its result.
+    """Runs all jobs: yields counts of samples as they are done, and each job with its result.
 
-    With one process (or one job) everything happens in this one. UserError and OSError of a task come out here and end
-    the others.
+    With one process (or one job) everything happens in this one. UserError and OSError of a task are raised here and
+    end the others.
     """
     listed = list(jobs)
     if min(processes, len(listed)) <= 1:
         for job in listed:
             yield Done(job, (yield from task(job)))
         return
-    with started("job_pool", task, min(processes, len(listed)), [signal.SIGINT, signal.SIGUSR1]) as crew:
+    ignored = [signal.SIGINT, signal.SIGUSR1]
+    with started(__name__, task, min(processes, len(listed)), ignored, "worker process", "processes=1") as pool:
         waiting = iter(listed)
         busy: dict[Any, tuple[Worker, Job]] = {}
-        for worker in crew:
-            _give(worker, next(waiting), busy)
+        for worker, job in zip(pool, waiting, strict=False):
+            _give(worker, job, busy)
         while busy:
             for pipe in wait(list(busy)):
                 worker, job = busy[pipe]
-                answer = _received(worker)
+                with worker.connected():
+                    answer = worker.pipe.recv()
+                if isinstance(answer, _Failed):
+                    raise answer.error
                 if isinstance(answer, int):
                     yield answer
                     continue
@@ -72,8 +75,23 @@ def work(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterat
                 yield Done(job, answer[0])
 
 
-def serve(descriptor: int) -> None:
-    """The life of a worker: a task, then jobs in, counts and results out, until the other end closes."""
+def results(steps: Iterable[int | Done[Job, Result]], count: Callable[[int], None]) -> Iterator[Result]:
+    """The results of `work`; its counts of samples go to `count`."""
+    for step in steps:
+        if isinstance(step, int):
+            count(step)
+        else:
+            yield step.result
+
+
+def _give(worker: Worker, job: Job, busy: dict[Any, tuple[Worker, Job]]) -> None:
+    with worker.connected():
+        worker.pipe.send(job)
+    busy[worker.pipe] = worker, job
+
+
+def worker_main(descriptor: int) -> None:
+    """Runs in a worker: a task comes in, then jobs; counts and results go out, until the other end closes."""
     pipe = Connection(descriptor)
     with suppress(EOFError, ConnectionError):
         task = pipe.recv()
@@ -83,7 +101,7 @@ def serve(descriptor: int) -> None:
 
 
 def _answers(steps: Generator[int, None, Any]) -> Iterator[Any]:
-    """What a worker says of a job: counts, then its result in a tuple, or what it failed of."""
+    """The answers to a job: counts, then its result in a tuple, or the error."""
     while True:
         try:
             step = next(steps)
@@ -94,27 +112,3 @@ def _answers(steps: Generator[int, None, Any]) -> Iterator[Any]:
             yield _Failed(error)
             return
         yield step
-
-
-def _give(worker: Worker, job: Job, busy: dict[Any, tuple[Worker, Job]]) -> None:
-    try:
-        worker.pipe.send(job)
-    except ConnectionError as error:
-        raise ProcessLost(_ended(worker)) from error
-    busy[worker.pipe] = worker, job
-
-
-def _received(worker: Worker) -> Any:
-    """A count, or a result in a tuple of its own; raises what the task raised."""
-    try:
-        answer = worker.pipe.recv()
-    except (EOFError, ConnectionError) as error:
-        raise ProcessLost(_ended(worker)) from error
-    if isinstance(answer, _Failed):
-        raise answer.error
-    return answer
-
-
-def _ended(worker: Worker) -> str:
-    why = f"a worker process {worker.ended()}; what it said of the error stands above."
-    return f"{why} processes=1 works without them"

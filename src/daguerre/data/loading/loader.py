@@ -1,7 +1,7 @@
-"""Batches in plan order: reading, decoding and captions in workers, random numbers drawn one batch ahead.
+"""Batches in plan order: read, decoded and captioned in workers, their random numbers drawn one batch ahead.
 
-The same batches come whatever the number of ranks and workers and wherever a run begins. A sample that cannot be
-decoded leaves its slot empty (valid 0) and is counted; a fault that may pass is tried again, then stops the run.
+The batches are the same for any number of ranks and workers and wherever a run begins. A sample that cannot be decoded
+leaves its slot empty (valid 0) and is counted; a fault that may pass is retried, then stops the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from daguerre.data import captions, skipped
 from daguerre.data.dataset import Dataset, Member
 from daguerre.data.images.headers import Undecodable
-from daguerre.data.loading.collate import Made, Rows, Task, retrying
+from daguerre.data.loading.collate import Collated, Collator, Task, retrying
 from daguerre.data.loading.prefetch import prefetching
 from daguerre.data.loading.workers import made_by, workers
 from daguerre.data.plan.batches import Plan
@@ -36,13 +36,13 @@ EMPTY_LIMIT = 10_000
 """Slots in a row without a sample that can be decoded, after which a run stops."""
 
 
-class Place(NamedTuple):
-    """Where a micro-batch stands."""
+class _Location(NamedTuple):
+    """A micro-batch's place in the plan."""
 
     position: int
-    """The slot of the plan that its first sample is."""
+    """The slot of its first sample."""
     last: bool
-    """Whether it is the last one of its update."""
+    """True for the last one of its update."""
 
 
 @dataclass(frozen=True)
@@ -59,45 +59,47 @@ class Loading:
     draw: Draw
     """Random numbers of a batch, on the CPU; called one batch ahead of the loop."""
     cut: Cut
-    """Which captions the family does not read whole."""
+    """Captions that the family truncates, by row, with the reason."""
     skips: Skips = field(default_factory=Skips)
     rank: int = 0
     ranks: int = 1
     pinned: bool = False
-    """Batches come in memory that a GPU reads by itself, so that nobody waits for their way there."""
+    """Batches come in pinned memory."""
     images: tuple[str, ...] = ()
     """Images that batches hold beside those that are trained on."""
     _unshared: list[Look] = field(default_factory=list, init=False, repr=False)
-    """What this rank found and the others do not know yet."""
+    """Findings of this rank that the others do not know yet."""
 
     @contextmanager
     def updates(self, position: int) -> Iterator[Iterator[list[Batch]]]:
-        """The micro-batches of one update after the other from a count of slots on, made ahead, without end.
+        """The micro-batches of one update after the other from a count of slots on, prefetched, without end.
 
         Workers end with the block. UserError after an epoch (or `EMPTY_LIMIT` slots) in a row without one sample that
         can be decoded.
         """
-        places: deque[Place] = deque()
+        locations: deque[_Location] = deque()
         with ExitStack() as stack:
-            thread = stack.enter_context(_thread())
-            made = self._made(stack, self._noted(position, places))
+            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+            stack.callback(thread.shutdown, cancel_futures=True)
+            collated = self._collated(stack, self._noted(position, locations))
             number = position // self.batch_size
             reached = stack.enter_context(prefetching(self.dataset, self.plan, number, self.rank, self.ranks))
-            ready = _ahead(thread, lambda: self._ready(next(made)), self.loader.prefetch_batches)
-            yield self._grouped(ready, places, reached)
+            ready = _prefetched(thread, lambda: self._ready(next(collated)), self.loader.prefetch_batches)
+            yield self._grouped(ready, locations, reached)
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the run's batches. UserError for a batch that cannot be cut into equal shares of the ranks."""
+        """The plan of the run's batches. UserError if the ranks cannot have equal shares of a batch."""
         if self.batch_size % self.ranks:
             raise UserError(
-                f"training.global_batch_size: {self.batch_size} samples cannot be shared by {self.ranks} ranks alike: "
-                "choose a multiple"
+                f"training.global_batch_size: {self.batch_size} samples cannot be shared equally by "
+                f"{self.ranks} ranks: choose a multiple",
+                setting="training.global_batch_size",
             )
         self.dataset.refuse_without(self.images)
         return self.dataset.plan(self.seed, self.batch_size)
 
-    def tasks(self, position: int) -> Iterator[tuple[Task, Place]]:
+    def tasks(self, position: int) -> Iterator[tuple[Task, _Location]]:
         """This rank's micro-batches from a position on, without end."""
         for number, planned in enumerate(self.plan.batches(position // self.batch_size), position // self.batch_size):
             bucket = self.dataset.buckets[planned.bucket]
@@ -106,72 +108,69 @@ class Loading:
             count = len(reads.numbers)
             first = number * self.batch_size + self.rank * self.batch_size // self.ranks
             for start in range(0, count, size):
-                yield Task(reads.part(start, start + size), bucket), Place(first + start, start + size >= count)
+                yield Task(reads.part(start, start + size), bucket), _Location(first + start, start + size >= count)
 
     @property
-    def _rows(self) -> Rows:
-        return Rows(self.dataset.members, self.seed, self.images)
+    def _collator(self) -> Collator:
+        return Collator(self.dataset.members, self.seed, self.images)
 
     def micro_size(self, bucket: Bucket) -> int:
-        """Most samples of a micro-batch of a bucket. UserError where not one has room in `loader.max_pixels`."""
+        """Most samples of a micro-batch of a bucket. UserError if `loader.max_pixels` holds not even one."""
         if self.loader.max_pixels is None:
             return self.micro_batch_size
         if self.loader.max_pixels < bucket.area_px:
             raise UserError(
-                f"loader.max_pixels={self.loader.max_pixels} has no room for one picture of {bucket} "
-                f"({bucket.area_px} pixels): raise it, or train on smaller pictures (data.resolution)"
+                f"loader.max_pixels={self.loader.max_pixels} has no room for one image of {bucket} "
+                f"({bucket.area_px} pixels): raise it, or train on smaller images (data.resolution)",
+                setting="loader.max_pixels",
             )
         return min(self.micro_batch_size, self.loader.max_pixels // bucket.area_px)
 
-    def _noted(self, position: int, places: deque[Place]) -> Iterator[Task]:
-        for task, place in self.tasks(position):
-            places.append(place)
+    def _noted(self, position: int, locations: deque[_Location]) -> Iterator[Task]:
+        for task, location in self.tasks(position):
+            locations.append(location)
             yield task
 
-    def _made(self, stack: ExitStack, tasks: Iterator[Task]) -> Iterator[Made]:
-        rows = self._rows
+    def _collated(self, stack: ExitStack, tasks: Iterator[Task]) -> Iterator[Collated]:
         if not self.loader.num_workers:
-            return map(rows.made, tasks)
-        return made_by(stack.enter_context(workers(rows, self.loader.num_workers)), tasks, self.loader.prefetch_batches)
+            return map(self._collator.collate, tasks)
+        pool = stack.enter_context(workers(self._collator, self.loader.num_workers))
+        return made_by(pool, tasks, self.loader.prefetch_batches)
 
-    def _ready(self, made: Made) -> Made:
-        batch, failures = made
+    def _ready(self, collated: Collated) -> Collated:
+        batch, failures = collated
         batch = replace(batch, draws=self.draw(batch))
         return batch.map(Tensor.pin_memory) if self.pinned else batch, failures
 
     def _grouped(
-        self, ready: Iterator[Made], places: deque[Place], reached: Callable[[int], None]
+        self, ready: Iterator[Collated], locations: deque[_Location], reached: Callable[[int], None]
     ) -> Iterator[list[Batch]]:
         empty, limit = 0, min(EMPTY_LIMIT, self.dataset.count or EMPTY_LIMIT)
         update: list[Batch] = []
         for batch, failures in ready:
-            place = places.popleft()
+            location = locations.popleft()
             cut = [
                 Failure(i, batch.names[i], f"caption {how}", kept=True)
                 for i, how in self.cut(batch.texts).items()
                 if batch.valid_B[i]
             ]
-            self._look(self.skips.seen(place.position, batch.keys, failures + cut))
+            look = self.skips.seen(location.position, batch.keys, failures + cut)
+            if self.ranks == 1:
+                self.skips.take(look, self.dataset.size)
+            else:  # counted when all ranks share theirs
+                self._unshared.append(look)
             empty = 0 if batch.valid_B.any() else empty + len(batch.names)
             if empty >= limit:
-                raise UserError(
-                    f"none of the last {empty:,} samples could be decoded:\n{skipped.table(self.skips.reasons)}"
-                )
+                what = f"none of the last {empty:,} samples could be decoded:\n{skipped.table(self.skips.reasons)}"
+                raise UserError(what, code="empty")
             update.append(batch)
-            if place.last:
-                reached(place.position // self.batch_size)
+            if location.last:
+                reached(location.position // self.batch_size)
                 yield update
                 update = []
 
-    def _look(self, look: Look) -> None:
-        """Counts what was found; with several ranks when all of them share it."""
-        if self.ranks == 1:
-            self.skips.take(look, self.dataset.size)
-        else:
-            self._unshared.append(look)
-
     def share(self, gather: Callable[[Any], list[Any]]) -> None:
-        """With several ranks: counts on each what all have found since the last call. UserError as `Skips.take`.
+        """With several ranks: counts on each the findings of all since the last call. UserError as `Skips.take`.
 
         `gather` gives the JSON documents of all ranks, in their order; all ranks call this at the same time.
         """
@@ -185,27 +184,27 @@ class Loading:
     def first(self, position: int) -> Batch:
         """The micro-batch at a position, with its draws, made here and now; nothing is counted."""
         task, _ = next(self.tasks(position))
-        return self._ready(self._rows.made(task))[0]
+        return self._ready(self._collator.collate(task))[0]
 
     def report(self) -> dict[str, Any]:
-        """What the source is and what was left out, for data.json."""
+        """The source and the samples left out, for data.json."""
         found = skipped.merged(
             self.dataset.report(), self.dataset.notes(self.batch_size, self.images), self.skips.reasons
         )
         return {"source": self.dataset.settings.source, "count": self.dataset.size, "skipped": found}
 
     def document(self) -> dict[str, Any]:
-        """What a checkpoint holds of it; the position is the training state's."""
+        """The document for a checkpoint; the position is in the training state."""
         return {"samples": self.dataset.fingerprint, "skips": self.skips.document()}
 
     def restore(self, document: Mapping[str, Any], may_differ: bool = False) -> None:
-        """Takes over what `document` gave. UserError where the source no longer holds the same samples, unless that was
-        allowed."""
+        """Restores a `document`. UserError if the source no longer holds the same samples, unless they `may_differ`."""
         if document["samples"] != self.dataset.fingerprint and not may_differ:
             raise UserError(
                 "the samples are not those that this run was trained on: files were added, removed, renamed, damaged "
                 f"or mended (now {self.dataset.size} samples). Put them back to go on exactly; or start a new run from "
-                "these weights with init_from=RUN run_name=NEW"
+                "these weights with init_from=RUN run_name=NEW",
+                code="changed",
             )
         self.skips.restore(document["skips"])
 
@@ -223,18 +222,18 @@ def fixed_batches(
     `size_of` gives the most samples of a batch of a bucket. Each rank gets its batches, all as many: where there are
     not enough, the last one once more without a valid sample.
     """
-    rows, tasks = Rows(_without_chance(dataset), 0, images), []
+    collator, tasks = Collator(_without_chance(dataset), 0, images), []
     for number, reads in dataset.first(num_samples):
         bucket, count = dataset.buckets[number], len(reads.numbers)
         size = min(size_of(bucket), -(-count // ranks))
         tasks += [Task(reads.part(start, start + size), bucket) for start in range(0, count, size)]
     for index in range(rank, -(-len(tasks) // ranks) * ranks, ranks):
-        batch = rows.made(tasks[min(index, len(tasks) - 1)])[0]
+        batch = collator.collate(tasks[min(index, len(tasks) - 1)])[0]
         yield batch if index < len(tasks) else replace(batch, valid_B=torch.zeros_like(batch.valid_B))
 
 
 def fixed_captions(dataset: Dataset, num_samples: int) -> list[str]:
-    """The captions of the same samples; no picture is decoded."""
+    """The captions of the same samples; no image is decoded."""
     members, found = _without_chance(dataset), []
     for _, reads in dataset.first(num_samples):
         for member, number, key in zip(reads.members.tolist(), reads.numbers.tolist(), reads.keys, strict=True):
@@ -249,19 +248,10 @@ def _without_chance(dataset: Dataset) -> tuple[Member, ...]:
     return tuple(m._replace(settings=m.settings.model_copy(update=plain)) for m in dataset.members)
 
 
-@contextmanager
-def _thread() -> Iterator[ThreadPoolExecutor]:
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
-    try:
-        yield thread
-    finally:
-        thread.shutdown(cancel_futures=True)
-
-
-def _ahead(thread: ThreadPoolExecutor, make: Callable[[], Made], size: int) -> Iterator[Made]:
+def _prefetched(thread: ThreadPoolExecutor, make: Callable[[], Collated], size: int) -> Iterator[Collated]:
     """Values of `make` in order, `size` of them ready or in the making; an error comes where its value would have."""
     ready = deque(thread.submit(make) for _ in range(size))
     while True:
-        made = ready.popleft().result()
+        collated = ready.popleft().result()
         ready.append(thread.submit(make))
-        yield made
+        yield collated

@@ -1,4 +1,4 @@
-"""Far files are brought near before their samples are asked for: a thread that walks the plan ahead of the trainer."""
+"""Prefetches remote shards in plan order, on a background thread."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from daguerre.errors import UserError
 
 @contextmanager
 def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> Iterator[Callable[[int], None]]:
-    """Fetches the far files that this rank's batches from `number` on need, in the order of their need, while the block
-    runs.
+    """Fetches the remote files that this rank's batches from `number` on need, in order, while the block runs.
 
-    What it gives is to be called with the number of the batch that is in use, and lets it go on. A fault is left for
-    the read that needs the file, which says so.
+    The function that it gives is to be called with the number of the batch in use, so that fetching goes on. Faults are
+    left to the read that needs the file.
     """
     streams = dataset.far_streams(plan.orders)
     if not streams:
@@ -38,7 +37,7 @@ def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int
 
 
 def _needs(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> Iterator[tuple[int, FarSource, int]]:
-    """(batch, source, file): what is needed when, without end."""
+    """(batch, source, file) in the order of need, without end."""
     for planned in plan.batches(number):
         for source, file in dataset.far_files_of(planned.part(rank, ranks)):
             yield number, source, file
@@ -46,7 +45,7 @@ def _needs(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> 
 
 
 class _Walk:
-    """How far the plan is fetched: at most `lead` batches and `limit_bytes` ahead of the batch in use."""
+    """Fetches along the plan, at most `lead` batches and `limit_bytes` ahead of the batch in use."""
 
     def __init__(self, number: int, lead: int, limit_bytes: int) -> None:
         self._number, self._lead, self._limit_bytes = number, lead, limit_bytes
@@ -56,13 +55,13 @@ class _Walk:
         """Last batch known to need it, and its bytes, by (id of the source, file)."""
 
     def reached(self, number: int) -> None:
-        """Batch `number` is in use."""
+        """Notes that batch `number` is in use."""
         with self._moved:
             self._number = number
             self._moved.notify()
 
     def stop(self) -> None:
-        """Ends the walk after the file that is being fetched."""
+        """Ends after the file that is being fetched."""
         with self._moved:
             self._stopped = True
             self._moved.notify()
@@ -85,7 +84,7 @@ class _Walk:
             self._fetched[key] = number, size
 
     def _room(self, number: int) -> bool:
-        """Whether batch `number` may be fetched for; what no batch needs from the one in use on is forgotten."""
+        """True if files of batch `number` may be fetched; forgets those that no batch from the one in use on needs."""
         if number <= self._number:
             return True
         self._fetched = {key: one for key, one in self._fetched.items() if one[0] >= self._number}

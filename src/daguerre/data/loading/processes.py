@@ -1,8 +1,7 @@
-"""Worker processes: how one is started and ended, and what is said of one that died. What they do is
-`data/loading/workers.py`'s and `data/loading/job_pool.py`'s affair.
+"""Worker processes: started, talked to and ended. Their work is in `workers.py` and `job_pool.py`.
 
 A worker is a fresh interpreter, neither a fork (unsafe beside torch's threads) nor a second run of the caller's main
-module, on its own end of a socket.
+module, on its own end of a socket. It ends when the socket does: with its parent, however that ended.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from daguerre.credentials import environment
+from daguerre.errors import ProcessLost
 
 _START = """
 import signal, sys
@@ -25,9 +25,9 @@ for number in sys.argv[2].split(","):
     signal.signal(int(number), signal.SIG_IGN)
 sys.path[:] = sys.argv[3:]
 from daguerre import faults
-from daguerre.data.loading.{module} import serve
+from {module} import worker_main
 faults.install()
-serve(int(sys.argv[1]))
+worker_main(int(sys.argv[1]))
 """
 
 
@@ -37,39 +37,48 @@ class Worker:
 
     process: subprocess.Popen[bytes]
     pipe: Connection
+    name: str = "worker process"
+    without: str = ""
+    """The setting that does without workers, for messages."""
 
-    def ended(self) -> str:
-        """How the process ended, for a message; waits for it."""
-        code = self.process.wait()
-        return (
-            f"was killed by signal {-code} (9 is often the system being out of memory)"
-            if code < 0
-            else f"exited {code}"
-        )
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """The socket. ProcessLost if the process has ended."""
+        try:
+            yield self.pipe
+        except (EOFError, ConnectionError) as error:
+            code = self.process.wait()
+            how = f"was killed by signal {-code} (9 is often the system being out of memory)"
+            raise ProcessLost(
+                f"a {self.name} {how if code < 0 else f'exited {code}'}; its own error message stands above. "
+                f"{self.without} works without them"
+            ) from error
 
 
 @contextmanager
-def started(module: str, first: object, number: int, ignored: Sequence[signal.Signals]) -> Iterator[list[Worker]]:
-    """`number` processes that run `serve` of a module of `daguerre.data.loading` and were sent `first`, deaf to some signals.
+def started(
+    module: str, first: object, count: int, ignored: Sequence[signal.Signals], name: str, without: str
+) -> Iterator[list[Worker]]:
+    """`count` processes that run `worker_main` of a module, are sent `first`, and ignore some signals.
 
-    They are killed at the end of the block: what they hold is nothing to lose.
+    They are killed at the end of the block: they hold nothing that could be lost.
     """
-    crew: list[Worker] = []
+    pool: list[Worker] = []
     try:
-        for _ in range(number):
-            crew.append(_started(module, ignored))
-        for worker in crew:
+        for _ in range(count):
+            pool.append(Worker(*_started(module, ignored), name, without))
+        for worker in pool:
             worker.pipe.send(first)
-        yield crew
+        yield pool
     finally:
-        for worker in crew:
+        for worker in pool:
             worker.process.kill()
-        for worker in crew:
+        for worker in pool:
             worker.process.wait()
             worker.pipe.close()
 
 
-def _started(module: str, ignored: Sequence[signal.Signals]) -> Worker:
+def _started(module: str, ignored: Sequence[signal.Signals]) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = socket.socketpair()
     numbers = ",".join(str(int(one)) for one in ignored)
     with theirs:
@@ -80,4 +89,4 @@ def _started(module: str, ignored: Sequence[signal.Signals]) -> Worker:
             env={**os.environ, **environment(), "OMP_NUM_THREADS": "1"},
             process_group=0,  # Ctrl-C goes to the parent alone: it saves, then ends its workers
         )
-    return Worker(process, Connection(ours.detach()))
+    return process, Connection(ours.detach())

@@ -1,7 +1,6 @@
-"""Processes that make micro-batches, each on its own end of a socket: both sides of that socket, and nothing else.
+"""Loader worker processes that collate micro-batches: the protocol over their sockets, both ends.
 
-A worker ignores the signals of a terminal or a scheduler and ends when its socket does: with its trainer, however that
-ended. How a process is started is `data/loading/processes.py`.
+A worker ignores the signals of a terminal or a scheduler.
 """
 
 from __future__ import annotations
@@ -19,55 +18,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from daguerre.data.loading.collate import Made, Rows, Task
+from daguerre.data.loading.collate import Collated, Collator, Task
 from daguerre.data.loading.processes import Worker, started
-from daguerre.errors import ProcessLost, UserError
+from daguerre.errors import UserError
 
 
-def workers(rows: Rows, number: int) -> AbstractContextManager[list[Worker]]:
-    """`number` processes that know `rows`, as long as the block runs; a scheduler's signal is the trainer's affair."""
-    return started("workers", rows, number, [signal.SIGINT, signal.SIGUSR1, signal.SIGTERM])
+def workers(collator: Collator, count: int) -> AbstractContextManager[list[Worker]]:
+    """`count` processes that have the collator, while the block runs."""
+    ignored = [signal.SIGINT, signal.SIGUSR1, signal.SIGTERM]
+    return started(__name__, collator, count, ignored, "loader process", "loader.num_workers=0")
 
 
-def made_by(crew: list[Worker], tasks: Iterator[Task], ahead: int) -> Iterator[Made]:
-    """The micro-batches of an endless run of tasks, in order; each worker makes every len(crew)-th, at most `ahead` at
-    once."""
-    for number, task in enumerate(islice(tasks, len(crew) * ahead)):
-        _ask(crew[number % len(crew)], task)
-    for number, task in enumerate(tasks):
-        worker = crew[number % len(crew)]
-        made = _received(worker)
+def made_by(pool: list[Worker], tasks: Iterator[Task], prefetch: int) -> Iterator[Collated]:
+    """The micro-batches of endless tasks, in order; each worker makes every len(pool)-th, `prefetch` at once."""
+    for i, task in enumerate(islice(tasks, len(pool) * prefetch)):
+        _ask(pool[i % len(pool)], task)
+    for i, task in enumerate(tasks):
+        worker = pool[i % len(pool)]
+        collated = _received(worker)
         _ask(worker, task)
-        yield made
+        yield collated
 
 
-def serve(descriptor: int) -> None:
-    """The life of a worker: tasks in, micro-batches out, until the other end closes."""
+def _ask(worker: Worker, task: Task) -> None:
+    with worker.connected():
+        worker.pipe.send(task)
+
+
+def worker_main(descriptor: int) -> None:
+    """Runs in a worker: tasks come in, micro-batches go out, until the other end closes."""
     torch.set_num_threads(1)
     pipe = Connection(descriptor)
-    tasks: SimpleQueue[tuple[Rows, Task] | None] = SimpleQueue()
+    tasks: SimpleQueue[tuple[Collator, Task] | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, tasks), daemon=True).start()
     while (asked := tasks.get()) is not None:
-        rows, task = asked
+        collator, task = asked
         try:
-            answer: Made | UserError = rows.made(task)
+            answer: Collated | UserError = collator.collate(task)
         except UserError as error:
             answer = error
         with suppress(ConnectionError):
             _send(pipe, answer)
 
 
-def _listen(pipe: Connection, tasks: SimpleQueue[tuple[Rows, Task] | None]) -> None:
-    """Takes tasks in as they come, also while an answer is on its way: else both ends could wait for each other, each
-    with its socket full."""
+def _listen(pipe: Connection, tasks: SimpleQueue[tuple[Collator, Task] | None]) -> None:
+    """Receives tasks also while an answer is sent: else both ends could wait for each other with their sockets full."""
     with suppress(EOFError, OSError):
-        rows: Rows = pipe.recv()
+        collator: Collator = pipe.recv()
         while True:
-            tasks.put((rows, pipe.recv()))
+            tasks.put((collator, pipe.recv()))
     tasks.put(None)
 
 
-def _send(pipe: Connection, answer: Made | UserError) -> None:
+def _send(pipe: Connection, answer: Collated | UserError) -> None:
     if isinstance(answer, UserError):
         pipe.send(answer)
         return
@@ -87,29 +90,22 @@ def _send(pipe: Connection, answer: Made | UserError) -> None:
 
 
 class _Follows(NamedTuple):
-    """In the place of a tensor, whose memory follows as it is: tensors are pickled by files, which are few."""
+    """Stands for a tensor whose memory follows as it is: pickled tensors would take files, which are limited."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     """As the dims lie in memory."""
     order: tuple[int, ...]
-    """How they are permuted."""
+    """Their permutation."""
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """Of a contiguous tensor."""
+    """The bytes of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
-def _ask(worker: Worker, task: Task) -> None:
-    try:
-        worker.pipe.send(task)
-    except ConnectionError as error:
-        raise ProcessLost(_ended(worker)) from error
-
-
-def _received(worker: Worker) -> Made:
-    try:
+def _received(worker: Worker) -> Collated:
+    with worker.connected():
         answer = worker.pipe.recv()
         if isinstance(answer, UserError):
             raise answer
@@ -123,10 +119,3 @@ def _received(worker: Worker) -> Made:
             return tensor.permute(value.order)
 
         return batch.map(put_back, host=put_back), failures
-    except (EOFError, ConnectionError) as error:
-        raise ProcessLost(_ended(worker)) from error
-
-
-def _ended(worker: Worker) -> str:
-    why = f"a loader process {worker.ended()}; what it said of the error stands above."
-    return f"{why} loader.num_workers=0 works without them"

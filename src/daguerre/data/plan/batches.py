@@ -1,8 +1,8 @@
-"""Which samples make global batch n: a pure function of the seed and what the indexes say, alike for every rank.
+"""The samples of global batch n: a pure function of the seed and the indexes, the same on every rank.
 
 The streams of the sources are mixed by weight into one endless stream of slots. Slots of one bucket make batches; a
-batch counts as planned where its last slot comes. So what is left over in a bucket leads its next epoch, with its own
-epoch in its key, and nothing is dropped. A position is a count of slots in planned batches. Nothing is read here.
+batch is planned where its last slot comes. So the remainder of a bucket leads its next epoch, with its own epoch in its
+key, and nothing is dropped. A position is a count of slots in planned batches. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from daguerre import keys
 from daguerre.data.plan.order import Order, Stretch
 
 BLOCK = 1024
-"""Slots within which the sources' shares are kept to the slot, about."""
+"""Slots within which the sources' shares are exact, about."""
 LARGEST_CHUNK = 64 * BLOCK
-"""Most slots that are put into batches at a time; how many does not change the batches."""
+"""Most slots that are put into batches at a time; their number does not change the batches."""
 
 
 class Slots(NamedTuple):
     """Slots of the mixed stream; every array is [n] int64."""
 
     members: np.ndarray
-    """Which source."""
+    """Indexes of the sources."""
     places: np.ndarray
     epochs: np.ndarray
     repeats: np.ndarray
@@ -46,10 +46,10 @@ class Planned(NamedTuple):
 
     bucket: int
     slots: Slots
-    """[batch_size], slots of the same shards beside each other: ranks take equal cuts of it."""
+    """[batch_size], slots of the same shards beside each other: ranks take equal shares of it."""
 
     def part(self, rank: int, ranks: int) -> Slots:
-        """What one of several ranks reads of it; the parts in the ranks' order are the whole."""
+        """The share of one of several ranks; the parts in the ranks' order are the batch."""
         size = len(self.slots.places)
         return self.slots.at(slice(rank * size // ranks, (rank + 1) * size // ranks))
 
@@ -70,7 +70,7 @@ class Plan:
     def batches(self, number: int) -> Iterator[Planned]:
         """Global batches from `number` on, without end."""
         chunk, ready = self._find(number)
-        queues = self._left_over(chunk)
+        queues = self._remainders(chunk)
         while True:
             for planned in self._filled(queues, chunk):
                 if ready >= number:
@@ -80,7 +80,7 @@ class Plan:
 
     @cached_property
     def _chunk(self) -> int:
-        """Slots that are put into batches at a time: about a pass of small sources, so that starting is quick."""
+        """Slots that are put into batches at a time: about a pass of small sources, for a quick start."""
         places = sum(LARGEST_CHUNK if buckets is None else len(buckets) for buckets in self.buckets)
         return BLOCK * -(-min(LARGEST_CHUNK, max(places, 2 * self.batch_size)) // BLOCK)
 
@@ -113,8 +113,8 @@ class Plan:
             queues[bucket] = queue.at(slice(full * self.batch_size, None))
         yield from (planned for _, planned in sorted(done, key=lambda pair: pair[0]))
 
-    def _left_over(self, chunk: int) -> list[Slots]:
-        """What waits in each bucket before a chunk: looked for backwards, chunk by chunk."""
+    def _remainders(self, chunk: int) -> list[Slots]:
+        """The slots that wait in each bucket before a chunk, found backwards, chunk by chunk."""
         missing = self._counts(chunk * self._chunk) % self.batch_size
         found: list[list[Slots]] = [[] for _ in range(self.num_buckets)]
         while missing.any():
@@ -127,10 +127,11 @@ class Plan:
                 where = np.flatnonzero(of == bucket)[-int(missing[bucket]) :]
                 found[bucket].insert(0, slots.at(where))
                 missing[bucket] -= len(where)
-        return [_joined([*parts, _none()]) for parts in found]
+        none = Slots(*(np.zeros(0, dtype=np.int64) for _ in Slots._fields))
+        return [_joined([*parts, none]) for parts in found]
 
     def _may_hold(self, chunk: int) -> np.ndarray:
-        """[number of buckets] bool: False where no slot of a chunk is of the bucket."""
+        """[number of buckets] bool: False if no slot of a chunk is of the bucket."""
         start, stop = self._positions(chunk * self._chunk), self._positions((chunk + 1) * self._chunk)
         parts = [o.may_hold(a, z - a) for o, a, z in zip(self.orders, start, stop, strict=True)]
         return np.logical_or.reduce(parts)
@@ -159,13 +160,12 @@ class Plan:
 
     @cached_property
     def _block(self) -> Callable[[int], np.ndarray]:
-        """The sources of the slots of a block; the last few are kept."""
+        """The sources of the slots of a block; the last four are cached."""
         return lru_cache(maxsize=4)(partial(_block, self))
 
     @cached_property
     def _block_size(self) -> int:
-        """Slots of a block: whole shares where the weights have a small common measure, and one slot of each source at
-        least."""
+        """Slots of a block: whole shares if the weights have a small common measure, and at least one slot a source."""
         shares = [weight / sum(self.weights) for weight in self.weights]
         measure = math.lcm(*(share.denominator for share in shares))
         return BLOCK // measure * measure if measure <= BLOCK else BLOCK * math.ceil(1 / (BLOCK * min(shares)))
@@ -207,11 +207,11 @@ class Plan:
 
 
 def _block(plan: Plan, number: int) -> np.ndarray:
-    """[block size]: the source of each slot of a block, in an order of the seed's.
+    """[block size]: the source of each slot of a block, in random order by the seed.
 
-    Each source has its slots spread evenly, one drawn in each of as many equal stretches of the block. So where the
-    weights have a common measure, such as 3:1 with 4, each of as many slots in a row has exactly the shares: a batch of
-    8 always holds 6 and 2.
+    The slots of a source are spread evenly, one drawn in each of as many equal ranges of the block. So if the weights
+    have a common measure, such as 3:1 with 4, any as many consecutive slots have exactly the shares: a batch of 8
+    always holds 6 and 2.
     """
     before, after = plan._shares(number), plan._shares(number + 1)
     counts = [stop - start for start, stop in zip(before, after, strict=True)]
@@ -228,7 +228,3 @@ def _batch(bucket: int, queue: Slots, start: int, size: int) -> Planned:
 
 def _joined(parts: Sequence[Slots]) -> Slots:
     return Slots(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-def _none() -> Slots:
-    return Slots(*(np.zeros(0, dtype=np.int64) for _ in Slots._fields))

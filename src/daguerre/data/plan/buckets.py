@@ -1,7 +1,6 @@
-"""Shapes of training pictures: which buckets there are, and which bucket a picture of a given size goes to.
+"""Aspect-ratio buckets: the shapes of training images, and the bucket of an image of a given size. No torch here.
 
-Everything here follows from settings and sizes alone, in IEEE-exact operations, so every rank and worker comes to the
-same answer. Cutting a picture to its bucket is `data/images/decode.py`. No torch here.
+All follows from settings and sizes alone, in IEEE-exact operations, so that every rank and worker gets the same.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
     from daguerre.data.settings import SourceSettings
 
 FEWEST_CELLS = Fraction(9, 10)
-"""Share of resolution^2 that a shape of `auto` has at least; the widest of each height is taken whatever it has."""
+"""Least share of resolution^2 of a shape of `auto`; the widest of each height is taken in any case."""
 MOST_BUCKETS = 1000
 MOST_ASPECT = 8
 LEAST_SEEN = Fraction(3, 5)
-"""Share of a picture of a listed aspect that its bucket must show; else the step is too coarse for that aspect."""
+"""Share of an image of a listed aspect that its bucket must show; else the step is too coarse for that aspect."""
 TOO_SMALL = "smaller than its bucket (data.buckets.upscale is false)"
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 _FRACTION = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?")
@@ -34,7 +33,7 @@ _FRACTION = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?")
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """One shape of training pictures."""
+    """One shape of training images."""
 
     height_px: int
     width_px: int
@@ -53,7 +52,7 @@ class Bucket:
 
     @property
     def area_px(self) -> int:
-        """Pixels of a picture."""
+        """Pixels of an image."""
         return self.height_px * self.width_px
 
     @property
@@ -62,25 +61,25 @@ class Bucket:
         return Bucket(self.width_px, self.height_px)
 
     def covering(self, height_px: int, width_px: int) -> tuple[int, int]:
-        """Height and width to which a picture of that size is resized, so that it just covers the bucket."""
+        """Height and width to which an image of that size is resized, so that it just covers the bucket."""
         scale = max(self.height_px / height_px, self.width_px / width_px)
         return max(self.height_px, round(height_px * scale)), max(self.width_px, round(width_px * scale))
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """Which of `buckets(settings)` each of N pictures goes to."""
+    """The buckets of N images."""
 
     numbers: np.ndarray
-    """[N] int16; -1 for a picture that is left out."""
+    """[N] int16: indexes into `buckets(settings)`; -1 for an image that is left out."""
     left_out: Mapping[str, int]
-    """How many, by reason."""
+    """Counts by reason."""
     enlarged: np.ndarray
     """[N] bool: kept, but smaller than its bucket."""
 
 
 def check_fractions(values: tuple[float | str, ...]) -> tuple[float | str, ...]:
-    """The aspect ratios as they were given; UserError where one is none."""
+    """The aspect ratios as they were given. UserError if one is none."""
     if not values:
         raise UserError("an empty list: give one aspect ratio at least, such as 1/1")
     for value in values:
@@ -89,7 +88,7 @@ def check_fractions(values: tuple[float | str, ...]) -> tuple[float | str, ...]:
 
 
 def buckets(settings: SourceSettings) -> tuple[Bucket, ...]:
-    """All shapes of a source, sorted, each once. UserError where the settings allow none."""
+    """All shapes of a source, sorted, each once. UserError if the settings allow none."""
     found = {bucket for level in _levels(settings) for bucket in level}
     if len(found) > MOST_BUCKETS:
         raise _too_many(settings.buckets.step)
@@ -97,20 +96,22 @@ def buckets(settings: SourceSettings) -> tuple[Bucket, ...]:
 
 
 def refuse_idle(settings: SourceSettings) -> None:
-    """UserError where `auto` gives no shape beside the square, so that it would have no effect."""
+    """UserError if `auto` gives no shape but squares, so that it would have no effect."""
     if settings.buckets.aspects == "auto" and max(map(len, _levels(settings))) == 1:
         raise UserError(
             f"data.buckets.aspects=auto gives no shape but {' and '.join(map(str, buckets(settings)))}: lower "
             f"data.buckets.step ({settings.buckets.step} px), raise data.buckets.max_aspect "
-            f"({settings.buckets.max_aspect:g}) or the resolution, or choose aspects=square"
+            f"({settings.buckets.max_aspect:g}) or the resolution, or choose aspects=square",
+            code="unused",
+            setting="data.buckets.aspects",
         )
 
 
 def assign(settings: SourceSettings, heights_px: np.ndarray, widths_px: np.ndarray) -> Assigned:
-    """The bucket of each picture of these upright sizes [N], 0 where unknown.
+    """The bucket of each image of these upright sizes [N], 0 if unknown.
 
     Of each resolution's buckets the one with the nearest aspect, by |log|; of the resolutions the largest whose bucket
-    the picture fills without being enlarged, else the smallest. UserError where an unknown size would decide something.
+    the image fills without being enlarged, else the smallest. UserError if an unknown size would decide something.
     """
     every = buckets(settings)
     number_of = {bucket: number for number, bucket in enumerate(every)}
@@ -120,7 +121,8 @@ def assign(settings: SourceSettings, heights_px: np.ndarray, widths_px: np.ndarr
     numbers = np.zeros(len(heights_px), dtype=np.int16)
     fills = np.zeros(len(heights_px), dtype=bool)
     for rank, level in enumerate(_levels(settings)):
-        chosen = _nearest(level, aspects)
+        own = np.array([bucket.aspect for bucket in level])  # ascending; halfway between two, the taller is chosen
+        chosen = np.searchsorted(np.sqrt(own[:-1] * own[1:]), aspects, side="left")
         tall = np.array([bucket.height_px for bucket in level])[chosen]
         wide = np.array([bucket.width_px for bucket in level])[chosen]
         filled = (heights_px >= tall) & (widths_px >= wide)
@@ -138,7 +140,8 @@ def assign(settings: SourceSettings, heights_px: np.ndarray, widths_px: np.ndarr
 def _too_many(step_px: int) -> UserError:
     return UserError(
         f"data.buckets: more than {MOST_BUCKETS:,} buckets, and each global batch is of one bucket: raise "
-        f"data.buckets.step ({step_px} px), lower max_aspect, or list the aspects"
+        f"data.buckets.step ({step_px} px), lower max_aspect, or list the aspects",
+        setting="data.buckets",
     )
 
 
@@ -149,14 +152,10 @@ def _check_known(settings: SourceSettings, every: Sequence[Bucket], unknown: np.
         raise UserError(
             f"data.buckets: the sizes of {count:,} of {len(unknown):,} pictures are not in the index (those of "
             f"pictures at addresses never are), and {why}. Make shards of them with `daguerre data pack`, or train on "
-            "squares of one resolution with upscale=true"
+            "squares of one resolution with upscale=true",
+            code="missing",
+            setting="data.buckets",
         )
-
-
-def _nearest(level: Sequence[Bucket], aspects: np.ndarray) -> np.ndarray:
-    """The number in `level` (sorted by aspect) of the nearest aspect by |log|; halfway, the taller."""
-    own = np.array([bucket.aspect for bucket in level])
-    return np.searchsorted(np.sqrt(own[:-1] * own[1:]), aspects, side="left")
 
 
 def _levels(settings: SourceSettings) -> list[tuple[Bucket, ...]]:
@@ -170,11 +169,12 @@ def _levels(settings: SourceSettings) -> list[tuple[Bucket, ...]]:
             name = "data.buckets.resolutions" if chosen.resolutions else "data.resolution"
             raise UserError(
                 f"{name}: {side} px is smaller than data.buckets.step ({chosen.step} px), of which the sides of "
-                "buckets are multiples: no bucket is possible. Lower the step or raise the resolution"
+                "buckets are multiples: no bucket is possible. Lower the step or raise the resolution",
+                setting=name,
             )
     if chosen.aspects == "auto":
         return [_auto(side, chosen.step, chosen.max_aspect) for side in resolutions]
-    return [_listed(side, chosen.step, chosen.aspects) for side in resolutions]
+    return [_distinct(_best(side, chosen.step, value) for value in chosen.aspects) for side in resolutions]
 
 
 @lru_cache(maxsize=64)
@@ -194,44 +194,35 @@ def _auto(resolution_px: int, step_px: int, max_aspect: float) -> tuple[Bucket, 
     return _distinct(Bucket(low * step_px, high * step_px) for low, high in shapes if low <= high <= max_aspect * low)
 
 
-@lru_cache(maxsize=64)
-def _listed(resolution_px: int, step_px: int, aspects: tuple[float | str, ...]) -> tuple[Bucket, ...]:
-    return _distinct(_best(resolution_px, step_px, value) for value in aspects)
-
-
+@lru_cache(maxsize=4096)
 def _best(resolution_px: int, step_px: int, value: float | str) -> Bucket:
-    """The shape within the area that holds the largest rectangle of the wanted aspect; of several, the nearest aspect.
-
-    So no other shape shows more pixels of a picture that has this aspect.
-    """
+    """The shape within the area that shows most pixels of an image of this aspect; of several, the nearest aspect."""
     wanted = _fraction(value)
     wanted = max(wanted, 1 / wanted)
     cells = resolution_px**2 // step_px**2
-    shapes = [(low, high) for low in range(1, isqrt(cells) + 1) for high in _around(wanted * low, low, cells // low)]
+    shapes = []
+    for low in range(1, isqrt(cells) + 1):
+        whole = int(wanted * low)  # between its neighbours and the others nothing is gained
+        shapes += [(low, min(max(high, low), cells // low)) for high in (whole, whole + 1)]
     low, high = max(shapes, key=lambda s: (min(s[0] * wanted, Fraction(s[1])), -_off(Fraction(s[1], s[0]), wanted)))
     bucket = Bucket(low * step_px, high * step_px)
     if 1 / _off(Fraction(high, low), wanted) < LEAST_SEEN:
         raise UserError(
             f"data.buckets.aspects: {value} cannot be made of steps of {step_px} px at a resolution of "
             f"{resolution_px}: the nearest shape is {bucket}. Lower data.buckets.step, raise the resolution, or remove "
-            "this aspect"
+            "this aspect",
+            setting="data.buckets.aspects",
         )
     return bucket
 
 
-def _around(width: Fraction, low: int, widest: int) -> set[int]:
-    """Whole widths beside `width` that make a shape `low` high; between those and the others nothing is gained."""
-    floor = int(width)
-    return {min(max(candidate, low), widest) for candidate in (floor, floor + 1)}
-
-
 def _off(aspect: Fraction, wanted: Fraction) -> Fraction:
-    """By what factor two aspects differ, 1 or more."""
+    """The factor, 1 or more, by which two aspects differ."""
     return max(aspect / wanted, wanted / aspect)
 
 
 def _distinct(shapes: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """With their mirror images, by aspect; of equal aspects the largest."""
+    """The shapes and their mirror images, by aspect; of equal aspects the largest."""
     by_aspect: dict[Fraction, Bucket] = {}
     for shape in sorted(shapes, key=lambda bucket: bucket.area_px):
         for bucket in (shape, shape.mirrored):

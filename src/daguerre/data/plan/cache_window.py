@@ -1,8 +1,8 @@
-"""Whether the far files that a plan reads beside each other, and ahead, have room in the cache.
+"""Checks that the cache can hold the remote shards that a run reads concurrently and prefetches.
 
-The cache drops what was used longest ago, so each file is fetched once as long as it holds all files that are used
-between two uses of one. What is fetched ahead is half a window, and the window is one segment: two segments at most
-are in use at any time, three where a pass ends. Nothing is read or fetched here.
+The cache drops the least recently used file, so each is fetched once if it holds all files that are used between two
+uses of one. The prefetch is half a window, and the window is one segment: two segments at most are in use at any time,
+three where a pass ends. Nothing is read or fetched here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from daguerre.data.source import Files
 from daguerre.errors import UserError
 
 PASSES = 2
-"""Passes that are looked at; the shards lie in another order in each, which changes little."""
+"""Passes that are examined; each has another order of shards, which changes little."""
 
 
 class Stream(NamedTuple):
-    """A far source in a plan."""
+    """A remote source in a plan."""
 
     order: Passes
     files: Files
@@ -34,14 +34,14 @@ class Stream(NamedTuple):
 
 
 def lead_batches(streams: Sequence[Stream], batch_size: int) -> int:
-    """How many batches far files are fetched ahead of the batch in use."""
+    """Batches that remote files are prefetched ahead of the batch in use."""
     return _window_slots(streams, batch_size) // (2 * batch_size)
 
 
 def refuse_small_cache(streams: Sequence[Stream], batch_size: int, cache_gb: float, where: str) -> None:
-    """UserError where a cache of `cache_gb` has no room, so that whole files would be fetched again and again.
+    """UserError if a cache of `cache_gb` is too small, so that whole files would be fetched again and again.
 
-    `where` is what stands before the names of a source's settings.
+    `where` is the prefix of the names of a source's settings.
     """
     limit_bytes = int(cache_gb * 1e9)
     needed = needed_bytes(streams, batch_size)
@@ -49,11 +49,15 @@ def refuse_small_cache(streams: Sequence[Stream], batch_size: int, cache_gb: flo
         return
     fits = {name: _fitting(streams, name, batch_size, limit_bytes) for name in ("lane_samples", "lanes")}
     lower = [f"{where}{name} ({number} fits)" for name, number in fits.items() if number]
+    digit = 10 ** max(0, len(str(needed)) - 3)
+    needed_gb = f"{-(-needed // digit) * digit / 1e9:.3g}"  # rounded up
     raise UserError(
-        f"data.cache_gb: far files of {_spoken(needed)} GB are read beside each other and ahead in this order "
+        f"data.cache_gb: remote files of {needed_gb} GB are read concurrently and prefetched in this order "
         f"({where}lanes, {where}lane_samples), more than the {limit_bytes / 1e9:.3g} GB that may be kept on the local "
-        f"disk: whole files would be fetched again and again. Raise data.cache_gb to {_spoken(needed)}"
-        f"{' or lower ' * bool(lower)}{' or '.join(lower)}"
+        f"disk: whole files would be fetched again and again. Raise data.cache_gb to {needed_gb}"
+        f"{' or lower ' * bool(lower)}{' or '.join(lower)}",
+        code="resources",
+        setting="data.cache_gb",
     )
 
 
@@ -64,7 +68,7 @@ def needed_bytes(streams: Sequence[Stream], batch_size: int) -> int:
 
 
 def _window_slots(streams: Sequence[Stream], batch_size: int) -> int:
-    """Slots of the plan between what is in use and twice what is fetched ahead."""
+    """Slots of the plan between those in use and twice the prefetch."""
     segments = [_segment_slots(stream.order) / stream.share for stream in streams]
     return max(4 * batch_size, int(min(segments)))
 
@@ -93,8 +97,7 @@ def _needed_bytes(stream: Stream, window: int) -> int:
 
 
 def _by_segment(order: Passes, shard_bytes: np.ndarray, number: int, longest: int) -> list[np.ndarray]:
-    """For 0 to `longest` consecutive segments of pass `number`, [K] int64 by the first of them: bytes of their
-    shards."""
+    """Bytes of the shards of 0 to `longest` consecutive segments of pass `number`: [K] int64 each, by the first one."""
     shards, starts = order.row(number)
     size = shard_bytes[shards]
     before = np.concatenate([[0], np.cumsum(size)])
@@ -113,23 +116,17 @@ def _by_segment(order: Passes, shard_bytes: np.ndarray, number: int, longest: in
 
 
 def _fitting(streams: Sequence[Stream], name: str, batch_size: int, limit_bytes: int) -> int:
-    """A lower `lanes` or `lane_samples` for which there is room; 0 where lowering it (to segments of few batches) does
-    not help."""
-    number = max(getattr(stream.order, name) for stream in streams) * 3 // 4
-    while number:
-        cut = [
-            stream._replace(order=replace(stream.order, **{name: min(number, getattr(stream.order, name))}))
-            for stream in streams
-        ]
-        if needed_bytes(cut, batch_size) <= limit_bytes:
-            return number
-        if min(_segment_slots(stream.order) for stream in cut) < 4 * batch_size:
+    """A lower `lanes` or `lane_samples` for which the cache is large enough; 0 if lowering it (to segments of few
+    batches) does not help."""
+    value = max(getattr(stream.order, name) for stream in streams) * 3 // 4
+    while value:
+        lower = []
+        for stream in streams:
+            order = replace(stream.order, **{name: min(value, getattr(stream.order, name))})
+            lower.append(stream._replace(order=order))
+        if needed_bytes(lower, batch_size) <= limit_bytes:
+            return value
+        if min(_segment_slots(stream.order) for stream in lower) < 4 * batch_size:
             break
-        number = number * 3 // 4
+        value = value * 3 // 4
     return 0
-
-
-def _spoken(size_bytes: int) -> str:
-    """In GB, three digits, rounded up."""
-    digit = 10 ** max(0, len(str(size_bytes)) - 3)
-    return f"{-(-size_bytes // digit) * digit / 1e9:.3g}"

@@ -1,10 +1,10 @@
 """The order in which one source is trained on: an endless stream of places, a pure function of the seed.
 
-A pass visits each place once. Its order is drawn so that reading stays local: the shards are put into another order and
-laid out in a row, the row is cut into `lanes` equal stretches that are walked side by side, and each step of
-`lane_samples` on every lane is a *segment*. A set of one segment is shuffled through and through. In larger sets each
-lane is shuffled within the segment, and the lanes take turns: of any `lanes` slots in a row each lane has one, so that
-ranks that take equal shares of a batch can keep to lanes of their own. Nothing here knows of files, batches or ranks.
+A pass visits each place (a chosen sample) once. Its order keeps reading local: the shards are permuted and laid out in
+a row, the row is split into `lanes` equal ranges that are walked concurrently, and each step of `lane_samples` on every
+lane is a *segment*. A set of one segment is shuffled completely. In larger sets each lane is shuffled within the
+segment, and the lanes take turns: of any `lanes` consecutive slots each lane has one, so that ranks that take equal
+shares of a batch can keep to lanes of their own. Nothing here knows of files, batches or ranks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Stretch(NamedTuple):
     """Consecutive slots of a stream; every array is [n] int64."""
 
     places: np.ndarray
-    """Which of the source's chosen samples."""
+    """Indexes into the source's chosen samples."""
     epochs: np.ndarray
     repeats: np.ndarray
     lanes: np.ndarray
-    """Near slots of one lane are read from the same shard."""
+    """Neighbouring slots of one lane are read from the same shard."""
 
     def part(self, start: int, stop: int) -> Stretch:
         """Slots `start` to `stop` of these."""
@@ -41,16 +41,16 @@ class Order(Protocol):
         """The `n` slots from `position` on."""
 
     def bucket_counts(self, position: int) -> np.ndarray:
-        """[number of buckets] int64: how many of the slots before `position` are of each bucket."""
+        """[number of buckets] int64: the slots before `position`, by bucket."""
 
     def may_hold(self, position: int, n: int) -> np.ndarray:
-        """[number of buckets] bool: False where none of the `n` slots from `position` on is of the bucket. Quick, and
-        True too often rather than too rarely."""
+        """[number of buckets] bool: False if none of the `n` slots from `position` on is of the bucket. Quick, so True
+        too often rather than too rarely."""
 
 
 @dataclass(frozen=True)
 class Endless:
-    """0, 1, 2 and so on, for a source without an end; all of one bucket."""
+    """0, 1, 2 and so on, for an endless source; all of one bucket."""
 
     num_buckets: int = 1
 
@@ -103,7 +103,7 @@ class Passes:
         return Stretch(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
     def bucket_counts(self, position: int) -> np.ndarray:
-        """[number of buckets] int64: how many of the slots before `position` are of each bucket."""
+        """[number of buckets] int64: the slots before `position`, by bucket."""
         number, start = divmod(position, self.count)
         segment = self._segment_of(start)
         counts = number * self._totals + self._layout(number).counts[segment]
@@ -114,7 +114,7 @@ class Passes:
         return counts
 
     def may_hold(self, position: int, n: int) -> np.ndarray:
-        """[number of buckets] bool: which of the segments that the slots touch have; nothing is shuffled for it."""
+        """[number of buckets] bool: the buckets of the segments that the slots touch; nothing is shuffled."""
         found = np.zeros(self.num_buckets, dtype=bool)
         while n > 0:
             number, start = divmod(position, self.count)
@@ -129,30 +129,30 @@ class Passes:
 
     @cached_property
     def _layout(self) -> Callable[[int], _Layout]:
-        """The row of shards of a pass; the last few are kept."""
+        """The row of shards of a pass; the last four are cached."""
         return lru_cache(maxsize=4)(partial(_layout, self))
 
     @cached_property
     def _segment(self) -> Callable[[int, int], Stretch]:
-        """The slots of a segment of a pass; the last few are kept."""
+        """The slots of a segment of a pass; the last four are cached."""
         return lru_cache(maxsize=4)(partial(_segment, self))
 
     @cached_property
     def lane_starts(self) -> np.ndarray:
-        """[lanes + 1] int64: where the lanes begin in the row of shards, and M. One lane where nothing is shuffled."""
+        """[lanes + 1] int64: starts of the lanes in the row of shards, and M. One lane if nothing is shuffled."""
         number = min(self.lanes, self.count) if self.shuffle else 1
         return np.arange(number + 1, dtype=np.int64) * self.count // number
 
     @cached_property
     def segment_starts(self) -> np.ndarray:
-        """[K + 1] int64: where the segments begin in a pass, and M; the same in every pass."""
+        """[K + 1] int64: starts of the segments in a pass, and M; the same in every pass."""
         lengths = np.diff(self.lane_starts)
         steps = np.arange(-(-int(lengths.max()) // self.lane_samples), dtype=np.int64)[:, None] * self.lane_samples
         sizes = (lengths[None, :] - steps).clip(0, self.lane_samples).sum(axis=1)
         return np.concatenate([[0], np.cumsum(sizes)])
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The shards [S] int64 of pass `number` in their order, and where each begins in the row [S + 1] int64."""
+        """The shards [S] int64 of pass `number` in their order, and their starts in the row [S + 1] int64."""
         lengths = np.diff(self.shard_starts)
         shards = np.arange(len(lengths), dtype=np.int64)
         if self.shuffle:
@@ -170,7 +170,7 @@ class _Layout(NamedTuple):
     shards: np.ndarray
     """[S] int64: the shards in their order."""
     starts: np.ndarray
-    """[S + 1] int64: where each begins in the row, and M."""
+    """[S + 1] int64: start of each shard in the row, and M."""
     counts: np.ndarray
     """[K + 1, number of buckets] int64: slots of each bucket before each segment."""
 
@@ -214,8 +214,8 @@ def _segment(order: Passes, number: int, segment: int) -> Stretch:
 
 
 def _in_turns(lanes: np.ndarray, sizes: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """An order [n] of places that stand lane by lane (`sizes` of each): each lane by its own words; in turn r the r-th
-    place of every lane, and these by the lower halves of their words, which the order in the lanes knows nothing of."""
+    """An order [n] of places that are sorted by lane (`sizes` of each): each lane by its words; in turn r the r-th
+    place of every lane, and these by the lower halves of their words, which say nothing of the order within lanes."""
     by_lane = np.lexsort((words, lanes))
     turns = np.empty(len(lanes), dtype=np.int64)
     turns[by_lane] = np.arange(len(lanes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

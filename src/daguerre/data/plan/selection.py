@@ -1,5 +1,4 @@
-"""What of a source is trained on: its filters, the split and the buckets, from the index alone; and how much is left
-out."""
+"""The samples of a source that are trained on, and those left out: by filters, split and buckets, from the index."""
 
 from __future__ import annotations
 
@@ -33,52 +32,41 @@ class Selection:
     shard_starts: np.ndarray
     """[S + 1] int64: the first place of each shard in `numbers`, and M."""
     shares: np.ndarray
-    """[S] float64: what share of each shard's samples is in `numbers`."""
+    """[S] float64: the share of each shard's samples that is in `numbers`."""
     buckets: np.ndarray
-    """[M] int16: which of the settings' buckets each goes to."""
+    """[M] int16: bucket of each."""
     left_out: SkipReport
-    """Of both splits, what filters and buckets leave out."""
+    """Left out by filters and buckets, of both splits."""
 
     def order(self, settings: SourceSettings, seed: int, num_buckets: int) -> Passes:
         """The stream in which these samples are trained on."""
-        return Passes(
-            seed,
-            self.shard_starts,
-            self.buckets,
-            num_buckets,
-            settings.repeats,
-            settings.shuffle,
-            settings.lanes,
-            settings.lane_samples,
-        )
+        rules = (settings.repeats, settings.shuffle, settings.lanes, settings.lane_samples)
+        return Passes(seed, self.shard_starts, self.buckets, num_buckets, *rules)
 
 
 def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name: str = "") -> list[Selection]:
-    """What the settings of a source (called `name` in a mix) choose for each of the splits.
+    """The samples of each split that the settings of a source (called `name` in a mix) choose; `held_out` may be empty.
 
-    UserError where filters or buckets leave nothing. `held_out` may be empty.
+    UserError if filters or buckets leave nothing.
     """
     refuse_unknown_fields(index, settings, name)
     verdict = settings.filters.evaluate(index)
-    counts: skipped.Counts = {}
-    for reason, count in verdict.rejected.items():
-        counts[reason] = {"count": count, "examples": [], "kept": False}
     captioned_N = captioned(index, settings)
-    if without := int((verdict.passes & ~captioned_N).sum()):
-        counts[no_caption(settings)] = {"count": without, "examples": [], "kept": False}
+    without = int((verdict.passes & ~captioned_N).sum())
     usable = np.flatnonzero(verdict.passes & captioned_N)
     assigned = bucketing.assign(settings, index.heights_px[usable], index.widths_px[usable])
-    for reason, count in assigned.left_out.items():
-        counts[reason] = {"count": count, "examples": [], "kept": False}
-    if enlarged := int(assigned.enlarged.sum()):
-        reason = "kept, but enlarged: smaller than its bucket"
-        counts[reason] = {"count": enlarged, "examples": [], "kept": True}
+    enlarged = {"kept, but enlarged: smaller than its bucket": int(assigned.enlarged.sum())}
+    counts = skipped.merged(
+        skipped.counted({**verdict.rejected, no_caption(settings): without, **assigned.left_out}),
+        skipped.counted(enlarged, kept=True),
+    )
     fits = assigned.numbers >= 0
     usable, buckets = usable[fits], assigned.numbers[fits]
     if index.count and not len(usable):
         raise UserError(
             f"data{name and '.sources.' + name}: every one of the {index.count:,} samples is left out:\n"
-            f"{skipped.table(counts)}\n{_way_out(index, settings, without)}"
+            f"{skipped.table(counts)}\n{_way_out(index, settings, without)}",
+            code="empty",
         )
     held_out = _held_out(index.ids[usable], settings.held_out_fraction)
     return [_part(index, usable, buckets, held_out == (split == "held_out"), counts) for split in splits]
@@ -100,7 +88,7 @@ def _part(index: Index, usable: np.ndarray, buckets: np.ndarray, mine: np.ndarra
 
 
 def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = "") -> None:
-    """UserError where a filter asks for metadata that no sample of the source `name` of a mix has."""
+    """UserError if a filter needs metadata that no sample of the source `name` of a mix has."""
     known = {*index.numbers, *index.texts, "width", "height", "aspect"}
     unknown = sorted(settings.filters.fields() - known)
     if unknown and index.count:
@@ -108,32 +96,29 @@ def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = ""
         raise UserError(
             f"data{name and '.sources.' + name}.filters: no sample has a field {', '.join(unknown)}. Fields that "
             f"filters can use here: {there}. (Text of {TEXT_LIMIT + 1} characters and more, lists and objects are not "
-            "kept for filters.)"
+            "kept for filters.)",
+            code="unknown",
+            setting=f"data{name and '.sources.' + name}.filters",
         )
 
 
 def no_caption(settings: SourceSettings) -> str:
-    """Why a sample is left out that `captioned` says False of."""
+    """The reason for leaving out a sample that is not `captioned`."""
     return f"no caption in {' or '.join(settings.captions.fields)} (data.captions.fields)"
 
 
 def captioned(index: Index, settings: SourceSettings) -> np.ndarray:
-    """[N] bool: whether any of the caption fields in use holds text; True where that is not known, or not needed."""
+    """[N] bool: True if a caption field in use holds text, and where that is not known or not needed."""
     if not index.captioned or not settings.captions.used:
         return np.ones(index.count, dtype=bool)
-    rules = settings.captions
-    drawn = dict(zip(rules.fields, rules.weights or (1.0,) * len(rules.fields), strict=True))
-    columns = [index.captioned[field] for field, weight in drawn.items() if weight and field in index.captioned]
+    columns = [index.captioned[field] for field in settings.captions.used if field in index.captioned]
     none = np.zeros(index.count, dtype=bool)
     return np.logical_or.reduce([none, *(column.to_numpy(zero_copy_only=False).astype(bool) for column in columns)])
 
 
 def _held_out(ids: np.ndarray, fraction: float) -> np.ndarray:
     """[M] bool: drawn with `fraction` each from a hash of the id, so that new samples move no old one to the other
-    split.
-
-    Where none (or every one) is drawn, the one with the lowest draw is held out (the one with the highest trained on).
-    """
+    split. If none (or every one) is drawn, the lowest draw is held out (the highest is trained on)."""
     if fraction == 0 or len(ids) < 2:
         return np.zeros(len(ids), dtype=bool)
     draws = keys.hashed_uniforms("held_out", ids)
@@ -146,8 +131,8 @@ def _held_out(ids: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def unfilled(counts: np.ndarray, buckets: Sequence[Bucket], batch_size: int, listed: bool = False) -> SkipReport:
-    """Notes on buckets whose pictures (`counts` an epoch, of each bucket) do not fill a global batch, and on those that
-    a recipe listed for nothing."""
+    """Notes on buckets whose images (`counts` an epoch, of each bucket) do not fill a global batch, and on listed ones
+    without images."""
     report: skipped.Counts = {}
     for bucket, count in zip(buckets, counts.tolist(), strict=True):
         if listed and not count:

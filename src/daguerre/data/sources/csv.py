@@ -1,6 +1,6 @@
-"""CSV and TSV files with a column of paths or addresses of pictures and a column of captions.
+"""CSV and TSV files with a column of paths or addresses of images and a column of captions.
 
-Holds the settings and opens the files. Everything else is in `daguerre.data.table.source` and `data/table/csv.py`.
+Holds the settings and opens the files; the source is `daguerre.data.table.source`, the reader `data/table/csv.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Settings(TableSettings):
     """A file in UTF-8, a folder of them, a pattern (`*.csv`), an address (s3, gs, http, https), or a list of these.
     Paths in a table start at the table's folder."""
     delimiter: Literal["auto", ",", "\t", ";", "|"] = "auto"
-    """What stands between cells. `auto`: a tab in .tsv files, else a comma."""
+    """Separator of cells. `auto`: a tab in .tsv files, else a comma."""
     quote: Literal['"', "'", "none"] = '"'
-    """What stands around cells that hold delimiters or line ends; `none`: quotes are letters as any other."""
+    """Stands around cells that hold delimiters or line ends; `none`: quotes are plain letters."""
     columns: tuple[str, ...] | None = Field(None, min_length=1)
     """Names of the columns, in their order, for files without a header line."""
 
@@ -47,13 +47,10 @@ class Settings(TableSettings):
 
 
 def open_source(settings: Settings, split: Split) -> TableSource:
-    """All rows that can be used, of both splits. UserError where there are none."""
+    """All usable rows, of both splits. UserError if there are none."""
     found = expand.expand(settings.path, "data.path", SUFFIXES)
-    return open_tables(settings, CsvTables(_delimiter(settings, found), _quote(settings), settings.columns), found)
-
-
-def _quote(settings: Settings) -> str:
-    return "" if settings.quote == "none" else settings.quote
+    quote = "" if settings.quote == "none" else settings.quote
+    return open_tables(settings, CsvTables(_delimiter(settings, found), quote, settings.columns), found)
 
 
 def _delimiter(settings: Settings, found: list[Place]) -> str:
@@ -63,6 +60,8 @@ def _delimiter(settings: Settings, found: list[Place]) -> str:
     if tabs and len(tabs) < len(found):
         raise UserError(
             f"data.path: {tabs[0].name} is a TSV file and others are not: tables of one source are alike. Give them to "
-            "two sources (data.source=mix), or set data.delimiter"
+            "two sources (data.source=mix), or set data.delimiter",
+            code="conflict",
+            setting="data.delimiter",
         )
     return "\t" if tabs else ","

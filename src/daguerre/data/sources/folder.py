@@ -1,7 +1,4 @@
-"""A folder of image files with captions beside them, in a metadata.jsonl, or in their names.
-
-Holds the settings and the source. Finding files is `daguerre.data.folder.scan`, captions `data/folder/captions.py`.
-"""
+"""A folder of image files with captions beside them, in a metadata.jsonl, or in their names: settings and source."""
 
 from __future__ import annotations
 
@@ -30,22 +27,17 @@ from daguerre.settings import ADDRESS, FREE, Idle
 from daguerre.types import IMAGE, Record
 from daguerre.unicode import printable
 
+_NOT_FOLDER_NAMES = "no effect without captions_from=folder_names"
+_ONE_CAPTION = "no effect, as captions.text is the caption of every picture"
+
 
 class Settings(SourceSettings):
     """Captioned pictures in a folder: `cat.jpg` with `cat.txt`, a metadata.jsonl with `file_name` and `text` ..."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         *SourceSettings.idle,
-        Idle(
-            ("idx_to_prompt",),
-            lambda own: own.captions_from != "folder_names",
-            "no effect without captions_from=folder_names",
-        ),
-        Idle(
-            ("captions_from", "idx_to_prompt"),
-            lambda own: own.captions.text is not None,
-            "no effect, as captions.text is the caption of every picture",
-        ),
+        Idle(("idx_to_prompt",), lambda own: own.captions_from != "folder_names", _NOT_FOLDER_NAMES),
+        Idle(("captions_from", "idx_to_prompt"), lambda own: own.captions.text is not None, _ONE_CAPTION),
         Idle(
             ("captions_from",),
             lambda own: CAPTION not in own.captions.used and own.captions_from != "files",
@@ -59,7 +51,7 @@ class Settings(SourceSettings):
     """The folder; folders inside it are read too. It may move between two starts: samples are known by their path
     inside it."""
     captions_from: Literal["files", "file_names", "folder_names"] = "files"
-    """Where captions are: `files` (metadata.jsonl, or .txt or .json beside each picture), `file_names` (underscores are
+    """Source of captions: `files` (metadata.jsonl, or .txt or .json beside each picture), `file_names` (underscores are
     spaces, a number at the end is dropped) or `folder_names` (of the folder that each picture is in: class names)."""
     mask_dir: Annotated[str | None, ADDRESS] = Field(
         None, min_length=1, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
@@ -69,7 +61,7 @@ class Settings(SourceSettings):
     generate: GenerateSettings | None = Field(None, json_schema_extra=FREE, exclude_if=lambda made: made is None)
     """Draws what the folder lacks before training. Default: the folder is taken as it is."""
     idx_to_prompt: Labels | None = None
-    """What folder names mean, with captions_from=folder_names: a map from names, a JSON file with one, or, for as many
+    """Meaning of folder names, with captions_from=folder_names: a map from names, a JSON file with one, or, for as many
     folders as there are classes, a list in their sorted order (or `imagenet`)."""
 
     @model_validator(mode="after")
@@ -103,7 +95,7 @@ class FolderSource:
         return in_blocks(cache.combined([self.index_path]))
 
     def sample_id(self, number: int) -> int:
-        """63-bit hash of the path inside the folder: other files, or another place of the folder, do not change it."""
+        """63-bit hash of the path inside the folder; it does not depend on other files or the folder's own path."""
         return self._rows.column("id")[number].as_py()
 
     def name(self, number: int) -> str:
@@ -114,10 +106,11 @@ class FolderSource:
         return self._inside(os.fsdecode(self._rows.column("path")[number].as_py()))
 
     def _inside(self, path: str, other: str | None = None) -> str:
-        """A path of the index. UserError where it leads out of the folder, and of the `other` one."""
+        """A path of the index. UserError if it leads out of the folder, and of the `other` one."""
         within = path.removeprefix(f"{other}{os.sep}") if other else path
         if os.path.isabs(within) or ".." in Path(within).parts:
-            raise UserError(f"{self.index_path} names {printable(path)!r}, which is not in {self.folder}: delete it")
+            what = f"{self.index_path} names {printable(path)!r}, which is not in {self.folder}: delete it"
+            raise UserError(what, code="damaged")
         return path
 
     def record(self, number: int) -> Record:
@@ -132,7 +125,7 @@ class FolderSource:
         return Record(printable(path), images, texts, metadata)
 
     def report(self) -> SkipReport:
-        """What the scan left out and what it notes."""
+        """Skipped files and notes of the scan."""
         return self.found
 
 
@@ -142,12 +135,15 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
     if settings.generate is not None and not folder.exists():
         raise UserError(
             f"data.path: {str(folder)!r} does not exist yet: `daguerre train` draws {settings.generate.count:,} "
-            "pictures into it before it trains"
+            "pictures into it before it trains",
+            code="missing",
+            setting="data.path",
         )
     named = None if settings.idx_to_prompt is None else class_labels.opened(settings.idx_to_prompt)
     mask_dir = settings.mask_dir and os.path.abspath(Path(settings.mask_dir).expanduser())
     if mask_dir and not os.path.isdir(mask_dir):
-        raise UserError(f"data.mask_dir: {settings.mask_dir!r} is no folder (seen from {os.getcwd()!r})")
+        what = f"data.mask_dir: {settings.mask_dir!r} is no folder (seen from {os.getcwd()!r})"
+        raise UserError(what, code="missing", setting="data.mask_dir")
     rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named, mask_dir)
     index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)
     return FolderSource(folder, index_path, found, mask_dir)

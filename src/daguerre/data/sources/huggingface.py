@@ -1,6 +1,6 @@
 """Hugging Face data sets: folders that `save_to_disk` wrote, read without the library, or data sets by name, with it.
 
-Holds the settings and finds the Arrow files. Everything else is in `daguerre.data.table.source`.
+Holds the settings and finds the Arrow files; the source is `daguerre.data.table.source`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from daguerre.data.source import Split as Part
 from daguerre.data.table.arrow import ArrowTables
 from daguerre.data.table.columns import TableSettings
 from daguerre.data.table.source import TableSource, open_tables
-from daguerre.errors import Absent, UserError, install
+from daguerre.errors import Absent, Code, UserError, install
 from daguerre.settings import ADDRESS, FREE, Idle
 from daguerre.storage import local_files
 from daguerre.storage.location import Place
@@ -51,26 +51,24 @@ class Settings(TableSettings):
     """Instead of `path`: a data set by name, such as `lambdalabs/naruto-blip-captions`, or a folder of files that the
     `datasets` library loads; it is downloaded and prepared by it, in its own cache."""
     config: str | None = Field(None, min_length=1)
-    """Which configuration of the named data set. Default: its only one, or the one it calls its default."""
+    """Configuration of the named data set. Default: its only one, or the one it calls its default."""
     revision: str | None = Field(None, min_length=1)
-    """Which version of the named data set: a branch, a tag or a commit. Default: the newest."""
+    """Version of the named data set: a branch, a tag or a commit. Default: the newest."""
     split: str | None = Field(None, pattern=r"^\w+(\.\w+)*$")
-    """Which of its splits is trained on. Default: `train`, or the only one. What is held out for validation is drawn
+    """Split that is trained on. Default: `train`, or the only one. What is held out for validation is drawn
     from it (`held_out_fraction`)."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.path is None) == (self.name is None):
-            drop = "data.name=null drops a recipe's, and pictures in a folder are data.source=folder data.path=DIR"
-            both = f"; {drop}" if self.path is not None else ""
-            raise ValueError(
-                f"give either path (a folder that save_to_disk wrote) or name (a data set on the hub){both}"
-            )
+            drop = "; data.name=null drops a recipe's, and pictures in a folder are data.source=folder data.path=DIR"
+            both = drop if self.path is not None else ""
+            raise ValueError(f"give either path (a folder of save_to_disk) or name (a data set on the hub){both}")
         return self
 
 
 def open_source(settings: Settings, split: Part) -> TableSource:
-    """All rows that can be used, for training and validation. UserError where there are none."""
+    """All usable rows, of both splits. UserError if there are none."""
     files = _on_disk(Path(settings.path).expanduser(), settings) if settings.path else _by_name(settings)
     return open_tables(settings, ArrowTables(), [Place(str(file)) for file in files])
 
@@ -80,63 +78,55 @@ def _on_disk(folder: Path, settings: Settings) -> list[Path]:
     folder = folder.absolute()
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else f"does not exist (seen from {os.getcwd()!r})"
-        raise UserError(
-            f"data.path: {str(folder)!r} {what}. It is a folder that save_to_disk wrote; name is for the hub"
-        )
-    if (folder / SPLITS).exists():
-        return _on_disk_split(folder, settings)
-    if settings.split is not None:
-        raise UserError(f"data.split: {str(folder)!r} is one data set without splits: remove the setting")
-    return _files(folder)
-
-
-def _on_disk_split(folder: Path, settings: Settings) -> list[Path]:
+        raise _path_error(folder, f"{what}. It is a folder that save_to_disk wrote; name is for the hub", "missing")
+    if not (folder / SPLITS).exists():
+        if settings.split is not None:
+            what = f"data.split: {str(folder)!r} is one data set without splits: remove the setting"
+            raise UserError(what, code="unused", setting="data.split")
+        return _files(folder)
     splits = _document(folder / SPLITS).get("splits")
     if not isinstance(splits, list) or not all(isinstance(name, str) and _SPLIT.fullmatch(name) for name in splits):
-        raise UserError(f"data.path: {str(folder / SPLITS)!r} names no splits: the folder is damaged")
+        raise _path_error(folder / SPLITS, "names no splits: the folder is damaged", "damaged")
     return _files(folder / _chosen(splits, settings, str(folder)))
 
 
+def _path_error(path: Path, what: str, code: Code) -> UserError:
+    return UserError(f"data.path: {str(path)!r} {what}", code=code, setting="data.path")
+
+
 def _chosen(splits: Sequence[str], settings: Settings, where: str) -> str:
-    """The split that is meant."""
+    """The split of the settings, else the only one or `train`. UserError if it does not exist."""
     wanted = settings.split or (splits[0] if len(splits) == 1 else "train")
     if wanted not in splits:
-        said = "" if settings.split else " (which is taken where none is named)"
-        raise UserError(f"data.split: {where} has no split {wanted!r}{said}; it has {', '.join(splits)}")
+        default = "" if settings.split else " (the default)"
+        what = f"data.split: {where} has no split {wanted!r}{default}; it has {', '.join(splits)}"
+        raise UserError(what, code="unknown", setting="data.split")
     return wanted
 
 
 def _files(folder: Path) -> list[Path]:
     if not (folder / STATE).exists():
-        raise UserError(
-            f"data.path: {str(folder)!r} is no data set of save_to_disk: it has no {STATE}. {_instead(folder)}"
-        )
+        instead = "Give the folder that was given to save_to_disk; a data set on the hub is named by data.name"
+        names = [entry.name for entry in os.scandir(folder)]
+        for suffix, source in ((".tar", "webdataset"), (".csv", "csv"), (".parquet", "parquet")):
+            if any(name.endswith(suffix) for name in names):
+                instead = f"It holds {suffix} files: read them with data.source={source}"
+        raise _path_error(folder, f"is no data set of save_to_disk: it has no {STATE}. {instead}", "unknown")
     state = _document(folder / STATE)
     if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise UserError(
-            f"data.path: {str(folder)!r} is a selection of rows, saved by an old version of `datasets`. Save it again: "
-            "load_from_disk(DIR).flatten_indices().save_to_disk(NEW)"
-        )
+        again = "Save it again: load_from_disk(DIR).flatten_indices().save_to_disk(NEW)"
+        what = f"is a selection of rows, saved by an old version of `datasets`. {again}"
+        raise _path_error(folder, what, "unsupported")
     listed = state.get("_data_files")
     entries = listed if isinstance(listed, list) else []
     names = [str(entry.get("filename")) for entry in entries if isinstance(entry, dict)]
     if not names or not all(name == os.path.basename(name) for name in names):
-        raise UserError(f"data.path: {str(folder / STATE)!r} lists no files: the folder is damaged")
+        raise _path_error(folder / STATE, "lists no files: the folder is damaged", "damaged")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise UserError(
-            f"data.path: {len(missing)} of the {len(names)} files of {str(folder)!r} are missing: "
-            f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}"
-        )
+        examples = f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}"
+        raise _path_error(folder, f"lacks {len(missing)} of its {len(names)} files: {examples}", "missing")
     return [folder / name for name in names]
-
-
-def _instead(folder: Path) -> str:
-    names = [entry.name for entry in os.scandir(folder)]
-    for suffix, source in ((".parquet", "parquet"), (".csv", "csv"), (".tar", "webdataset")):
-        if any(name.endswith(suffix) for name in names):
-            return f"It holds {suffix} files: read them with data.source={source}"
-    return "Give the folder that was given to save_to_disk; a data set on the hub is named by data.name"
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -146,12 +136,12 @@ def _document(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, local_files.Irregular):
         document = None
     if not isinstance(document, dict):
-        raise UserError(f"data.path: {str(path)!r} is damaged: it holds no JSON object. Save the data set again")
+        raise _path_error(path, "is damaged: it holds no JSON object. Save the data set again", "damaged")
     return document
 
 
 def _absent(settings: Settings, where: str, error: Exception) -> str:
-    """What to do about a data set that could not be loaded, or was only looked for in the cache."""
+    """The message for a data set that could not be loaded, or is not in the cache."""
     revision = f" --revision {settings.revision}" if settings.revision else ""
     command = f"hf download --repo-type dataset {settings.name}{revision} --local-dir DIR"
     elsewhere = f"Without a network: `{command}` on a machine that has one, then data.name=DIR here"
@@ -167,8 +157,7 @@ def _absent(settings: Settings, where: str, error: Exception) -> str:
 
 @contextmanager
 def from_cache_alone() -> Iterator[None]:
-    """Within, data sets by name are looked for in the cache of `datasets` and not fetched; `Absent` where one is not
-    there."""
+    """Looks for data sets by name in the cache of `datasets` alone while the block runs; else `Absent`."""
     token = _offline.set(True)
     try:
         yield
@@ -177,16 +166,16 @@ def from_cache_alone() -> Iterator[None]:
 
 
 class _Unreachable(Exception):
-    """Why no answer comes from the hub."""
+    """The reason why the hub does not answer."""
 
 
 @contextmanager
 def _as_asked(config: Any, settings: Settings) -> Iterator[None]:
-    """Looks in the cache alone where that was asked for, or where no hub can be reached: the library would try for half
-    a minute. Its own switch is a variable of its module."""
+    """Makes the library look in its cache alone if so asked, or if the hub cannot be reached, which it would try for
+    half a minute. Its switch is a variable of its module."""
     before = config.HF_HUB_OFFLINE
-    near = before or _offline.get() or Path(settings.name or "").exists()
-    why = None if near else _unreachable(config.HF_ENDPOINT)
+    local = before or _offline.get() or Path(settings.name or "").exists()
+    why = None if local else _unreachable(config.HF_ENDPOINT)
     config.HF_HUB_OFFLINE = before or _offline.get() or why is not None
     try:
         yield
@@ -199,7 +188,7 @@ def _as_asked(config: Any, settings: Settings) -> Iterator[None]:
 
 
 def _unreachable(address: str) -> str | None:
-    """Why no connection comes about within a few seconds; None where one does, or where only the library can tell."""
+    """The reason why no connection is made within a few seconds; None if one is, or only the library can tell."""
     if "all" in getproxies():
         return None
     try:
@@ -213,11 +202,13 @@ def _unreachable(address: str) -> str | None:
 
 
 def _by_name(settings: Settings) -> list[Path]:
-    """The Arrow files in the cache of `datasets`, downloaded and prepared by it where they are not there yet."""
+    """The Arrow files in the cache of `datasets`, which downloads and prepares them if need be."""
     if find_spec("datasets") is None:
         raise Absent(
             "data.name: data sets by name need the library `datasets`. Folders that save_to_disk wrote (data.path) are "
-            f"read without it. It is installed by: {install('datasets')}"
+            f"read without it. It is installed by: {install('datasets')}",
+            code="not_installed",
+            setting="data.name",
         )
     import datasets  # an extra: slow to load, and needed here only
 
@@ -230,10 +221,9 @@ def _by_name(settings: Settings) -> list[Path]:
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError, LookupError, _Unreachable, datasets.exceptions.DatasetsError) as error:
-        raise Absent(_absent(settings, where, error)) from error
+        raise Absent(_absent(settings, where, error), setting="data.name") from error
     files = [Path(entry["filename"]) for entry in found.cache_files]
     if not files:
-        raise UserError(
-            f"data.name: {where} has no files that can be mapped: save it with save_to_disk, and give data.path"
-        )
+        what = f"data.name: {where} has no files that can be mapped: save it with save_to_disk, and give data.path"
+        raise UserError(what, code="unsupported", setting="data.name")
     return files

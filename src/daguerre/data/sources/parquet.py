@@ -1,6 +1,6 @@
-"""Parquet files with a column of pictures (bytes, paths or addresses) and a column of captions.
+"""Parquet files with a column of images (bytes, paths or addresses) and a column of captions.
 
-Holds the settings and opens the files. Everything else is in `daguerre.data.table.source`.
+Holds the settings and opens the files; the source is `daguerre.data.table.source`.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ class Settings(TableSettings):
 
 
 def open_source(settings: Settings, split: Split) -> TableSource:
-    """All rows that can be used, of both splits. UserError where there are none."""
+    """All usable rows, of both splits. UserError if there are none."""
     return open_tables(settings, ParquetTables(), expand.expand(settings.path, "data.path", SUFFIXES))

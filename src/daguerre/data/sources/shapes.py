@@ -1,7 +1,7 @@
-"""Procedural pictures of one shape on a plain background, with captions: endless, made from sample ids.
+"""Procedural images of one shape on a plain background, with captions: endless, made from sample ids.
 
-Holds the palette, the shapes as signed distance functions, the held-out combinations, the source and the
-prompts that evaluation draws. Reading a picture back is `daguerre.evaluation.shapes`.
+Holds the palette, the shapes as signed distance functions, the held-out combinations, the source and the prompts of the
+evaluation. `daguerre.evaluation.shapes` reads an image back.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ class Settings(SourceSettings):
     """The built-in pictures: 64 x 64 px, one shape each."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(
-            tuple(set(SourceSettings.model_fields) - _ACTING), lambda own: True, "no effect on pictures that are drawn"
-        ),
+        Idle(tuple(set(SourceSettings.model_fields) - _ACTING), lambda own: True, "no effect on procedural images"),
     )
 
     source: Literal["shapes"] = "shapes"
@@ -74,13 +72,13 @@ class Settings(SourceSettings):
     """Prompts of held-out combinations that are drawn at the end of a run and read by the pixel checker."""
 
     def words(self) -> frozenset[str]:
-        said = super().words()
-        return _words() | self.captions.words() if said is None else said
+        given = super().words()
+        return _words() | self.captions.words() if given is None else given
 
 
 @dataclass(frozen=True)
 class Combination:
-    """What a picture shows; every field is the word that captions use."""
+    """The contents of an image; every field is the word that captions use."""
 
     size: str
     colour: str
@@ -90,7 +88,7 @@ class Combination:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A caption and the combination that it asks for."""
+    """A caption and the combination that it describes."""
 
     text: str
     combination: Combination
@@ -106,7 +104,7 @@ class ShapesSource:
     metric: str | None = "shapes"
 
     def sample_id(self, number: int) -> int:
-        """Stable 63-bit id of record `number`; ids of the two splits never meet."""
+        """Stable 63-bit id of record `number`; the splits share none."""
         return number if self.split == "train" else _HELD_OUT_ID + number
 
     def name(self, number: int) -> str:
@@ -114,27 +112,19 @@ class ShapesSource:
         return f"shapes/{self.split}/{number}"
 
     def record(self, number: int) -> Record:
-        """Record `number`: a (64, 64, 3) uint8 picture, its caption as `text`, its combination as metadata."""
+        """Record `number`: a (64, 64, 3) uint8 image, its caption as `text`, its combination as metadata."""
         sample_id = self.sample_id(number)
         which, phrasing, *placing = keys.uniforms(0, "shapes", sample_id, count=5)
         options = combinations(self.split)
         chosen = options[int(which * len(options))]
         x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
-        picture = render(
-            chosen,
-            centre_px=(x * self.settings.jitter_px, y * self.settings.jitter_px),
-            scale=1.0 + SIZE_JITTER * swell,
-        )
-        text = caption(chosen, int(phrasing * len(PHRASINGS)))
-        return Record(
-            key=self.name(number),
-            images={IMAGE: picture},
-            texts={"text": text},
-            metadata=dict(asdict(chosen)),
-        )
+        centre_px = (x * self.settings.jitter_px, y * self.settings.jitter_px)
+        image = render(chosen, centre_px, scale=1.0 + SIZE_JITTER * swell)
+        texts = {"text": caption(chosen, int(phrasing * len(PHRASINGS)))}
+        return Record(self.name(number), {IMAGE: image}, texts, asdict(chosen))
 
     def report(self) -> SkipReport:
-        """Nothing is ever left out."""
+        """Empty: nothing is left out."""
         return {}
 
 
@@ -145,10 +135,8 @@ def open_source(settings: Settings, split: Split) -> ShapesSource:
 
 @functools.cache
 def combinations(split: Split) -> tuple[Combination, ...]:
-    """The combinations of a split, background and colour always unlike; one in ten of all is held out.
-
-    The choice hangs on nothing but this file, so that it is the same for every run and seed.
-    """
+    """The combinations of a split, background and colour always different; one in ten is held out, the same for every
+    run and seed."""
     every = [
         Combination(size, colour, shape, background)
         for size, colour, shape, background in itertools.product(RADII_PX, COLOURS, SHAPES, COLOURS)
@@ -169,35 +157,29 @@ def caption(combination: Combination, phrasing: int) -> str:
 
 
 def prompts(split: Split, n: int, seed: int) -> list[Prompt]:
-    """`n` prompts that cover a split's combinations as evenly as `n` allows, in an order of `seed`."""
+    """`n` prompts that cover a split's combinations as evenly as `n` allows, in random order by the seed."""
     options = combinations(split)
     rounds = -(-n // len(options))
-    order = np.concatenate([keys.permutation(seed, "shapes prompts", epoch, len(options)) for epoch in range(rounds)])[
-        :n
-    ]
+    orders = [keys.permutation(seed, "shapes prompts", epoch, len(options)) for epoch in range(rounds)]
+    order = np.concatenate(orders)[:n]
     phrasing = (keys.uniforms(seed, "shapes phrasing", 0, count=n) * len(PHRASINGS)).astype(int)
     return [Prompt(caption(options[i], p), options[i]) for i, p in zip(order, phrasing, strict=True)]
 
 
 def render(combination: Combination, centre_px: tuple[float, float] = (0.0, 0.0), scale: float = 1.0) -> np.ndarray:
-    """The anti-aliased picture, (64, 64, 3) uint8; `centre_px` is the offset (x, y) from the middle."""
+    """The anti-aliased image, (64, 64, 3) uint8; `centre_px` is the offset (x, y) from the middle."""
     covered = coverage(combination.shape, RADII_PX[combination.size] * scale, centre_px)
     back, front = (np.array(COLOURS[c], np.float32) for c in (combination.background, combination.colour))
     return (back + covered[..., None] * (front - back) + 0.5).astype(np.uint8)
 
 
 def coverage(shape: str, radius_px: float, centre_px: tuple[float, float]) -> np.ndarray:
-    """How much of each pixel the shape covers: (64, 64) float32 in [0, 1]."""
-    axis = _axis()
+    """The share of each pixel that the shape covers: (64, 64) float32 in [0, 1]."""
+    axis = np.arange(PICTURE_PX, dtype=np.float32) - np.float32((PICTURE_PX - 1) / 2)
     x = (axis - np.float32(centre_px[0])) / np.float32(radius_px)
     y = (axis - np.float32(centre_px[1])) / np.float32(radius_px)
     distance_px = SHAPES[shape](x[None, :], y[:, None]) * np.float32(radius_px)
     return np.clip(0.5 - distance_px, 0.0, 1.0)
-
-
-@functools.cache
-def _axis() -> np.ndarray:
-    return np.arange(PICTURE_PX, dtype=np.float32) - np.float32((PICTURE_PX - 1) / 2)
 
 
 def _circle(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -1,12 +1,8 @@
-"""Tar shards as webdataset and img2dataset write them, and as people make them: near, or in a store.
-
-Holds the settings and the source. What is in a tar is `data/tar/reader.py`, what makes a sample of it
-`data/tar/samples.py`, the index that is made of a shard once `data/tar/index.py`.
-"""
+"""Tar shards as webdataset and img2dataset write them, local or remote: settings and source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,17 +30,17 @@ from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE
 from daguerre.storage import expand, file_cache
 from daguerre.storage import io as storage_io
-from daguerre.storage.expand import Place
 from daguerre.storage.file_cache import ShardCache
+from daguerre.storage.location import Place
 from daguerre.storage.pipes import FILES
 from daguerre.types import IMAGE, Record
 
 KIND = tar_index.kind(headers.USUAL)
 """Kind of an index of the usual image formats."""
 WHOLE_SHARE = 0.25
-"""Share of a far shard's samples from which on it is fetched whole."""
+"""Share of a remote shard's samples from which on it is fetched whole."""
 GAP_BYTES = 1 << 20
-"""Bytes between the members of a sample that are read with them, rather than asking twice."""
+"""Most bytes between the members of a sample that are read with them in one request."""
 DIFFERENT = "bytes differ from the index: damaged, cut off or replaced since the shard was indexed"
 _READINGS = 6
 LAYOUT = """What is expected in a tar: pictures (JPEG, PNG or WebP), each with members of its own name beside it,
@@ -65,7 +61,7 @@ class Settings(SourceSettings):
 
 
 class Piece(NamedTuple):
-    """Stored bytes of a sample: an image (whose name has `IMAGE_MARK` before it) or one of its texts."""
+    """Stored bytes of a sample: an image (its name after `IMAGE_MARK`) or one of its texts."""
 
     name: str
     offset: int
@@ -85,12 +81,12 @@ class WebdatasetSource:
     """Words for the classes."""
     cache: ShardCache
     whole: np.ndarray
-    """[S] bool: far shards that are fetched whole."""
+    """[S] bool: remote shards that are fetched whole."""
     metric: str | None = None
 
     @cached_property
     def index(self) -> Index:
-        """What planning needs, of all shards."""
+        """The index of all shards."""
         index = index_cache.combined(self.paths)
         if self.prompts is None or "cls" not in index.captioned:
             return index
@@ -102,7 +98,7 @@ class WebdatasetSource:
         return {name: value for name, value in self.__dict__.items() if name not in {"index", "files"}}
 
     def sample_id(self, number: int) -> int:
-        """63 bits of a hash of the shard's contents and the place in it; or what its JSON says, from `data pack`."""
+        """63-bit hash of the shard's contents and the place in it; or the id in its JSON, from `data pack`."""
         shard, row = self._where(number)
         return int(self._shard(shard).column("id")[row].as_py())
 
@@ -112,7 +108,7 @@ class WebdatasetSource:
         return f"{self.places[shard].name}[{row}] {self._shard(shard).column('key')[row].as_py()}"
 
     def record(self, number: int) -> Record:
-        """The bytes of a sample, compared with the index. `Undecodable` where they are others."""
+        """The bytes of a sample. `Undecodable` if they differ from the index."""
         shard, row = self._where(number)
         index = self._shard(shard)
         pieces = _pieces(index, row)
@@ -121,39 +117,38 @@ class WebdatasetSource:
         images = {name: parts.pop(name) for name in list(parts) if name.startswith(IMAGE_MARK)}
         try:
             words = samples.words(parts)
-        except samples.Unusable as error:  # of an index that an older version made
+        except samples.Unusable as error:  # of an older version's index
             raise Undecodable(str(error)) from error
         images = {name.removeprefix(IMAGE_MARK): data for name, data in images.items()}
         return Record(self.name(number), images, self._captions(words.texts), words.metadata)
 
     def report(self) -> SkipReport:
-        """What could not be used when the shards were indexed, and shards that changed since."""
+        """Samples that were unusable when the shards were indexed, and shards that changed since."""
         return skipped.merged(index_cache.left_out(self.paths), index_cache.changed(self.places, self.paths))
 
     def reading(self, shares: np.ndarray) -> WebdatasetSource:
-        """The same source, told how much of each shard is wanted."""
-        told = replace(self, whole=shares >= WHOLE_SHARE)
+        """The source, fetching shards whole by the share [S] that is read of each."""
+        prepared = replace(self, whole=shares >= WHOLE_SHARE)
         if "index" in self.__dict__:
-            told.__dict__["index"] = self.index
-        return told
+            prepared.__dict__["index"] = self.index
+        return prepared
 
     @property
     def far(self) -> bool:
-        """Whether a shard is not on this machine."""
+        """True if a shard is remote."""
         return any(place.local is None for place in self.places)
 
     @cached_property
     def files(self) -> Files:
-        """Each shard is one."""
-        fetched = [place.local is None and whole for place, whole in zip(self.places, self.whole, strict=True)]
-        sizes = [
-            index_cache.head(path).about.shard_bytes if far else 0
-            for path, far in zip(self.paths, fetched, strict=True)
-        ]
-        return Files(np.arange(len(sizes), dtype=np.int64), np.array(sizes, dtype=np.int64))
+        """One a shard."""
+        sizes = np.zeros(len(self.places), dtype=np.int64)
+        for i, (place, path) in enumerate(zip(self.places, self.paths, strict=True)):
+            if place.local is None and self.whole[i]:
+                sizes[i] = index_cache.head(path).about.shard_bytes
+        return Files(np.arange(len(sizes), dtype=np.int64), sizes)
 
     def prefetch(self, file: int) -> int:
-        """Fetches a far shard that is read whole, if it is not in the cache; its size in bytes."""
+        """Fetches a remote shard that is read whole into the cache; returns its size in bytes."""
         size = int(self.files.sizes_bytes[file])
         if size:
             self.cache.path(self.places[file], self._shard(file).about.shard_digest)
@@ -167,14 +162,14 @@ class WebdatasetSource:
         return index_cache.load(self.paths[shard])
 
     def _captions(self, texts: Mapping[str, str]) -> Mapping[str, str]:
-        """Labels as words, which are the caption where there is no other."""
+        """The captions with the class label in words, which is the caption if there is no other."""
         if self.prompts is None or "cls" not in texts:
             return texts
         prompt = self.prompts.text(texts["cls"])
         return {"text": prompt, **texts, "cls": prompt}
 
     def _read(self, shard: int, pieces: Sequence[Piece], digest: int) -> list[bytes]:
-        """The bytes of a sample whose digest is the index's."""
+        """The bytes of a sample, checked by the digest of the index."""
         first = min(piece.offset for piece in pieces)
         length = max(piece.offset + piece.size for piece in pieces) - first
 
@@ -189,7 +184,7 @@ class WebdatasetSource:
             raise Undecodable(DIFFERENT) from error
 
     def _apart(self, shard: int, pieces: Sequence[Piece], digest: int) -> list[bytes]:
-        """Members that lie far from each other; read again where bytes were hurt on their way."""
+        """Members that are far apart; read again if bytes were damaged in transit."""
         before = None
         for _ in range(_READINGS):
             data = [self._range(shard, piece.offset, piece.size) for piece in pieces]
@@ -210,7 +205,7 @@ class WebdatasetSource:
 
 
 def open_source(settings: Settings, split: Split) -> WebdatasetSource:
-    """Finds the shards and their indexes; makes those that are missing. UserError where there are no samples."""
+    """Finds the shards and their indexes; makes those that are missing. UserError if there are no samples."""
     found = expand.expand(settings.path)
     make = builder(settings)
     paths = index_cache.indexes(found, make.kind, make, make.cache.folder)
@@ -221,20 +216,23 @@ def open_source(settings: Settings, split: Split) -> WebdatasetSource:
     if not starts[-1]:
         left_out = skipped.table(source.report())
         instead = f" What was found instead:\n{left_out}" if left_out else ""
-        raise UserError(f"data.path: no picture with a caption in {_spoken(found)}.{instead}\n{LAYOUT}")
+        several = f"any of the {len(found):,} shards, {found[0].name} and so on"
+        where = found[0].name if len(found) == 1 else several
+        what = f"data.path: no picture with a caption in {where}.{instead}\n{LAYOUT}"
+        raise UserError(what, code="empty", setting="data.path")
     _check_classes(settings, source)
     return source
 
 
 def builder(settings: Settings) -> Build:
-    """What makes indexes under these settings."""
+    """The builder of indexes under these settings."""
     folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else file_cache.default_folder()
     return Build(settings.formats, ShardCache(folder, int(settings.cache_gb * 1e9)))
 
 
 @dataclass(frozen=True)
 class Build:
-    """Makes the index of a shard; a far one is fetched whole for it."""
+    """Makes the index of a shard; a remote one is fetched whole for it."""
 
     formats: tuple[str, ...]
     cache: ShardCache
@@ -249,15 +247,16 @@ class Build:
 
 
 def build(place: Place, formats: Sequence[str] = headers.USUAL, cache: ShardCache | None = None) -> ShardIndex:
-    """The index of one shard, made anew. UserError where it is no tar."""
+    """The index of one shard, made anew. UserError if it is no tar."""
     local = place.local
     if local is None:
-        assert cache is not None, "a far shard is indexed through the cache"
+        assert cache is not None, "a remote shard is indexed through the cache"
         local = cache.path(place)
     return tar_index.build(local, place.name, formats, storage_io.size(place).version)
 
 
 def _pieces(shard: ShardIndex, row: int) -> list[Piece]:
+    """The stored parts of a sample, its image first."""
     names = shard.about.own["names"]
     image = Piece(IMAGE_MARK + IMAGE, shard.column("offset")[row].as_py(), shard.column("size")[row].as_py())
     parts = shard.column("parts")[row].as_py()
@@ -265,21 +264,16 @@ def _pieces(shard: ShardIndex, row: int) -> list[Piece]:
 
 
 def _check_classes(settings: Settings, source: WebdatasetSource) -> None:
-    """Labels without words, or words without labels, are said before all samples are left out for it."""
-    fields = {name for path in source.paths for name in _caption_fields(path)}
+    """UserError for classes without words, or words without classes."""
+    columns = {name for path in source.paths for name in index_cache.head(path).columns}
+    fields = {name.removeprefix("c:") for name in columns if name.startswith("c:")}
     if settings.idx_to_prompt is not None and "cls" not in fields:
-        raise UserError("data.idx_to_prompt has no effect: no sample has a class (a member .cls); remove it")
+        what = "data.idx_to_prompt has no effect: no sample has a class (a member .cls); remove it"
+        raise UserError(what, code="unused", setting="data.idx_to_prompt")
     if settings.idx_to_prompt is None and "cls" in fields and not fields & set(settings.captions.fields):
         raise UserError(
             "data.idx_to_prompt: the samples have classes (members .cls) but no captions: give the words for the "
-            "classes, a JSON file with a map or list, or `imagenet`"
+            "classes, a JSON file with a map or list, or `imagenet`",
+            code="missing",
+            setting="data.idx_to_prompt",
         )
-
-
-def _caption_fields(path: Path) -> Iterator[str]:
-    names = index_cache.head(path).columns
-    return (name.removeprefix("c:") for name in names if name.startswith("c:"))
-
-
-def _spoken(found: Sequence[Place]) -> str:
-    return found[0].name if len(found) == 1 else f"any of the {len(found):,} shards, {found[0].name} and so on"

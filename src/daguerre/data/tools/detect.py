@@ -1,4 +1,4 @@
-"""Which kind of source a path holds, by its suffix or by what lies in the folder, for commands that take paths."""
+"""Detects the kind of source at a path, by its suffix or by the names in a folder, for commands that take paths."""
 
 from __future__ import annotations
 
@@ -19,51 +19,47 @@ KINDS = {
     "huggingface": "a Hugging Face data set",
     "folder": "a folder of pictures",
 }
-"""Sources that a path can name, in the order in which a folder is taken for one of them, and how people call them."""
+"""Sources that a path can name, in the order in which a folder is tried, and their names for people."""
 _SUFFIXES = {".tar": "webdataset", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 _ZIPPED = (".gz", ".zst", ".bz2")
 _HUGGINGFACE = {"dataset_info.json", "dataset_dict.json"}
-_FAR = re.compile(r"[a-z][a-z0-9+.-]*://")
+_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def kind(paths: Sequence[str]) -> str:
-    """The source of one or more paths. UserError where it cannot be told, or where they are of several kinds."""
+    """The source of one or more paths. UserError if it cannot be told, or if there are several kinds."""
     found = {path: _kind(path) for path in paths}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{path} ({KINDS[name]})" for path, name in found.items())
-        raise UserError(f"one kind of data at a time, got {listed}: mix kinds in a recipe (data.source=mix)")
+        what = f"one kind of data at a time, got {listed}: mix kinds in a recipe (data.source=mix)"
+        raise UserError(what, code="conflict", setting="data.path")
     return next(iter(found.values()))
 
 
 def _kind(path: str) -> str:
-    far = _FAR.match(path) is not None and not path.startswith("file:")
-    plain = path.partition("?")[0] if far else path
-    by_suffix = _of_name(plain)
-    if by_suffix:
+    remote = _REMOTE.match(path) is not None and not path.startswith("file:")
+    if by_suffix := _of_name(path.partition("?")[0] if remote else path):
         return by_suffix
     if path.startswith("pipe:"):
         return "webdataset"
-    if far and scheme(path) not in STORES:
-        raise UserError(
-            f"{path} is of no kind that is known by its name ({', '.join(_SUFFIXES)}): write data.source=KIND"
-        )
-    if far and put_aside(path) != path:
-        raise UserError(f"{path}: credentials come from the environment, never from an address")
-    if far:
+    if remote and scheme(path) in STORES:
+        if put_aside(path) != path:
+            what = f"{path}: credentials come from the environment, never from an address"
+            raise UserError(what, setting="data.path")
         return _under_prefix([place.name for place in storage_io.listing(path)], path)
     local = Path(path.removeprefix("file://").removeprefix("file:")).expanduser()
-    if local.is_dir():
+    if not remote and local.is_dir():
         return _in_folder(sorted(entry.name for entry in os.scandir(local)), path)
-    known = ", ".join(_SUFFIXES)
-    if local.exists():
-        raise UserError(
-            f"{path} is of no kind that is known by its name ({known}, or a folder): write data.source=KIND"
-        )
-    raise UserError(f"there is nothing at {path!r} (seen from {os.getcwd()}), and no recipe of that name")
+    if not remote and not local.exists():
+        what = f"there is nothing at {path!r} (seen from {os.getcwd()}), and no recipe of that name"
+        raise UserError(what, code="missing", setting="data.path")
+    known = ", ".join(_SUFFIXES) + ", or a folder" * (not remote)
+    what = f"{path} is of no kind that is known by its name ({known}): write data.source=KIND"
+    raise UserError(what, code="unknown", setting="data.source")
 
 
 def _of_name(name: str) -> str | None:
-    """The kind of a file by its name; patterns such as `part-{000..009}.tar` and `*.tar` are names, too."""
+    """The kind of a file by its name, or of a pattern such as `part-{000..009}.tar`."""
     lower = name.lower()
     for zipped in _ZIPPED:
         lower = lower.removesuffix(zipped)
@@ -71,23 +67,22 @@ def _of_name(name: str) -> str | None:
 
 
 def _under_prefix(names: Sequence[str], path: str) -> str:
-    """The kind of what a store lists. UserError for what is read on this machine only."""
+    """The kind of a store's listing. UserError for kinds that are read on this machine only."""
     of = _in_folder(names, path)
     if of in ("webdataset", "parquet", "csv"):
         return of
     found = f"{KINDS[of]}, which is read on this machine only: copy it here" if names else "nothing: is it spelled so?"
     raise UserError(
         f"data.path: {path!r} holds no shards or tables ({', '.join(_SUFFIXES)}). There is {found}. For files in "
-        f"folders inside it write {path}**/*.tar"
+        f"folders inside it write {path}**/*.tar",
+        code="unsupported",
+        setting="data.path",
     )
 
 
 def _in_folder(names: Iterable[str], path: str) -> str:
-    """The kind of a folder with these names in it.
-
-    img2dataset writes a table of what it has packed beside each shard; so shards go before tables, and pictures that
-    lie beside either make it a question.
-    """
+    """The kind of a folder with these names in it. Shards go before tables, as img2dataset writes a table beside each;
+    images beside either are ambiguous: UserError."""
     listed = list(names)
     held = {of for name in listed if (of := _of_name(name))}
     if _HUGGINGFACE & {os.path.basename(name) for name in listed}:
@@ -95,5 +90,6 @@ def _in_folder(names: Iterable[str], path: str) -> str:
     pictures = any(name.lower().endswith(EXTENSIONS) for name in listed)
     if held and pictures:
         several = " and ".join(KINDS[of] for of in KINDS if of in held)
-        raise UserError(f"{path} holds {several} beside pictures: say which is meant, with data.source=KIND")
+        what = f"{path} holds {several} beside pictures: say which is meant, with data.source=KIND"
+        raise UserError(what, code="conflict", setting="data.source")
     return next((of for of in KINDS if of in held), "folder")

@@ -1,4 +1,4 @@
-"""dataset.json, which lies beside packed shards: what they were made of, what was left out, and which are finished."""
+"""dataset.json beside packed shards: their origin, the samples left out, and the finished shards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from daguerre.checkpoint.atomic import to_json, write_bytes_atomically
 from daguerre.data import skipped
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
-from daguerre.data.tools import pack
 from daguerre.data.tools.pack import Packed
 from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
@@ -28,7 +28,7 @@ _SAVE_SECONDS = 2.0
 
 
 class Listing:
-    """What the shards are made of, and which of them are finished; written now and then, and at the end."""
+    """The contents of dataset.json; written now and then, and at the end."""
 
     def __init__(self, to: str, about: dict[str, Any], number: int) -> None:
         self.to = to
@@ -38,27 +38,28 @@ class Listing:
         self._saved_at = 0.0
 
     def take_over(self) -> None:
-        """Reads what an earlier start finished. UserError where the folder holds anything else."""
+        """Reads the shards that an earlier start finished. UserError if the folder holds anything else."""
         there = _read(self.to)
         if there is None:
-            _refuse_strangers(self.to)
+            _check_no_others(self.to)
             self.save(complete=False)  # from now on its shards are known as ours
             return
         if there.get("fingerprint") != self.about["fingerprint"]:
             raise UserError(
                 f"{self.to} holds shards of other data, or with other filters or sizes ({there.get('samples', 0):,} "
-                f"samples, says its {NAME}). Choose another folder, or delete this one"
+                f"samples, says its {NAME}). Choose another folder, or delete this one",
+                code="conflict",
             )
         self.done = {entry["name"]: Packed(**entry) for entry in there["shards"]}
 
     def add(self, packed: Packed) -> None:
-        """One more shard is finished."""
+        """Notes a finished shard."""
         self.done[packed.name] = packed
         if time.monotonic() - self._saved_at > _SAVE_SECONDS:
             self.save(complete=False)
 
     def save(self, complete: bool) -> None:
-        """Writes the file, whole or not at all."""
+        """Writes the file atomically."""
         path, content = f"{self.to}/{NAME}", to_json(self.document(complete))
         if "://" in path:
             storage_io.write(path, content)
@@ -67,7 +68,7 @@ class Listing:
         self._saved_at = time.monotonic()
 
     def document(self, complete: bool) -> dict[str, Any]:
-        """What the file holds."""
+        """The contents of the file."""
         shards = [self.done[name] for name in sorted(self.done)]
         counts = {"samples": sum(s.samples for s in shards), "bytes": sum(s.bytes for s in shards)}
         return {
@@ -76,16 +77,16 @@ class Listing:
             **counts,
             **{key: value for key, value in self.about.items() if key != "left_out"},
             "left_out": self.left_out(),
-            "shards": [pack.document(shard) for shard in shards],
+            "shards": [asdict(shard) for shard in shards],
         }
 
     def left_out(self) -> SkipReport:
-        """By the source, the filters and while packing."""
+        """Left out by the source, the filters and while packing."""
         return skipped.merged(self.about["left_out"], *(packed.left_out for packed in self.done.values()))
 
 
 def _read(folder: str) -> dict[str, Any] | None:
-    """The dataset.json of a folder; None where there is none. UserError where it is none of ours."""
+    """The dataset.json of a folder; None if there is none. UserError if `data pack` did not write it."""
     place = Place(f"{folder}/{NAME}")
     try:
         document = json.loads(storage_io.read(place, 0, storage_io.size(place).bytes, twice=True))
@@ -94,12 +95,13 @@ def _read(folder: str) -> dict[str, Any] | None:
     except ValueError:
         document = None
     if not isinstance(document, dict) or not {"fingerprint", "complete", "shards"} <= document.keys():
-        raise UserError(f"{place.name} is damaged, or no file of `data pack`: choose another folder, or delete it")
+        what = f"{place.name} is damaged, or no file of `data pack`: choose another folder, or delete it"
+        raise UserError(what, code="damaged")
     return document
 
 
 def shards_beside(places: Sequence[Place]) -> tuple[dict[str, str], SkipReport]:
-    """The digests {url: xxh3_128 hex} that the dataset.json beside shards gives, and what by it is not there."""
+    """The digests {url: xxh3_128 hex} in the dataset.json beside shards, and the shards in it that are missing."""
     digests: dict[str, str] = {}
     missing: skipped.Counts = {}
     asked = {place.url for place in places}
@@ -121,8 +123,8 @@ def shards_beside(places: Sequence[Place]) -> tuple[dict[str, str], SkipReport]:
     return digests, missing
 
 
-def _refuse_strangers(to: str) -> None:
-    """UserError where tar files lie that no dataset.json speaks of."""
+def _check_no_others(to: str) -> None:
+    """UserError if there are tar files without a dataset.json."""
     if "://" in to:
         names = [place.name for place in storage_io.listing(f"{to}/")]
     else:
@@ -131,10 +133,11 @@ def _refuse_strangers(to: str) -> None:
     if strange:
         raise UserError(
             f"{to} holds tar files already, such as {os.path.basename(strange[0])}, and no {NAME} of `data pack` that "
-            "tells of them: choose another folder"
+            "tells of them: choose another folder",
+            code="conflict",
         )
 
 
 def given(settings: SourceSettings) -> dict[str, Any]:
-    """The settings of a source that were given, and its name."""
+    """The settings of a source that were given, and its kind."""
     return {"source": settings.source, **settings.model_dump(mode="json", exclude_unset=True)}

@@ -1,20 +1,18 @@
-"""A data set packed into tar shards: what goes into which shard, and one shard written, or kept, as a job of a crew.
+"""Packs a data set into tar shards: the samples of each shard, and one shard written, or kept, as a job of a pool.
 
-What is finished is known by the size and digest that were recorded for it, and looked at again before it is kept. The
-record itself, and what a user is told, are the command's.
+A finished shard is known by its recorded size and digest, which are checked before it is kept.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import xxhash
 
 from daguerre.data import skipped
 from daguerre.data.images.headers import Undecodable
@@ -29,24 +27,23 @@ from daguerre.storage import io as storage_io
 from daguerre.storage.location import Place
 
 _TELL_SAMPLES = 64
-_READ_BYTES = 1 << 22
 _LOOKED_AT = 256
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard that is to be there."""
+    """A shard to write."""
 
     name: str
     first: int
-    """Place of its first sample among all that are packed: their keys count on from it."""
+    """Index of its first sample among all that are packed: their keys count on from it."""
     numbers: np.ndarray
-    """[n] int64: which records of the source."""
+    """[n] int64: records of the source."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One shard that is there."""
+    """A finished shard."""
 
     name: str
     samples: int
@@ -55,11 +52,11 @@ class Packed:
     """xxh3_128 of the file, hex."""
     left_out: SkipReport = field(default_factory=dict)
     version: str = ""
-    """What a store calls this content."""
+    """A store's version of this content."""
 
 
 def shards(numbers: np.ndarray, samples_per_shard: int) -> list[Shard]:
-    """Records cut into shards of `samples_per_shard`; the last one may be smaller."""
+    """Splits records into shards of `samples_per_shard`; the last one may be smaller."""
     starts = range(0, len(numbers), samples_per_shard)
     width = max(5, len(str(max(0, len(starts) - 1))))
     return [
@@ -69,30 +66,25 @@ def shards(numbers: np.ndarray, samples_per_shard: int) -> list[Shard]:
 
 
 def fingerprint(ids: Sequence[int] | np.ndarray, how: str) -> str:
-    """A digest of what is packed in which order and `how`: a packing goes on only where it is the same."""
+    """A digest of the samples in their order and of `how` they are packed: packing resumes only if it is the same."""
     digest = blake2b(how.encode(), digest_size=16)
     digest.update(np.asarray(ids, dtype="<i8").tobytes())
     return digest.hexdigest()
 
 
 def mean_bytes(source: Source, numbers: np.ndarray, formats: tuple[str, ...]) -> float:
-    """What a sample takes in a shard, by the mean of some that are read, evenly spread; 0 if none of them can be."""
-    spread = numbers[np.unique(np.linspace(0, len(numbers) - 1, _LOOKED_AT).astype(np.int64))]
-    sizes = [size for number in spread.tolist() if (size := _stored_bytes(source, number, formats))]
-    return sum(sizes) / len(sizes) if sizes else 0.0
-
-
-def _stored_bytes(source: Source, number: int, formats: tuple[str, ...]) -> int:
-    try:
-        files = writer.members(source.record(number), source.sample_id(number), formats)
-    except (Undecodable, Unusable):
-        return 0
-    return sum(512 + -(-len(content) // 512) * 512 for _, content in files)
+    """Mean size of a sample in a shard, of some that are read, evenly spread; 0 if none of them is usable."""
+    sizes = []
+    for number in numbers[np.unique(np.linspace(0, len(numbers) - 1, _LOOKED_AT).astype(np.int64))].tolist():
+        with suppress(Undecodable, Unusable):
+            files = writer.members(source.record(number), source.sample_id(number), formats)
+            sizes.append(sum(512 + -(-len(content) // 512) * 512 for _, content in files))
+    return sum(sizes) / max(1, len(sizes))
 
 
 @dataclass(frozen=True)
 class Packer:
-    """Writes shards of a source; a task of `crew.work`."""
+    """Writes shards of a source; a task of a job pool."""
 
     source: Source
     formats: tuple[str, ...]
@@ -102,7 +94,7 @@ class Packer:
     """Shards that were finished before."""
 
     def __call__(self, shard: Shard) -> Generator[int, None, tuple[Packed, bool]]:
-        """The shard as it is now, and whether it was there already; yields counts of records."""
+        """Returns the shard, and True if it was there already; yields counts of records."""
         before = next((packed for packed in self.recorded if packed.name == shard.name), None)
         if before is not None and self._is_there(before):
             yield len(shard.numbers)
@@ -123,13 +115,13 @@ class Packer:
             return (found.bytes, found.version) == (packed.bytes, packed.version)
         try:
             about = cache.load(place.local.with_name(packed.name + SUFFIX)).about
-            return digest(place.local) == about.shard_digest == packed.digest
+            return cache.file_digest(place.local) == about.shard_digest == packed.digest
         except (FileNotFoundError, BadIndex):
             return False
 
     def _written(self, shard: Shard, folder: Path) -> Generator[int, None, Packed]:
-        """Writes the shard and its index into a folder. The index is made from the file itself: it is what reading the
-        shard gives, and whatever was not written as it should be shows here."""
+        """Writes the shard and its index into a folder. The index is made from the file itself, so that faults of
+        writing show here."""
         left_out: skipped.Counts = {}
         temporary = folder / f".{shard.name}.tmp"
         done = 0
@@ -172,17 +164,3 @@ class Packer:
         index = replace(index, about=replace(index.about, version=version))
         storage_io.write(address + SUFFIX, cache.encoded(index))
         return replace(packed, version=version)
-
-
-def digest(path: Path) -> str:
-    """xxh3_128 of a file, hex."""
-    whole = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while part := file.read(_READ_BYTES):
-            whole.update(part)
-    return whole.hexdigest()
-
-
-def document(packed: Packed) -> dict[str, Any]:
-    """A shard as JSON holds it."""
-    return asdict(packed)

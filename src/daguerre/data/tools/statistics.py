@@ -1,6 +1,6 @@
 """Figures of a data set from its index: sizes, shapes, what each filter passes, what buckets crop, enlarge and drop.
 
-Everything here is counted, nothing is read from pictures, and nothing is drawn: the page is `report/dataset_page.py`'s.
+No image is read; the page is `report/dataset_page.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from daguerre.data.settings import SourceSettings
 
 BINS = 36
 ASPECT_LIMIT = 4.0
-"""Pictures that are longer than this are counted in the outermost bars."""
+"""Longer images are counted in the outermost bars."""
 TEXTS_COUNTED = 200_000
-"""Texts of a field that are counted: of more, so many, evenly spread."""
+"""Most texts of a field that are counted, evenly spread."""
 _COMMON = 3
 
 
@@ -40,22 +40,22 @@ class Bars:
 
 @dataclass(frozen=True)
 class BucketUse:
-    """What goes to one bucket."""
+    """The samples of one bucket."""
 
     bucket: Bucket
     samples: int
     cropped: float
-    """Mean share of the pictures' pixels that no crop shows."""
+    """Mean share of the images' pixels that no crop shows."""
     enlarged: int
-    """Pictures that are smaller than the bucket."""
+    """Images that are smaller than the bucket."""
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """What goes where, of the samples that pass the filters."""
+    """The buckets of the samples that pass the filters."""
 
     used: tuple[BucketUse, ...]
-    """Buckets with pictures, from tall to wide."""
+    """Buckets with images, from tall to wide."""
     unused: tuple[Bucket, ...]
     dropped: Mapping[str, int]
     """Samples that no bucket takes, by reason."""
@@ -64,7 +64,7 @@ class BucketPlan:
     """Mean over all."""
     enlarged: int
     unknown: int
-    """Samples whose size is not known, so that nothing can be said of what is cropped."""
+    """Samples of unknown size, which `cropped` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Passing:
 
     text: str
     alone: int
-    """Samples that pass it, whatever the other conditions say."""
+    """Samples that pass it."""
     rest: int
     """Samples that pass it and all before it."""
 
@@ -92,28 +92,28 @@ class Column:
     common: tuple[str, ...] = ()
     """Its most frequent values; empty if none comes twice."""
     sampled: bool = False
-    """Whether only some of the texts were counted."""
+    """True if only some of the texts were counted."""
 
 
 def shorter_sides(index: Index, passes: np.ndarray) -> Bars | None:
     """Histogram of the shorter side in px, logarithmic; None if no size is known."""
-    known = _known(index)
-    if not known.any():
+    sized = known(index)
+    if not sized.any():
         return None
-    shorter = np.minimum(index.heights_px, index.widths_px)[known].astype(np.float64)
+    shorter = np.minimum(index.heights_px, index.widths_px)[sized].astype(np.float64)
     low, high = float(shorter.min()), float(shorter.max())
-    return _bars(shorter, passes[known], np.geomspace(low * 0.94, high * 1.06, BINS + 1))
+    return _bars(shorter, passes[sized], np.geomspace(low * 0.94, high * 1.06, BINS + 1))
 
 
 def aspects(index: Index, passes: np.ndarray) -> Bars | None:
     """Histogram of width over height, logarithmic, symmetrical about the square; None if no size is known."""
-    known = _known(index)
-    if not known.any():
+    sized = known(index)
+    if not sized.any():
         return None
-    ratio = index.widths_px[known] / index.heights_px[known]
+    ratio = index.widths_px[sized] / index.heights_px[sized]
     limit = min(ASPECT_LIMIT, max(2.0, float(np.exp(np.abs(np.log(ratio)).max()))) * 1.02)
     edges = np.geomspace(1 / limit, limit, BINS + 2)  # an odd number of bars: one is the square's
-    return _bars(ratio.clip(1 / limit, limit), passes[known], edges)
+    return _bars(ratio.clip(1 / limit, limit), passes[sized], edges)
 
 
 def lengths(counts: Sequence[int]) -> Bars:
@@ -130,25 +130,26 @@ def _bars(values: np.ndarray, passes: np.ndarray, edges: np.ndarray) -> Bars:
     return Bars(edges, kept, out)
 
 
-def _known(index: Index) -> np.ndarray:
+def known(index: Index) -> np.ndarray:
+    """[N] bool: samples whose sizes are known."""
     return (index.heights_px > 0) & (index.widths_px > 0)
 
 
 def bucket_plan(index: Index, passes: np.ndarray, settings: SourceSettings) -> BucketPlan:
-    """Where the samples that pass go. UserError where sizes that the buckets need are not known."""
+    """The buckets of the samples that pass. UserError if sizes that the buckets need are not known."""
     every = bucketing.buckets(settings)
     heights_px, widths_px = index.heights_px[passes], index.widths_px[passes]
     assigned = bucketing.assign(settings, heights_px, widths_px)
-    known = (heights_px > 0) & (widths_px > 0)
+    sized = known(index)[passes]
     cropped = _cropped(heights_px, widths_px, assigned.numbers, every)
     used = []
     for number, bucket in enumerate(every):
         there = assigned.numbers == number
         if there.any():
-            share = float(cropped[there & known].mean()) if (there & known).any() else 0.0
+            share = float(cropped[there & sized].mean()) if (there & sized).any() else 0.0
             used.append(BucketUse(bucket, int(there.sum()), share, int(assigned.enlarged[there].sum())))
     taken = {use.bucket for use in used}
-    seen = known & (assigned.numbers >= 0)
+    seen = sized & (assigned.numbers >= 0)
     return BucketPlan(
         tuple(sorted(used, key=lambda use: (use.bucket.aspect, use.bucket.area_px))),
         tuple(bucket for bucket in every if bucket not in taken),
@@ -156,13 +157,13 @@ def bucket_plan(index: Index, passes: np.ndarray, settings: SourceSettings) -> B
         int((assigned.numbers >= 0).sum()),
         float(cropped[seen].mean()) if seen.any() else 0.0,
         int(assigned.enlarged.sum()),
-        int((~known).sum()),
+        int((~sized).sum()),
     )
 
 
 def cropped_shares(index: Index, passes: np.ndarray, settings: SourceSettings) -> Bars:
-    """Histogram of the per cent of a picture's pixels that no crop shows, of those that pass and have a bucket."""
-    which = passes & _known(index)
+    """Histogram of the per cent of an image's pixels that no crop shows, of those that pass and have a bucket."""
+    which = passes & known(index)
     heights_px, widths_px = index.heights_px[which], index.widths_px[which]
     numbers = bucketing.assign(settings, heights_px, widths_px).numbers
     fits = numbers >= 0
@@ -173,7 +174,7 @@ def cropped_shares(index: Index, passes: np.ndarray, settings: SourceSettings) -
 
 
 def _cropped(heights_px: np.ndarray, widths_px: np.ndarray, numbers: np.ndarray, every: Sequence[Bucket]) -> np.ndarray:
-    """[N] float64: the share of each picture that is outside its bucket once it just covers it."""
+    """[N] float64: the share of each image that is outside its bucket once it just covers it."""
     tall = np.array([bucket.height_px for bucket in every], dtype=np.float64)[numbers]
     wide = np.array([bucket.width_px for bucket in every], dtype=np.float64)[numbers]
     heights, widths = np.maximum(heights_px, 1), np.maximum(widths_px, 1)
@@ -182,7 +183,7 @@ def _cropped(heights_px: np.ndarray, widths_px: np.ndarray, numbers: np.ndarray,
 
 
 def passing(filters: Filters, index: Index) -> list[Passing]:
-    """What each condition that a top-level `and` joins lets pass."""
+    """The samples that pass each condition that a top-level `and` joins."""
     rest = np.ones(index.count, bool)
     found = []
     for clause in filters.clauses():

@@ -1,7 +1,5 @@
-"""What is wrong with a data set: files against their indexes, and pictures decoded. One unit of it as a job of a crew.
-
-A unit is a file of samples (a shard, a table), or some of the samples of a source that keeps no such files. What is
-looked for and what is said of it is the command's.
+"""Damage in a data set: files are compared with their indexes, and images decoded. A unit is a job of a pool: a file of
+samples (a shard, a table), or some samples of a source without such files.
 """
 
 from __future__ import annotations
@@ -31,33 +29,33 @@ MISSING = "file that is not there"
 OTHER_LISTED = "file that differs from dataset.json"
 BAD_INDEX = "index that is damaged: `daguerre data index` makes it anew"
 OF_FILES = frozenset({OTHER_BYTES, MISSING, OTHER_LISTED, BAD_INDEX, cache.DAMAGED})
-"""Reasons that tell of a file, and not of one of its samples."""
+"""Reasons about a file, not about one of its samples."""
 _TELL_SAMPLES = 16
 _READ_BYTES = 1 << 25
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What one job looks at."""
+    """The samples of one job."""
 
     name: str
     numbers: np.ndarray
     """[n] int64: its samples."""
     decoded: np.ndarray
-    """[m] int64: those of them that are decoded in any case."""
+    """[m] int64: those that are decoded in any case."""
     place: Place | None = None
-    """The file, if its bytes are looked at as a whole."""
+    """The file, if its bytes are checked as a whole."""
     index: Path | None = None
-    """Its index, by which its samples are read."""
+    """Its index."""
     indexed_before: bool = False
-    """Whether the index was there before anybody looked, so that the file's bytes can be compared with it."""
+    """True if the index was there before, so that the file's bytes can be compared with it."""
     listed_digest: str | None = None
-    """The digest that dataset.json gives."""
+    """The digest in dataset.json."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What came of a unit."""
+    """The result for a unit."""
 
     name: str
     samples: int
@@ -65,37 +63,40 @@ class Found:
     bytes: int | None = None
     """Size of the file."""
     compared: bool = False
-    """Whether there was something to compare the file's bytes with."""
+    """True if the file's bytes could be compared with a digest."""
     faults: SkipReport | None = None
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """Looks at units of a source; a task of `crew.work`."""
+    """Verifies units of a source; a task of a job pool."""
 
     source: Source
     settings: SourceSettings
 
     def __call__(self, unit: Unit) -> Generator[int, None, Found]:
-        """Yields counts of samples that are done with."""
+        """Yields counts of samples that are done."""
         faults: skipped.Counts = {}
         size_bytes = self._whole(unit, faults) if unit.place is not None else None
-        told = 0
-        for done, number in enumerate(self._looked_at(unit, faults)):
-            if done - told >= _TELL_SAMPLES:
-                yield done - told
-                told = done
+        counted = 0
+        changed = {OTHER_BYTES, OTHER_LISTED} & faults.keys()  # then all samples are read, to find the damaged ones
+        numbers = unit.numbers if changed else unit.decoded
+        for done, number in enumerate(numbers.tolist() if MISSING not in faults else ()):
+            if done - counted >= _TELL_SAMPLES:
+                yield done - counted
+                counted = done
             self._look(number, number in unit.decoded, faults)
-        yield len(unit.numbers) - told
+        yield len(unit.numbers) - counted
         compared = unit.indexed_before or unit.listed_digest is not None
         return Found(unit.name, len(unit.numbers), len(unit.decoded), size_bytes, compared, faults)
 
     def _whole(self, unit: Unit, faults: skipped.Counts) -> int | None:
-        """The size of the file; what its bytes as a whole show is counted."""
+        """The size of the file; counts faults of the file as a whole."""
         assert unit.place is not None
         try:
             size_bytes, digest = file_digest(unit.place)
-            if unit.place.local is None and digest not in self._expected(unit):  # perhaps hurt on the way
+            own = cache.load(unit.index).about.shard_digest if unit.index is not None else None
+            if unit.place.local is None and digest not in (own, unit.listed_digest):  # perhaps damaged in transit
                 size_bytes, digest = file_digest(unit.place, twice=True)
         except FileNotFoundError:
             skipped.add(faults, MISSING, unit.name)
@@ -106,12 +107,8 @@ class Verifier:
             skipped.add(faults, OTHER_LISTED, unit.name)
         return size_bytes
 
-    def _expected(self, unit: Unit) -> set[str | None]:
-        own = cache.load(unit.index).about.shard_digest if unit.index is not None else None
-        return {own, unit.listed_digest}
-
     def _compare(self, unit: Unit, path: Path, size_bytes: int, digest: str, faults: skipped.Counts) -> None:
-        """The file with its index, and the index with itself."""
+        """Compares the file with its index, and checks the index."""
         index = cache.load(path)
         try:
             index.whole()
@@ -123,13 +120,6 @@ class Verifier:
             before = index.about.shard_bytes
             what = "" if before == size_bytes else f" ({before:,} bytes, now {size_bytes:,})"
             skipped.add(faults, OTHER_BYTES, f"{unit.name}{what}")
-
-    def _looked_at(self, unit: Unit, faults: skipped.Counts) -> list[int]:
-        """All samples of a file that is not what it was, to see which of them are hurt; else those to be decoded."""
-        if MISSING in faults:
-            return []
-        changed = {OTHER_BYTES, OTHER_LISTED} & faults.keys()
-        return (unit.numbers if changed else unit.decoded).tolist()
 
     def _look(self, number: int, whole: bool, faults: skipped.Counts) -> None:
         try:
@@ -152,7 +142,7 @@ def chosen(ids: np.ndarray, share: float) -> np.ndarray:
 
 
 def file_digest(place: Place, twice: bool = False) -> tuple[int, str]:
-    """Size and xxh3_128 of a file, near or far; with `twice` a far one is read until two readings agree. OSError."""
+    """Size and xxh3_128 of a file; with `twice` a remote one is read until two readings agree. OSError."""
     size_bytes = storage_io.size(place).bytes
     if place.local is not None:
         return size_bytes, cache.file_digest(place.local)

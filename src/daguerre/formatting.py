@@ -1,0 +1,47 @@
+"""Numbers and errors as people read them: sizes, durations, counts, shares."""
+
+from __future__ import annotations
+
+PERCENT = "\N{NO-BREAK SPACE}%"
+
+
+def size_text(size_bytes: float) -> str:
+    """A size in decimal units, three digits: `12.3 MB`."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.3g} {unit}"
+    return f"{size_bytes:.0f} bytes"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration in two units at most: `45 s`, `2 min 05 s`, `1 h 20 min`, `2 d 3 h`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: `1 shard`, `1,234 shards`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share, never 0 % or 100 % for some or not all."""
+    if not whole:
+        return f"0{PERCENT}"
+    share = 100 * part / whole
+    if 0 < share < 0.1:
+        return f"under 0.1{PERCENT}"
+    if 99.9 < share < 100:
+        return f"over 99.9{PERCENT}"
+    return f"{share:.0f}{PERCENT}" if share in (0, 100) or share >= 10 else f"{share:.1f}{PERCENT}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its kind where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
