@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daguerre.config.aliases.values import PREDICTIONS
 from daguerre.models.weights import architectures
+
+PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
+"""diffusers' prediction types and the objectives that they are."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from daguerre.config import recipe
-from daguerre.config.aliases import foreign, foreign_peers
-from daguerre.config.aliases.peers_values import repeats_of
+from daguerre.config.aliases import foreign
+from daguerre.config.aliases.values import repeats_of
 from daguerre.config.recipe import Tree
 from daguerre.errors import UserError
 
@@ -87,7 +87,7 @@ def _without_first_twins(node: yaml.Node | None, above: str = "") -> list[str]:
 
 def _parsed(path: Path) -> Tree:
     """The file's own tree."""
-    if path.suffix not in foreign_peers.FORMATS and path.suffix != ".json":
+    if path.suffix not in foreign.FORMATS and path.suffix != ".json":
         return recipe.read(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -212,8 +212,8 @@ def _list(path: Path) -> list[Any]:
 
 
 BESIDE = {
-    foreign_peers.KOHYA: _kohya,
-    foreign_peers.SIMPLETUNER: _simpletuner,
-    foreign_peers.ONETRAINER: _onetrainer,
+    "kohya's sd-scripts": _kohya,
+    "SimpleTuner": _simpletuner,
+    "OneTrainer": _onetrainer,
 }
 """Trainers whose configs name other files: (tree, folder of the config) to the tree with what these hold."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from daguerre.config import config as configs
 from daguerre.config import overrides, recipe
-from daguerre.config.aliases import foreign, foreign_peers
+from daguerre.config.aliases import foreign
 from daguerre.config.config import Loaded
 from daguerre.config.errors import shown
 from daguerre.config.recipe import Tree
@@ -16,7 +16,7 @@ from daguerre.config_import import files, trainers
 from daguerre.config_import.reader import Reading
 from daguerre.errors import UserError
 
-SUFFIXES = (*files.YAML, ".json", *foreign_peers.FORMATS)
+SUFFIXES = (*files.YAML, ".json", *foreign.FORMATS)
 """Of files that may be configs of other trainers."""
 
 

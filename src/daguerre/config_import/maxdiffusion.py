@@ -5,7 +5,6 @@ What a key means on the command line as well is in the tables of `aliases`; here
 
 from __future__ import annotations
 
-from daguerre.config.aliases.values import PREDICTIONS
 from daguerre.config_import import base_models as models
 from daguerre.config_import.defaults import unasked
 from daguerre.config_import.reader import REQUIRED, Reading
@@ -62,7 +61,7 @@ def _model(reading: Reading) -> None:
     found = models.base(place)
     reading.assume({"model.family": found.family})
     reading.carry("pretrained_model_name_or_path", "model.pretrained_model_name_or_path", why=found.doubt)
-    given = PREDICTIONS.get(str(reading.get("diffusion_scheduler_config.prediction_type")))
+    given = models.PREDICTIONS.get(str(reading.get("diffusion_scheduler_config.prediction_type")))
     reading.assume({"objective.name": given or found.objective})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daguerre.config.aliases.peers_values import OPTIMIZERS
+from daguerre.config.aliases.values import OPTIMIZERS
 from daguerre.config_import import base_models as models
 from daguerre.config_import import peers
 from daguerre.config_import.peers import Folder

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from daguerre.config.aliases.names import TRAINING
 from daguerre.config_import import base_models as models
 from daguerre.config_import.defaults import unasked
 from daguerre.config_import.reader import REQUIRED, Reading
 
+TRAINING = ("scheduler", "scheduler.training", "noise_scheduler_training")
+"""Their names of the scheduler whose noise levels are trained on."""
 PARTS = ("vae", "text_encoder", "tokenizer", "unet")
 OWN = ("ema.path", "distributed.dist_backend", "distributed.dist_url")
 """Keys that are paths of our own settings."""

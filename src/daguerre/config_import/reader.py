@@ -127,7 +127,7 @@ class Reading:
             given = {path: value if found == text else found for path, found in meaning.values}
             self.carry_all(key, given, "; ".join(meaning.notices))
         else:
-            said = "; ".join(meaning.notices).removeprefix(f"{name} has no counterpart on this engine: ")
+            said = "; ".join(meaning.notices).removeprefix(lookup.IDLE.format(name))
             self._say(key, "notice", said or "what happens anyway")
 
     def aliases(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from daguerre import plugins
 from daguerre.config import fields, overrides, recipe
-from daguerre.config.aliases import foreign_peers
 from daguerre.config.config import Config
 from daguerre.config.recipe import Tree
 from daguerre.config_import import (
@@ -28,10 +27,10 @@ CONVERT = {
     "MindOne": mindone.convert,
     "open-diffusion": open_diffusion.convert,
     "Stable Cascade": stable_cascade.convert,
-    foreign_peers.KOHYA: kohya.convert,
-    foreign_peers.ONETRAINER: onetrainer.convert,
-    foreign_peers.AI_TOOLKIT: ai_toolkit.convert,
-    foreign_peers.SIMPLETUNER: simpletuner.convert,
+    "kohya's sd-scripts": kohya.convert,
+    "OneTrainer": onetrainer.convert,
+    "ai-toolkit": ai_toolkit.convert,
+    "SimpleTuner": simpletuner.convert,
 }
 ORDER = list(Config.model_fields)
 
