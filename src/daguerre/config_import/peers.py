@@ -34,13 +34,6 @@ OWN = {
     "snr_gamma": "",
 }
 """Names that are ours, too; "" where the command line knows another meaning of the name."""
-UNASKED: dict[str, Any] = {
-    # What none of them does without a key: no averages, decay of every weight, nothing held out.
-    "ema.enabled": False,
-    "optimizer.weight_decay_exclude": [],
-    "validation.every": None,
-    "checkpoint.every": None,
-}
 OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -62,7 +55,13 @@ def asks(value: Any) -> bool:
 
 def not_there(what: str, trainer: str) -> UserError:
     """The error for a config that trains what no recipe can say."""
-    return UserError(f"this config of {trainer} trains {what}, which is not there yet: no recipe is made of it")
+    text = f"this config of {trainer} trains {what}, which is not there yet: no recipe is made of it"
+    return UserError(text, code="unsupported")
+
+
+def encoders(family: str) -> tuple[str, ...]:
+    """Names of the text encoders of a family."""
+    return ("text_encoder", "text_encoder_2") if family == "sdxl" else ("text_encoder",)
 
 
 @dataclass
@@ -153,13 +152,11 @@ def length(reading: Reading, key: str, path: str, folders: Sequence[Folder], siz
         reading.refuse(key, f"a mix has no epochs, and its pictures are not here to be counted: give {path}")
 
 
-def finish(reading: Reading, without_effect: Iterable[str], unasked: Mapping[str, Any]) -> None:
-    """Says of keys that match `without_effect`, and of what is left and asks for nothing, why they set nothing; and
-    fills in `unasked`, what the trainer does where no key says otherwise."""
-    for pattern in without_effect:
-        for key in reading.keys(pattern):
-            reading.notice(key, "nothing of it changes what is learnt here")
+def finish(reading: Reading, tables: Mapping[str, Any]) -> None:
+    """Notes the keys of the tables that set nothing here, and those that are left and ask for nothing; fills in what
+    the trainer does where no key says otherwise."""
+    reading.note(tables["no_matter"], "nothing of it changes what is learnt here")
     for key, value in list(reading.rest.items()):
         if not asks(value):
             reading.notice(key, "off there")
-    reading.assume(unasked)
+    reading.assume(tables["unasked"])
