@@ -1,4 +1,4 @@
-"""What the configs of kohya's scripts, OneTrainer, ai-toolkit and SimpleTuner have in common: keys and folders.
+"""Keys and folders that the configs of kohya's scripts, OneTrainer, ai-toolkit and SimpleTuner have in common.
 
 Keys that mean what they mean on the command line are read by its tables; folders of pictures become a source, or a mix.
 """
@@ -13,27 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.config.aliases import lookup
-from daguerre.config_import.reader import REQUIRED, Reading
+from daguerre.config_import.reader import REQUIRED, Reading, tables
 from daguerre.errors import UserError
 
-OWN = {
-    "seed": "seed",
-    "output_dir": "output_dir",
-    "pretrained_model_name_or_path": "model.pretrained_model_name_or_path",
-    "revision": "model.revision",
-    "variant": "model.variant",
-    "vae": "model.vae",
-    "learning_rate": "optimizer.learning_rate",
-    "scale_lr": "optimizer.scale_lr",
-    "gradient_checkpointing": "training.gradient_checkpointing",
-    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "mixed_precision": "training.mixed_precision",
-    "random_flip": "data.random_flip",
-    "zero_terminal_snr": "objective.schedule.zero_terminal_snr",
-    "input_perturbation": "objective.noise.input_perturbation",
-    "snr_gamma": "",
-}
-"""Names that are ours, too; "" where the command line knows another meaning of the name."""
+OWN: dict[str, str] = tables("peers")["own"]
 OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -42,14 +25,14 @@ def carry_known(reading: Reading, keys: Iterable[str]) -> None:
     """Reads the keys that are our own, or that other trainers' names on the command line explain."""
     tables: tuple[Mapping[str, Any], ...] = (lookup.SAME, lookup.CONVERTED, lookup.REFUSED, lookup.NOTICES)
     for key in keys:
-        if OWN.get(key):
+        if key in OWN:
             reading.carry(key, OWN[key])
         elif any(key in table for table in tables) or any(fnmatchcase(key, row) for row in lookup.LATER):
             reading.alias(key)
 
 
 def asks(value: Any) -> bool:
-    """Whether a value asks for anything."""
+    """True for a value that asks for anything."""
     return value not in (None, "", 0, False, "none", "None", "null", "false", "False") and value not in ([], {})
 
 
@@ -75,20 +58,20 @@ class Folder:
     caption: str | None = None
     """Of every picture that has none of its own."""
     regular: bool = False
-    """Whether these are class pictures, which are drawn as often as all others together."""
+    """True for class images, which are drawn as often as all others together."""
     name: str = ""
     place: str = "data"
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many pictures it holds; 0 where it is not on this machine."""
+        """Number of images in it; 0 where it is not on this machine."""
         folder = Path(str(self.path)).expanduser()
         return sum(path.suffix.lower() in PICTURES for path in folder.rglob("*")) if folder.is_dir() else 0
 
     @property
     def captioned(self) -> bool:
-        """Whether there are caption files beside its pictures."""
+        """True if there are caption files beside its images."""
         folder = Path(str(self.path)).expanduser()
         return folder.is_dir() and any(path.suffix in (".txt", ".json", ".jsonl") for path in folder.rglob("*"))
 
@@ -125,7 +108,7 @@ def _named(folder: Folder, taken: set[str]) -> str:
 
 
 def weights(folders: Sequence[Folder]) -> dict[str, float]:
-    """How often each folder is drawn: pictures times repeats, class pictures as often as all others together."""
+    """Shares of the folders: images times repeats, class images as often as all others together."""
     shares = {folder.name: folder.repeats * max(folder.count, 1) for folder in folders}
     others, regular = (sum(shares[f.name] for f in folders if f.regular == kind) for kind in (False, True))
     factor = others / regular if regular and others else 1

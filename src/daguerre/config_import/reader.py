@@ -39,7 +39,7 @@ Kind = Literal["carried", "notice", "refused"]
 
 @dataclass(frozen=True)
 class Line:
-    """What became of one key."""
+    """The outcome for one key."""
 
     key: str
     kind: Kind
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass
 class Reading:
-    """What is left to read, and what was made of the rest."""
+    """The keys that are left to read, and what was made of the rest."""
 
     rest: dict[str, Any]
     """Values that nothing was made of yet, by dotted path; members of lists of groups by number."""
@@ -153,7 +153,7 @@ class Reading:
         self.values = fresh | self.values
 
     def assume_over(self, values: Mapping[str, Any]) -> None:
-        """What several keys of theirs say together, in place of what was assumed; each key is read by itself."""
+        """Sets what several keys of theirs say together, in place of what was assumed; each key is read by itself."""
         self.values |= values
         self.assumed = {path: value for path, value in self.assumed.items() if path not in values}
 

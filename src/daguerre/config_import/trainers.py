@@ -36,18 +36,18 @@ ORDER = list(Config.model_fields)
 
 
 def converted(trainer: str, tree: Tree, source: str) -> Reading:
-    """What a config of a trainer says in our settings. UserError for one of a kind that is not trained here."""
+    """Reads a config of a trainer. UserError for one of a kind that is not trained here."""
     reading = opened(tree, source)
     try:
         CONVERT[trainer](reading)
     except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+        raise UserError(f"{source}: {error}", code=error.code, setting=error.setting) from error
     reading.finish()
     return reading
 
 
 def is_later(values: Tree) -> bool:
-    """Whether the family of a recipe is still to come."""
+    """True if the family of a recipe is still to come."""
     return values["model"]["family"] not in plugins.names("families")
 
 

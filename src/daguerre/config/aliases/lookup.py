@@ -41,7 +41,7 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
         meaning = values.FUNCTIONS[name](key, text, *arguments)
         return replace(meaning, notices=tuple(said if key in said else f"{key}: {said}" for said in meaning.notices))
     if (instead := _row(key, REFUSED)) is not None:
-        raise UserError(f"not a setting here: {instead}")
+        raise UserError(f"not a setting here: {instead}", code="unknown")
     if (serves := _row(key, NOTICES)) is not None:
         return Meaning((), (IDLE.format(key) + serves,))
     for theirs, ours in BELOW.items():

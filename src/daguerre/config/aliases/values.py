@@ -85,7 +85,7 @@ def choose(key: str, text: str, options: Mapping[str, Mapping[str, str]]) -> Mea
         raise UserError(f"{key} is one of {', '.join(known)}, got {text!r}")
     said = {name: line.replace("{}", text) for name, line in found.items()}
     if "refused" in said or "later" in said:
-        raise UserError(said.get("refused") or f"{said['later']} is not there yet")
+        raise UserError(said.get("refused") or f"{said['later']} is not there yet", code="unsupported")
     lines = (said.pop("notice"),) if "notice" in said else ()
     return Meaning(tuple(said.items()), lines)
 
@@ -136,7 +136,7 @@ def unless(key: str, text: str, why: str, *off: str) -> Meaning:
     """A name that is refused, but for values that ask for nothing."""
     if text.lower() in (*off, *NOTHING_ASKED):
         return Meaning()
-    raise UserError(f"not a setting here: {why}")
+    raise UserError(f"not a setting here: {why}", code="unknown")
 
 
 def expected(key: str, text: str, value: str, what: str, instead: str = "") -> Meaning:
@@ -150,7 +150,8 @@ def absent(key: str, text: str, part: str, *off: str) -> Meaning:
     """A name that asks for a part which is not there yet, but for values that ask for nothing."""
     if text.lower() in off:
         return notice(f"{key}={text} is what happens anyway: {part} is not there yet")
-    raise UserError(f"{part} is not there yet" + (f"; {key}={off[0]} is accepted" if off else ""))
+    accepted = f"; {key}={off[0]} is accepted" if off else ""
+    raise UserError(f"{part} is not there yet{accepted}", code="unsupported")
 
 
 def unless_empty(key: str, text: str, path: str, otherwise: str) -> Meaning:
