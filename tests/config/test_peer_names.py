@@ -12,8 +12,7 @@ import pytest
 from daguerre import plugins
 from daguerre.cli import main
 from daguerre.config import adapter_forms, config, fields, overrides, recipe
-from daguerre.config.aliases import flags, foreign, later, lookup, peers
-from daguerre.config.aliases import names as aliases_names
+from daguerre.config.aliases import foreign, lookup, names
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
@@ -275,10 +274,10 @@ def test_other_options_need_a_value(words):
         overrides.split(words)
 
 
-@pytest.mark.parametrize("name", sorted(flags.FLAGS | flags.WORDS | flags.PAIRS))
+@pytest.mark.parametrize("name", sorted(names.FLAGS | names.WORDS | names.PAIRS))
 def test_a_switch_is_a_name_that_means_something(name):
-    known = name in lookup.SAME or name in lookup.CONVERTED
-    known = known or any(fnmatchcase(name, row) for row in lookup.LATER) or adapter_forms.SWITCH.fullmatch(name)
+    known = name in {*names.SAME, *names.CONVERTED, *names.NOTICES}
+    known = known or any(fnmatchcase(name, row) for row in names.LATER) or adapter_forms.SWITCH.fullmatch(name)
     assert known or any(path.endswith(f".{name}") for path in settings_that_exist()), name
 
 
@@ -297,30 +296,27 @@ def test_no_row_of_a_part_that_is_there():
     there |= {f"setting/{path}" for path in settings_that_exist()}
     stale = {
         part: [name for name in there for pattern in patterns if fnmatchcase(name, pattern)]
-        for part, patterns in later.PARTS.items()
+        for part, patterns in names.PARTS.items()
     }
     assert not {part: names for part, names in stale.items() if names}
-    others = {part for part, _ in aliases_names.LATER.values()}
-    assert {part for part, _ in later.ROWS.values()} <= set(later.PARTS)
-    assert set(later.PARTS) <= others | {part for part, _ in later.ROWS.values()}
+    assert set(names.PARTS) <= {part for part, _ in names.LATER.values()}
 
 
-def test_the_parts_of_the_other_table_are_known_here():
-    others = {"profiling a run", "the family of Stable Cascade", "training of new tokens"}
-    others |= {"a task other than training (the cache verb)", "LoRA"}
-    parts = {part for part, _ in aliases_names.LATER.values()}
-    assert parts - set(later.PARTS) <= others
+def test_every_other_part_is_one_that_no_name_of_ours_would_show():
+    others = {"profiling a run", "the family of Stable Cascade", "training of new tokens", "LoRA"}
+    parts = {part for part, _ in names.LATER.values()}
+    assert parts - set(names.PARTS) <= others
     files = {what.partition(" is not ")[0].partition(" for ")[0] for what in foreign.LATER.values()}
-    assert files - set(later.PARTS) <= others | {"SDXL's refiner"}
+    assert files - set(names.PARTS) <= others | {"SDXL's refiner"}
 
 
 def test_a_test_for_stale_rows_sees_one(monkeypatch):
-    monkeypatch.setitem(later.PARTS, aliases_names.LORA, ("adapters/full",))
+    monkeypatch.setitem(names.PARTS, "ControlNet", ["adapters/full"])
     with pytest.raises(AssertionError):
         test_no_row_of_a_part_that_is_there()
 
 
-@pytest.mark.parametrize("table", [lookup.SAME, lookup.CONVERTED, peers.BESIDE])
+@pytest.mark.parametrize("table", [names.SAME, names.CONVERTED, names.BESIDE])
 def test_names_are_written_as_they_are_looked_up(table):
     assert not [name for name in table if "-" in name]
 

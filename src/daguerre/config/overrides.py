@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import RootModel
 
 from daguerre.config import recipe
-from daguerre.config.aliases.flags import FLAGS, PAIRS, WORDS
+from daguerre.config.aliases.names import FLAGS, PAIRS, WORDS
 from daguerre.config.fields import Leaf, alternatives
 from daguerre.errors import UserError
 from daguerre.settings import Duration

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
-from daguerre.config.aliases import foreign, foreign_peers
+from daguerre.config.aliases import foreign
 from daguerre.errors import UserError
 from daguerre.remote import local_copy
 from daguerre.storage import address
@@ -113,7 +113,7 @@ def layers(recipe: str) -> list[Layer]:
 
 def read(path: Path) -> Tree:
     """The mapping in a YAML file, its interpolations as written. UserError says what is wrong, and in which line."""
-    if foreign_peers.is_format(path):
+    if foreign.is_format(path):
         raise UserError(f"{path} is no recipe: `daguerre convert config {path}` makes one of another trainer's config")
     try:
         text = path.read_text(encoding="utf-8")

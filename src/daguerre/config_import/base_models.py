@@ -1,4 +1,4 @@
-"""What a base model's place says of itself: its family, and what its UNet was trained to predict.
+"""Family of a base model, and what its UNet was trained to predict.
 
 From the published numbers that ship with the package, or from a folder's own files. Nothing is loaded or fetched.
 """
@@ -10,29 +10,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daguerre.config.aliases.values import PREDICTIONS
 from daguerre.models.weights import architectures
+
+PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
+"""diffusers' prediction types and the objectives that they are."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """What is known of a base model."""
+    """Facts about a base model."""
 
     family: str
     objective: str
     known: bool = True
-    """Whether it is known, or taken for what most are."""
+    """False if it is taken for what most are."""
 
     @property
     def doubt(self) -> str:
-        """What to say of one that is not known; nothing of others."""
+        """A remark on one that is not known; empty for others."""
         return (
             "" if self.known else f"taken for a model of family {self.family} that predicts {self.objective}: check it"
         )
 
 
 def base(place: Any) -> Base:
-    """What the base model at a place is; one that is not at hand is taken for Stable Diffusion 1's kind."""
+    """Reads what the base model at a place is; one that is not at hand is taken for Stable Diffusion 1's kind."""
     folder = Path(str(place)).expanduser()
     folder = folder if (folder / "model_index.json").is_file() else architectures.find(str(place)) or folder
     index, scheduler = (_document(folder / name) for name in ("model_index.json", "scheduler/scheduler_config.json"))

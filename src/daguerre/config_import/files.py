@@ -13,30 +13,12 @@ from typing import Any
 import yaml
 
 from daguerre.config import recipe
-from daguerre.config.aliases import foreign, foreign_peers
-from daguerre.config.aliases.peers_values import repeats_of
+from daguerre.config.aliases import foreign
+from daguerre.config.aliases.values import repeats_of
 from daguerre.config.recipe import Tree
+from daguerre.config_import.reader import tables
 from daguerre.errors import UserError
 
-ENV = {
-    "RESUME_CHECKPOINT": "resume_from_checkpoint",
-    "DATALOADER_CONFIG": "data_backend_config",
-    "TRAINING_SEED": "seed",
-    "USE_XFORMERS": "enable_xformers_memory_efficient_attention",
-    "MINIMUM_RESOLUTION": "minimum_image_size",
-    "MAX_NUM_STEPS": "max_train_steps",
-    "NUM_EPOCHS": "num_train_epochs",
-    "CHECKPOINTING_LIMIT": "checkpoints_total_limit",
-    "HUB_MODEL_NAME": "hub_model_id",
-    "PUSH_CHECKPOINTS": "push_checkpoints_to_hub",
-    "MODEL_NAME": "pretrained_model_name_or_path",
-    "USE_GRADIENT_CHECKPOINTING": "gradient_checkpointing",
-    "LR_SCHEDULE": "lr_scheduler",
-    "MIN_SNR_GAMMA": "snr_gamma",
-    "TRAINING_NUM_PROCESSES": "num_processes",
-    "TRAINING_NUM_MACHINES": "num_machines",
-}
-"""SimpleTuner's shell variables whose options have other names; the rest are options in capital letters."""
 LAST_OF_TWINS = ("MaxDiffusion", "Stable Cascade")
 """Trainers whose reader of YAML takes the last of two keys of one name; the others refuse them."""
 YAML = (".yml", ".yaml")
@@ -87,14 +69,14 @@ def _without_first_twins(node: yaml.Node | None, above: str = "") -> list[str]:
 
 def _parsed(path: Path) -> Tree:
     """The file's own tree."""
-    if path.suffix not in foreign_peers.FORMATS and path.suffix != ".json":
+    if path.suffix not in foreign.FORMATS and path.suffix != ".json":
         return recipe.read(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
         tree: Any = tomllib.loads(text) if path.suffix == ".toml" else None
         tree = json.loads(text) if path.suffix == ".json" else tree
     except (OSError, ValueError) as error:  # both formats' errors are ValueErrors
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
     tree = _variables(text) if tree is None else tree
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a config is a mapping of keys to values, this is a {type(tree).__name__}")
@@ -109,11 +91,12 @@ def _variables(text: str) -> Tree:
             try:
                 words = shlex.split(match[2], comments=True)
             except ValueError as error:
-                raise UserError(f"the line {line.strip()!r} cannot be read: {error}") from error
+                raise UserError(f"the line {line.strip()!r} cannot be read: {error}", code="damaged") from error
             value = words[0] if words else ""
             found[match[1]] = re.sub(r"\$\{?(\w+)\}?", lambda name: found.get(name[1], ""), value)
     extra = _options(" ".join(value for name, value in found.items() if name.endswith("EXTRA_ARGS")))
-    named = {ENV.get(name, name.lower()): value for name, value in found.items() if not name.endswith("EXTRA_ARGS")}
+    options = tables("simpletuner")["variables"]
+    named = {options.get(name, name.lower()): value for name, value in found.items() if not name.endswith("EXTRA_ARGS")}
     return {name: _plain(value) for name, value in (named | extra).items()}
 
 
@@ -148,35 +131,32 @@ def _kohya(tree: Tree, folder: Path) -> Tree:
     place = flat.get("dataset_config")
     if isinstance(place, str) and "datasets" not in flat:
         found = _beside(place, folder)
-        flat |= {name: value for name, value in (_parsed(found) if found else {}).items() if name in _DATA}
+        given = _parsed(found) if found else {}
+        flat |= {name: given[name] for name in ("general", "datasets") if name in given}
     if "datasets" not in flat:
-        subsets = [_subset(path, *named, regular) for regular, path, named in _below(flat)]
+        subsets = _subsets(flat)
         flat |= {"datasets": [{"subsets": subsets}]} if subsets else {}
     return flat
 
 
-_DATA = ("general", "datasets")
-
-
-def _below(flat: Tree) -> list[tuple[bool, Path, tuple[int, str]]]:
-    """The folders such as `10_sks dog` of `train_data_dir`, and of `reg_data_dir`, which are class pictures."""
-    places = [(name == "reg_data_dir", flat.get(name)) for name in ("train_data_dir", "reg_data_dir")]
-    return [
-        (regular, path, named)
-        for regular, place in places
-        if isinstance(place, str)
-        for path, named in repeats_of(Path(place).expanduser()).items()
-    ]
-
-
-def _subset(path: Path, repeats: int, caption: str, regular: bool) -> Tree:
-    subset: Tree = {"image_dir": str(path), "num_repeats": repeats, "class_tokens": caption}
-    return subset | ({"is_reg": True} if regular else {})
+def _subsets(flat: Tree) -> list[Tree]:
+    """The folders such as `10_sks dog` of `train_data_dir`, and of `reg_data_dir`, which are class images."""
+    found: list[Tree] = []
+    for name in ("train_data_dir", "reg_data_dir"):
+        place = flat.get(name)
+        for path, (repeats, caption) in repeats_of(Path(place).expanduser()).items() if isinstance(place, str) else ():
+            found.append({"image_dir": str(path), "num_repeats": repeats, "class_tokens": caption})
+            found[-1] |= {"is_reg": True} if name == "reg_data_dir" else {}
+    return found
 
 
 def _simpletuner(tree: Tree, folder: Path) -> Tree:
     """Options without their dashes, and the data sets of `data_backend_config`."""
-    plain = {name.lstrip("-").replace("-", "_"): _switch(value) for name, value in tree.items()}
+    switches = {"true": True, "false": False}
+    plain = {
+        name.lstrip("-").replace("-", "_"): switches.get(value, value) if isinstance(value, str) else value
+        for name, value in tree.items()
+    }
     found = _beside(plain.get("data_backend_config"), folder)
     return plain | ({"data_backends": _list(found)} if found else {})
 
@@ -186,10 +166,6 @@ def _onetrainer(tree: Tree, folder: Path) -> Tree:
     files = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
     found = {name: _beside(tree.get(key), folder) for name, key in files.items() if not tree.get(name)}
     return tree | {name: _list(path) for name, path in found.items() if path}
-
-
-def _switch(value: Any) -> Any:
-    return value == "true" if value in ("true", "false") else value
 
 
 def _beside(place: Any, folder: Path) -> Path | None:
@@ -205,15 +181,15 @@ def _list(path: Path) -> list[Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
     if not isinstance(found, list):
         raise UserError(f"{path}: a list was expected, this is a {type(found).__name__}")
     return found
 
 
 BESIDE = {
-    foreign_peers.KOHYA: _kohya,
-    foreign_peers.SIMPLETUNER: _simpletuner,
-    foreign_peers.ONETRAINER: _onetrainer,
+    "kohya's sd-scripts": _kohya,
+    "SimpleTuner": _simpletuner,
+    "OneTrainer": _onetrainer,
 }
 """Trainers whose configs name other files: (tree, folder of the config) to the tree with what these hold."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from daguerre.config import config as configs
 from daguerre.config import overrides, recipe
-from daguerre.config.aliases import foreign, foreign_peers
+from daguerre.config.aliases import foreign
 from daguerre.config.config import Loaded
 from daguerre.config.errors import shown
 from daguerre.config.recipe import Tree
@@ -16,7 +16,7 @@ from daguerre.config_import import files, trainers
 from daguerre.config_import.reader import Reading
 from daguerre.errors import UserError
 
-SUFFIXES = (*files.YAML, ".json", *foreign_peers.FORMATS)
+SUFFIXES = (*files.YAML, ".json", *foreign.FORMATS)
 """Of files that may be configs of other trainers."""
 
 
@@ -46,7 +46,7 @@ def peek(name: str, given: Sequence[str] = ()) -> tuple[str, str]:
 
 
 def is_one(name: str) -> bool:
-    """Whether a name is that of a config of another trainer."""
+    """True for the name of a config of another trainer."""
     return _read(name) is not None
 
 
@@ -90,13 +90,18 @@ def _read(name: str) -> tuple[str, Tree, list[str]] | None:
 def _refuse_loss(name: str, trainer: str, values: Tree, reading: Reading) -> None:
     lost = [line for line in reading.lines if line.kind == "refused"]
     if trainers.is_later(values):
-        raise UserError(f"{name} is a config of {trainer}, whose family {values['model']['family']} is not there yet")
+        raise UserError(
+            f"{name} is a config of {trainer}, whose family {values['model']['family']} is not there yet",
+            code="unsupported",
+            setting="model.family",
+        )
     if lost:
         listed = "".join(f"\n  {line.key}: {line.text}" for line in lost)
         raise UserError(
             f"{name} is a config of {trainer} that asks for what is not there:{listed}\nGive other values for these on "
             f"the command line (null, if they should ask for nothing), or make a recipe without them: daguerre convert "
-            f"config {name}"
+            f"config {name}",
+            code="unsupported",
         )
 
 

@@ -1,4 +1,4 @@
-"""What kohya's TOML means here: a config_file of sd-scripts, with its dataset_config, or a dataset_config alone."""
+"""kohya's configs: what several keys mean together. Each by itself is in kohya.yaml."""
 
 from __future__ import annotations
 
@@ -7,65 +7,40 @@ from typing import Any
 from daguerre.config_import import base_models as models
 from daguerre.config_import import peers
 from daguerre.config_import.peers import Folder
-from daguerre.config_import.reader import REQUIRED, Reading
+from daguerre.config_import.reader import REQUIRED, Reading, tables
 
 TRAINER = "kohya's sd-scripts"
-UNASKED: dict[str, Any] = peers.UNASKED | {
-    # The defaults of its options, where ours differ; pictures are made smaller by areas.
-    "training.duration": "1600 steps",
-    "training.per_device_batch_size": 1,
-    "training.mixed_precision": "no",
-    "optimizer.learning_rate": 2e-6,
-    "data.interpolation": "area",
-}
-OTHERS = {
-    "network_module": "LoRA",
-    "network_dim": "LoRA",
-    "token_string": "new tokens (textual inversion)",
-}
-"""Keys of what its other scripts train."""
-OF_A_SUBSET = {
-    "caption_dropout_rate": "caption_dropout",
-    "shuffle_caption": "captions.shuffle_tags",
-}
-WITH_SHUFFLING = {"keep_tokens": "captions.keep_tags", "caption_separator": "captions.tag_separator"}
-OF_ALL = {"flip_aug": "data.random_flip", "resize_interpolation": "data.interpolation"}
-NO_MATTER = {
-    "class_tokens": "the caption of its source, where its pictures have none of their own",
-    "is_reg": "class pictures, drawn as often as all others together",
-    "num_repeats": "in data.weights, or data.repeats",
-}
+TABLES = tables("kohya")
 
 
 def convert(reading: Reading) -> None:
     """Reads a whole config."""
-    for key, what in OTHERS.items():
+    for key, what in TABLES["others"].items():
         if peers.asks(reading.get(key)):
             raise peers.not_there(what, TRAINER)
     _masks(reading)
-    for key in ("output_name", "output_dir"):
-        reading.assume({{"output_name": "run_name"}.get(key, key): REQUIRED})
+    reading.assume({"run_name": REQUIRED, "output_dir": REQUIRED})
     _model(reading)
     folders = _folders(reading)
     peers.lay(reading, folders)
     _sources(reading, folders)
     _datasets(reading)
     _schedule(reading)
+    batches = [key for key in reading.whole if key.rpartition(".")[2] in ("batch_size", "train_batch_size")]
+    sizes = (reading.get(batches[0]) if batches else 1, reading.get("gradient_accumulation_steps"))
     for key, path in {"max_train_epochs": "training.duration", "save_every_n_epochs": "checkpoint.every"}.items():
-        sizes = (_batch(reading), reading.get("gradient_accumulation_steps"))
-        peers.length(reading, key, path, folders, sizes) if peers.asks(reading.get(key)) else None
-    for key in reading.keys("cache_*"):
-        reading.notice(key, "latents and texts are computed as they are needed")
+        if peers.asks(reading.get(key)):
+            peers.length(reading, key, path, folders, sizes)
+    reading.take(TABLES["last"])
     if peers.asks(reading.get("max_train_epochs")):
         reading.notice("max_train_steps", "max_train_epochs is the length of the run, as there")
-    for key in ("train_data_dir", "reg_data_dir"):
-        if folders:
-            reading.notice(key, "its folders are the sources")
+    for key in ("train_data_dir", "reg_data_dir") if folders else ():
+        reading.notice(key, "its folders are the sources")
     reading.carry("train_data_dir", "data.path")
     for key in ("dataset_config", "config_file"):
         reading.notice(key, "the data sets of that file are read with this one")
     peers.carry_known(reading, list(reading.rest))
-    reading.assume(UNASKED)
+    reading.assume(TABLES["unasked"])
 
 
 def _masks(reading: Reading) -> None:
@@ -97,9 +72,8 @@ def _text_encoders(reading: Reading, family: str) -> None:
         values = {"model.text_encoder_layer": -skip, "model.text_encoder_final_norm": True}
         reading.carry_all("clip_skip", values, "counted from 1 there")
     reading.notice("clip_skip", "SDXL reads the layer before the last, as there")
-    names = ("train_text_encoder", "train_text_encoder_2") if family == "sdxl" else ("train_text_encoder",)
     trained = reading.get("train_text_encoder") is True
-    reading.carry_all("train_text_encoder", {f"model.{name}": trained for name in names})
+    reading.carry_all("train_text_encoder", {f"model.train_{name}": trained for name in peers.encoders(family)})
     rates = {"learning_rate_te": "text_encoder.*", "learning_rate_te1": "text_encoder.*"}
     rates |= {"learning_rate_te2": "text_encoder_2.*"} if family == "sdxl" else {}
     given = {rates[key]: reading.get(key) for key in rates if peers.asks(reading.get(key))}
@@ -138,9 +112,9 @@ def _sources(reading: Reading, folders: list[Folder]) -> None:
     """The settings of each subset; what it inherits is written for it, too."""
     weight = reading.get("prior_loss_weight", 1.0)
     for folder in folders:
-        inherited = dict(OF_A_SUBSET)
-        shuffled = _inherited(reading, folder.key, "shuffle_caption") is True
-        inherited |= WITH_SHUFFLING if shuffled else {}
+        inherited = dict(TABLES["subset"])
+        if _inherited(reading, folder.key, "shuffle_caption") is True:
+            inherited |= TABLES["with_shuffling"]
         for name, path in inherited.items():
             value = _inherited(reading, folder.key, name)
             if value is not None:
@@ -157,46 +131,26 @@ def _sources(reading: Reading, folders: list[Folder]) -> None:
 
 def _datasets(reading: Reading) -> None:
     """What data sets and [general] say: for all sources alike where there is one setting."""
-    for name in (*OF_A_SUBSET, *WITH_SHUFFLING, "caption_prefix"):
+    shuffles = any(reading.get(key) is True for key in reading.whole if "shuffle_caption" in key)
+    for name in (*TABLES["subset"], *TABLES["with_shuffling"], "caption_prefix"):
         for key in _everywhere(reading, name):
-            reading.notice(
-                key, "in the captions of its sources" if _shuffles(reading, name) else "no effect: no shuffling"
-            )
-    for name, text in NO_MATTER.items():
-        for key in _everywhere(reading, name):
-            reading.notice(key, text)
-    for name, path in OF_ALL.items():
-        for key in _everywhere(reading, name):
-            reading.carry(key, path)
-    for key in reading.keys("*image_dir"):
-        reading.notice(key, "the path of its source")
-    for key in _everywhere(reading, "random_crop"):
-        reading.carry(key, "data.crop", "random" if reading.get(key) else "center")
-    for name in ("batch_size", "train_batch_size"):
-        for key in _everywhere(reading, name):
-            reading.carry(key, "training.per_device_batch_size")
+            idle = name in TABLES["with_shuffling"] and not shuffles
+            reading.notice(key, "no effect: no shuffling" if idle else "in the captions of its sources")
+    _take_everywhere(reading, TABLES["everywhere"])
     for key in _everywhere(reading, "validation_split"):
         reading.carry(key, "data.held_out_fraction") if "datasets" not in key else reading.refuse(key)
-    _extensions(reading)
     _sizes(reading)
 
 
-def _shuffles(reading: Reading, name: str) -> bool:
-    return name not in WITH_SHUFFLING or any(
-        reading.get(key) is True for key in reading.whole if "shuffle_caption" in key
+def _take_everywhere(reading: Reading, table: dict[str, Any]) -> None:
+    reading.take(
+        {f"{names}, {', '.join(f'*.{name}' for name in names.split(', '))}": row for names, row in table.items()}
     )
 
 
 def _everywhere(reading: Reading, name: str) -> list[str]:
-    """Where a key stands that is still to be read: in a subset, in a data set, in [general], in the config."""
+    """Places of a key that is still to be read: in a subset, in a data set, in [general], in the config."""
     return [key for key in reading.rest if key == name or key.endswith(f".{name}")]
-
-
-def _extensions(reading: Reading) -> None:
-    for key in _everywhere(reading, "caption_extension"):
-        if f".{str(reading.get(key)).lstrip('.')}" == ".txt":
-            reading.notice(key, "cat.txt is the caption of cat.jpg")
-        reading.refuse(key, "captions are read from .txt files: rename them")
 
 
 def _sizes(reading: Reading) -> None:
@@ -212,20 +166,9 @@ def _sizes(reading: Reading) -> None:
     low, high = (bound if isinstance(bound, int) and bound > 0 else 256 for bound in bounds)
     area = (sizes[0] or 512) ** 2 if sizes else 512**2
     aspect = max(1.0, round(min(high, area / low) / low, 4))
-    for key in _everywhere(reading, "enable_bucket"):
-        values = {"data.buckets.aspects": "auto", "data.buckets.max_aspect": aspect}
-        reading.carry_all(key, values if on else {"data.buckets.aspects": "square"})
-    for key in _everywhere(reading, "bucket_reso_steps"):
-        if on:
-            reading.carry(key, "data.buckets.step")
-        reading.notice(key, "no buckets")
-    for name in ("min_bucket_reso", "max_bucket_reso"):
-        for key in _everywhere(reading, name):
-            reading.notice(key, "in data.buckets.max_aspect" if on else "no buckets")
-    for key in _everywhere(reading, "bucket_no_upscale"):
-        if reading.get(key) is False or not on:
-            reading.notice(key, "smaller pictures are enlarged to their bucket" if on else "no buckets")
-        reading.refuse(key, "smaller pictures are enlarged to their bucket; none is trained at its own size")
+    for key in _everywhere(reading, "enable_bucket") if on else ():
+        reading.carry_all(key, {"data.buckets.aspects": "auto", "data.buckets.max_aspect": aspect})
+    _take_everywhere(reading, TABLES["buckets" if on else "no_buckets"])
 
 
 def _first(reading: Reading, name: str, default: Any) -> Any:
@@ -240,11 +183,6 @@ def _side(value: Any) -> int | None:
     except (TypeError, ValueError):
         return None
     return round((sides[0] * sides[-1]) ** 0.5) if len(sides) in (1, 2) and min(sides) > 0 else None
-
-
-def _batch(reading: Reading) -> Any:
-    keys = [key for key in reading.whole if key.rpartition(".")[2] in ("batch_size", "train_batch_size")]
-    return next((reading.get(key) for key in keys), 1)
 
 
 def _schedule(reading: Reading) -> None:

@@ -1,103 +1,25 @@
-"""What OneTrainer's JSON means here: a config as its window saves it, or a preset, with its concepts and samples."""
+"""OneTrainer's configs: what several keys mean together. Each by itself is in onetrainer.yaml."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from daguerre.config.aliases.peers_values import OPTIMIZERS
+from daguerre.config.aliases.values import OPTIMIZERS
 from daguerre.config_import import base_models as models
 from daguerre.config_import import peers
 from daguerre.config_import.peers import Folder
-from daguerre.config_import.reader import REQUIRED, Reading
+from daguerre.config_import.reader import REQUIRED, Reading, tables
 
 TRAINER = "OneTrainer"
-UNASKED: dict[str, Any] = peers.UNASKED | {
-    "training.duration": "100 epochs",
-    "training.per_device_batch_size": 1,
-    "training.gradient_checkpointing": True,
-    "optimizer.learning_rate": 3e-6,
-    "lr_scheduler.warmup": "200 steps",
-    "data.buckets.aspects": "auto",
-}
-METHODS = {"LORA": "LoRA", "EMBEDDING": "new tokens (textual inversion)", "FINE_TUNE_VAE": "the autoencoder of a base"}
-FAMILIES = dict.fromkeys(("15", "20", "20_BASE", "21", "21_BASE"), "sd") | {"XL_10_BASE": "sdxl"}
-"""What follows on STABLE_DIFFUSION_, and the family."""
-DTYPES = {"FLOAT_32": "no", "TFLOAT_32": "no", "BFLOAT_16": "bf16", "FLOAT_16": "fp16"}
-WEIGHTS = {"FLOAT_32": "float32", "BFLOAT_16": "bfloat16", "FLOAT_16": "float16"}
-UNITS = {"STEP": "steps", "EPOCH": "epochs"}
-VALUES: dict[str, tuple[str, dict[Any, Any]]] = {
-    # key: (our setting, theirs to ours)
-    "learning_rate_scheduler": (
-        "lr_scheduler.name",
-        {"CONSTANT": "constant", "LINEAR": "linear", "COSINE": "cosine"},
-    ),
-    "attention_mechanism": ("training.attention", {"SDP": "auto", "FLASH": "flash", "CUDNN": "cudnn"}),
-    "ema": ("ema.enabled", {"OFF": False, "GPU": True, "CPU": True}),
-    "aspect_ratio_bucketing": ("data.buckets.aspects", {True: "auto", False: "square"}),
-    "compile": ("training.compile", {True: "blocks", False: False}),
-}
-SAME = {
-    "base_model_name": "model.pretrained_model_name_or_path",
-    "learning_rate": "optimizer.learning_rate",
-    "batch_size": "training.per_device_batch_size",
-    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "clip_grad_norm": "training.max_grad_norm",
-    "offset_noise_weight": "objective.noise.offset",
-    "perturbation_noise_weight": "objective.noise.input_perturbation",
-    "tensorboard": "logging.tensorboard",
-    "dataloader_threads": "loader.num_workers",
-    "caching_threads": "loader.num_workers",
-    "unet.train": "model.train_unet",
-    "unet.gradient_checkpointing": "training.gradient_checkpointing",
-}
-IN_OPTIMIZER = {name: f"optimizer.{name}" for name in ("beta1", "beta2", "weight_decay", "d0", "d_coef", "growth_rate")}
-IN_OPTIMIZER |= {"eps": "optimizer.epsilon"}
-NO_PART = (
-    *("prior.*", "transformer.*", "unconditional_transformer.*", "effnet_encoder.*", "decoder*", "text_encoder_3*"),
-    *("text_encoder_4*", "quantization.*", "lora_*", "peft_type", "oft_*", "lokr_*", "embedding*", "dora_*"),
-    *(
-        "additional_embeddings*",
-        "bundle_*",
-        "optimizer_defaults.*",
-        "vae.*",
-        "frames",
-        "text_encoder_2_sequence_length",
-    ),
-    *("text_encoder_sequence_length", "vb_loss_strength"),
-)
-"""Settings of parts that such a model or method does not have, or of what is switched off elsewhere."""
-NO_MATTER = (
-    *("__version", "config_version", "debug_*", "cache_dir", "tensorboard_*", "workspace_dir", "validat*"),
-    *("continue_last_backup", "prevent_overwrites", "include_train_config", "output_*", "async_*", "layer_*"),
-    *("concept_file_name", "sample_*", "samples_to_tensorboard", "non_ema_sampling", "cloud.*", "secrets.*"),
-    *("backup_*", "save_*", "rolling_*", "*_caching", "clear_cache_before_training", "prefetch_next_batch"),
-    *("train_device", "temp_device", "multi_gpu", "device_indexes", "gradient_reduce*", "fused_gradient_reduce"),
-    *("enable_*", "fallback_train_dtype", "gradient_checkpointing", "*.gradient_checkpointing", "*.offload_fraction"),
-    *("*.activation_offloading", "*.weight_dtype", "*.dropout_probability", "*.train_embedding", "*.attention_mask"),
-    *("*.guidance_scale", "*.include", "*.model_name", "*.stop_training_after*", "scheduler_params", "preserve_*"),
-    *("loss_weight_strength", "huber_delta", "noising_*", "timestep_shift", "learning_rate_cycles", "cep_gamma"),
-    *("learning_rate_min_factor", "ema_*", "optimizer.*", "weight_dtype", "dropout_probability", "lora*", "*.seed"),
-)
-"""Settings of the machine, of the window, or of what other keys have switched off."""
-EXPECTED: dict[str, tuple[Any, str]] = {
-    "mse_strength": (1.0, "the loss is the squared error"),
-    "mae_strength": (0.0, "the loss is the squared error"),
-    "log_cosh_strength": (0.0, "the loss is the squared error"),
-    "huber_strength": (0.0, "the loss is the squared error"),
-    "timestep_distribution": ("UNIFORM", "times are drawn alike"),
-    "min_noising_strength": (0.0, "times are drawn from the whole schedule"),
-    "max_noising_strength": (1.0, "times are drawn from the whole schedule"),
-    "loss_scaler": ("NONE", "the loss is not scaled by the batch"),
-    "learning_rate_scaler": ("NONE", "the rate is not scaled by the batch"),
-}
+TABLES = tables("onetrainer")
 
 
 def convert(reading: Reading) -> None:
     """Reads a whole config."""
     method, kind = str(reading.get("training_method", "FINE_TUNE")), str(reading.get("model_type", ""))
     if method != "FINE_TUNE":
-        raise peers.not_there(METHODS.get(method, method), TRAINER)
-    family = FAMILIES.get(kind.removeprefix("STABLE_DIFFUSION_"), "" if kind else "sd")
+        raise peers.not_there(TABLES["methods"].get(method, method), TRAINER)
+    family = TABLES["families"].get(kind.removeprefix("STABLE_DIFFUSION_"), "" if kind else "sd")
     if not family:
         raise peers.not_there(f"a model of type {kind}", TRAINER)
     reading.notice("training_method", "the whole network is trained")
@@ -107,11 +29,7 @@ def convert(reading: Reading) -> None:
     folders = _folders(reading)
     peers.lay(reading, folders)
     _concepts(reading, folders)
-    for key, path in SAME.items():
-        reading.carry(key, path)
-    for key, (path, values) in VALUES.items():
-        if reading.get(key) in values:
-            reading.carry(key, path, values[reading.get(key)])
+    reading.take(TABLES["same"])
     _precision(reading)
     _learning(reading)
     _masks(reading)
@@ -120,12 +38,9 @@ def convert(reading: Reading) -> None:
     if peers.asks(reading.get("epochs")):
         peers.length(reading, "epochs", "training.duration", folders, sizes)
     _saves_and_samples(reading, folders, sizes)
-    for key, (value, what) in EXPECTED.items():
-        reading.expect(key, value, what)
-    for pattern in NO_PART:
-        for key in reading.keys(pattern):
-            reading.notice(key, "no part of this model or method")
-    peers.finish(reading, NO_MATTER, UNASKED)
+    reading.take(TABLES["last"])
+    reading.note(TABLES["no_part"], "no part of this model or method")
+    peers.finish(reading, TABLES)
 
 
 def _place(reading: Reading) -> None:
@@ -150,7 +65,7 @@ def _model(reading: Reading, family: str) -> None:
     reading.carry("rescale_noise_scheduler_to_zero_terminal_snr", "objective.schedule.zero_terminal_snr")
     if peers.asks(reading.get("vae.model_name")):
         reading.carry("vae.model_name", "model.vae")
-    encoders = ("text_encoder", "text_encoder_2") if family == "sdxl" else ("text_encoder",)
+    encoders = peers.encoders(family)
     rates: dict[str, Any] = {}
     for name in encoders:
         reading.carry(f"{name}.train", f"model.train_{name}")
@@ -164,8 +79,7 @@ def _model(reading: Reading, family: str) -> None:
         if f"{name}.*" in rates:
             reading.carry(f"{name}.learning_rate", "optimizer.learning_rates", rates)
         reading.notice(f"{name}.learning_rate", "that of all")
-    for key in reading.keys("text_encoder_2*") if family == "sd" else ():
-        reading.notice(key, "no part of this model or method")
+    reading.note(["text_encoder_2*"] if family == "sd" else [], "no part of this model or method")
     for name in (*encoders, "unet"):
         unit = reading.get(f"{name}.stop_training_after_unit", "NEVER" if name == "unet" else "EPOCH")
         if unit != "NEVER" and reading.values.get(f"model.train_{name}"):
@@ -185,70 +99,39 @@ def _layer(reading: Reading, name: str, family: str) -> None:
 
 
 def _folders(reading: Reading) -> list[Folder]:
-    numbers = sorted({int(key.split(".")[1]) for key in reading.keys("concepts.*.*")})
     found = []
-    for prefix in (f"concepts.{number}" for number in numbers):
+    for prefix in reading.numbered("concepts"):
         if reading.get(f"{prefix}.enabled", True) is False or reading.get(f"{prefix}.validation_concept") is True:
-            for key in reading.keys(f"{prefix}.*"):
-                reading.notice(key, "this concept is not trained on")
+            reading.note([f"{prefix}.*"], "this concept is not trained on")
             continue
         repeats = reading.get(f"{prefix}.balancing", reading.get(f"{prefix}.repeats", 1))
-        settings = {"captions_from": "file_names"} if reading.get(f"{prefix}.text.prompt_source") == "filename" else {}
-        found.append(
-            Folder(
-                prefix,
-                reading.get(f"{prefix}.path", REQUIRED),
-                float(repeats or 1),
-                name=str(reading.get(f"{prefix}.name") or ""),
-                settings=settings,
-            )
-        )
+        named = reading.get(f"{prefix}.text.prompt_source") == "filename"
+        folder = Folder(prefix, reading.get(f"{prefix}.path", REQUIRED), float(repeats or 1))
+        folder.name = str(reading.get(f"{prefix}.name") or "")
+        folder.settings = {"captions_from": "file_names"} if named else {}
+        found.append(folder)
     return found
 
 
 def _concepts(reading: Reading, folders: list[Folder]) -> None:
     for folder in folders:
-        shuffled = reading.get(f"{folder.key}.text.enable_tag_shuffling") is True
-        paths = {"path": "path"} | ({"loss_weight": "loss_weight"} if len(folders) > 1 else {})
-        if shuffled:
-            paths |= {
-                "text.enable_tag_shuffling": "captions.shuffle_tags",
-                "text.tag_delimiter": "captions.tag_separator",
-            }
-            paths |= {"text.keep_tags_count": "captions.keep_tags"}
-        for name, path in paths.items():
-            reading.carry(f"{folder.key}.{name}", f"{folder.place}.{path}")
-        reading.carry(f"{folder.key}.image.enable_random_flip", "data.random_flip")
+        paths = dict(TABLES["concept"])
+        paths |= TABLES["among_others"] if len(folders) > 1 else {}
+        if reading.get(f"{folder.key}.text.enable_tag_shuffling") is True:
+            paths |= TABLES["with_shuffling"]
+        reading.take({name: f"{folder.place}.{path}" for name, path in paths.items()}, f"{folder.key}.")
         jitter = reading.get(f"{folder.key}.image.enable_crop_jitter")
         reading.carry(f"{folder.key}.image.enable_crop_jitter", "data.crop", "random" if jitter else "center")
-        for name in ("balancing", "repeats", "balancing_strategy"):
-            reading.notice(f"{folder.key}.{name}", "in data.weights, or data.repeats")
-        source = f"{folder.key}.text.prompt_source"
-        if reading.get(source) in ("sample", "filename", None):
-            reading.notice(source, "text files beside the pictures, or their names")
-        reading.refuse(source, "one text file for all pictures: data.captions.templates takes several sentences")
-        for name in (
-            "name",
-            "enabled",
-            "validation_concept",
-            "include_subdirectories",
-            "*_variations",
-            "seed",
-            "__version",
-        ):
-            for key in reading.keys(f"{folder.key}.{name}"):
-                reading.notice(key, "every picture has its own noise, crop and caption each time")
+        reading.take(TABLES["all_concepts"], f"{folder.key}.")
+        switches = ("enable_", "tag_dropout_enable", "caps_randomize_enable")
         for key in [*reading.keys(f"{folder.key}.text.*"), *reading.keys(f"{folder.key}.image.*")]:
-            switch = key.rpartition(".")[2]
-            if not peers.asks(reading.get(key)) or not switch.startswith(
-                ("enable_", "tag_dropout_enable", "caps_randomize_enable")
-            ):
+            if not peers.asks(reading.get(key)) or not key.rpartition(".")[2].startswith(switches):
                 reading.notice(key, "off there, or part of what is off")
 
 
 def _precision(reading: Reading) -> None:
-    weights = WEIGHTS.get(str(reading.get("unet.weight_dtype", "FLOAT_32")))
-    computes = DTYPES.get(str(reading.get("train_dtype", "FLOAT_16")))
+    weights = TABLES["weights"].get(str(reading.get("unet.weight_dtype", "FLOAT_32")))
+    computes = TABLES["computes"].get(str(reading.get("train_dtype", "FLOAT_16")))
     if weights:
         reading.carry("unet.weight_dtype", "training.weights_dtype", weights)
     if weights in (None, "float32") and computes:
@@ -270,40 +153,36 @@ def _learning(reading: Reading) -> None:
     plain = name.lower().replace("_", "")
     if plain in OPTIMIZERS:
         reading.carry("optimizer.optimizer", "optimizer.name", OPTIMIZERS[plain])
-    reading.refuse(
-        "optimizer.optimizer", f"the optimizer {name} is not there: {', '.join(sorted(set(OPTIMIZERS.values())))}"
-    )
-    for key, path in IN_OPTIMIZER.items():
-        if reading.get(f"optimizer.{key}") is not None and plain in OPTIMIZERS:
-            reading.carry(f"optimizer.{key}", path)
-    strength = reading.get("loss_weight_strength", 5.0)
-    laws = {
-        "CONSTANT": {"objective.weighting.name": "none"},
-        "DEBIASED_ESTIMATION": {"objective.weighting.name": "debiased"},
-    }
-    laws |= {"MIN_SNR_GAMMA": {"objective.weighting.name": "min_snr", "objective.weighting.snr_gamma": strength}}
-    laws |= {"P2": {"objective.weighting.name": "p2", "objective.weighting.p2_gamma": strength}}
-    if str(reading.get("loss_weight_fn")) in laws:
-        reading.carry_all("loss_weight_fn", laws[str(reading.get("loss_weight_fn"))])
-        reading.notice("loss_weight_strength", "in objective.weighting, where it has an effect")
+        given = {key for key in TABLES["optimizer"] if reading.get(f"optimizer.{key}") is not None}
+        reading.take({key: path for key, path in TABLES["optimizer"].items() if key in given}, "optimizer.")
+    known = ", ".join(sorted(set(OPTIMIZERS.values())))
+    reading.refuse("optimizer.optimizer", f"the optimizer {name} is not there: {known}")
+    _weighting(reading)
     if reading.values.get("ema.enabled"):
         reading.carry("ema_decay", "ema.decay")
         reading.expect("ema_update_step_interval", 1, "averages move with every update")
 
 
+def _weighting(reading: Reading) -> None:
+    strength, law = reading.get("loss_weight_strength", 5.0), "objective.weighting"
+    laws: dict[str, dict[str, Any]] = {
+        "CONSTANT": {f"{law}.name": "none"},
+        "DEBIASED_ESTIMATION": {f"{law}.name": "debiased"},
+        "MIN_SNR_GAMMA": {f"{law}.name": "min_snr", f"{law}.snr_gamma": strength},
+        "P2": {f"{law}.name": "p2", f"{law}.p2_gamma": strength},
+    }
+    if str(reading.get("loss_weight_fn")) in laws:
+        reading.carry_all("loss_weight_fn", laws[str(reading.get("loss_weight_fn"))])
+        reading.notice("loss_weight_strength", "in objective.weighting, where it has an effect")
+
+
 def _masks(reading: Reading) -> None:
-    """Masks are read from the same files: `cat-masklabel.png` beside `cat.jpg`."""
-    weights = {"unmasked_weight": ("outside_weight", 0.1), "normalize_masked_area_loss": ("normalise", False)}
-    others = {"unmasked_probability": "masks count each time", "masked_prior_preservation_weight": "no prior is learnt"}
     if reading.get("masked_training") is True:
-        mask = {f"objective.mask.{ours}": reading.get(key, usual) for key, (ours, usual) in weights.items()}
+        weights = {"outside_weight": ("unmasked_weight", 0.1), "normalise": ("normalize_masked_area_loss", False)}
+        mask = {f"objective.mask.{ours}": reading.get(*theirs) for ours, theirs in weights.items()}
         reading.carry_all("masked_training", mask)
-        for key in weights:
-            reading.notice(key, "in objective.mask")
-        for key, what in others.items():
-            reading.expect(key, 0.0, what)
-    for key in ("masked_training", *weights, *others):
-        reading.notice(key, "no masks")
+        reading.take(TABLES["masks"])
+    reading.take(TABLES["no_masks"])
 
 
 def _sizes(reading: Reading) -> None:
@@ -315,20 +194,13 @@ def _sizes(reading: Reading) -> None:
 
 
 def _saves_and_samples(reading: Reading, folders: list[Folder], sizes: tuple[Any, Any]) -> None:
-    unit = UNITS.get(str(reading.get("save_every_unit", reading.get("save_after_unit"))))
+    unit = TABLES["units"].get(str(reading.get("save_every_unit", reading.get("save_after_unit"))))
     for key in ("save_every", "save_after"):
         if unit and peers.asks(reading.get(key)):
             if unit == "steps":
                 reading.carry(key, "checkpoint.every", f"{int(reading.get(key))} steps")
             peers.length(reading, key, "checkpoint.every", folders, sizes)
-    prompts = [reading.get(key) for key in reading.keys("samples.*.prompt")]
+    prompts = [str(reading.get(key)) for key in reading.keys("samples.*.prompt")]
     if prompts:
-        reading.assume_over({"sampling.prompts": [str(prompt) for prompt in prompts]})
-    for key in reading.keys("samples.*.prompt"):
-        reading.notice(key, "one of sampling.prompts")
-    shared = {"cfg_scale": "guidance_scale", "diffusion_steps": "num_inference_steps", "seed": "seed"}
-    shared |= {"width": "width", "height": "height", "negative_prompt": "negative_prompt"}
-    for name, ours in shared.items():
-        reading.carry(f"samples.0.{name}", f"sampling.{ours}")
-    for key in reading.keys("samples.*"):
-        reading.notice(key, "all pictures are drawn as the first one")
+        reading.assume_over({"sampling.prompts": prompts})
+    reading.take(TABLES["samples"])

@@ -1,46 +1,34 @@
-"""What open-diffusion's (sd-training's) keys mean here: groups with `???` and interpolation, networks by target."""
+"""open-diffusion's (sd-training's) configs: what several keys mean together. The rest is in open_diffusion.yaml."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from daguerre.config.aliases.names import TRAINING
 from daguerre.config_import import base_models as models
-from daguerre.config_import.defaults import unasked
-from daguerre.config_import.reader import REQUIRED, Reading
+from daguerre.config_import.reader import REQUIRED, Reading, tables
 
+TRAINING = ("scheduler", "scheduler.training", "noise_scheduler_training")
+"""Their names of the scheduler whose noise levels are trained on."""
 PARTS = ("vae", "text_encoder", "tokenizer", "unet")
-OWN = ("ema.path", "distributed.dist_backend", "distributed.dist_url")
-"""Keys that are paths of our own settings."""
-
-REPEATED = {
-    "dataset.params.batch_size": "system.batch_size",
-    "dataset.params.workers": "system.workers",
-    "dataset.params.num_examples_to_see": "experiment.num_examples_to_see",
-    "lr_scheduler.params.learning_rate": "optimizer.params.learning_rate",
-    "system.dist_backend": "distributed.dist_backend",
-    "system.dist_url": "distributed.dist_url",
-}
-"""Keys that say once more what another says."""
+TABLES = tables("open_diffusion")
 
 
 def convert(reading: Reading) -> None:
     """Reads a whole config."""
-    for key, first in REPEATED.items():
+    for key, first in TABLES["repeated"].items():
         if reading.get(key) == reading.get(first):
             reading.notice(key, f"the same as {first}")
     _data(reading)
     _model(reading)
     reading.aliases()
-    for key in OWN:
-        reading.alias(key)
+    reading.take(TABLES["last"])
     if str(reading.get("optimizer.name", "adamw")).lower() == "adamw":
         reading.carry("optimizer.name", "optimizer.name", "adamw")
     if reading.values.get("ema.path"):
         reading.values["ema.enabled"] = True
     without = [] if reading.values.get("ema.enabled") else ["ema.decay"]
     without += [] if reading.values.get("training.mixed_precision") == "bf16" else ["training.frozen_precision"]
-    reading.assume(unasked("open-diffusion", *without))
+    reading.assume(TABLES["unasked"], *without)
 
 
 def _data(reading: Reading) -> None:

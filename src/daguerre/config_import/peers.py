@@ -1,4 +1,4 @@
-"""What the configs of kohya's scripts, OneTrainer, ai-toolkit and SimpleTuner have in common: keys and folders.
+"""Keys and folders that the configs of kohya's scripts, OneTrainer, ai-toolkit and SimpleTuner have in common.
 
 Keys that mean what they mean on the command line are read by its tables; folders of pictures become a source, or a mix.
 """
@@ -13,34 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.config.aliases import lookup
-from daguerre.config_import.reader import REQUIRED, Reading
+from daguerre.config_import.reader import REQUIRED, Reading, tables
 from daguerre.errors import UserError
 
-OWN = {
-    "seed": "seed",
-    "output_dir": "output_dir",
-    "pretrained_model_name_or_path": "model.pretrained_model_name_or_path",
-    "revision": "model.revision",
-    "variant": "model.variant",
-    "vae": "model.vae",
-    "learning_rate": "optimizer.learning_rate",
-    "scale_lr": "optimizer.scale_lr",
-    "gradient_checkpointing": "training.gradient_checkpointing",
-    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "mixed_precision": "training.mixed_precision",
-    "random_flip": "data.random_flip",
-    "zero_terminal_snr": "objective.schedule.zero_terminal_snr",
-    "input_perturbation": "objective.noise.input_perturbation",
-    "snr_gamma": "",
-}
-"""Names that are ours, too; "" where the command line knows another meaning of the name."""
-UNASKED: dict[str, Any] = {
-    # What none of them does without a key: no averages, decay of every weight, nothing held out.
-    "ema.enabled": False,
-    "optimizer.weight_decay_exclude": [],
-    "validation.every": None,
-    "checkpoint.every": None,
-}
+OWN: dict[str, str] = tables("peers")["own"]
 OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -49,20 +25,26 @@ def carry_known(reading: Reading, keys: Iterable[str]) -> None:
     """Reads the keys that are our own, or that other trainers' names on the command line explain."""
     tables: tuple[Mapping[str, Any], ...] = (lookup.SAME, lookup.CONVERTED, lookup.REFUSED, lookup.NOTICES)
     for key in keys:
-        if OWN.get(key):
+        if key in OWN:
             reading.carry(key, OWN[key])
         elif any(key in table for table in tables) or any(fnmatchcase(key, row) for row in lookup.LATER):
             reading.alias(key)
 
 
 def asks(value: Any) -> bool:
-    """Whether a value asks for anything."""
+    """True for a value that asks for anything."""
     return value not in (None, "", 0, False, "none", "None", "null", "false", "False") and value not in ([], {})
 
 
 def not_there(what: str, trainer: str) -> UserError:
     """The error for a config that trains what no recipe can say."""
-    return UserError(f"this config of {trainer} trains {what}, which is not there yet: no recipe is made of it")
+    text = f"this config of {trainer} trains {what}, which is not there yet: no recipe is made of it"
+    return UserError(text, code="unsupported")
+
+
+def encoders(family: str) -> tuple[str, ...]:
+    """Names of the text encoders of a family."""
+    return ("text_encoder", "text_encoder_2") if family == "sdxl" else ("text_encoder",)
 
 
 @dataclass
@@ -76,20 +58,20 @@ class Folder:
     caption: str | None = None
     """Of every picture that has none of its own."""
     regular: bool = False
-    """Whether these are class pictures, which are drawn as often as all others together."""
+    """True for class images, which are drawn as often as all others together."""
     name: str = ""
     place: str = "data"
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many pictures it holds; 0 where it is not on this machine."""
+        """Number of images in it; 0 where it is not on this machine."""
         folder = Path(str(self.path)).expanduser()
         return sum(path.suffix.lower() in PICTURES for path in folder.rglob("*")) if folder.is_dir() else 0
 
     @property
     def captioned(self) -> bool:
-        """Whether there are caption files beside its pictures."""
+        """True if there are caption files beside its images."""
         folder = Path(str(self.path)).expanduser()
         return folder.is_dir() and any(path.suffix in (".txt", ".json", ".jsonl") for path in folder.rglob("*"))
 
@@ -126,7 +108,7 @@ def _named(folder: Folder, taken: set[str]) -> str:
 
 
 def weights(folders: Sequence[Folder]) -> dict[str, float]:
-    """How often each folder is drawn: pictures times repeats, class pictures as often as all others together."""
+    """Shares of the folders: images times repeats, class images as often as all others together."""
     shares = {folder.name: folder.repeats * max(folder.count, 1) for folder in folders}
     others, regular = (sum(shares[f.name] for f in folders if f.regular == kind) for kind in (False, True))
     factor = others / regular if regular and others else 1
@@ -153,13 +135,11 @@ def length(reading: Reading, key: str, path: str, folders: Sequence[Folder], siz
         reading.refuse(key, f"a mix has no epochs, and its pictures are not here to be counted: give {path}")
 
 
-def finish(reading: Reading, without_effect: Iterable[str], unasked: Mapping[str, Any]) -> None:
-    """Says of keys that match `without_effect`, and of what is left and asks for nothing, why they set nothing; and
-    fills in `unasked`, what the trainer does where no key says otherwise."""
-    for pattern in without_effect:
-        for key in reading.keys(pattern):
-            reading.notice(key, "nothing of it changes what is learnt here")
+def finish(reading: Reading, tables: Mapping[str, Any]) -> None:
+    """Notes the keys of the tables that set nothing here, and those that are left and ask for nothing; fills in what
+    the trainer does where no key says otherwise."""
+    reading.note(tables["no_matter"], "nothing of it changes what is learnt here")
     for key, value in list(reading.rest.items()):
         if not asks(value):
             reading.notice(key, "off there")
-    reading.assume(unasked)
+    reading.assume(tables["unasked"])

@@ -1,15 +1,28 @@
-"""A config of another trainer while it is read: what it gives in our settings, and what is said of the rest.
+"""A config of another trainer while it is read: what it gives in our settings, and the messages on the rest.
 
 Every key of theirs ends in one of three lists: carried, noticed (nothing to carry, something else serves) or refused.
-What their keys mean is in convert_config_TRAINER.py.
+What their keys mean is in the tables TRAINER.yaml, which `Reading.take` reads, and in the module of the trainer where
+several keys mean something together. A row of a table is `key: meaning`, where several keys (or patterns) are separated
+by ", ", and a meaning is a setting of ours, or a mapping of these (or a list of such, the first that fits):
+
+    if: values that the row is for; class: classes that a dotted target may name, likewise
+    to: our setting; values: theirs to ours, and for other values the row is not; value: ours, whatever theirs is
+    sets: several settings of ours and their values
+    notice: why nothing is carried; refused: what is not there
+    only: the one value that is accepted, with `notice`, which also refuses others
+    alias: the name on the command line that has this meaning
+    why: a remark on what is carried
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from daguerre.config import overrides, recipe
 from daguerre.config.aliases import lookup
@@ -26,7 +39,7 @@ Kind = Literal["carried", "notice", "refused"]
 
 @dataclass(frozen=True)
 class Line:
-    """What became of one key."""
+    """The outcome for one key."""
 
     key: str
     kind: Kind
@@ -35,7 +48,7 @@ class Line:
 
 @dataclass
 class Reading:
-    """What is left to read, and what was made of the rest."""
+    """The keys that are left to read, and what was made of the rest."""
 
     rest: dict[str, Any]
     """Values that nothing was made of yet, by dotted path; members of lists of groups by number."""
@@ -57,6 +70,12 @@ class Reading:
     def keys(self, pattern: str) -> list[str]:
         """Keys that are still to be read, by a pattern such as `data.transforms.*`."""
         return [key for key in self.rest if fnmatchcase(key, pattern)]
+
+    def numbered(self, key: str) -> list[str]:
+        """The members of a list of groups that are still to be read, such as `concepts.0`, in their order."""
+        depth = key.count(".") + 1
+        numbers = sorted({int(name.split(".")[depth]) for name in self.keys(f"{key}.*.*")})
+        return [f"{key}.{number}" for number in numbers]
 
     def carry(self, key: str, path: str, value: Any = None, why: str = "") -> None:
         """Their key is our setting `path`, with its own value where none is given."""
@@ -80,10 +99,45 @@ class Reading:
         if key in self.rest:
             self._say(key, "notice", text)
 
+    def note(self, patterns: Iterable[str], text: str) -> None:
+        """`notice` for all keys that fit one of some patterns."""
+        for key in [key for pattern in patterns for key in self.keys(pattern)]:
+            self.notice(key, text)
+
     def refuse(self, key: str, text: str = UNKNOWN) -> None:
         """Their key asks for something that is not there."""
         if key in self.rest:
             self._say(key, "refused", text)
+
+    def take(self, table: Mapping[str, Any], prefix: str = "") -> None:
+        """Reads the keys that a table names, below a prefix."""
+        for names, meanings in table.items():
+            rows = meanings if isinstance(meanings, list) else [meanings]
+            for name in names.split(", "):
+                for key in self.keys(prefix + name) if "*" in name else [prefix + name]:
+                    for row in rows:
+                        self._row(key, {"to": row} if isinstance(row, str) else row)
+
+    def _row(self, key: str, row: Mapping[str, Any]) -> None:
+        theirs, why = self.get(key), row.get("why", "")
+        fits = theirs in row.get("if", [theirs]) and last(theirs) in row.get("class", [last(theirs)])
+        if key not in self.rest or not fits:
+            return
+        if "values" in row:
+            if isinstance(theirs, str | bool) and theirs in row["values"]:
+                self.carry(key, row["to"], row["values"][theirs], why)
+        elif "to" in row:
+            self.carry(key, row["to"], row.get("value"), why)
+        elif "sets" in row:
+            self.carry_all(key, row["sets"], why)
+        elif "only" in row:
+            self.expect(key, row["only"], row["notice"])
+        elif "alias" in row:
+            self.alias(key, row["alias"])
+        elif "notice" in row:
+            self.notice(key, row["notice"])
+        else:
+            self.refuse(key, row["refused"])
 
     def expect(self, key: str, value: Any, what: str) -> None:
         """A key that has one value here: `what` says so."""
@@ -92,14 +146,14 @@ class Reading:
         else:
             self.refuse(key, f"{what}: {shown(self.get(key))} is not there")
 
-    def assume(self, values: Mapping[str, Any]) -> None:
-        """What their trainer does without being asked, where no key of theirs said otherwise."""
-        fresh = {path: value for path, value in values.items() if path not in self.values}
+    def assume(self, values: Mapping[str, Any], *without: str) -> None:
+        """Adds what their trainer does without being asked, where no key of theirs said otherwise."""
+        fresh = {path: value for path, value in values.items() if path not in {*self.values, *without}}
         self.assumed |= {path: value for path, value in fresh.items() if value != REQUIRED}
-        self.values = dict(values) | self.values
+        self.values = fresh | self.values
 
     def assume_over(self, values: Mapping[str, Any]) -> None:
-        """What several keys of theirs say together, in place of what was assumed; each key is read by itself."""
+        """Sets what several keys of theirs say together, in place of what was assumed; each key is read by itself."""
         self.values |= values
         self.assumed = {path: value for path, value in self.assumed.items() if path not in values}
 
@@ -127,7 +181,7 @@ class Reading:
             given = {path: value if found == text else found for path, found in meaning.values}
             self.carry_all(key, given, "; ".join(meaning.notices))
         else:
-            said = "; ".join(meaning.notices).removeprefix(f"{name} has no counterpart on this engine: ")
+            said = "; ".join(meaning.notices).removeprefix(lookup.IDLE.format(name))
             self._say(key, "notice", said or "what happens anyway")
 
     def aliases(self) -> None:
@@ -144,6 +198,13 @@ class Reading:
     def _say(self, key: str, kind: Kind, text: str) -> None:
         del self.rest[key]
         self.lines.append(Line(key, kind, "secrets stay in the environment" if is_secret(key) else text))
+
+
+def tables(trainer: str) -> dict[str, Any]:
+    """The tables of a trainer, from the file of this folder."""
+    text = (Path(__file__).parent / f"{trainer}.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

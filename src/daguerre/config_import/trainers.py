@@ -7,7 +7,6 @@ from typing import Any
 
 from daguerre import plugins
 from daguerre.config import fields, overrides, recipe
-from daguerre.config.aliases import foreign_peers
 from daguerre.config.config import Config
 from daguerre.config.recipe import Tree
 from daguerre.config_import import (
@@ -28,27 +27,27 @@ CONVERT = {
     "MindOne": mindone.convert,
     "open-diffusion": open_diffusion.convert,
     "Stable Cascade": stable_cascade.convert,
-    foreign_peers.KOHYA: kohya.convert,
-    foreign_peers.ONETRAINER: onetrainer.convert,
-    foreign_peers.AI_TOOLKIT: ai_toolkit.convert,
-    foreign_peers.SIMPLETUNER: simpletuner.convert,
+    "kohya's sd-scripts": kohya.convert,
+    "OneTrainer": onetrainer.convert,
+    "ai-toolkit": ai_toolkit.convert,
+    "SimpleTuner": simpletuner.convert,
 }
 ORDER = list(Config.model_fields)
 
 
 def converted(trainer: str, tree: Tree, source: str) -> Reading:
-    """What a config of a trainer says in our settings. UserError for one of a kind that is not trained here."""
+    """Reads a config of a trainer. UserError for one of a kind that is not trained here."""
     reading = opened(tree, source)
     try:
         CONVERT[trainer](reading)
     except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+        raise UserError(f"{source}: {error}", code=error.code, setting=error.setting) from error
     reading.finish()
     return reading
 
 
 def is_later(values: Tree) -> bool:
-    """Whether the family of a recipe is still to come."""
+    """True if the family of a recipe is still to come."""
     return values["model"]["family"] not in plugins.names("families")
 
 

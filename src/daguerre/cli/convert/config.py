@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from daguerre import errors
 from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.cli.convert import options
 from daguerre.config import config as configs
 from daguerre.config import overrides, recipe
 from daguerre.config.aliases import foreign
@@ -43,7 +43,7 @@ inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/
 """
 
 STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
-"""What takes the place of a family that is not there, while the rest is checked."""
+"""Takes the place of a family that is not there, while the rest is checked."""
 
 
 def run(arguments: list[str]) -> int:
@@ -78,15 +78,12 @@ def run(arguments: list[str]) -> int:
 
 def read(arguments: Sequence[str]) -> tuple[Path, Path]:
     """The config and the new file that the command line names."""
-    given = overrides.split(arguments)
-    values = dict(overrides.pair(override) for override in given.overrides)
-    if unknown := values.keys() - {"out"}:
-        raise UserError(f"{', '.join(sorted(unknown))}: convert config takes FILE and out=FILE")
-    path = Path(given.recipe).expanduser()
-    if not given.recipe or not path.is_file():
-        stand_in = foreign.stands_for(given.recipe)
+    name, values = options.read(arguments, "convert config", ["out"])
+    path = Path(name).expanduser()
+    if not name or not path.is_file():
+        stand_in = foreign.stands_for(name)
         hint = f"; its counterpart ships with the package: daguerre recipes {stand_in}" if stand_in else ""
-        raise UserError(f"{given.recipe or 'which config?'}: give the file of a config{hint}")
+        raise UserError(f"{name or 'which config?'}: give the file of a config{hint}", code="missing")
     out = Path(values.get("out", f"{path.stem}-daguerre.yaml")).expanduser()
     if out.exists():
         raise UserError(f"{out} exists: choose another file with out=FILE")
@@ -105,22 +102,19 @@ def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:
 
 
 def check(values: Tree, source: str, later: bool) -> list[str]:
-    """What must still be given. ConfigError for values that fit no setting here."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recipe.yaml"
-        path.write_text(configs.as_yaml(values | {"model": STAND_IN} if later else values), encoding="utf-8")
-        try:
-            configs.load(str(path))
-        except ConfigError as error:
-            wrong = [problem for problem in error.problems if not waits(problem, values)]
-            if wrong:
-                raise ConfigError(wrong, f"{source}, as a recipe") from error
-            return [problem.path for problem in error.problems if problem.text.startswith("must be given")]
+    """Settings that must still be given. ConfigError for values that fit no setting here."""
+    try:
+        configs.load(source, (), values | {"model": STAND_IN} if later else values)
+    except ConfigError as error:
+        wrong = [problem for problem in error.problems if not waits(problem, values)]
+        if wrong:
+            raise ConfigError(wrong, f"{source}, as a recipe") from error
+        return [problem.path for problem in error.problems if problem.text.startswith("must be given")]
     return []
 
 
 def waits(problem: Problem, values: Tree) -> bool:
-    """Whether a problem may go away with what must still be given: of a value itself, or of the section around it."""
+    """True if a problem may go away with what must still be given: of a value itself, or of the section around it."""
     missing = [path for path, value in recipe.paths(values) if value == REQUIRED]
     return problem.text.startswith("must be given") or any(path.startswith(f"{problem.path}.") for path in missing)
 

@@ -41,7 +41,7 @@ def look_in(given: Mapping[str, str], tree: recipe.Tree) -> Look:
 
 
 def is_true(text: str | None) -> bool:
-    """Whether a text says yes."""
+    """True for a text that says yes."""
     return text is not None and text.lower() == "true"
 
 
@@ -60,7 +60,10 @@ def warmup_share(key: str, text: str, look: Look) -> Meaning:
             return one("lr_scheduler.warmup", f"{int(share * duration.number)} {duration.unit}")
     if share == 0:
         return one("lr_scheduler.warmup", "0 steps")
-    raise UserError("a share of a length in steps or samples: give training.duration in these, or lr_scheduler.warmup")
+    raise UserError(
+        "a share of a length in steps or samples: give training.duration in these, or lr_scheduler.warmup",
+        setting="training.duration",
+    )
 
 
 def train_batch(key: str, text: str, look: Look) -> Meaning:
@@ -69,7 +72,8 @@ def train_batch(key: str, text: str, look: Look) -> Meaning:
     With prior preservation diffusers' and kohya's scripts add as many class images.
     """
     if not text.isdecimal():
-        raise UserError("the number of samples of one device in one pass, such as 4")
+        path = "training.per_device_batch_size"
+        raise UserError("the number of samples of one device in one pass, such as 4", setting=path)
     with_class = look("data.sources.class") is not None
     count = int(text) * (2 if with_class else 1)
     said = (f"{key}={text} is {count} here: as many class images count, too",) if with_class else ()
@@ -139,7 +143,7 @@ def lightning(key: str, text: str, look: Look) -> Meaning:
 
 
 def global_norm(key: str, text: str, look: Look) -> Meaning:
-    """Whether MaxDiffusion's optimizer clips by the global norm, beside what its trainers do."""
+    """Clipping by the global norm that MaxDiffusion's optimizer may do, beside what its trainers do."""
     limit = look("training.max_grad_norm")
     if is_true(text) and limit in (None, "null"):
         return one("training.max_grad_norm", "1.0")
@@ -147,7 +151,7 @@ def global_norm(key: str, text: str, look: Look) -> Meaning:
 
 
 def lacks(axis: str, look: Look) -> bool:
-    """Whether an axis is one of theirs whose degree is 1, so that it splits nothing."""
+    """True for an axis of theirs whose degree is 1, so that it splits nothing."""
     degrees = [look(f"{kind}_{axis}_parallelism") or "1" for kind in ("ici", "dcn")]
     return axis in FOREIGN_AXES and degrees == ["1", "1"]
 

@@ -1,13 +1,16 @@
 """What the values of other trainers' names become: functions from the text that was given to our settings.
 
-Each takes the text of one `key=value` and gives a `Meaning`. Which name means what is the table in `alias_names`.
+Each takes the name and the text of one `name=value`, then the arguments of its row in names.yaml (which says which
+name means what), and gives a `Meaning`. Each raises UserError for a text that means nothing here.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +29,18 @@ SAMPLERS = {
     "dpmsolverpp": "dpmpp_2m",
 }
 """Names of samplers elsewhere, in small letters, `pp` for `++`, `_` for spaces, without k-diffusion's `k_`."""
-
+OPTIMIZERS = {
+    "adamw": "adamw",
+    "adamw8bit": "adamw_8bit",
+    "pagedadamw8bit": "adamw_8bit",
+    "lion": "lion",
+    "adafactor": "adafactor",
+    "prodigy": "prodigy",
+    "adamwschedulefree": "schedule_free",
+    "schedulefreeadamw": "schedule_free",
+    "muon": "muon",
+}
+"""Optimizers of other trainers, their names in small letters without `_` and `-`, and ours."""
 NOTHING_ASKED = ("none", "null", "")
 
 
@@ -41,158 +55,14 @@ class Meaning:
     """Settings that follow where nothing else sets them, and how their text is found; None where they need none."""
 
 
-Convert = Callable[[str], Meaning]
-
-
 def one(path: str, text: str) -> Meaning:
     """One setting."""
     return Meaning(((path, text),))
 
 
-def choose(key: str, options: Mapping[str, Meaning], later: Mapping[str, str] | None = None) -> Convert:
-    """A converter that looks the value up, whatever its case; `later` holds the values that are not there yet."""
-
-    def convert(text: str) -> Meaning:
-        found = {name.lower(): meaning for name, meaning in options.items()}.get(text.lower())
-        if found is not None:
-            return found
-        absent = {name.lower(): what for name, what in (later or {}).items()}.get(text.lower())
-        raise UserError(
-            f"{absent} is not there yet" if absent else f"{key} is one of {', '.join(options)}, got {text!r}"
-        )
-
-    return convert
-
-
-def values(path: str, texts: Mapping[str, str]) -> dict[str, Meaning]:
-    """Options of `choose` that all set one path."""
-    return {name: one(path, text) for name, text in texts.items()}
-
-
-def counted(path: str, unit: str) -> Convert:
-    """A converter of a bare number in the unit that it has where the name comes from; -1 and 0 switch off."""
-
-    def convert(text: str) -> Meaning:
-        off = text in ("-1", "0") and path.startswith("checkpoint.")
-        return one(path, "null" if off else f"{text} {unit}" if text.replace("_", "").isdigit() else text)
-
-    return convert
-
-
-def averaged(path: str) -> Convert:
-    """A converter to a setting of the averages, which are then kept."""
-    return lambda text: Meaning(((path, text),), implied=(("ema.enabled", lambda: "true"),))
-
-
-def cascade_ema(path: str) -> Convert:
-    """A converter of a number of Stable Cascade's averages, which chooses their form as well."""
-
-    def convert(text: str) -> Meaning:
-        number(path.partition(".")[2], text)
-        kept = averaged(path)(text)
-        return Meaning((("ema.name", "stable_cascade"), *kept.values), implied=kept.implied)
-
-    return convert
-
-
-def clipped(text: str) -> Meaning:
-    """A limit of the gradients' norm, which at 0 or less is off."""
-    off = text != "null" and number("max_grad_norm", text, " (0 or less: gradients are not clipped)") <= 0
-    return one("training.max_grad_norm", "null" if off else text)
-
-
-def rescaled(text: str) -> Meaning:
-    """MaxDiffusion's `guidance_rescale`, which below 0 is off."""
-    return one("sampling.guidance_rescale", "0" if number("guidance_rescale", text) < 0 else text)
-
-
-def unless_empty(path: str, otherwise: str) -> Convert:
-    """A converter of a text that MaxDiffusion leaves empty where it gives none; `otherwise` says what is then."""
-    return lambda text: one(path, text) if text else Meaning((), (f"no {path}: {otherwise}",))
-
-
-def drawn(text: str) -> Meaning:
-    """One prompt of the pictures that a run draws."""
-    return one("sampling.prompts", json.dumps([text], ensure_ascii=False))
-
-
-NEAREST_SAMPLER = {"PNDMScheduler": "dpmpp_2m"}
-"""Schedulers that are not there, and the sampler that comes nearest in steps and order."""
-PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
-"""diffusers' prediction types and the objectives that they are."""
-
-
-def scheduler_class(text: str) -> Meaning:
-    """The class of a scheduler that draws, as a sampler; empty text stands for the base's own."""
-    name = text.rpartition(".")[2].removeprefix("Flax")
-    if name in NEAREST_SAMPLER:
-        sampler = NEAREST_SAMPLER[name]
-        said = f"{name} is not there: pictures are drawn by {sampler}, of the same cost"
-        return Meaning((("sampling.sampler", sampler),), (said,))
-    if not name:
-        return Meaning((), ("sampling.sampler says how pictures are drawn",))
-    return choose("a scheduler that draws", values("sampling.sampler", SCHEDULERS))(name)
-
-
-def prediction(text: str) -> Meaning:
-    """diffusers' `prediction_type`; empty text stands for the model's own."""
-    if not text:
-        return Meaning((), ("objective.name says what is predicted",))
-    return choose("prediction_type", values("objective.name", PREDICTIONS))(text)
-
-
-PACK = (
-    "records of TensorFlow and grain cannot be read: give the pictures that they were made from (data.path=...), or "
-    "make shards of those once: daguerre data pack PICTURES -o SHARDS, then data_path=SHARDS"
-)
-
-
-def reader(text: str) -> Meaning:
-    """MaxDiffusion's `dataset_type`: which of its readers."""
-    if text in ("tfrecord", "grain"):
-        raise UserError(PACK)
-    if text == "synthetic":
-        raise UserError("made-up batches are for timing: daguerre bench")
-    said = Meaning((), ("dataset_type: data.source says what is read",))
-    return choose("dataset_type", dict.fromkeys(("tf", "hf", ""), said))(text)
-
-
-def token(text: str) -> Meaning:
-    """A token of the hub, which is a secret."""
-    if text:
-        raise UserError("secrets never belong on the command line or in a recipe: the environment holds HF_TOKEN")
-    return Meaning((), ("hf_access_token is empty: the environment may hold HF_TOKEN",))
-
-
-def component(part: str, classes: Sequence[str]) -> Convert:
-    """A converter of the class of a component, which is one of a closed list."""
-    said = Meaning((), (f"model.{part}: a class that it has anyway",))
-
-    def convert(text: str) -> Meaning:
-        return choose(f"the class of model.{part}", dict.fromkeys(classes, said))(text.rpartition(".")[2])
-
-    return convert
-
-
-def min_snr(key: str) -> Convert:
-    """A converter of gamma, which at 0 or less is off; `none` and empty text ask for nothing."""
-
-    def convert(text: str) -> Meaning:
-        if text.lower() in NOTHING_ASKED:
-            return Meaning()
-        on = number(key, text, " (0 or less switches it off)") > 0
-        name = "objective.weighting.name"
-        return Meaning(((name, "min_snr"), ("objective.weighting.snr_gamma", text))) if on else one(name, "none")
-
-    return convert
-
-
-def offset_noise(text: str) -> Meaning:
-    """MindOne's `offset_noise_level`: one offset for all channels of a sample."""
-    offset = one("objective.noise.offset", text)
-    if number("offset_noise_level", text) == 0:
-        return offset
-    return Meaning((*offset.values, ("objective.noise.offset_per", "sample")))
+def notice(text: str) -> Meaning:
+    """No setting, and a line that says why."""
+    return Meaning((), (text,))
 
 
 def number(name: str, text: str, more: str = "") -> float:
@@ -203,29 +73,212 @@ def number(name: str, text: str, more: str = "") -> float:
         raise UserError(f"{name} is a number{more}, got {text!r}") from None
 
 
-def placed(source: str = "") -> Convert:
-    """A converter of a path to data; its source is known, or told by what lies there, unless it is given."""
-
-    def convert(text: str) -> Meaning:
-        def kind() -> str:
-            return source or detect.kind(_listed(text))
-
-        def name() -> str | None:
-            with suppress(UserError):  # of unknown kind: said where the source is looked for
-                return "null" if kind() == "huggingface" else None  # a data set has a path or a name
-            return None
-
-        return Meaning((("data.path", text),), implied=(("data.source", kind), ("data.name", name)))
-
-    return convert
+# Choices
 
 
-def mindone_data(text: str) -> Meaning:
+def choose(key: str, text: str, options: Mapping[str, Mapping[str, str]]) -> Meaning:
+    """One of some options, whatever its case. An option is our settings and their texts, and maybe a `notice`; or why
+    it is `refused`; or a part that comes `later`."""
+    found = next((option for name, option in options.items() if name.lower() == text.lower()), None)
+    if found is None:
+        known = [name for name, option in options.items() if name and not {"refused", "later"} & {*option}]
+        raise UserError(f"{key} is one of {', '.join(known)}, got {text!r}")
+    said = {name: line.replace("{}", text) for name, line in found.items()}
+    if "refused" in said or "later" in said:
+        raise UserError(said.get("refused") or f"{said['later']} is not there yet", code="unsupported")
+    lines = (said.pop("notice"),) if "notice" in said else ()
+    return Meaning(tuple(said.items()), lines)
+
+
+def renamed(key: str, text: str, path: str, names: Mapping[str, str]) -> Meaning:
+    """One setting whose values have other names here."""
+    return choose(key, text, {theirs: {path: ours} for theirs, ours in names.items()})
+
+
+def section(key: str, text: str, options: Mapping[str, Mapping[str, str]]) -> Meaning:
+    """One of some options, or a group {...}, which is our own section of the same name."""
+    return one(key, text) if text.lstrip().startswith("{") else choose(key, text, options)
+
+
+def sets(key: str, text: str, values: Mapping[str, str]) -> Meaning:
+    """Several settings, `{}` in which is the text; spaces around it are left out where it is empty."""
+    texts = {path: value.replace("{}", text) for path, value in values.items()}
+    return Meaning(tuple((path, value if text else value.strip()) for path, value in texts.items()))
+
+
+def one_class(key: str, text: str, *classes: str) -> Meaning:
+    """The class of a component, which is one of a closed list."""
+    return choose(key, text.rpartition(".")[2], {name: {"notice": "a class that it has anyway"} for name in classes})
+
+
+def training_scheduler(key: str, text: str) -> Meaning:
+    """The class of a scheduler whose noise levels in training are those of `scaled_linear`."""
+    return one_class(
+        key, text, *SCHEDULERS, "DDPMScheduler", "DDPMNoiseScheduler", "PNDMScheduler", "LMSDiscreteScheduler"
+    )
+
+
+def scheduler_class(key: str, text: str) -> Meaning:
+    """The class of a scheduler that draws, as a sampler; empty text stands for the base's own."""
+    name = text.rpartition(".")[2].removeprefix("Flax")
+    if name == "PNDMScheduler":  # dpmpp_2m comes nearest in steps and order
+        line = f"{name} is not there: pictures are drawn by dpmpp_2m, of the same cost"
+        return Meaning((("sampling.sampler", "dpmpp_2m"),), (line,))
+    if not name:
+        return notice("sampling.sampler says how pictures are drawn")
+    return renamed("a scheduler that draws", name, "sampling.sampler", SCHEDULERS)
+
+
+# What sets nothing, or is refused
+
+
+def unless(key: str, text: str, why: str, *off: str) -> Meaning:
+    """A name that is refused, but for values that ask for nothing."""
+    if text.lower() in (*off, *NOTHING_ASKED):
+        return Meaning()
+    raise UserError(f"not a setting here: {why}", code="unknown")
+
+
+def expected(key: str, text: str, value: str, what: str, instead: str = "") -> Meaning:
+    """A name that has one value here."""
+    if text.lower() == value:
+        return notice(f"{key}={text} is what happens anyway: {what}")
+    raise UserError(instead or f"{what}, always: {key}={value} is accepted")
+
+
+def absent(key: str, text: str, part: str, *off: str) -> Meaning:
+    """A name that asks for a part which is not there yet, but for values that ask for nothing."""
+    if text.lower() in off:
+        return notice(f"{key}={text} is what happens anyway: {part} is not there yet")
+    accepted = f"; {key}={off[0]} is accepted" if off else ""
+    raise UserError(f"{part} is not there yet{accepted}", code="unsupported")
+
+
+def unless_empty(key: str, text: str, path: str, otherwise: str) -> Meaning:
+    """A text that MaxDiffusion leaves empty where it gives none; `otherwise` says what is then."""
+    return one(path, text) if text else notice(f"no {path}: {otherwise}")
+
+
+# Lengths and numbers
+
+
+def counted(key: str, text: str, path: str, unit: str, off: str = "") -> Meaning:
+    """A bare number in the unit that it has where the name comes from. 0 and -1 set the text `off`, if there is one;
+    if it is `unset`, they ask for nothing, as no text does."""
+    nothing = text in ("0", "-1")
+    if off == "unset" and (nothing or text.lower() in NOTHING_ASKED):
+        return Meaning()
+    if off and nothing:
+        return one(path, off)
+    return one(path, f"{text} {unit}" if text.replace("_", "").isdigit() else text)
+
+
+def length(key: str, text: str, path: str, unit: str) -> Meaning:
+    """A length in updates or epochs; kohya takes a warm-up below 1 for a share of the run."""
+    if re.fullmatch(r"\d+(\.0*)?", text):
+        return one(path, f"{int(float(text))} {unit}")
+    if re.fullmatch(r"0?\.\d+", text):
+        raise UserError(f"a share of the run in kohya's scripts: give updates, as in {key}=500")
+    return one(path, text)
+
+
+def kept(key: str, text: str) -> Meaning:
+    """A number of checkpoints that are kept; two is the least here."""
+    if text.lower() in (*NOTHING_ASKED, "0"):
+        return one("checkpoint.keep", "1000000")
+    if text != "1":
+        return one("checkpoint.keep", text)
+    line = f"{key}=1: two are kept, as an older one is deleted after a newer one is safe"
+    return Meaning((("checkpoint.keep", "2"),), (line,))
+
+
+def resumed(key: str, text: str) -> Meaning:
+    """`resume_from_checkpoint`: their `checkpoint-500` is our `step-00000500`."""
+    found = re.fullmatch(r"(?:.*/)?checkpoint-(\d+)/?", text)
+    if found is None:
+        return one(key, text)
+    name = f"step-{int(found[1]):08d}"
+    return Meaning(
+        ((key, name),), (f"{key}={text}: the state of that update is called {name} here; theirs cannot be read",)
+    )
+
+
+def minutes(key: str, text: str, path: str) -> Meaning:
+    """Minutes as seconds."""
+    return one(path, f"{number(key, text) * 60:g}")
+
+
+def clipped(key: str, text: str) -> Meaning:
+    """A limit of the gradients' norm, which at 0 or less is off."""
+    off = text != "null" and number("max_grad_norm", text, " (0 or less: gradients are not clipped)") <= 0
+    return one("training.max_grad_norm", "null" if off else text)
+
+
+def rescaled(key: str, text: str) -> Meaning:
+    """MaxDiffusion's `guidance_rescale`, which below 0 is off."""
+    return one("sampling.guidance_rescale", "0" if number(key, text) < 0 else text)
+
+
+def min_snr(key: str, text: str) -> Meaning:
+    """Gamma, which at 0 or less is off."""
+    if text.lower() in NOTHING_ASKED:
+        return Meaning()
+    on = number(key, text, " (0 or less switches it off)") > 0
+    name = "objective.weighting.name"
+    return Meaning(((name, "min_snr"), ("objective.weighting.snr_gamma", text))) if on else one(name, "none")
+
+
+def offset_noise(key: str, text: str) -> Meaning:
+    """MindOne's `offset_noise_level`: one offset for all channels of a sample."""
+    per_sample = (("objective.noise.offset_per", "sample"),) if number(key, text) else ()
+    return Meaning((("objective.noise.offset", text), *per_sample))
+
+
+def rate(key: str, text: str, pattern: str) -> Meaning:
+    """A learning rate of a part of the model, by a pattern of parameters' names."""
+    if text.lower() in NOTHING_ASKED:
+        return Meaning()
+    if number(key, text) == 0:
+        return notice(f"{key}=0: not trained there, as model.train_text_encoder=false says here")
+    return one("optimizer.learning_rates", json.dumps({pattern: float(text)}))
+
+
+def averaged(key: str, text: str, path: str) -> Meaning:
+    """A setting of the averages, which are then kept."""
+    return Meaning(((path, text),), implied=(("ema.enabled", lambda: "true"),))
+
+
+def cascade_ema(key: str, text: str, path: str) -> Meaning:
+    """A number of Stable Cascade's averages, which chooses their form as well."""
+    number(path.partition(".")[2], text)
+    found = averaged(key, text, path)
+    return Meaning((("ema.name", "stable_cascade"), *found.values), implied=found.implied)
+
+
+# Data
+
+
+def placed(key: str, text: str, source: str = "") -> Meaning:
+    """A path to data; its source is known, or found by what lies there, unless it is given."""
+    listed = [part.strip() for part in text[1:-1].split(",")] if text.startswith("[") else [text]
+
+    def kind() -> str:
+        return source or detect.kind(listed)
+
+    def name() -> str | None:
+        with suppress(UserError):  # of unknown kind: said where the source is looked for
+            return "null" if kind() == "huggingface" else None  # a data set has a path or a name
+        return None
+
+    return Meaning((("data.path", text),), implied=(("data.source", kind), ("data.name", name)))
+
+
+def mindone_data(key: str, text: str) -> Meaning:
     """MindOne's `data_path`: a folder whose CSV files have the columns `dir` (paths) and `text`, or as `placed`."""
     folder = Path(text).expanduser()
     tables = sorted(folder.glob("*.csv")) if folder.is_dir() else []
     if not tables or not {"dir", "text"} <= _columns(tables[0]):
-        return placed()(text)
+        return placed(key, text)
     columns = (("data.image_column", lambda: "dir"), ("data.caption_column", lambda: "text"))
     return Meaning((("data.path", text),), implied=(("data.source", lambda: "csv"), *columns))
 
@@ -235,58 +288,127 @@ def _columns(table: Path) -> set[str]:
         return set(next(csv.reader(file), []))
 
 
-def _listed(text: str) -> Sequence[str]:
-    return [part.strip() for part in text[1:-1].split(",")] if text.startswith("[") else [text]
-
-
-def verbatim(path: str, *more: tuple[str, str]) -> Convert:
-    """A converter of text that sets something else beside."""
-    return lambda text: Meaning((*more, (path, text)))
-
-
-def with_prior(text: str) -> Meaning:
-    """diffusers' `with_prior_preservation`: whether there is a class set beside the instance set."""
-    if text.lower() == "true":
-        return Meaning((), (f"with_prior_preservation={text} is what happens anyway: there is a class set",))
-    raise UserError(
-        "train the instance set alone instead: data.source=folder data.path=DIR 'data.captions.text=a photo of ...'"
-    )
-
-
-def data_set(text: str) -> Meaning:
+def data_set(key: str, text: str) -> Meaning:
     """MaxDiffusion's `dataset_name`: a data set of the hub, or a path; the name of a source here is that source."""
     if not text:
         raise UserError("it names no data set: give one of the hub or a path")
     if text in plugins.names("sources"):
         return one("data.source", text)
     if Path(text).expanduser().exists():
-        return placed()(text)
+        return placed(key, text)
     return Meaning((("data.source", "huggingface"), ("data.name", text)))
 
 
-def base_model(text: str) -> Meaning:
+def repeats_of(folder: Path) -> dict[Path, tuple[int, str]]:
+    """Folders named as kohya's DreamBooth data sets are (`10_sks dog`): how often each is repeated, and its caption."""
+    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    found = {path: re.fullmatch(r"(\d+)_(.*)", path.name, re.DOTALL) for path in below}
+    return {path: (int(name[1]), name[2]) for path, name in found.items() if name and int(name[1])}
+
+
+def train_data(key: str, text: str) -> Meaning:
+    """`train_data_dir`: in diffusers' scripts a folder of images, in kohya's one of folders such as `10_sks dog`."""
+    if not text:
+        return notice("train_data_dir is empty: the data set is named otherwise")
+    if found := repeats_of(Path(text).expanduser()):
+        path, (repeats, caption) = next(iter(found.items()))
+        raise UserError(
+            f"its {len(found)} folder{'s' * (len(found) > 1)} such as {path.name!r} are a data set of kohya's scripts "
+            f"(repeats and caption in the name). One of them is data.source=folder data.path={str(path)!r} "
+            f"data.repeats={repeats}, with data.captions.text={caption!r} if there are no captions; "
+            "`daguerre convert config` makes a mix of all from kohya's TOML"
+        )
+    return placed(key, text, "folder")
+
+
+def sized(key: str, text: str) -> Meaning:
+    """`resolution`: kohya also writes `512,512`."""
+    sides = [side.strip() for side in text.split(",")]
+    if len(sides) != 2:
+        return one("data.resolution", text)
+    if sides[0] == sides[1]:
+        return one("data.resolution", sides[0])
+    area = number(key, sides[0]) * number(key, sides[1])
+    raise UserError(
+        "one number here: the side of the square, or with buckets the root of their largest area "
+        f"({round(area**0.5)} for this one)"
+    )
+
+
+def caption_file(key: str, text: str) -> Meaning:
+    """kohya's `caption_extension`: captions beside images are in .txt files here."""
+    if f".{text.lstrip('.')}" == ".txt":
+        return notice("caption_extension=.txt is what happens anyway: cat.txt is the caption of cat.jpg")
+    raise UserError(
+        f"captions beside pictures are read from .txt and .json files: rename the {text} files, or list them in a "
+        "metadata.jsonl"
+    )
+
+
+# Models, optimizers, devices
+
+
+def base_model(key: str, text: str) -> Meaning:
     """MindOne's `weight`; its own checkpoints are MindSpore's."""
     if text.endswith(".ckpt"):
         raise UserError(
-            f"weight={text}: checkpoints of MindSpore cannot be read. Give the model that it was made from (a hub id, "
+            f"{key}={text}: checkpoints of MindSpore cannot be read. Give the model that it was made from (a hub id, "
             "a folder in diffusers' layout or a .safetensors file); a .ckpt of torch is "
             "pretrained_model_name_or_path=FILE pickled_weights=true"
         )
     return one("model.pretrained_model_name_or_path", text)
 
 
-def requeue(text: str) -> Meaning:
-    """open-diffusion's `requeue`: whether the same command goes on with the run, or refuses one that exists."""
-    options = values("resume_from_checkpoint", {"True": "latest", "False": "never"})
-    return choose("requeue", options)(text)
+def optimizer(key: str, text: str) -> Meaning:
+    """An optimizer's name; a group {...} is our own section."""
+    if text.lstrip().startswith("{"):
+        return one("optimizer", text)
+    plain = text.lower().replace("_", "").replace("-", "")
+    if text in plugins.names("optimizers"):
+        return one("optimizer.name", text)
+    if plain in OPTIMIZERS:
+        return one("optimizer.name", OPTIMIZERS[plain])
+    if plain == "adamwbf16":
+        return Meaning((("optimizer.name", "adamw"), ("training.weights_dtype", "bfloat16")))
+    raise UserError(f"{key} is one of {', '.join(plugins.names('optimizers'))} here, got {text!r}")
 
 
-def in_a_node(data: int, fsdp: int) -> Meaning:
-    """Degrees of the mesh inside a node; -1 is what the others leave."""
-    return Meaning((("mesh.ici_data_parallelism", str(data)), ("mesh.ici_fsdp_parallelism", str(fsdp))))
+_OPTIMIZER_ARGS = {
+    **{name: f"optimizer.{name}" for name in ("weight_decay", "beta3", "d0", "d_coef", "growth_rate")},
+    **{name: f"optimizer.{name}" for name in ("use_bias_correction", "safeguard_warmup", "decay_rate")},
+    "eps": "optimizer.epsilon",
+}
+_OPTIMIZER_OFF = {"relative_step": "false", "scale_parameter": "false", "warmup_init": "false", "decouple": "true"}
 
 
-def is_parallel(text: str) -> Meaning:
+def optimizer_args(key: str, text: str) -> Meaning:
+    """kohya's `optimizer_args`: a list of `name=value`, such as `["weight_decay=0.1", "betas=0.9,0.99"]`."""
+    found: list[tuple[str, str]] = []
+    pairs = [part for item in _listed(text) for part in (shlex.split(item) if item.count("=") > 1 else [item])]
+    for pair in pairs:
+        name, _, value = (part.strip() for part in pair.partition("="))
+        if name == "betas":
+            betas = (beta.strip(" ()") for beta in value.split(","))
+            found += zip(("optimizer.beta1", "optimizer.beta2"), betas, strict=False)
+        elif name in _OPTIMIZER_ARGS:
+            found.append((_OPTIMIZER_ARGS[name], value))
+        elif value.lower() != _OPTIMIZER_OFF.get(name):
+            allowed = ", ".join(("betas", *_OPTIMIZER_ARGS, *(f"{n}={v}" for n, v in _OPTIMIZER_OFF.items())))
+            raise UserError(f"optimizer_args: {pair} has no meaning here; there are {allowed}")
+    return Meaning(tuple(found))
+
+
+def _listed(text: str) -> list[str]:
+    """The members of a list as JSON or TOML write it, or the words of a text."""
+    if not text.startswith("["):
+        return shlex.split(text)
+    try:
+        return [str(item) for item in json.loads(text)]
+    except ValueError:
+        return [item.strip(" '\"") for item in text.strip("[] ").split(",") if item.strip()]
+
+
+def is_parallel(key: str, text: str) -> Meaning:
     """MindOne's `is_parallel`, compared with how the job was launched."""
     if text.lower() not in ("true", "false"):
         raise UserError(f"is_parallel is one of True, False, got {text!r}")
@@ -297,7 +419,34 @@ def is_parallel(text: str) -> Meaning:
         )
     if text.lower() == "false" and launched.size > 1:
         raise UserError(f"is_parallel={text}, and {launched} were launched: start one, or leave it out")
-    return Meaning((), (f"is_parallel={text} is what happens anyway: {launched}",))
+    return notice(f"is_parallel={text} is what happens anyway: {launched}")
+
+
+# Generated images
+
+
+def drawn(key: str, text: str) -> Meaning:
+    """One prompt of the images that a run generates."""
+    return one("sampling.prompts", json.dumps([text], ensure_ascii=False))
+
+
+def prompts(key: str, text: str) -> Meaning:
+    """`validation_prompt`, `validation_prompts`: what is generated at each save."""
+    if text.lower() in NOTHING_ASKED:
+        return Meaning()
+    return one("sampling.prompts", text) if text.startswith("[") else drawn(key, text)
+
+
+def prompts_file(key: str, text: str) -> Meaning:
+    """kohya's `sample_prompts`: a file with one prompt a line, where lines may hold options such as `--w 768`."""
+    path = Path(text).expanduser()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    if path.suffix in (".toml", ".json") or any(re.search(r"\s--\w", line) for line in lines):
+        raise UserError(
+            f"{text} holds options beside its prompts, which have no meaning here: give a text file with one prompt a "
+            "line, and sampling.width, sampling.height, sampling.guidance_scale ... for all of them"
+        )
+    return one("sampling.prompts_file", text)
 
 
 def sampler(text: str) -> str:
@@ -305,3 +454,22 @@ def sampler(text: str) -> str:
     name = text.strip().lower().replace("++", "pp").replace(" ", "_").removeprefix("k_")
     known = SAMPLERS.get(name, name)
     return known if known in plugins.names("samplers") else text
+
+
+def named_sampler(key: str, text: str) -> Meaning:
+    """A sampler's name in kohya's scripts, or diffusers' class."""
+    if sampler(text) in plugins.names("samplers"):
+        return one("sampling.sampler", sampler(text))
+    raise UserError(f"{key}={text} is not there; there are {', '.join(plugins.names('samplers'))}")
+
+
+FUNCTIONS: dict[str, Callable[..., Meaning]] = {
+    function.__name__: function
+    for function in (
+        *(absent, averaged, base_model, caption_file, cascade_ema, choose, clipped, counted, data_set, drawn, expected),
+        *(is_parallel, kept, length, min_snr, mindone_data, minutes, named_sampler, offset_noise, one_class, optimizer),
+        *(optimizer_args, placed, prompts, prompts_file, rate, renamed, rescaled, resumed, scheduler_class, section),
+        *(sets, sized, train_data, training_scheduler, unless, unless_empty),
+    )
+}
+"""What a row of `converted` in names.yaml may name."""

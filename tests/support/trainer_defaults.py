@@ -1,69 +1,10 @@
-"""What other trainers do without being asked, in our settings: where it differs from what we do, and where it does not.
+"""Settings of ours whose default is what other trainers do without being asked, or that their configs always say.
 
-Of each trainer two tables name every setting of ours that changes what is learnt (a test forbids holes). DIFFERENT are
-written into a recipe unless a key of theirs says otherwise; of SAME our default is theirs, or their config always says
-it. What follows from other keys is in the reader of that trainer.
+Beside `unasked` of src/daguerre/config_import/TRAINER.yaml; together they name every setting that changes
+what is learnt.
 """
 
 from __future__ import annotations
-
-from typing import Any
-
-from daguerre.config_import.reader import REQUIRED
-
-_EVERYWHERE = {
-    # No caption is dropped, nothing is held out, gradients are not clipped, no average is kept.
-    "data.caption_dropout": 0.0,
-    "data.held_out_fraction": 0.0,
-    "training.max_grad_norm": None,
-    "ema.enabled": False,
-}
-_UNHELD = {"validation.every": None}
-"""There is no loss to take on samples that are held out where none are. Not a matter of what is learnt."""
-
-DIFFERENT: dict[str, dict[str, Any]] = {
-    "MaxDiffusion": {
-        **_EVERYWHERE,
-        "data.interpolation": "bilinear",
-        "optimizer.weight_decay_exclude": [],
-        "training.frozen_precision": "bf16",  # with activations_dtype=bfloat16
-        "training.stochastic_rounding": False,  # with weights_dtype=bfloat16
-    },
-    "MindOne": {
-        **_EVERYWHERE,
-        "seed": 42,
-        "model.family": "sdxl",
-        "model.pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0",
-        "model.zero_null_text": False,
-        "data.path": REQUIRED,
-        "data.resolution": 1024,
-        "data.interpolation": "bilinear",
-        "training.mixed_precision": "bf16",
-        "optimizer.learning_rate": 1e-6,
-        "optimizer.weight_decay": 1e-6,
-        "optimizer.epsilon": 1e-6,  # of AdamWeightDecay
-        "ema.name": "mindone",  # with use_ema
-    },
-    "open-diffusion": {
-        **_EVERYWHERE,
-        "optimizer.weight_decay_exclude": [],
-        "training.frozen_precision": "bf16",  # with mixed_precision
-        "ema.decay": 0.995,  # with use_ema
-    },
-    "Stable Cascade": {
-        "model.family": "cascade_c",
-        "data.path": REQUIRED,
-        "data.caption_dropout": 0.05,
-        "data.held_out_fraction": 0.0,
-        "data.crop": "random",
-        "data.interpolation": "bilinear",
-        "objective.name": "eps",
-        "objective.schedule.name": "cosine",
-        "objective.weighting.name": "p2",
-        "training.mixed_precision": "bf16",
-        "optimizer.weight_decay_exclude": [],
-    },
-}
 
 _ALIKE = {
     *("init_from", "adapters", "model.sample_posterior", "model.scaling_factor", "model.latents_mean"),
@@ -117,7 +58,7 @@ SAME: dict[str, set[str]] = {
     | _WHICH,
     "MindOne": _ALIKE
     | {"optimizer.weight_decay_exclude", "training.frozen_precision", "training.stochastic_rounding", "data.crop"}
-    | {"objective.sigma_data", "ema.decay"}
+    | {"objective.sigma_data", "ema.decay", "ema.name"}
     | (_HUB - {"data.name", "data.config", "data.revision", "data.split"})
     | {"data.delimiter", "data.quote", "data.columns"}
     | _SDXL
@@ -134,9 +75,3 @@ SAME: dict[str, set[str]] = {
     | {"model.pretrained_model_name_or_path"}
     | _NUMBERS,
 }
-
-
-def unasked(trainer: str, *without: str) -> dict[str, Any]:
-    """What a trainer does without being asked, but for some settings."""
-    found = {path: value for path, value in DIFFERENT[trainer].items() if path not in without}
-    return found | (_UNHELD if "data.held_out_fraction" in found else {})
