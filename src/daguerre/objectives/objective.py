@@ -41,7 +41,9 @@ class NothingLearnt:
         if tensors:
             raise UserError(
                 f"the checkpoint holds what an objective has learnt ({', '.join(sorted(tensors))}), and this recipe's "
-                "objective learns nothing of its own: set objective.name and objective.weighting to those of that run"
+                "objective learns nothing of its own: set objective.name and objective.weighting to those of that run",
+                code="changed",
+                setting="objective.name",
             )
 
 

@@ -109,7 +109,10 @@ class ScaledLinear(Schedule):
         """
         n = self.settings.num_train_timesteps
         if not 1 <= num_steps <= n:
-            raise UserError(f"num_inference_steps is {num_steps}: a schedule of {n} timesteps takes 1 to {n}")
+            raise UserError(
+                f"num_inference_steps is {num_steps}: a schedule of {n} timesteps takes 1 to {n}",
+                setting="sampling.num_inference_steps",
+            )
         if spacing == "trailing":
             times = np.round(np.arange(n, 0, -n / num_steps))[:num_steps] - 1
         elif spacing == "leading":
@@ -117,7 +120,11 @@ class ScaledLinear(Schedule):
             times = (np.arange(num_steps) * (n // num_steps))[::-1] + 1.0
         else:
             if num_steps == 1:
-                raise UserError("one step of linspace spacing would start at the clean end: use trailing")
+                raise UserError(
+                    "one step of linspace spacing would start at the clean end: use trailing",
+                    code="conflict",
+                    setting="sampling.timestep_spacing",
+                )
             times = np.linspace(0, n - 1, num_steps)[::-1]
         return torch.from_numpy(times.copy())
 
@@ -126,10 +133,16 @@ class ScaledLinear(Schedule):
         if self.settings.zero_terminal_snr:
             raise UserError(
                 "timestep_spacing is leading, which never visits the last timestep, and zero_terminal_snr is on, "
-                "which makes that timestep the only pure noise: use trailing (arXiv 2305.08891, section 3.3)"
+                "which makes that timestep the only pure noise: use trailing (arXiv 2305.08891, section 3.3)",
+                code="conflict",
+                setting="sampling.timestep_spacing",
             )
         if num_steps == n:
-            raise UserError(f"leading spacing takes at most {n - 1} steps on {n} timesteps: use trailing")
+            raise UserError(
+                f"leading spacing takes at most {n - 1} steps on {n} timesteps: use trailing",
+                code="conflict",
+                setting="sampling.num_inference_steps",
+            )
 
 
 _VARIANCES = 1e-4, 0.9999
@@ -230,10 +243,14 @@ def even_stops(num_steps: int, spacing: str) -> Tensor:
 def check_trailing(num_steps: int, spacing: str) -> None:
     """UserError where a continuous schedule is asked for what only a discrete one has."""
     if num_steps < 1:
-        raise UserError(f"num_inference_steps is {num_steps}: it must be at least 1")
+        raise UserError(
+            f"num_inference_steps is {num_steps}: it must be at least 1", setting="sampling.num_inference_steps"
+        )
     if spacing != "trailing":
         raise UserError(
-            f"timestep_spacing is {spacing}, which has no meaning on a continuous schedule: leave it at trailing"
+            f"timestep_spacing is {spacing}, which has no meaning on a continuous schedule: leave it at trailing",
+            code="conflict",
+            setting="sampling.timestep_spacing",
         )
 
 

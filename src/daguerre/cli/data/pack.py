@@ -131,9 +131,9 @@ def run(arguments: list[str]) -> int:
 
 def choose(request: Request[Options]) -> Chosen:
     """Opens the source and lets the filters choose. UserError where nothing is left, or without an end."""
-    settings, options = request.settings, request.options
-    if settings.source == "mix":
-        raise UserError("data.source=mix: sources are packed one at a time; name one of them, as a path or in a recipe")
+    options, (settings, *others) = request.options, request.settings.sources.values()
+    if others:
+        raise UserError("data.sources: they are packed one at a time; name one of them, as a path or in a recipe")
     data = opened(settings)
     if data.index is None:
         if options.count is None:
@@ -176,7 +176,7 @@ def _pack(chosen: Chosen, request: Request[Options], shards: Sequence[Shard], li
 
 
 def _about(request: Request[Options], chosen: Chosen, samples_per_shard: int) -> dict[str, Any]:
-    settings = request.settings
+    (settings,) = request.settings.sources.values()
     how = f"{settings.formats} {samples_per_shard}"
     return {
         "fingerprint": pack.fingerprint(chosen.ids, how),

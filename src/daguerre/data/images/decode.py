@@ -25,7 +25,7 @@ from daguerre.data.images import kinds
 from daguerre.data.images.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
-from daguerre.data.settings import SourceSettings
+from daguerre.data.settings import SharedSettings
 from daguerre.types import IMAGE
 
 _TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 6-9 times as fast
@@ -76,7 +76,7 @@ class Frame:
         return crop_CHW.flip(2) if self.mirror else crop_CHW
 
 
-def frame(size: tuple[int, int], settings: SourceSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Frame:
+def frame(size: tuple[int, int], settings: SharedSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Frame:
     """The frame of a picture whose upright height and width are `size`: it is resized until it just covers the bucket.
 
     Flip and random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. `Undecodable`
@@ -92,7 +92,7 @@ def frame(size: tuple[int, int], settings: SourceSettings, bucket: Bucket, seed:
 
 def cut(
     images: Mapping[str, bytes | np.ndarray],
-    settings: SourceSettings,
+    settings: SharedSettings,
     bucket: Bucket,
     seed: int,
     key: np.ndarray,
@@ -117,7 +117,7 @@ def beside(
     name: str,
     image: bytes | np.ndarray,
     size: tuple[int, int],
-    settings: SourceSettings,
+    settings: SharedSettings,
     bucket: Bucket | None = None,
 ) -> np.ndarray:
     """[H, W, C] uint8 of an image beside a picture of this height and width; it may be of another scale. `Undecodable`
@@ -132,7 +132,7 @@ def beside(
     return np.asarray(Image.fromarray(pixels_HWC).convert("L"))[:, :, None]
 
 
-def pixels(encoded: bytes, settings: SourceSettings, bucket: Bucket | None = None) -> np.ndarray:
+def pixels(encoded: bytes, settings: SharedSettings, bucket: Bucket | None = None) -> np.ndarray:
     """The whole picture of a file, upright: [H, W, 3] uint8 sRGB. Raises `Undecodable`.
 
     Where it will be resized to cover `bucket`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size.
@@ -141,7 +141,7 @@ def pixels(encoded: bytes, settings: SourceSettings, bucket: Bucket | None = Non
 
 
 def sized(
-    image: bytes | np.ndarray, settings: SourceSettings, bucket: Bucket | None
+    image: bytes | np.ndarray, settings: SharedSettings, bucket: Bucket | None
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """`pixels` of a file, or pixels as they are; and the height and width of the whole upright picture."""
     if isinstance(image, np.ndarray):
@@ -149,7 +149,7 @@ def sized(
     return _decoded(image, settings, bucket)
 
 
-def _decoded(encoded: bytes, settings: SourceSettings, bucket: Bucket | None) -> tuple[np.ndarray, tuple[int, int]]:
+def _decoded(encoded: bytes, settings: SharedSettings, bucket: Bucket | None) -> tuple[np.ndarray, tuple[int, int]]:
     try:
         image = opened(io.BytesIO(encoded), settings.formats)
         stored_HWC = _fast_jpeg(encoded, image, settings, bucket)
@@ -164,7 +164,7 @@ def _decoded(encoded: bytes, settings: SourceSettings, bucket: Bucket | None) ->
 
 
 def _fast_jpeg(
-    encoded: bytes, image: Image.Image, settings: SourceSettings, bucket: Bucket | None
+    encoded: bytes, image: Image.Image, settings: SharedSettings, bucket: Bucket | None
 ) -> np.ndarray | None:
     """[H, W, 3] uint8 sRGB by libjpeg-turbo's own interface, not yet upright; None where that is not for it, or it
     refuses, and Pillow has the last word."""
@@ -195,7 +195,7 @@ def _dct_factor(height_px: int, width_px: int, bucket: Bucket) -> int:
     return 1
 
 
-def _by_pillow(image: Image.Image, settings: SourceSettings) -> np.ndarray:
+def _by_pillow(image: Image.Image, settings: SharedSettings) -> np.ndarray:
     """[H, W, 3] uint8 sRGB, not yet upright."""
     colours, alpha = _layers(image)
     transform = _to_srgb(image.info.get("icc_profile"), colours.mode)
@@ -301,7 +301,7 @@ def _channels_first(pixels_HWC: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(pixels_HWC, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
 
 
-def _corner(spare: tuple[int, int], settings: SourceSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
+def _corner(spare: tuple[int, int], settings: SharedSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
     """Top and left of the crop, where so many pixels are to spare; one of the two has no choice."""
     if settings.crop == "center":
         return spare[0] // 2, spare[1] // 2

@@ -192,7 +192,7 @@ class Loading:
         found = skipped.merged(
             self.dataset.report(), self.dataset.notes(self.batch_size, self.images), self.skips.reasons
         )
-        return {"source": self.dataset.settings.source, "count": self.dataset.size, "skipped": found}
+        return {"source": self.dataset.settings.kinds, "count": self.dataset.size, "skipped": found}
 
     def document(self) -> dict[str, Any]:
         """What a checkpoint holds of it; the position is the training state's."""
