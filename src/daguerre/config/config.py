@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from daguerre.adapters.settings import AdapterSettings
@@ -296,13 +295,8 @@ def _differing(settings: Settings, tree: Tree, default: Any, needed: bool) -> Tr
 
 def _named(settings: Settings) -> Tree:
     """The name of the plug-in that a group of settings belongs to, if it is one's."""
-    return {
-        name: getattr(settings, name) for name, field in type(settings).model_fields.items() if _names_plugin(field)
-    }
-
-
-def _names_plugin(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+    literals = {n: f.annotation for n, f in type(settings).model_fields.items() if get_origin(f.annotation) is Literal}
+    return {name: getattr(settings, name) for name, kind in literals.items() if len(get_args(kind)) == 1}
 
 
 @dataclass(frozen=True)

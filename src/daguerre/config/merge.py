@@ -6,7 +6,7 @@ noise schedule) is dropped here with a notice. Within one layer such a pair is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -17,9 +17,9 @@ from daguerre import plugins
 from daguerre.config import adapter_forms, overrides, recipe, source_forms
 from daguerre.config import fields as config_fields
 from daguerre.config.aliases import lookup
-from daguerre.config.aliases.relative import RELATIVE, look_in
+from daguerre.config.aliases.relative import RELATIVE, Look, look_in
 from daguerre.config.aliases.values import Meaning
-from daguerre.config.errors import NOTHING, Problem, group, shown, unknown
+from daguerre.config.errors import Problem, group, shown, unknown
 from daguerre.config.fields import Leaf
 from daguerre.config.recipe import Tree
 from daguerre.errors import UserError
@@ -107,32 +107,37 @@ def from_overrides(
     Names of plug-ins are set first, wherever they stand: they decide which settings the others can mean.
     """
     problems: list[Problem] = []
-    pairs: list[_Pair] = []
-    implied: list[tuple[str, str, Callable[[], str | None]]] = []
     raw: dict[str, str] = {}
+    meanings: list[tuple[str, Meaning]] = []
+
+    def read(key: str, text: str, look: Look | None = None) -> Meaning:
+        try:
+            meaning = lookup.translate(key, text, look)
+        except UserError as error:
+            problems.append(Problem(key, str(error), text))
+            return Meaning()
+        notices.extend(meaning.notices)
+        return meaning
+
     for override in given:
-        key, text = override, None
         try:
             key, text = overrides.pair(override)
-            raw[key] = text
-            meaning = lookup.translate(key, text)
         except UserError as error:
-            problems.append(Problem(key, str(error), NOTHING if text is None else text))
+            problems.append(Problem(override, str(error)))
             continue
-        notices += meaning.notices
-        pairs += _pairs(key, meaning)
-        implied += [(key, path, find) for path, find in meaning.implied]
-    pairs += _implied(pairs, implied, problems)
+        raw[key] = text
+        meanings.append((key, read(key, text)))
+    pairs = [pair for key, meaning in meanings for pair in _pairs(key, meaning)]
+    pairs += _implied(pairs, meanings, problems)
     pairs = _without_idle_names(pairs, list(raw.items()), notices)
     pairs, wrong = adapter_forms.pairs(pairs, tree)
     problems += [Problem(label, why, text) for label, why, text in wrong]
+    pairs = sorted(source_forms.paths(pairs, tree), key=lambda pair: not _names_plugin(root, pair[1]))
     values: Tree = {}
-    pairs = source_forms.paths(pairs, tree)
-    for pair in sorted(
-        pairs, key=lambda item: (item[1].rpartition(".")[0] not in MAPPINGS, not _names_plugin(root, item[1]))
-    ):
+    for pair in sorted(pairs, key=lambda pair: pair[1].rpartition(".")[0] not in MAPPINGS):
         problems += _set(root, values, tree, pair, notices)
-    rest = _relative(raw, recipe.merge(tree, values), notices, problems)
+    look = look_in(raw, source_forms.flat(recipe.merge(tree, values)))
+    rest = [pair for key in raw if key in RELATIVE for pair in _pairs(key, read(key, raw[key], look))]
     for pair in source_forms.paths(rest, recipe.merge(tree, values)):
         problems += _set(root, values, tree, pair, notices)
     return values, problems
@@ -152,30 +157,11 @@ def _pairs(key: str, meaning: Meaning) -> list[_Pair]:
     return [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
 
 
-def _relative(raw: Mapping[str, str], tree: Tree, notices: list[str], problems: list[Problem]) -> list[_Pair]:
-    """What other trainers' names mean that follow from the settings beside, which are all there by now."""
-    found: list[_Pair] = []
-    look = look_in(raw, source_forms.flat(tree))
-    for key in [name for name in raw if name in RELATIVE]:
-        try:
-            meaning = lookup.translate(key, raw[key], look)
-        except UserError as error:
-            problems.append(Problem(key, str(error), raw[key]))
-            continue
-        notices += meaning.notices
-        found += _pairs(key, meaning)
-    return found
-
-
-def _implied(
-    pairs: Sequence[_Pair],
-    implied: Sequence[tuple[str, str, Callable[[], str | None]]],
-    problems: list[Problem],
-) -> list[_Pair]:
-    """What follows from other trainers' names, for settings that no override sets."""
+def _implied(pairs: Sequence[_Pair], meanings: Sequence[tuple[str, Meaning]], problems: list[Problem]) -> list[_Pair]:
+    """Overrides that follow from other trainers' names, for settings that none sets."""
     given = {path for _, path, _ in pairs}
     found = []
-    for key, path, find in implied:
+    for key, path, find in ((key, *implied) for key, meaning in meanings for implied in meaning.implied):
         if path in given or path.rpartition(".")[2] in given:  # as a whole path, or by the setting's own name
             continue
         try:
@@ -257,6 +243,7 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
         if recipe.get(over, section) is None:  # all of its keys are comments
             over = recipe.without(over, section)
     over = source_forms.mapped(base, adapter_forms.mapped(base, over))
+    over = source_forms.without_nameless(base, over)
     base, over = _without_taken_out(base, over, notices)
     unused_before = dict(_unused(root, base))
     base = _without_old_plugins(root, base, over, notices)

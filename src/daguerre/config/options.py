@@ -66,8 +66,8 @@ def read(arguments: Sequence[str], options_class: type[Options]) -> Request[Opti
         found, notices = from_recipe(words.bare[0], rest)
         return Request(words.bare[0], found.data, found.seed, options, tuple(map(scrub, notices)))
     found, notices = from_paths(words.bare, rest)
-    (source,) = found.data.sources.values()
-    what = scrub(", ".join(words.bare) or str(getattr(source, "path", source.source)))
+    named = [str(getattr(source, "path", source.source)) for source in found.data.sources.values()]
+    what = scrub(", ".join(words.bare or named))
     return Request(what, found.data, found.seed, options, tuple(map(scrub, notices)))
 
 

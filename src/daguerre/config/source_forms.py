@@ -60,6 +60,14 @@ def mapped(base: Tree, over: Tree) -> Tree:
     return {**over, "data": recipe.merge(rest, {"sources": found})}
 
 
+def without_nameless(base: Tree, over: Tree) -> Tree:
+    """A layer that takes out the source of `base` that has no name where it gives others with names of their own."""
+    given = members(over)
+    if members(base).get(NAMELESS) is None or NAMELESS in given or all(own is None for own in given.values()):
+        return over
+    return recipe.merge(over, {"data": {"sources": {NAMELESS: None}}})
+
+
 def paths(given: Sequence[Pair], tree: Tree) -> list[Pair]:
     """Overrides with paths of the mapping, those that take sources out first."""
     layer: Tree = {}

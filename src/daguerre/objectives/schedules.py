@@ -21,16 +21,17 @@ from daguerre.objectives import elementwise
 from daguerre.objectives.settings import ScheduleSettings
 
 
+@dataclass(frozen=True, eq=False)
 class Schedule(ABC):
     """Maps time to signal and noise. Later times are noisier."""
 
-    variance_preserving: ClassVar[bool]
-    """Whether a^2 + s^2 = 1 at all times."""
     settings: ScheduleSettings
+    variance_preserving: ClassVar[bool] = True
+    """Whether a^2 + s^2 = 1 at all times."""
 
-    @abstractmethod
     def time(self, drawn: Tensor) -> Tensor:
         """Training time of a number drawn from a time law (a share of the schedule, or sigma)."""
+        return drawn
 
     @abstractmethod
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,9 +44,9 @@ class Schedule(ABC):
         Pure noise (a = 0) is the last time. A ratio above all finite ones is the noisiest time with some signal.
         """
 
-    @abstractmethod
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         """Times [num_steps] float64 at which a sampler calls the denoiser, noisiest first. UserError if it cannot."""
+        return even_stops(num_steps, spacing)
 
 
 def from_sigma(sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,8 +77,6 @@ class ScaledLinear(Schedule):
     infinite (zero terminal SNR), any time above the lower one is pure noise. Training draws whole timesteps only.
     """
 
-    variance_preserving: ClassVar[bool] = True
-    settings: ScheduleSettings
     sigma_N: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -156,12 +155,7 @@ class Cosine(Schedule):
     Nichol and Dhariwal 2021 (arXiv 2102.09672, eq. 17). log-SNR lies in [-9.2102, 9.2102], before the shift and after.
     """
 
-    variance_preserving: ClassVar[bool] = True
     offset: ClassVar[float] = 0.008
-    settings: ScheduleSettings
-
-    def time(self, drawn: Tensor) -> Tensor:
-        return drawn
 
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         angle = (self.offset + t) / (1 + self.offset) * (pi / 2)
@@ -180,9 +174,6 @@ class Cosine(Schedule):
         angle = acos(root_variance * self._first())
         return min(1.0, max(0.0, angle / (pi / 2) * (1 + self.offset) - self.offset))
 
-    def stops(self, num_steps: int, spacing: str) -> Tensor:
-        return even_stops(num_steps, spacing)
-
 
 @dataclass(frozen=True, eq=False)
 class LinearFlow(Schedule):
@@ -193,7 +184,6 @@ class LinearFlow(Schedule):
     """
 
     variance_preserving: ClassVar[bool] = False
-    settings: ScheduleSettings
 
     def time(self, drawn: Tensor) -> Tensor:
         return self.settings.shift * drawn / (1 + (self.settings.shift - 1) * drawn)
@@ -216,10 +206,6 @@ class EDM(Schedule):
     """
 
     variance_preserving: ClassVar[bool] = False
-    settings: ScheduleSettings
-
-    def time(self, drawn: Tensor) -> Tensor:
-        return drawn
 
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ones_like(t), t
@@ -256,10 +242,6 @@ def check_trailing(num_steps: int, spacing: str) -> None:
 
 def build(settings: ScheduleSettings) -> Schedule:
     """The schedule of these settings."""
-    kinds: dict[str, type[ScaledLinear | Cosine | LinearFlow | EDM]] = {
-        "scaled_linear": ScaledLinear,
-        "cosine": Cosine,
-        "linear_flow": LinearFlow,
-        "edm": EDM,
-    }
+    kinds: dict[str, type[ScaledLinear | Cosine | LinearFlow | EDM]]
+    kinds = {"scaled_linear": ScaledLinear, "cosine": Cosine, "linear_flow": LinearFlow, "edm": EDM}
     return kinds[settings.name](settings)
