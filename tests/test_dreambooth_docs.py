@@ -12,7 +12,7 @@ from PIL import Image
 from daguerre import errors
 from daguerre.cli import main
 from daguerre.config import config
-from daguerre.data.sources import mix
+from daguerre.data.settings import DataSettings
 
 DOCS = (Path(__file__).parents[1] / "docs" / "dreambooth.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"^    (daguerre train .*)$", DOCS, flags=re.MULTILINE)]
@@ -33,4 +33,4 @@ def test_its_commands_are_understood(command, tmp_path, monkeypatch, capsys):
 def test_its_recipe_is_the_shipped_ones_data():
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
     shipped = config.load("sd15_dreambooth", ["instance_data_dir=my_dog", "class_data_dir=dogs"]).config
-    assert mix.Settings(**yaml.safe_load(block)["data"]).members() == shipped.data.members()
+    assert DataSettings(**yaml.safe_load(block)["data"]).sources == shipped.data.sources

@@ -55,7 +55,7 @@ def one_picture(name: str, made: Twins) -> list[str]:
     """The twin's overrides, with a data set of one picture, seen by all samples of a batch; of a mix, one a source."""
     data = tree(name)["data"]
     kept = [override for override in made.overrides(name) if not override.startswith(OWN)]
-    if data["source"] == "mix":
+    if "sources" in data:
         drawn = [
             f"data.sources.{source}.generate.count=1" for source, own in data["sources"].items() if "generate" in own
         ]

@@ -80,7 +80,7 @@ def test_only_name_and_place_need_be_given(name):
         given.append("data.path=shards")
     chosen = config.load(name, given).config
     assert chosen.sampling.prompts
-    sources = chosen.data.members().values() if chosen.data.source == "mix" else [chosen.data]
+    sources = chosen.data.sources.values()
     assert all(source.source in ("webdataset", "folder") or source.name for source in sources)
     assert chosen.model.family == ("sdxl" if "xl" in name else "sd")
 

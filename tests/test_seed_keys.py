@@ -14,7 +14,7 @@ import foreign_names
 import pytest
 
 from daguerre.cli import doctor, main
-from daguerre.config import config, overrides, recipe
+from daguerre.config import config, overrides, recipe, source_forms
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError
@@ -390,7 +390,7 @@ def loaded(row: Row) -> config.Loaded:
 @pytest.mark.parametrize("row", [row for row in EVERY if row.values], ids=lambda row: row.given)
 def test_an_alias_is_our_setting(row):
     found = loaded(row)
-    tree = found.config.model_dump(mode="json")
+    tree = source_forms.flat(found.config.model_dump(mode="json"))
     assert {path: recipe.get(tree, path) for path in row.values} == row.values
     said = [line for line in found.notices if row.name in line]
     assert (len(said) == 1 and row.notice in said[0]) if row.notice else not said
@@ -444,7 +444,7 @@ def test_a_folder_of_mindones_is_read_by_its_tables(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "img_txt.csv").write_text("dir,text\nimages/0.jpg,a cat\n", encoding="utf-8")
     (tmp_path / "0.jpg").write_bytes(b"")
-    data = config.load("sdxl", [f"data_path={tmp_path}"]).config.data
+    data = config.load("sdxl", [f"data_path={tmp_path}"]).config.data.sources["images"]
     assert (data.source, data.image_column, data.caption_column) == ("csv", "dir", "text")
     (tmp_path / "img_txt.csv").write_text("url,text\nx,a cat\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="say which is meant"):
@@ -453,7 +453,7 @@ def test_a_folder_of_mindones_is_read_by_its_tables(tmp_path):
 
 def test_a_path_to_a_data_set_of_the_hubs_library_takes_the_place_of_its_name(tmp_path):
     (tmp_path / "dataset_info.json").write_text("{}", encoding="utf-8")
-    data = config.load("sdxl", [f"data_path={tmp_path}"]).config.data
+    data = config.load("sdxl", [f"data_path={tmp_path}"]).config.data.sources["images"]
     assert (data.source, data.path, data.name) == ("huggingface", str(tmp_path), None)
 
 

@@ -42,7 +42,7 @@ def check(kind: str, name: str) -> None:
     if name not in names(kind):
         near = difflib.get_close_matches(str(name), names(kind), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"there is no {name!r} in {kind}; there are: {', '.join(names(kind))}.{hint}")
+        raise UserError(f"there is no {name!r} in {kind}; there are: {', '.join(names(kind))}.{hint}", code="unknown")
 
 
 def find(kind: str, name: str) -> ModuleType:

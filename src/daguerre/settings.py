@@ -63,33 +63,37 @@ class Settings(BaseModel):
         protected_namespaces=(),
     )
 
+    around: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a recipe sets in the section around this one, for all sections like it."""
+
     @model_validator(mode="after")
-    def _refuse_idle(self) -> Self:
-        for fields, when, why in self.idle:
-            given = [name for name in fields if name in self.model_fields_set]
-            if given and when(self):
-                raise ValueError(f"{', '.join(given)}: {why}: remove {'it' if len(given) == 1 else 'them'}")
+    def _refuse_unused(self) -> Self:
+        given: dict[str, list[str]] = {}
+        for name, why in self.unused().items():
+            if name in self.model_fields_set:
+                given.setdefault(why, []).append(name)
+        if given:
+            problems = [f"{', '.join(n)}: {why}: remove {'it' if len(n) == 1 else 'them'}" for why, n in given.items()]
+            raise ValueError("; ".join(problems))
         return self
 
     @model_serializer(mode="wrap")
-    def _without_idle(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if name not in self.idle_fields()}
+    def _without_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        unused = self.unused()
+        return {name: value for name, value in handler(self).items() if name not in unused}
 
-    def idle_fields(self) -> set[str]:
-        """The fields that others of the group leave without effect."""
-        return {name for fields, when, _ in self.idle if when(self) for name in fields}
+    def unused(self) -> dict[str, str]:
+        """The fields that others of the group leave without effect, and why."""
+        return {name: why for fields, when, why in reversed(self.idle) if when(self) for name in fields}
 
 
 class Choice(Settings):
-    """A section whose `name` decides which of its other fields act.
-
-    A field that does not act may not be set, not even to its default, and is not dumped.
-    """
+    """A section whose `name` decides which of its other fields act."""
 
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {}
     """The names with which a field acts; a field that is missing here always acts."""
     instead: ClassVar[dict[str, str]] = {}
-    """What to do instead, by field, where there is more to say than to remove it."""
+    """What to do beside removing it, by field, where there is more to say."""
 
     name: str
 
@@ -97,22 +101,13 @@ class Choice(Settings):
         """Whether `field` has an effect under this section's name."""
         return self.name in self.acts_with.get(field, (self.name,))
 
-    @model_validator(mode="after")
-    def _refuse_what_does_not_act(self) -> Self:
-        idle = [field for field in type(self).model_fields if field in self.model_fields_set and not self.acts(field)]
-        problems = []
-        for field in idle:
-            owners = " or ".join(self.acts_with[field])
-            way_out = self.instead.get(field, f"remove {field}, or set name to {owners}")
-            problems.append(f"{field} has no effect with {self.name!r} (it belongs to {owners}): {way_out}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-    @model_serializer(mode="wrap")
-    def _dump_what_acts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        idle = self.idle_fields()
-        return {name: value for name, value in handler(self).items() if self.acts(name) and name not in idle}
+    def unused(self) -> dict[str, str]:
+        found = super().unused()
+        for field, names in self.acts_with.items():
+            if not self.acts(field):
+                instead = f"; {self.instead[field]}" if field in self.instead else ""
+                found[field] = f"no effect with {self.name!r} (it belongs to {' or '.join(names)}{instead})"
+        return found
 
 
 _UNITS = {"step": "steps", "steps": "steps", "sample": "samples", "samples": "samples"}
@@ -151,7 +146,9 @@ class Duration(str):
         if self.unit == "epochs" and samples_per_epoch is None:
             raise UserError(
                 f"{str(self)!r}: there are no epochs of an endless source, nor of a mix, whose sources have each their "
-                "own; give steps or samples"
+                "own; give steps or samples",
+                code="conflict",
+                setting="training.duration",
             )
         samples = self.number * (samples_per_epoch or 0) if self.unit == "epochs" else self.number
         return -(-samples // global_batch_size)
@@ -193,7 +190,7 @@ class Plugin:
             settings_class = self.settings_class(value[self.key])
         except ValueError as error:
             inner = [{"type": "value_error", "loc": (self.key,), "input": value[self.key], "ctx": {"error": error}}]
-            raise PydanticCustomError("plugin", "invalid section", {"errors": inner}) from None
+            raise PydanticCustomError("plugin", "{text}", {"text": str(error), "errors": inner}) from None
         try:
             return settings_class.model_validate(value)
         except ValidationError as error:

@@ -72,8 +72,8 @@ def test_words_are_sorted(place):
 
 def test_a_recipe_gives_its_data_section_and_seed(place):
     request = read("quickstart", "data.jitter_px=0", "seed=7", "count=9", "-o", "x")
-    assert isinstance(request.settings, shapes.Settings)
-    assert (request.settings.jitter_px, request.settings.resolution, request.seed) == (0, 64, 7)
+    assert isinstance(request.settings.sources["images"], shapes.Settings)
+    assert (request.settings.sources["images"].jitter_px, request.settings.resolution, request.seed) == (0, 64, 7)
     assert (request.options.count, request.options.out, request.what) == (9, "x", "quickstart")
 
 
@@ -89,7 +89,7 @@ def test_a_recipe_whose_other_sections_are_not_finished(place):
 def test_another_source_than_the_recipes(place):
     pictures = data_sets.folder(place / "pictures", 2)
     request = read("quickstart", "data.source=folder", f"data.path={pictures}")
-    assert (request.settings.source, request.settings.resolution) == ("folder", 64)
+    assert (request.settings.kinds, request.settings.resolution) == ("folder", 64)
     assert any("dropped out" in notice for notice in request.notices)
 
 
@@ -113,7 +113,7 @@ def test_kinds_are_guessed_and_said(place, given, kind):
     data_sets.folder(place / "pictures", 2)
     data_sets.shards(place / "shards", 2, 1)
     request = read(*given)
-    assert request.settings.source == kind
+    assert request.settings.kinds == kind
     assert any(f"data.source={kind}" in notice for notice in request.notices)
     said = read(*given, f"data.source={kind}")
     assert said.settings == request.settings
@@ -124,7 +124,7 @@ def test_what_lies_beside_shards_changes_nothing(place):
     shards = data_sets.shards(place / "img2dataset", 2, 1)
     for name in ("part-00.parquet", "part-00_stats.json", "part-00.tar.index", "dataset.json"):
         (shards / name).touch()
-    assert read("img2dataset").settings.source == "webdataset"
+    assert read("img2dataset").settings.kinds == "webdataset"
 
 
 def test_a_folder_of_several_kinds_is_a_question(place):
@@ -132,7 +132,7 @@ def test_a_folder_of_several_kinds_is_a_question(place):
     (place / "mixed" / "cat.jpg").touch()
     with pytest.raises(UserError, match="tar shards beside pictures: say which"):
         read("mixed")
-    assert read("mixed", "data.source=folder").settings.source == "folder"
+    assert read("mixed", "data.source=folder").settings.kinds == "folder"
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_ctrl_c_ends_at_once_without_a_traceback(place):
 def test_what_is_refused(place, capsys, arguments, why):
     data_sets.shards(place / "raw")
     source = "{source: webdataset, path: raw}"
-    (place / "mixed.yaml").write_text(f"data: {{source: mix, sources: {{a: {source}}}}}", encoding="utf-8")
+    (place / "mixed.yaml").write_text(f"data: {{sources: {{a: {source}, b: {source}}}}}", encoding="utf-8")
     assert pack(*arguments) == 2
     assert why in capsys.readouterr().err
     assert not (place / "out").exists()

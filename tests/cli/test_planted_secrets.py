@@ -129,7 +129,7 @@ def test_a_run_on_protected_shards(place, tmp_path, capfd, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["daguerre", *argv])
         assert main.run(argv) == errors.DONE, capfd.readouterr().err
         assert_clean(place, capfd)
-        written = config.load(str(run)).config.data.path
+        written = config.load(str(run)).config.data.sources["images"].path
         assert written == re.sub("//.*@", "//***@", url) + "/part-{00..01}.tar?***"
 
         forget()

@@ -7,7 +7,7 @@ import pytest
 from daguerre import plugins
 from daguerre.cli import recipes
 from daguerre.config import config as configs
-from daguerre.config import fields, recipe
+from daguerre.config import fields, merge, recipe
 from daguerre.config.config import Config
 from daguerre.config.fields import Leaf
 
@@ -50,7 +50,7 @@ def test_the_template_shows_every_setting(capsys):
     recipes.run(["--template", "data=shapes"])
     lines = [line.strip().removeprefix("# ") for line in capsys.readouterr().out.splitlines()]
     tree = {"model": {"family": "sd"}, "data": {"source": "shapes"}, "objective": {"name": "v"}}
-    for leaf in fields.leaves(Config, tree).values():
+    for leaf in merge.known(Config, tree).values():
         assert any(line.startswith(f"{leaf.path.rpartition('.')[2]}:") for line in lines), leaf.path
 
 
@@ -65,8 +65,10 @@ def test_the_schema_documents_every_setting_of_every_plugin(capsys):
         for item in alternatives:
             for name, field in item["properties"].items():
                 assert "description" in field or "$ref" in field, (section, name)
+    sources = [resolved(schema, item) for item in schema["properties"]["data"]["anyOf"]][:-1]
+    assert [item["properties"]["source"]["const"] for item in sources] == list(plugins.names("sources"))
     for leaf in fields.walk(Config):
-        if isinstance(leaf, Leaf) and leaf.path.partition(".")[0] not in fields.plugin_sections(Config):
+        if isinstance(leaf, Leaf) and leaf.path.partition(".")[0] not in {*fields.plugin_sections(Config), "data"}:
             assert find(schema, leaf.path)["description"]
 
 

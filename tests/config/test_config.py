@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from daguerre import plugins
 from daguerre.config import config as configs
-from daguerre.config import fields, overrides, recipe
+from daguerre.config import fields, merge, overrides, recipe
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.distributed.launch.slurm import SlurmSettings
@@ -58,7 +58,7 @@ def problems(path: Path | str, *overrides: str) -> dict[str, str]:
 def test_a_recipe_becomes_a_frozen_config_of_the_plugins_own_settings(base):
     config = load(base)
     assert config.output_dir == "out/tiny"
-    assert type(config.data) is plugins.find("sources", "shapes").Settings
+    assert type(config.data.sources["images"]) is plugins.find("sources", "shapes").Settings
     assert type(config.objective) is plugins.find("objectives", "v").Settings
     assert config.training.duration.number == 20
     with pytest.raises(ValueError, match="frozen"):
@@ -102,8 +102,8 @@ def test_a_switch_drops_what_it_leaves_idle_only_from_below(base):
     loaded = configs.load(str(base), ["ema.enabled=false", "objective.weighting.name=none"])
     assert not loaded.config.ema.enabled
     assert {"ema.decay", "objective.weighting.snr_gamma"} <= {w for n in loaded.notices for w in n.split()}
-    assert "no effect" in problems(base, "ema.enabled=false", "ema.decay=0.5")["ema.decay"]
-    assert "no effect" in problems(base, "validation.every=null", "validation.num_levels=3")["validation.num_levels"]
+    assert "no effect" in problems(base, "ema.enabled=false", "ema.decay=0.5")["ema"]
+    assert "no effect" in problems(base, "validation.every=null", "validation.num_levels=3")["validation"]
 
 
 FOLDER = "data: {source: folder, path: x, crop: random, buckets: {aspects: auto, step: 8}, resolution: 64}"
@@ -173,13 +173,13 @@ ema: {enabled: false, decay: 0.9}
     assert "Did you mean optimizer.learning_rate?" in found["training.learning_rate"]
     assert found["training.mixed_precision"] == "allowed: auto, no, bf16, fp16"
     assert found["training.global_batch_size"] == "allowed: a whole number from 1 or null"
-    assert found["data.resolution"] == "allowed: 64"
+    assert found["data.resolution"] == "allowed: a whole number from 8"
     assert found["data.jitter_px"] == "allowed: a number from 0 to 3"
     assert "min_snr" in found["objective.weighting.name"]
     assert "group of settings" in found["optimizer"]
     assert found["sampling.num_inference_steps"] == "allowed: a whole number from 1"
     assert "list" in found["sampling.prompts"]
-    assert "no effect" in found["ema.decay"]
+    assert "no effect" in found["ema"]
     assert "Did you mean loader.num_workers?" in found["loader.num_worker"]
     assert "checkpoint.every" in found["every"]
     assert found["data.crop"] == "allowed: center, random"
@@ -427,9 +427,10 @@ def test_peek_reads_place_and_name_only(base):
 
 def every_leaf() -> list[fields.Leaf]:
     found: dict[str, fields.Leaf] = {}
-    for section, plugin in fields.plugin_sections(Config).items():
-        for name in plugins.names(plugin.kind):
-            found |= fields.leaves(Config, {section: {plugin.key: name}})
+    sections = {path: (plugin.key, plugin.kind) for path, plugin in fields.plugin_sections(Config).items()}
+    for section, (key, kind) in {**sections, "data": ("source", "sources")}.items():
+        for name in plugins.names(kind):
+            found |= merge.known(Config, {section: {key: name}})
     return list(found.values())
 
 

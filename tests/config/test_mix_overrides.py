@@ -10,7 +10,7 @@ MIX = ["data.source=mix", "data.resolution=64", "data.sources.b.source=folder", 
 
 
 def member(*given, recipe="quickstart", name="b"):
-    return config.load(recipe, given).config.data.members()[name]
+    return config.load(recipe, given).config.data.sources[name]
 
 
 @pytest.mark.parametrize("text", ["a photo of: a dog", "001", "no", "[a, b]", "{a: 1}", "null and void", '"quoted"'])
@@ -19,7 +19,8 @@ def test_text_stays_as_it_is_written(text):
 
 
 def test_numbers_and_switches_are_read():
-    own = member(*MIX, "data.sources.b.repeats=3", "data.sources.b.shuffle=false", "data.sources.b.loss_weight=1e-1")
+    both = [*MIX, "data.sources.a.source=shapes"]
+    own = member(*both, "data.sources.b.repeats=3", "data.sources.b.shuffle=false", "data.sources.b.loss_weight=1e-1")
     assert (own.repeats, own.shuffle, own.loss_weight) == (3, False, 0.1)
     made = member(*MIX, "data.sources.b.generate.count=7", "data.sources.b.generate.prompt=007").generate
     assert (made.count, made.prompt) == (7, "007")
@@ -38,7 +39,7 @@ def test_the_kind_of_a_source_may_stand_behind_its_settings():
 
 def test_another_kind_of_source_drops_what_the_recipe_set_for_the_old_one():
     loaded = config.load("sd15_dreambooth", ["data.sources.instance.source=folder", "data.sources.instance.path=dog"])
-    own = loaded.config.data.members()["instance"]
+    own = loaded.config.data.sources["instance"]
     assert (own.source, own.path, own.captions.text) == ("folder", "dog", "a photo of sks dog")
     assert loaded.notices == (
         "data.sources.instance.source is folder instead of huggingface: the recipe's data.sources.instance.name "
@@ -50,7 +51,7 @@ def test_the_names_of_dreambooth_trainers(tmp_path):
     given = ["instance_data_dir=my dog", "instance_prompt=a photo of: sks dog", "class_data_dir=dogs"]
     given += ["class_prompt=a photo of: a dog", "num_class_images=50", "prior_loss_weight=0.5", "sample_batch_size=8"]
     loaded = config.load("sd15_dreambooth", [*given, "per_device_batch_size=1", "with_prior_preservation=True"]).config
-    instance, others = loaded.data.members().values()
+    instance, others = loaded.data.sources.values()
     assert (instance.path, instance.captions.text) == ("my dog", "a photo of: sks dog")
     assert (others.path, others.captions.text, others.generate.count) == ("dogs", "a photo of: a dog", 50)
     assert (instance.loss_weight, others.loss_weight, loaded.sampling.batch_size) == (1, 0.5, 8)

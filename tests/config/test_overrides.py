@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from daguerre.config import config, fields, overrides
+from daguerre.config import config, fields, merge, overrides
 from daguerre.config.aliases import lookup, names
 from daguerre.config.config import Config, load
 from daguerre.config.errors import ConfigError
@@ -67,7 +67,7 @@ def test_text_is_typed_by_its_field(text, annotation, value):
 
 @pytest.fixture(scope="module")
 def leaves() -> dict[str, fields.Leaf]:
-    return fields.leaves(Config, TREE | {"model": {"family": "sd"}})
+    return merge.known(Config, TREE | {"model": {"family": "sd"}})
 
 
 def test_every_setting_is_reached_by_its_path_and_by_a_name_of_its_own(leaves):
@@ -215,7 +215,7 @@ def test_portion_beside_range_is_one_notice(mark):
     assert loaded.config.objective.timestep_bias.name == "range"
     assert len(loaded.notices) == 1
     assert f"timestep_bias{mark}portion has no effect with objective.timestep_bias.name=range" in loaded.notices[0]
-    with pytest.raises(config.ConfigError, match="portion has no effect with 'range'"):
+    with pytest.raises(config.ConfigError, match="portion: no effect with 'range'"):
         config.load("quickstart", [*overrides.split(BIAS).overrides, "objective.timestep_bias.portion=0.25"])
 
 
@@ -241,7 +241,8 @@ def test_stable_cascades_data_section_means_the_same_here():
         "multi_aspect_ratio=[1/1, 1/2, 1/3, 2/3, 3/4, 1/5, 2/5, 3/5, 4/5, 1/6, 5/6, 9/16]",
         "image_size=1024",
     ]
-    data = config.load("quickstart", given).config.data
+    shared = config.load("quickstart", given).config.data
+    data = shared.sources["images"]
     assert data.source == "webdataset"
     assert data.path == ("s3://path/to/your/first/dataset/on/s3", "file:/path/to/your/local/dataset.tar")
     assert str(data.filters) == "aesthetic_score > 4.5 and nsfw_probability < 0.01"

@@ -24,7 +24,7 @@ REFUSED = [
     ("sd15", ["objective.times.name=log_normal"], "'log_normal' draws sigma, from 0 to infinity"),
     ("sd15", [*BIAS, "timestep_bias.end=1500"], "end is 1500: there are 1000 steps"),
     ("sdxl_edm", [*BIAS, "timestep_bias.begin=500", "timestep_bias.end=200"], "begin must be below end"),
-    ("sd15", ["objective.timestep_bias.multiplier=2"], "multiplier has no effect with 'none'"),
+    ("sd15", ["objective.timestep_bias.multiplier=2"], "multiplier: no effect with 'none'"),
     ("quickstart_vae", ["objective.timestep_bias.name=later"], "there is such a setting with objective.name=edm or"),
     # objective and sampling
     (
@@ -47,7 +47,7 @@ REFUSED = [
     ("sd15", ["data.resolution=500"], "set data.resolution to a multiple of 8"),
     # precision, averages, batches
     ("sdxl", ["weights_dtype=float16", "mixed_precision=no"], "mixed_precision=no does not go with weights_dtype=fl"),
-    ("sdxl", ["ema.decay=0.999"], "has no effect while ema.enabled is false"),
+    ("sdxl", ["ema.decay=0.999"], "no effect while ema.enabled is false"),
     ("sd15", ["training.per_device_batch_size=3"], "must be a multiple of per_device_batch_size, which is 3"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 
 from daguerre import plugins
 from daguerre.cli import main
-from daguerre.config import adapter_forms, config, fields, overrides, recipe
+from daguerre.config import adapter_forms, config, fields, merge, overrides, recipe, source_forms
 from daguerre.config.aliases import foreign, lookup, names
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
@@ -171,7 +171,7 @@ REFUSED = {
 @pytest.mark.parametrize(("given", "values"), CARRIED, ids=[given for given, _ in CARRIED])
 def test_a_name_is_our_setting_with_its_unit(given, values):
     found = config.load("sd15", overrides.split([f"--{given.partition('=')[0]}", given.partition("=")[2]]).overrides)
-    tree = found.config.model_dump(mode="json")
+    tree = source_forms.flat(found.config.model_dump(mode="json"))
     assert {path: recipe.get(tree, path) for path in values} == values
 
 
@@ -203,7 +203,7 @@ def test_a_refused_name_says_what_to_use(given):
 )
 def test_what_counts_beside_what_is_as_in_their_scripts(given, path, value, said):
     found = config.load("sd15", given)
-    assert recipe.get(found.config.model_dump(mode="json"), path) == value
+    assert recipe.get(source_forms.flat(found.config.model_dump(mode="json")), path) == value
     assert len(found.notices) == bool(said)
     assert not said or (said in found.notices[0] and "has no effect" in found.notices[0])
 
@@ -223,7 +223,7 @@ TOGETHER = [
 @pytest.mark.parametrize(("given", "path", "value"), TOGETHER, ids=lambda row: row[-1] if isinstance(row, list) else "")
 def test_names_that_need_another(given, path, value):
     found = config.load("sd15", given)
-    assert recipe.get(found.config.model_dump(mode="json"), path) == value
+    assert recipe.get(source_forms.flat(found.config.model_dump(mode="json")), path) == value
     assert not found.notices
 
 
@@ -234,7 +234,7 @@ def test_two_rates_are_one_mapping():
 
 
 def test_train_data_dir_is_a_folder_of_pictures_or_a_data_set_of_kohyas(tmp_path):
-    found = config.load("sd15", [f"train_data_dir={tmp_path}"]).config.data
+    found = config.load("sd15", [f"train_data_dir={tmp_path}"]).config.data.sources["images"]
     assert (found.source, found.path) == ("folder", str(tmp_path))
     (tmp_path / "10_sks dog").mkdir()
     with pytest.raises(ConfigError, match=r"data.repeats=10, with data.captions.text='sks dog'"):
@@ -284,9 +284,10 @@ def test_a_switch_is_a_name_that_means_something(name):
 def settings_that_exist() -> set[str]:
     """The paths of all settings, whichever plug-ins are chosen."""
     found = set()
-    for section, plugin in fields.plugin_sections(Config).items():
-        for name in plugins.names(plugin.kind):
-            found |= set(fields.leaves(Config, {section: {plugin.key: name}}))
+    sections = {path: (plugin.key, plugin.kind) for path, plugin in fields.plugin_sections(Config).items()}
+    for section, (key, kind) in {**sections, "data": ("source", "sources")}.items():
+        for name in plugins.names(kind):
+            found |= set(merge.known(Config, {section: {key: name}}))
     return found
 
 

@@ -12,7 +12,7 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from daguerre.cli import main, train
-from daguerre.config import config, fields, overrides, recipe
+from daguerre.config import config, fields, merge, overrides, recipe
 from daguerre.config.aliases import foreign, lookup
 from daguerre.config.config import Config
 from daguerre.config_import import files, in_memory, trainers
@@ -64,7 +64,7 @@ def settings(trainer: str) -> dict[str, fields.Leaf]:
     found: dict[str, fields.Leaf] = {}
     for family, objective, source in TREES[trainer]:
         tree = {"model": {"family": family}, "objective": {"name": objective}, "data": {"source": source}}
-        found |= {path: leaf for path, leaf in fields.leaves(Config, tree).items() if leaf.resume == "identity"}
+        found |= {path: leaf for path, leaf in merge.known(Config, tree).items() if leaf.resume == "identity"}
     return found
 
 

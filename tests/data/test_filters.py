@@ -343,8 +343,8 @@ def test_a_config_is_dumped_as_it_was_given_and_read_back(tmp_path, filters):
     again = configs.load(str(tmp_path / "again.yaml")).config
     assert again == config
     assert configs.diff(config, again) == []
-    assert again.data.filters.root == config.data.filters.root
-    assert str(again.data.filters) == str(config.data.filters)
+    assert again.data.sources["images"].filters.root == config.data.sources["images"].filters.root
+    assert str(again.data.sources["images"].filters) == str(config.data.sources["images"].filters)
 
 
 def test_a_config_shows_what_changed(tmp_path):
@@ -357,14 +357,14 @@ def test_a_config_shows_what_changed(tmp_path):
 
 def test_on_the_command_line_it_is_an_expression(tmp_path):
     path = str(recipe(tmp_path, '{a: ">3"}'))
-    assert configs.load(path, ["data.filters=width >= 512 and b == 'x: y'"]).config.data.filters.root == (
-        "width >= 512 and b == 'x: y'"
-    )
-    group = configs.load(path, ['data.filters={b: "<=0.5", c: 200}']).config.data.filters
+    assert configs.load(path, ["data.filters=width >= 512 and b == 'x: y'"]).config.data.sources[
+        "images"
+    ].filters.root == ("width >= 512 and b == 'x: y'")
+    group = configs.load(path, ['data.filters={b: "<=0.5", c: 200}']).config.data.sources["images"].filters
     assert str(group) == "a > 3 and b <= 0.5 and c == 200"
-    pairs = configs.load(path, ["data.filters=[[b, 'lambda s: s > 4.5']]"]).config.data.filters
+    pairs = configs.load(path, ["data.filters=[[b, 'lambda s: s > 4.5']]"]).config.data.sources["images"].filters
     assert str(pairs) == "b > 4.5"
-    assert configs.load(path, ["data.filters=null"]).config.data.filters == Filters()
+    assert configs.load(path, ["data.filters=null"]).config.data.sources["images"].filters == Filters()
 
 
 def test_what_is_wrong_is_shown_with_its_place(tmp_path):

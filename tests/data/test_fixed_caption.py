@@ -78,8 +78,8 @@ def test_it_is_written_where_it_is_given_alone(tmp_path):
     made = config.load("quickstart", given).config
     (tmp_path / "again.yaml").write_text(config.dump(made))
     again = config.load(str(tmp_path / "again.yaml")).config
-    assert again.data.captions == made.data.captions
-    assert again.data.captions.text == "a photo of: sks, dog"
+    assert again.data.sources["images"].captions == made.data.sources["images"].captions
+    assert again.data.sources["images"].captions.text == "a photo of: sks, dog"
     assert (
         "text:" not in config.dump(config.load("quickstart", given[:2]).config).split("captions:")[1].split("\n\n")[0]
     )

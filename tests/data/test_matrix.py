@@ -12,8 +12,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.collate import Collator
 from daguerre.data.loading.loader import Loading
 from daguerre.data.loading.workers import made_by, workers
-from daguerre.data.settings import LoaderSettings
-from daguerre.data.sources import mix
+from daguerre.data.settings import DataSettings, LoaderSettings
 
 BATCH, STEPS = 12, 14
 RANKS, WORKERS = (1, 2, 3, 4), (0, 1, 3)
@@ -24,7 +23,7 @@ def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matrix")
     shards.build(folder / "photos", 4, 25, damaged_every=17)
     shards.build(folder / "art", 2, 20)
-    settings = mix.Settings(
+    settings = DataSettings(
         resolution=32,
         buckets={"aspects": ["1/1", "1/2"], "step": 8},
         crop="random",

@@ -11,8 +11,8 @@ from daguerre.config import config
 from daguerre.config.errors import ConfigError
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading, fixed_batches
-from daguerre.data.settings import LoaderSettings
-from daguerre.data.sources import folder, mix
+from daguerre.data.settings import DataSettings, LoaderSettings
+from daguerre.data.sources import folder
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def mixed(build_pictures, tmp_path):
             | ({"loss_weight": weights[name]} if name in weights else {})
             for name, path in places.items()
         }
-        return open_dataset(mix.Settings(resolution=16, sources=sources, cache_dir=str(tmp_path / "cache")), split)
+        return open_dataset(DataSettings(resolution=16, sources=sources, cache_dir=str(tmp_path / "cache")), split)
 
     return opened
 
@@ -78,10 +78,10 @@ MIX += ["data.sources.b.path=DIR"]
 
 def test_weights_are_written_where_they_are_not_1_and_read_back(tmp_path):
     made = config.load("quickstart", [*MIX, "data.sources.b.loss_weight=0.5", "data.sources.a.loss_weight=1"]).config
-    assert [source.loss_weight for source in made.data.members().values()] == [1, 0.5]
+    assert [source.loss_weight for source in made.data.sources.values()] == [1, 0.5]
     (tmp_path / "again.yaml").write_text(config.dump(made))
     again = config.load(str(tmp_path / "again.yaml")).config
-    assert [source.loss_weight for source in again.data.members().values()] == [1, 0.5]
+    assert [source.loss_weight for source in again.data.sources.values()] == [1, 0.5]
     assert config.dump(made).count("loss_weight") == 1
     other = config.load("quickstart", [*MIX, "data.sources.b.loss_weight=0.25"]).config
     (change,) = config.diff(made, other)
@@ -96,11 +96,14 @@ def test_weights_are_written_where_they_are_not_1_and_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["data.loss_weight=1"], r"weighs a source of a mix against the others \(data\.sources\.NAME\.loss_weight\)"),
+        (
+            ["data.loss_weight=1"],
+            r"against the others \(data\.sources\.NAME\.loss_weight\)",
+        ),
         (["data.source=folder", "data.path=DIR", "data.loss_weight=2"], "and this is the only one: remove it"),
-        ([*MIX, "data.loss_weight=2"], r"each of the sources has its own \(sources\.NAME\)"),
-        ([*MIX, "data.sources.a.loss_weight=0"], "greater than 0"),
-        ([*MIX, "data.sources.a.loss_weight=inf"], "finite number"),
+        ([*MIX, "data.loss_weight=2"], r"Did you mean data\.sources\.a\.loss_weight or data\.sources\.b\.loss_weight"),
+        ([*MIX, "data.sources.a.loss_weight=0"], "a number above 0"),
+        ([*MIX, "data.sources.a.loss_weight=inf"], "a number above 0"),
     ],
 )
 def test_weights_that_mean_nothing_are_refused(given, told):

@@ -20,9 +20,7 @@ SHAPE = (4, 3, 5)
 FACTOR = 8
 WEIGHTINGS = ["none", "min_snr", "soft_min_snr", "debiased", "p2", "adaptive"]
 ELEMENTWISE = [
-    name
-    for name in plugins.names("objectives")
-    if "mask" not in plugins.find("objectives", name).Settings().idle_fields()
+    name for name in plugins.names("objectives") if "mask" not in plugins.find("objectives", name).Settings().unused()
 ]
 
 

@@ -25,8 +25,10 @@ model:
 objective:
   name: v
 data:
-  source: shapes
   resolution: 64
+  sources:
+    images:
+      source: shapes
 training:
   duration: 3k steps
   global_batch_size: 32

@@ -204,7 +204,7 @@ def test_a_dry_run_says_what_will_be_drawn_and_draws_nothing(given, tmp_path, ca
     draw(given)
     assert train(given, "--dry-run") == errors.DONE
     said = capsys.readouterr().out
-    assert "mix: 9 samples of 2 sources" in said
+    assert "folder: 9 samples of 2 sources" in said
     assert "will be drawn" not in said
 
 

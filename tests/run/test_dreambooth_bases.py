@@ -56,7 +56,7 @@ def test_objective_and_resolution_are_the_recipes_and_the_rest_is_dreambooths(na
     assert (own.objective.name, own.data.resolution, own.optimizer.learning_rate) == BASES[name]
     assert (own.model, own.objective) == (plain.model, plain.objective)
     assert (own.training, own.sampling.sampler, own.ema) == (family.training, family.sampling.sampler, family.ema)
-    instance, others = own.data.members().values()
+    instance, others = own.data.sources.values()
     assert (instance.path, instance.captions.text) == ("my dog", "a photo of sks dog")
     assert others.path == f"runs/class_pictures/{name}/a photo of a dog/200"
     assert (own.run_name, config.peek(name, SETS)[1]) == (f"{name}_dreambooth",) * 2
@@ -112,4 +112,4 @@ def test_a_recipe_of_ones_own_says_base_and_name(tmp_path):
     own = config.load(str(tmp_path / "my.yaml"), [*SETS, "optimizer.learning_rate=2e-6"]).config
     assert (own.run_name, own.seed, own.objective.name, own.data.resolution) == ("mine_dreambooth", 7, "v", 768)
     assert own.optimizer.learning_rate == 2e-6
-    assert own.data.members()["class"].path.startswith("runs/class_pictures/my/")
+    assert own.data.sources["class"].path.startswith("runs/class_pictures/my/")

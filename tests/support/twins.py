@@ -86,7 +86,7 @@ class Twins:
             changes |= {"sampling.num_images": 1, "sampling.num_inference_steps": 2}
         if said.get("validation", {}).get("every", ""):
             changes |= {"validation.every": "2 steps", "validation.num_samples": 2}
-        return changes | ({"data.checked_prompts": 2} if said["data"]["source"] == "shapes" else {})
+        return changes | ({"data.checked_prompts": 2} if said["data"].get("source") == "shapes" else {})
 
     def _model(self, model: recipe.Tree) -> dict[str, Any]:
         found = architectures.find(model["pretrained_model_name_or_path"])
@@ -107,7 +107,7 @@ class Twins:
         return path
 
     def _data(self, data: recipe.Tree) -> dict[str, Any]:
-        if data["source"] == "mix":
+        if "sources" in data:
             changes = [self._source(f"data.sources.{name}", own) for name, own in data["sources"].items()]
         else:
             changes = [self._source("data", data)]

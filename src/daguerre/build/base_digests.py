@@ -40,19 +40,23 @@ def refuse_another(recorded: Base | None, own: Base, checkpoint: str) -> None:
     if recorded is None:
         raise UserError(
             f"{checkpoint} does not say on which base it stands: it is of an older version of this program, whose "
-            "checkpoints are not read"
+            "checkpoints are not read",
+            code="unsupported",
         )
     for component in [*recorded, *(name for name in own if name not in recorded)]:
         then, now = recorded.get(component), own.get(component)
         if then is None or now is None:
             holds, lacks = ("the checkpoint", "this recipe") if now is None else ("this recipe", "the checkpoint")
-            raise UserError(f"{checkpoint}: {holds} takes {component} from its base, and {lacks} does not")
+            raise UserError(
+                f"{checkpoint}: {holds} takes {component} from its base, and {lacks} does not", code="changed"
+            )
         if then["digest"] != now["digest"]:
             raise UserError(
                 f"{checkpoint} stands on another {component}: that of {then['place']} (digest "
                 f"{then['digest'][:_SHOWN]}), and the one of {now['place']} (digest {now['digest'][:_SHOWN]}) was "
                 f"loaded. Give the same one (model.{component}, model.pretrained_model_name_or_path, model.revision, "
-                "model.variant), or begin a new run"
+                "model.variant), or begin a new run",
+                code="changed",
             )
 
 

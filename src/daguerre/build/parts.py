@@ -14,7 +14,6 @@ from daguerre import plugins
 from daguerre.adapters.adapter import Attached, attach
 from daguerre.config.config import Config, Loaded
 from daguerre.data.plan.buckets import buckets
-from daguerre.data.sources import mix
 from daguerre.distributed.mesh import Mesh
 from daguerre.errors import UserError
 from daguerre.models.family import Family
@@ -151,20 +150,23 @@ def _objective(config: Config) -> Objective:
     if config.model.noise_conditioning != "auto":
         raise UserError(
             f"model.noise_conditioning has no effect: the objective {config.objective.name} is no diffusion, so that "
-            "there is no noise level to tell: remove it"
+            "there is no noise level to tell: remove it",
+            code="unused",
+            setting="model.noise_conditioning",
         )
     return objective
 
 
 def _refuse_weights(config: Config, objective: Objective) -> None:
     """UserError where sources weigh their samples' losses, and the objective gives no sample a loss of its own."""
-    members = config.data.members() if isinstance(config.data, mix.Settings) else {}
-    weighed = [f"data.sources.{name}.loss_weight" for name, own in members.items() if own.loss_weight != 1]
+    sources = config.data.sources.items()
+    weighed = [f"data.sources.{name}.loss_weight" for name, own in sources if own.loss_weight != 1]
     if objective.couples_samples and weighed:
         raise UserError(
             f"{', '.join(weighed)}: the objective {config.objective.name} compares the samples of a batch with each "
             "other, so that none has a loss of its own to weigh: remove it; data.weights says how often each source is "
-            "drawn"
+            "drawn",
+            code="conflict",
         )
 
 
@@ -175,24 +177,31 @@ def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) 
     if area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
             f"loader.max_pixels={config.loader.max_pixels} has no room for one picture of the largest bucket "
-            f"({area_px} pixels): raise it, or train on smaller pictures (data.resolution)"
+            f"({area_px} pixels): raise it, or train on smaller pictures (data.resolution)",
+            code="conflict",
+            setting="loader.max_pixels",
         )
     if objective.couples_samples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
             f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
             f"cannot be cut, and it has {sizes.whole * area_px:,} pixels: remove loader.max_pixels, or choose a "
-            "smaller global_batch_size"
+            "smaller global_batch_size",
+            code="conflict",
+            setting="loader.max_pixels",
         )
     if objective.couples_samples and sizes.ranks > 1:
         raise UserError(
             "this objective compares the samples of a batch with each other, so its global batch cannot be cut over "
-            f"{sizes.ranks} devices: train it on one (or on a tensor group)"
+            f"{sizes.ranks} devices: train it on one (or on a tensor group)",
+            code="conflict",
         )
     if objective.couples_samples and sizes.accumulation > 1:
         raise UserError(
             f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
             f"cannot be computed as {sizes.accumulation} x {sizes.micro}: leave out training.per_device_batch_size and "
-            "gradient_accumulation_steps, or choose a smaller global_batch_size"
+            "gradient_accumulation_steps, or choose a smaller global_batch_size",
+            code="conflict",
+            setting="training.per_device_batch_size",
         )
 
 
@@ -280,7 +289,9 @@ def _micro(training: TrainingSettings, whole: int, ranks: int, held: Container[s
     of = f"{whole} samples" if ranks == 1 else f"{whole} samples, {share} a device,"
     raise UserError(
         f"the global batch of {of} cannot be cut into micro-batches of {wanted}: choose a {_MICRO} (or "
-        f"gradient_accumulation_steps) that divides it, such as {_MICRO}={fitting}, or leave it out"
+        f"gradient_accumulation_steps) that divides it, such as {_MICRO}={fitting}, or leave it out",
+        code="conflict",
+        setting="training.per_device_batch_size",
     )
 
 
@@ -289,10 +300,14 @@ def _unshared(whole: int, ranks: int, shared: int, recorded: int | None) -> User
     if recorded:
         return UserError(
             f"{said}the run was begun with it. Train on a number of devices that divides it, or begin a new run with "
-            f"{_WHOLE}={shared}"
+            f"{_WHOLE}={shared}",
+            code="conflict",
+            setting="training.global_batch_size",
         )
     return UserError(
-        f"{said}give {_WHOLE}={shared} or another multiple of {ranks}, or train on a number of devices that divides it"
+        f"{said}give {_WHOLE}={shared} or another multiple of {ranks}, or train on a number of devices that divides it",
+        code="conflict",
+        setting="training.global_batch_size",
     )
 
 
@@ -318,5 +333,7 @@ def _refuse_other_product(config: Config, sizes: BatchSizes) -> None:
     if given and sizes.accumulation != asked:
         raise UserError(
             f"training.global_batch_size={sizes.whole} is not per_device_batch_size {sizes.micro} x "
-            f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: leave out one of the three"
+            f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: leave out one of the three",
+            code="conflict",
+            setting="training.gradient_accumulation_steps",
         )

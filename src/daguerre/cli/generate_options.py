@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from daguerre.config import config as configs
-from daguerre.config import fields, overrides
+from daguerre.config import fields, overrides, source_forms
 from daguerre.config import options as config_options
 from daguerre.config.aliases import lookup
 from daguerre.config.aliases.relative import look_in
@@ -164,7 +164,7 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
     """Overrides of the config for what pictures depend on; what only matters for training is said and left out."""
     tree = plain.model_dump()
     leaves, sections = fields.leaves(Config, tree), list(fields.sections(Config, tree))
-    look = look_in(dict(pairs), tree)
+    look = look_in(dict(pairs), source_forms.flat(tree))
     changes = []
     for key, text in pairs:
         if key.removeprefix("sampling.") in SAMPLING:

@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
 
 def _choices(given: tuple[str, ...]) -> dict[str, str]:
     """The plug-in of each section: the given one, the preferred one, or the first."""
-    sections = fields.plugin_sections(Config) | fields.plugin_members(Config, {"adapters": {"adapter": {}}})
+    sections = fields.plugin_sections(Config, {"adapters": {"adapter": {}}, "data": {"sources": {"data": {}}}})
     sections = {section.rpartition(".")[2]: plugin for section, plugin in sections.items()}
     asked = dict(overrides.pair(override) for override in given)
     for section, name in asked.items():

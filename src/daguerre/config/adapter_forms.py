@@ -43,26 +43,9 @@ def trains(adapters: Any, component: str) -> bool:
     return whole or any((own.get("ranks") or {}).get(component) for own in every)
 
 
-def lay(base: Tree, over: Tree, notices: list[str]) -> tuple[Tree, Tree]:
-    """Two layers, of which `base` holds the mapping already: now both hold it, and `base` what `over` leaves of it."""
-    over = _with_names(_from_switches(base, _from_flat(base, over)))
-    given = over.get("adapters")
-    for name in [name for name, own in given.items() if own is None] if _is(given) else []:
-        own = recipe.get(base, f"adapters.{name}")
-        dropped = [f"adapters.{name}.{key}" for key in own if key != "name"] if _is(own) else []
-        base = base if own is recipe.ABSENT else recipe.without(base, f"adapters.{name}")
-        over = recipe.without(over, f"adapters.{name}")
-        if dropped:
-            notices.append(f"adapters.{name} is not attached: the recipe's {', '.join(dropped)} dropped out")
-    return base, over
-
-
-def attached(tree: Tree) -> Tree:
-    """A tree without the adapters that it takes out."""
-    found = tree.get("adapters")
-    if not _is(found) or not found:
-        return tree
-    return {**tree, "adapters": {name: own for name, own in found.items() if own is not None}}
+def mapped(base: Tree, over: Tree) -> Tree:
+    """A layer over `base`, which holds the mapping: now it holds it, too."""
+    return _with_names(_from_switches(base, _from_flat(base, over)))
 
 
 def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:

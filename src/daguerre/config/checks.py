@@ -11,42 +11,19 @@ from typing import Any
 
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.config.errors import Problem
-from daguerre.data.settings import SourceSettings
+from daguerre.data.settings import DataSettings
 from daguerre.models.settings import FamilySettings
 from daguerre.objectives.settings import ObjectiveSettings
 from daguerre.training.settings import EMASettings, LRSchedulerSettings, OptimizerSettings, TrainingSettings
 
-IDLE: dict[str, tuple[str, Any]] = {
-    **{f"ema.{name}": ("ema.enabled", False) for name in ("name", "decay", "ramp_steps", "every_steps", "start_steps")},
-    "validation.num_samples": ("validation.every", None),
-    "validation.num_levels": ("validation.every", None),
-}
-"""Settings that have no effect while another of the same section has a value: setting -> (other, value)."""
-
 
 def problems(sections: Mapping[str, Any]) -> list[Problem]:
     """The problems among these sections; a check whose sections are not all there is left out."""
-    found = [problem for name, section in sections.items() for problem in _idle(name, section)]
+    found: list[Problem] = []
     for needed, check in CHECKS.items():
         if all(name in sections for name in needed):
             found += check(*(sections[name] for name in needed))
     return found
-
-
-def _idle(name: str, section: Any) -> list[Problem]:
-    """Settings that were given although another one leaves them without effect."""
-    found = []
-    for path, (switch, off) in IDLE.items():
-        owner, _, field = path.rpartition(".")
-        if owner == name and field in section.model_fields_set and getattr(section, _last(switch)) == off:
-            value = "null" if off is None else str(off).lower()
-            text = f"has no effect while {switch} is {value}: remove it, or change {switch}"
-            found.append(Problem(path, text, getattr(section, field)))
-    return found
-
-
-def _last(path: str) -> str:
-    return path.rpartition(".")[2]
 
 
 def _batches(training: TrainingSettings) -> list[Problem]:
@@ -81,25 +58,13 @@ def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> li
     return []
 
 
-def _of_a_mix(data: SourceSettings) -> list[Problem]:
-    """Settings of a source that mean something beside other sources only."""
-    if data.source == "mix" or "loss_weight" not in data.model_fields_set:
-        return []
-    text = (
-        "weighs a source of a mix against the others (data.sources.NAME.loss_weight), and this is the only one: "
-        "remove it"
-    )
-    return [Problem("data.loss_weight", text, data.loss_weight)]
-
-
-def _masks(data: SourceSettings, objective: ObjectiveSettings) -> list[Problem]:
+def _masks(data: DataSettings, objective: ObjectiveSettings) -> list[Problem]:
     """Where masks are is said for a loss that reads them."""
     if objective.mask is not None:
         return []
-    sources: Mapping[str, SourceSettings] = getattr(data, "sources", None) or {"": data}
     given = [
-        (".".join(filter(None, ("data", name and f"sources.{name}", field))), getattr(own, field))
-        for name, own in sources.items()
+        (f"data.sources.{name}.{field}", getattr(own, field))
+        for name, own in data.sources.items()
         for field in ("mask_dir", "mask_column")
         if getattr(own, field, None) is not None
     ]
@@ -155,7 +120,6 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
 CHECKS: dict[tuple[str, ...], Callable[..., list[Problem]]] = {
     ("training",): _batches,
     ("training", "lr_scheduler"): _warmup,
-    ("data",): _of_a_mix,
     ("data", "objective"): _masks,
     ("model", "adapters"): _adapters,
     ("optimizer", "ema", "lr_scheduler"): _own_averages,

@@ -10,23 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.settings import CheckpointSettings
-from daguerre.config import adapter_forms, checks, fields, merge, overrides, recipe
+from daguerre.config import checks, fields, merge, overrides, recipe, source_forms
 from daguerre.config.aliases import lookup
 from daguerre.config.errors import ConfigError, Problem, missing, translate
 from daguerre.config.fields import Leaf
 from daguerre.config.recipe import Tree
 from daguerre.credentials import scrub
-from daguerre.data.settings import LoaderSettings, SourceSettings
+from daguerre.data.settings import DataSettings, LoaderSettings
 from daguerre.distributed.settings import DistributedSettings, MeshSettings
 from daguerre.errors import UserError
 from daguerre.models.settings import FamilySettings
@@ -75,7 +74,7 @@ class Config(Settings):
     )
     """What is trained of the networks, or added to them and trained: adapters by a name of your own, each with the
     settings of its kind; one alone may be written as `adapter`."""
-    data: Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]
+    data: DataSettings
     """What is trained on."""
     loader: LoaderSettings = LoaderSettings()
     """How batches are made ahead of the loop."""
@@ -151,11 +150,13 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     values, problems = merge.from_overrides(Config, tree, given, notices)
     tree = merge.lay_over(Config, tree, values, notices)
     source = f"{name} with {len(given)} override{'s' * (len(given) > 1)}" if given else name
-    resolved, absent = recipe.resolve(tree, values, source)
-    resolved = adapter_forms.attached(resolved)
+    if only := source_forms.only(tree):
+        tree = source_forms.with_long_references(tree, only)
+    resolved, absent = recipe.resolve(tree, merge.kept(values), source)
     typed = frozenset(path for path, _ in recipe.paths(values))
     chosen = typed | {path for path, _ in recipe.paths(own)}
-    return Loaded(_check(resolved, absent, problems, source), tuple(map(scrub, notices)), typed, chosen)
+    config = checked(Config, merge.finished(resolved), absent, problems, source)
+    return Loaded(config, tuple(scrub(source_forms.short(notice, tree)) for notice in notices), typed, chosen)
 
 
 def _layers(name: str, given: Sequence[str], whole: Tree | None, notices: list[str]) -> list[tuple[Tree, bool]]:
@@ -187,28 +188,30 @@ def peek(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> tup
     return str(resolved.get("output_dir", Config.model_fields["output_dir"].default)), run_name
 
 
-def _check(tree: Tree, absent: Sequence[str], problems: list[Problem], source: str) -> Config:
-    """The config of resolved values; ConfigError with the problems so far and all that the settings classes find."""
-    leaves, sections = fields.leaves(Config, tree), list(fields.sections(Config, tree))
-    problems = problems + [p for p in _kinds(tree, leaves) if p.path not in {q.path for q in problems}]
-    config = None
+Checked = TypeVar("Checked", bound=Settings)
+
+
+def checked(cls: type[Checked], tree: Tree, absent: Sequence[str], problems: Sequence[Problem], source: str) -> Checked:
+    """The settings of resolved values; ConfigError with the problems so far and all that the settings classes find."""
+    leaves, sections = fields.leaves(cls, tree), list(fields.sections(cls, tree))
+    found = [*problems, *_kinds(tree, leaves)]
+    settings = None
     try:
-        config = Config.model_validate(tree)
+        settings = cls.model_validate(tree)
     except ValidationError as error:
-        found = [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, sections)]
-        found += checks.problems(_sound(tree))
-        known = {p.path for p in problems}
-        problems += [p for p in found if p.path not in known]
-    problems += [missing(path, leaves) for path in absent if path not in {p.path for p in problems}]
-    if problems or config is None:
-        raise ConfigError(problems, source)
-    return config
+        found += [p for e in error.errors(include_url=False) for p in translate(e, "", leaves, sections)]
+        found += checks.problems(_sound(cls, tree))
+    found += [missing(path, leaves) for path in absent]
+    found = [replace(p, path=source_forms.short(p.path, tree), text=source_forms.short(p.text, tree)) for p in found]
+    if found or settings is None:
+        raise ConfigError([*{problem.path: problem for problem in reversed(found)}.values()][::-1], source)
+    return settings
 
 
-def _sound(tree: Tree) -> dict[str, Settings]:
+def _sound(root: type[Settings], tree: Tree) -> dict[str, Settings]:
     """The sections that are faultless by themselves, those of plug-ins aside."""
     sound = {}
-    for name, field in Config.model_fields.items():
+    for name, field in root.model_fields.items():
         cls = fields.section_class(field)
         if cls is not None and fields.plugin_of(field) is None:
             with suppress(ValidationError):
@@ -232,26 +235,12 @@ def _kinds(tree: Tree, leaves: dict[str, Leaf]) -> list[Problem]:
 
 def dump(config: Config) -> str:
     """YAML that loads back as an equal config: every setting that has an effect, defaults included."""
-    tree = config.model_dump(mode="json")
-    for path, (switch, off) in checks.IDLE.items():
-        section, name = path.split(".")
-        if tree[section][switch.split(".")[1]] == off:
-            tree[section].pop(name, None)
-    return as_yaml(tree)
+    return as_yaml(config.model_dump(mode="json"))
 
 
 def as_yaml(tree: Tree) -> str:
     """Values as YAML that is read back as the same ones."""
-    return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
-
-
-def _escaped(value: Any) -> Any:
-    """The value with `${` in its text written so that it is read back as text."""
-    if isinstance(value, dict):
-        return {name: _escaped(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_escaped(inner) for inner in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+    return yaml.dump(recipe.escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -306,13 +295,8 @@ def _differing(settings: Settings, tree: Tree, default: Any, needed: bool) -> Tr
 
 def _named(settings: Settings) -> Tree:
     """The name of the plug-in that a group of settings belongs to, if it is one's."""
-    return {
-        name: getattr(settings, name) for name, field in type(settings).model_fields.items() if _names_plugin(field)
-    }
-
-
-def _names_plugin(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+    literals = {n: f.annotation for n, f in type(settings).model_fields.items() if get_origin(f.annotation) is Literal}
+    return {name: getattr(settings, name) for name, kind in literals.items() if len(get_args(kind)) == 1}
 
 
 @dataclass(frozen=True)
@@ -327,18 +311,17 @@ class Change:
 
 
 def diff(old: Config, new: Config) -> list[Change]:
-    """What differs, in the order of the settings."""
-    trees = _side_by_side(*(config.model_dump(mode="json") for config in (old, new)))
-    known: dict[str, Leaf] = {}
-    for tree in (config.model_dump() for config in (old, new)):
-        known |= fields.leaves(Config, tree)
-        known |= {found.path: found for found in fields.members(Config, tree) if isinstance(found, Leaf)}
+    """What differs, in the order of the settings; settings of the only source as `data` has them."""
+    trees = [config.model_dump(mode="json") for config in (old, new)]
+    known = fields.leaves(Config, trees[0]) | fields.leaves(Config, trees[1])
+    before, after = _side_by_side(*trees)
+    names = {source_forms.only(tree) for tree in trees}
     changes = []
-    for path in dict.fromkeys([*trees[0], *trees[1]]):
-        before, after = (tree.get(path) for tree in trees)
-        if before != after:
+    for path in dict.fromkeys([*before, *after]):
+        if before.get(path) != after.get(path):
             owner = next((known[p] for p in _ancestors(path) if p in known), None)  # the innermost
-            changes.append(Change(path, before, after, owner.resume if owner else "identity"))
+            shown = source_forms.short(path, trees[0]) if len(names) == 1 else path
+            changes.append(Change(shown, before.get(path), after.get(path), owner.resume if owner else "identity"))
     return changes
 
 

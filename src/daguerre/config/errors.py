@@ -43,15 +43,11 @@ class ConfigError(UserError):
 
     def __init__(self, problems: Sequence[Problem], source: str) -> None:
         """`source` says what was read, such as a recipe's file name."""
-        self.problems = tuple(dict.fromkeys(problems)) if _hashable(problems) else tuple(problems)
+        self.problems = tuple(problems)
         count = len(self.problems)
         head = f"{source}: {count} problem{'s' if count > 1 else ''}"
         super().__init__("\n\n".join([head, *(_block(p) for p in self.problems)]))
         self.setting = self.problems[0].path if count == 1 else None
-
-
-def _hashable(problems: Sequence[Problem]) -> bool:
-    return all(not isinstance(p.given, (list, dict)) for p in problems)
 
 
 def _block(problem: Problem) -> str:
@@ -114,9 +110,10 @@ def nearest(path: str, known: Sequence[str]) -> list[str]:
     """
     last = path.rpartition(".")[2]
     same = [k for k in known if k.rpartition(".")[2] == last and k != path]
-    if 0 < len(same) <= 2:
-        return same
     prefix = path.rpartition(".")[0]
+    inside = [k for k in same if prefix and k.startswith(f"{prefix}.")]
+    if inside or 0 < len(same) <= 2:
+        return (inside or same)[:2]
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == prefix}
     by_name = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.7)
     if by_name and (prefix or _slip(last, by_name[0])):
@@ -169,7 +166,7 @@ def translate(error: ErrorDetails, prefix: str, leaves: Mapping[str, Leaf], sect
     leaf = leaves.get(path)
     if path in sections:
         return [group(path, given, leaves, path)]
-    return [Problem(path, f"allowed: {allowed(leaf)}" if leaf else _lower(text), given)]
+    return [Problem(path, f"allowed: {allowed(leaf)}" if leaf else text[:1].lower() + text[1:], given)]
 
 
 def _names(loc: tuple[int | str, ...], leaves: Mapping[str, Leaf], prefix: str) -> list[str]:
@@ -182,7 +179,3 @@ def _names(loc: tuple[int | str, ...], leaves: Mapping[str, Leaf], prefix: str) 
             inside = loc[len(names) : len(names) + 1] if get_origin(leaf.field.annotation) is dict else ()
             return [*names, *map(str, inside)]
     return names
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]

@@ -15,7 +15,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from daguerre import plugins
-from daguerre.config import recipe
 from daguerre.data.filters.filter import Filters
 from daguerre.settings import Duration, Plugin, Settings
 
@@ -54,6 +53,10 @@ class Section:
     path: str
     cls: type[Settings]
     doc: str
+    plugin: Plugin | None = None
+    """Set where a plug-in defines it."""
+    named: bool = False
+    """Whether it is a member of a mapping, under a name of the recipe's own; null takes such a one out."""
 
 
 def plugin_of(field: FieldInfo) -> Plugin | None:
@@ -61,47 +64,63 @@ def plugin_of(field: FieldInfo) -> Plugin | None:
     return next((m for m in field.metadata if isinstance(m, Plugin)), None)
 
 
-def plugin_sections(root: type[Settings]) -> dict[str, Plugin]:
-    """The sections of the root class whose settings a plug-in defines."""
-    found = {name: plugin_of(field) for name, field in root.model_fields.items()}
-    return {name: plugin for name, plugin in found.items() if plugin}
+def plugin_inside(field: FieldInfo) -> Plugin | None:
+    """The mark of a mapping's values, if they are sections of plug-ins."""
+    mappings = [a for a in alternatives(field.annotation) if get_origin(a) is dict]
+    return next((mark for a in mappings for mark in get_args(get_args(a)[1]) if isinstance(mark, Plugin)), None)
+
+
+def plugin_sections(root: type[Settings], tree: Any = None) -> dict[str, Plugin]:
+    """The sections whose settings a plug-in defines, those in mappings as `tree` names them."""
+    return {s.path: s.plugin for s in walk(root, tree) if isinstance(s, Section) and s.plugin}
 
 
 def section_class(field: FieldInfo, given: Any = None) -> type[Settings] | None:
     """The settings class of a section, None if the field is a leaf. A plug-in's name is taken from `given`."""
-    plugin = plugin_of(field)
-    if plugin:
-        values = given if isinstance(given, Mapping) else _plain(field)
-        name = values.get(plugin.key, plugin.default)
-        return plugin.settings_class(name) if name in plugins.names(plugin.kind) else plugin.base
-    return next((a for a in alternatives(field.annotation) if _is_settings(a)), None)
+    if plugin := plugin_of(field):
+        values = given if isinstance(given, Mapping) else field.default if isinstance(field.default, Mapping) else {}
+        return _chosen(plugin, values)
+    return next((a for a in alternatives(field.annotation) if isinstance(a, type) and issubclass(a, Settings)), None)
 
 
-def _plain(field: FieldInfo) -> Mapping[str, Any]:
-    default = field.default
-    return default if isinstance(default, Mapping) else {}
+def inside(field: FieldInfo, given: Any) -> dict[str, type[Settings]]:
+    """The settings classes of the members of a mapping whose values are sections of plug-ins."""
+    plugin = plugin_inside(field)
+    if plugin is None or not isinstance(given, Mapping):
+        return {}
+    return {name: _chosen(plugin, own) for name, own in given.items() if isinstance(own, Mapping)}
 
 
-def _is_settings(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Settings)
+def _chosen(plugin: Plugin, values: Mapping[str, Any]) -> type[Settings]:
+    name = values.get(plugin.key, plugin.default)
+    return plugin.settings_class(name) if name in plugins.names(plugin.kind) else plugin.base
 
 
 def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity") -> Iterator[Leaf | Section]:
-    """All settings and sections under a class, in their order; plug-ins as `tree` names them."""
+    """All settings and sections under a class, in their order; plug-ins, and members of mappings, as `tree` has
+    them."""
     for name, field in cls.model_fields.items():
+        if name in cls.around:
+            continue
         path = f"{prefix}{name}"
         given = tree.get(name) if isinstance(tree, Mapping) else None
         extra = field.json_schema_extra
         marked = str(extra.get("resume", resume)) if isinstance(extra, dict) else resume
         inner = section_class(field, given)
-        if inner is None:
-            yield Leaf(path, field, marked)
+        if inner is not None:
+            yield from _walk_section(Section(path, inner, field.description or "", plugin_of(field)), given, marked)
             continue
-        yield Section(path, inner, field.description or "")
-        plugin = plugin_of(field)
-        for found in walk(inner, given, f"{path}.", marked):
-            named = plugin is not None and found.path == f"{path}.{plugin.key}"
-            yield replace(found, plugin=plugin) if named and isinstance(found, Leaf) else found
+        yield Leaf(path, field, marked)
+        for member, own in inside(field, given).items():
+            section = Section(f"{path}.{member}", own, field.description or "", plugin_inside(field), named=True)
+            yield from _walk_section(section, given and given[member], marked)
+
+
+def _walk_section(section: Section, given: Any, resume: str) -> Iterator[Leaf | Section]:
+    yield section
+    for found in walk(section.cls, given, f"{section.path}.", resume):
+        named = section.plugin is not None and found.path == f"{section.path}.{section.plugin.key}"
+        yield replace(found, plugin=section.plugin) if named and isinstance(found, Leaf) else found
 
 
 def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:
@@ -109,43 +128,9 @@ def leaves(cls: type[Settings], tree: Any = None) -> dict[str, Leaf]:
     return {found.path: found for found in walk(cls, tree) if isinstance(found, Leaf)}
 
 
-def sections(cls: type[Settings], tree: Any = None) -> dict[str, type[Settings]]:
+def sections(cls: type[Settings], tree: Any = None) -> dict[str, Section]:
     """Every group of settings by its path."""
-    return {found.path: found.cls for found in walk(cls, tree) if isinstance(found, Section)}
-
-
-def members(cls: type[Settings], tree: recipe.Tree) -> Iterator[Leaf | Section]:
-    """What lies inside the settings that map names to sections of plug-ins (the sources of a mix), as `tree` has it."""
-    for leaf in leaves(cls, tree).values():
-        plugin, given = _plugin_inside(leaf.field.annotation), recipe.get(tree, leaf.path)
-        if plugin is None or not isinstance(given, Mapping):
-            continue
-        for name, values in given.items():
-            if isinstance(values, Mapping) and values.get(plugin.key) in plugins.names(plugin.kind):
-                inner = plugin.settings_class(values[plugin.key])
-                yield Section(f"{leaf.path}.{name}", inner, leaf.doc)
-                yield from walk(inner, values, f"{leaf.path}.{name}.", leaf.resume)
-
-
-def member(cls: type[Settings], tree: recipe.Tree, path: str) -> Leaf | None:
-    """The setting at a path inside such a section; None where there is none, or nobody knows."""
-    return next((found for found in members(cls, tree) if isinstance(found, Leaf) and found.path == path), None)
-
-
-def plugin_members(cls: type[Settings], tree: recipe.Tree) -> dict[str, Plugin]:
-    """The sections of plug-ins inside settings that map names to them, as `tree` has it: the sources of a mix."""
-    found: dict[str, Plugin] = {}
-    for leaf in leaves(cls, tree).values():
-        plugin, given = _plugin_inside(leaf.field.annotation), recipe.get(tree, leaf.path)
-        if plugin is not None and isinstance(given, Mapping):
-            found |= {f"{leaf.path}.{name}": plugin for name in given}
-    return found
-
-
-def _plugin_inside(annotation: Any) -> Plugin | None:
-    """The mark of a mapping's values, if they are sections of plug-ins."""
-    mappings = [a for a in alternatives(annotation) if get_origin(a) is dict]
-    return next((mark for a in mappings for mark in get_args(get_args(a)[1]) if isinstance(mark, Plugin)), None)
+    return {found.path: found for found in walk(cls, tree) if isinstance(found, Section)}
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:

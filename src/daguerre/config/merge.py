@@ -6,7 +6,7 @@ noise schedule) is dropped here with a notice. Within one layer such a pair is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -14,17 +14,20 @@ from math import ceil
 from typing import Any
 
 from daguerre import plugins
-from daguerre.config import adapter_forms, checks, overrides, recipe
+from daguerre.config import adapter_forms, overrides, recipe, source_forms
 from daguerre.config import fields as config_fields
 from daguerre.config.aliases import lookup
-from daguerre.config.aliases.relative import RELATIVE, look_in
+from daguerre.config.aliases.relative import RELATIVE, Look, look_in
 from daguerre.config.aliases.values import Meaning
-from daguerre.config.errors import NOTHING, Problem, group, shown, unknown
+from daguerre.config.errors import Problem, group, shown, unknown
+from daguerre.config.fields import Leaf
 from daguerre.config.recipe import Tree
 from daguerre.errors import UserError
 from daguerre.settings import Duration, Plugin, Settings
 from daguerre.training.settings import largest_divisor
 
+MAPPINGS = {"adapters": "name", "data.sources": "source"}
+"""Settings that map names of the recipe's own to sections of plug-ins, and the key that says of which."""
 _INSTANCE = "data.sources.instance."
 _OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
 _OF_A_RUN = "config.yaml"
@@ -104,34 +107,46 @@ def from_overrides(
     Names of plug-ins are set first, wherever they stand: they decide which settings the others can mean.
     """
     problems: list[Problem] = []
-    pairs: list[_Pair] = []
-    implied: list[tuple[str, str, Callable[[], str | None]]] = []
     raw: dict[str, str] = {}
+    meanings: list[tuple[str, Meaning]] = []
+
+    def read(key: str, text: str, look: Look | None = None) -> Meaning:
+        try:
+            meaning = lookup.translate(key, text, look)
+        except UserError as error:
+            problems.append(Problem(key, str(error), text))
+            return Meaning()
+        notices.extend(meaning.notices)
+        return meaning
+
     for override in given:
-        key, text = override, None
         try:
             key, text = overrides.pair(override)
-            raw[key] = text
-            meaning = lookup.translate(key, text)
         except UserError as error:
-            problems.append(Problem(key, str(error), NOTHING if text is None else text))
+            problems.append(Problem(override, str(error)))
             continue
-        notices += meaning.notices
-        pairs += _pairs(key, meaning)
-        implied += [(key, path, find) for path, find in meaning.implied]
-    pairs += _implied(pairs, implied, problems)
+        raw[key] = text
+        meanings.append((key, read(key, text)))
+    pairs = [pair for key, meaning in meanings for pair in _pairs(key, meaning)]
+    pairs += _implied(pairs, meanings, problems)
     pairs = _without_idle_names(pairs, list(raw.items()), notices)
     pairs, wrong = adapter_forms.pairs(pairs, tree)
     problems += [Problem(label, why, text) for label, why, text in wrong]
-    names = [f"{section}.{plugin.key}" for section, plugin in config_fields.plugin_sections(root).items()]
-    names += [name.rpartition(".")[2] for name in names if not name.endswith(".name")]
+    pairs = sorted(source_forms.paths(pairs, tree), key=lambda pair: not _names_plugin(root, pair[1]))
     values: Tree = {}
-    kinds = tuple(f".{name}" for name in names)  # also those inside others: the sources of a mix
-    for pair in sorted(pairs, key=lambda item: (item[1] not in names, not item[1].endswith(kinds))):
+    for pair in sorted(pairs, key=lambda pair: pair[1].rpartition(".")[0] not in MAPPINGS):
         problems += _set(root, values, tree, pair, notices)
-    for pair in _relative(raw, recipe.merge(tree, values), notices, problems):
+    look = look_in(raw, source_forms.flat(recipe.merge(tree, values)))
+    rest = [pair for key in raw if key in RELATIVE for pair in _pairs(key, read(key, raw[key], look))]
+    for pair in source_forms.paths(rest, recipe.merge(tree, values)):
         problems += _set(root, values, tree, pair, notices)
     return values, problems
+
+
+def _names_plugin(root: type[Settings], path: str) -> bool:
+    section, _, key = path.rpartition(".")
+    plugin = config_fields.plugin_sections(root, overrides.nested(section, {}) if section else {}).get(section)
+    return plugin is not None and plugin.key == key
 
 
 _Pair = tuple[str, str, str]
@@ -142,30 +157,11 @@ def _pairs(key: str, meaning: Meaning) -> list[_Pair]:
     return [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
 
 
-def _relative(raw: Mapping[str, str], tree: Tree, notices: list[str], problems: list[Problem]) -> list[_Pair]:
-    """What other trainers' names mean that follow from the settings beside, which are all there by now."""
-    found: list[_Pair] = []
-    look = look_in(raw, tree)
-    for key in [name for name in raw if name in RELATIVE]:
-        try:
-            meaning = lookup.translate(key, raw[key], look)
-        except UserError as error:
-            problems.append(Problem(key, str(error), raw[key]))
-            continue
-        notices += meaning.notices
-        found += _pairs(key, meaning)
-    return found
-
-
-def _implied(
-    pairs: Sequence[_Pair],
-    implied: Sequence[tuple[str, str, Callable[[], str | None]]],
-    problems: list[Problem],
-) -> list[_Pair]:
-    """What follows from other trainers' names, for settings that no override sets."""
+def _implied(pairs: Sequence[_Pair], meanings: Sequence[tuple[str, Meaning]], problems: list[Problem]) -> list[_Pair]:
+    """Overrides that follow from other trainers' names, for settings that none sets."""
     given = {path for _, path, _ in pairs}
     found = []
-    for key, path, find in implied:
+    for key, path, find in ((key, *implied) for key, meaning in meanings for implied in meaning.implied):
         if path in given or path.rpartition(".")[2] in given:  # as a whole path, or by the setting's own name
             continue
         try:
@@ -196,21 +192,25 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: _Pair, notices: l
     """Put one override into `values`, or say why it cannot be."""
     key, path, text = item
     below = recipe.merge(tree, values)
-    leaves, sections = config_fields.leaves(root, below), list(config_fields.sections(root, below))
+    if text != "null" and not source_forms.may_stand_beside(path, below):
+        why = "the only source here has no name: add data.source=mix to train on those that you name in its place"
+        return [_with_recipes(Problem(key, why, text), path)]
+    leaves, sections = config_fields.leaves(root, below), config_fields.sections(root, below)
     try:
-        found = overrides.find(path, leaves, sections)
+        found = overrides.find(path, leaves, [*sections])
     except UserError as error:
         return [Problem(key, str(error), text)]
     if found is None:
         if _of_no_plugin(root, below, path):
             return []  # the check refuses the plug-in's name; what its keys would be, nobody knows
-        return [_with_recipes(unknown(key, text, leaves, sections), path)]
+        return [_with_recipes(unknown(key, text, leaves, [*sections]), path)]
     target, inside = found
-    if target in sections and not text.lstrip().startswith("{"):
+    taken_out = target in sections and sections[target].named and text == "null"
+    if target in sections and not taken_out and not text.lstrip().startswith("{"):
         return [group(key, text, leaves, target)]
     full = ".".join([target, *inside])
-    leaf = config_fields.member(root, below, full) if inside else leaves.get(target)
-    text = lookup.value(full, text)
+    leaf = None if inside else leaves.get(target)
+    text = lookup.value(source_forms.short(full, below), text)
     value = overrides.yaml_value(text) if leaf is None else overrides.typed(text, leaf.field.annotation)
     before = recipe.get(values, full)
     merged = isinstance(before, dict) and isinstance(value, dict)  # both hold
@@ -230,10 +230,11 @@ def _with_recipes(problem: Problem, path: str) -> Problem:
 
 def _of_no_plugin(root: type[Settings], tree: Tree, path: str) -> bool:
     """Whether a path lies in a section that names a plug-in which does not exist."""
-    section = path.partition(".")[0]
-    plugin = config_fields.plugin_sections(root).get(section)
-    name = recipe.get(tree, f"{section}.{plugin.key}") if plugin else recipe.ABSENT
-    return plugin is not None and name is not recipe.ABSENT and name not in plugins.names(plugin.kind)
+    for section, plugin in config_fields.plugin_sections(root, tree).items():
+        name = recipe.get(tree, f"{section}.{plugin.key}")
+        if path.startswith(f"{section}.") and name is not recipe.ABSENT and name not in plugins.names(plugin.kind):
+            return True
+    return False
 
 
 def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
@@ -241,20 +242,65 @@ def lay_over(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -
     for section in config_fields.sections(root, recipe.merge(base, over)):
         if recipe.get(over, section) is None:  # all of its keys are comments
             over = recipe.without(over, section)
-    base, over = adapter_forms.lay(base, over, notices)
-    idle_before = dict(_without_effect(root, base))
+    over = source_forms.mapped(base, adapter_forms.mapped(base, over))
+    over = source_forms.without_nameless(base, over)
+    base, over = _without_taken_out(base, over, notices)
+    unused_before = dict(_unused(root, base))
     base = _without_old_plugins(root, base, over, notices)
-    base = _without_idle(root, base, over, notices)
-    base = _without_newly_idle(root, base, over, idle_before, notices)
+    base = _without_newly_unused(root, base, over, unused_before, notices)
     base = _without_third_batch_size(base, over, notices)
     base = _fitting_warmup(base, over, notices)
     base = _with_micro_batch_that_divides(base, over, notices)
     return recipe.merge(base, over)
 
 
+def _without_taken_out(base: Tree, over: Tree, notices: list[str]) -> tuple[Tree, Tree]:
+    """Both without the members of mappings that `over` takes out."""
+    for path in _taken_out(over):
+        own = recipe.get(base, path)
+        if own is recipe.ABSENT:
+            continue
+        base = recipe.without(base, path)
+        key = MAPPINGS[path.rpartition(".")[0]]
+        dropped = [f"{path}.{field}" for field in own if field != key] if isinstance(own, dict) else []
+        if dropped:
+            notices.append(f"{path} is taken out: the recipe's {', '.join(dropped)} dropped out")
+    return base, kept(over)
+
+
+def _taken_out(tree: Tree) -> list[str]:
+    """The paths of members of mappings that are null."""
+    found = {path: recipe.get(tree, path) for path in MAPPINGS}
+    every = [
+        (f"{path}.{name}", own)
+        for path, there in found.items()
+        if isinstance(there, dict)
+        for name, own in there.items()
+    ]
+    return [path for path, own in every if own is None]
+
+
+def kept(tree: Tree) -> Tree:
+    """A tree without members of mappings that are null."""
+    for path in _taken_out(tree):
+        tree = recipe.without(tree, path)
+    return tree
+
+
+def finished(tree: Tree) -> Tree:
+    """A tree with a source, whatever it may be."""
+    data = tree.get("data", {})
+    return {**tree, "data": {"sources": {source_forms.NAMELESS: {}}, **data}} if isinstance(data, dict) else tree
+
+
+def known(root: type[Settings], tree: Tree) -> dict[str, Leaf]:
+    """Every setting of a tree, written in any way, by its shortest path."""
+    tree = finished(source_forms.mapped({}, adapter_forms.mapped({}, tree)))
+    return {source_forms.short(path, tree): leaf for path, leaf in config_fields.leaves(root, tree).items()}
+
+
 def _without_old_plugins(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
-    chosen = config_fields.plugin_sections(root) | config_fields.plugin_members(root, recipe.merge(base, over))
-    for section, plugin in chosen.items():
+    for section, plugin in config_fields.plugin_sections(root, recipe.merge(base, over)).items():
         old, new = recipe.get(base, section), recipe.get(over, section)
         if not (isinstance(old, dict) and isinstance(new, dict)):
             continue
@@ -288,17 +334,6 @@ def _shared(plugin: Plugin, old: Tree, before: str, after: str) -> Tree:
 def _same(first: type[Settings], second: type[Settings], name: str) -> bool:
     fields = [cls.model_fields.get(name) for cls in (first, second)]
     return all(fields) and len({repr(field.default) for field in fields if field}) == 1
-
-
-def _without_idle(root: type[Settings], base: Tree, over: Tree, notices: list[str]) -> Tree:
-    whole = recipe.merge(base, over)
-    for path, switch, value in _idle(root, whole):
-        if recipe.get(over, switch) is recipe.ABSENT or recipe.get(over, path) is not recipe.ABSENT:
-            continue
-        if recipe.get(base, path) is not recipe.ABSENT:
-            base = recipe.without(base, path)
-            notices.append(f"{switch} is {shown(value)}: the recipe's {path} dropped out")
-    return base
 
 
 _ACCUMULATION, _PART, _WHOLE = "gradient_accumulation_steps", "per_device_batch_size", "global_batch_size"
@@ -369,27 +404,16 @@ def _with_micro_batch_that_divides(base: Tree, over: Tree, notices: list[str]) -
     return recipe.merge(base, {"training": {_PART: smaller}})
 
 
-def _idle(root: type[Settings], tree: Tree) -> list[tuple[str, str, Any]]:
-    """(setting, the choice that leaves it without effect, that choice's value), for the choices that a tree makes."""
-    found = [(path, switch, off) for path, (switch, off) in checks.IDLE.items() if recipe.get(tree, switch) == off]
-    for section, cls in config_fields.sections(root, tree).items():
-        name = recipe.get(tree, f"{section}.name")
-        for field, names in getattr(cls, "acts_with", {}).items():
-            if isinstance(name, str) and name not in names:
-                found.append((f"{section}.{field}", f"{section}.name", name))
-    return found
-
-
-def _without_newly_idle(
-    root: type[Settings], base: Tree, over: Tree, idle_before: Mapping[str, str], notices: list[str]
+def _without_newly_unused(
+    root: type[Settings], base: Tree, over: Tree, unused_before: Mapping[str, str], notices: list[str]
 ) -> Tree:
-    """`base` without what had an effect in it and has none under `over` (`Settings.idle`)."""
+    """`base` without what had an effect in it and has none under `over` (`Settings.unused`)."""
     dropped: dict[str, list[str]] = {}
     while True:  # a setting that drops out can leave others without effect
         found = [
             (path, why)
-            for path, why in _without_effect(root, recipe.merge(base, over))
-            if path not in idle_before and recipe.get(over, path) is recipe.ABSENT
+            for path, why in _unused(root, recipe.merge(base, over))
+            if path not in unused_before and recipe.get(over, path) is recipe.ABSENT
         ]
         if not found:
             break
@@ -401,23 +425,26 @@ def _without_newly_idle(
     return base
 
 
-def _without_effect(root: type[Settings], tree: Tree) -> Iterator[tuple[str, str]]:
-    """(setting, why) for what a tree gives although its `Settings.idle` says that it has no effect."""
-    inside = {
-        found.path: found.cls for found in config_fields.members(root, tree) if isinstance(found, config_fields.Section)
-    }
-    for section, cls in (config_fields.sections(root, tree) | inside).items():
-        given = recipe.get(tree, section)
-        for fields, when, why in cls.idle if isinstance(given, dict) else ():
+def _unused(root: type[Settings], tree: Tree) -> Iterator[tuple[str, str]]:
+    """(setting, why) for what a tree gives although `Settings.unused` says that it has no effect."""
+    for path, section in config_fields.sections(root, tree).items():
+        given = recipe.get(tree, path)
+        if isinstance(given, dict):
             with suppress(AttributeError, TypeError, ValueError):  # values of a wrong kind: the check says so
-                if when(_unchecked(cls, given)):
-                    yield from ((f"{section}.{name}", why) for name in given if name in fields)
+                unused = _unchecked(section.cls, given).unused()
+                yield from ((f"{path}.{name}", why) for name, why in unused.items() if name in given)
 
 
 def _unchecked(cls: type[Settings], given: Tree) -> Settings:
-    """The settings object of values that nobody has checked yet, for `Idle.when` to look at."""
+    """The settings object of values that nobody has checked yet, for `Settings.unused` to look at."""
     values: dict[str, Any] = {}
     for name, value in given.items():
-        inner = config_fields.section_class(cls.model_fields[name], value) if name in cls.model_fields else None
-        values[name] = _unchecked(inner, value) if inner and isinstance(value, dict) else value
+        field = cls.model_fields.get(name)
+        inner = config_fields.section_class(field, value) if field else None
+        if inner and isinstance(value, dict):
+            values[name] = _unchecked(inner, value)
+        elif field and (members := config_fields.inside(field, value)):
+            values[name] = {key: _unchecked(own, value[key]) for key, own in members.items()}
+        else:
+            values[name] = value
     return cls.model_construct(**values)

@@ -10,19 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from pydantic import Field, SerializeAsAny, ValidationError
+from pydantic import Field
 
 from daguerre import plugins
-from daguerre.config import fields, merge, overrides, recipe
-from daguerre.config.errors import ConfigError, Problem, missing, translate
+from daguerre.config import config, fields, merge, overrides, recipe, source_forms
 from daguerre.config.recipe import Tree
 from daguerre.credentials import scrub
-from daguerre.data.settings import SourceSettings
+from daguerre.data.settings import DataSettings
 from daguerre.data.tools import detect
 from daguerre.errors import UserError
-from daguerre.settings import Plugin, Settings
+from daguerre.settings import Settings
 
 Options = TypeVar("Options", bound=Settings)
 _KEY = re.compile(r"(--)?[A-Za-z_][\w.-]*")
@@ -34,7 +33,7 @@ class DataRecipe(Settings):
 
     seed: int = Field(0, ge=0, lt=1 << 63)
     """All random numbers follow from this and the samples' ids."""
-    data: Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]
+    data: DataSettings
     """What is trained on."""
 
 
@@ -52,7 +51,7 @@ class Request(Generic[Options]):
 
     what: str
     """The data as it was named, for people."""
-    settings: SourceSettings
+    settings: DataSettings
     seed: int
     options: Options
     notices: tuple[str, ...]
@@ -67,7 +66,8 @@ def read(arguments: Sequence[str], options_class: type[Options]) -> Request[Opti
         found, notices = from_recipe(words.bare[0], rest)
         return Request(words.bare[0], found.data, found.seed, options, tuple(map(scrub, notices)))
     found, notices = from_paths(words.bare, rest)
-    what = scrub(", ".join(words.bare) or str(getattr(found.data, "path", found.data.source)))
+    named = [str(getattr(source, "path", source.source)) for source in found.data.sources.values()]
+    what = scrub(", ".join(words.bare or named))
     return Request(what, found.data, found.seed, options, tuple(map(scrub, notices)))
 
 
@@ -81,12 +81,12 @@ def split(arguments: Sequence[str]) -> Words:
         if word == "-o" or (word.startswith("--") and "=" not in word):
             key = "out" if word == "-o" else word[2:]
             if not rest:
-                raise UserError(f"{word} needs a value: write {key}=VALUE")
+                raise UserError(f"{word} needs a value: write {key}=VALUE", code="missing")
             given.append(f"{key}={rest.pop(0)}")
         elif "=" in word and _KEY.fullmatch(word.partition("=")[0]):
             given.append(word.removeprefix("--"))
         elif word.startswith("-"):
-            raise UserError(f"there is no option {word}: options are written key=value")
+            raise UserError(f"there is no option {word}: options are written key=value", code="unknown")
         else:
             bare.append(word)
     return Words(tuple(bare), tuple(given))
@@ -102,10 +102,10 @@ def own_options(given: Sequence[str], options_class: type[Options]) -> tuple[Opt
         if key not in leaves:
             rest.append(override)
         elif key in values:
-            raise UserError(f"{key} is given twice")
+            raise UserError(f"{key} is given twice", code="conflict")
         else:
             values[key] = overrides.typed(text, leaves[key].field.annotation)
-    return _checked(options_class, values, [], "the command"), rest
+    return config.checked(options_class, values, [], [], "the command"), rest
 
 
 def _refuse_misspelt(given: Sequence[str], options_class: type[Settings]) -> None:
@@ -115,11 +115,11 @@ def _refuse_misspelt(given: Sequence[str], options_class: type[Settings]) -> Non
         key = overrides.pair(override)[0]
         near = difflib.get_close_matches(key, options_class.model_fields, n=1, cutoff=0.75)
         if near and "." not in key and key not in settings:
-            raise UserError(f"there is no option {key}; did you mean {near[0]}?")
+            raise UserError(f"there is no option {key}; did you mean {near[0]}?", code="unknown")
 
 
 def _leaves(source: str) -> Mapping[str, fields.Leaf]:
-    return fields.leaves(DataRecipe, {"data": {"source": source}})
+    return fields.leaves(DataRecipe, {"data": {"sources": {source: {"source": source}}}})
 
 
 def from_recipe(name: str, given: Sequence[str]) -> tuple[DataRecipe, tuple[str, ...]]:
@@ -137,7 +137,9 @@ def from_paths(paths: Sequence[str], given: Sequence[str]) -> tuple[DataRecipe, 
     if not paths and not named:
         shipped = ", ".join(recipe.shipped())
         raise UserError(
-            f"which data? Give a path (folder, shards, table), or a recipe ({shipped}, a YAML file, a run folder)"
+            f"which data? Give a path (folder, shards, table), or a recipe ({shipped}, a YAML file, a run folder)",
+            code="missing",
+            setting="data.path",
         )
     data: Tree = {}
     notices: list[str] = []
@@ -149,7 +151,7 @@ def from_paths(paths: Sequence[str], given: Sequence[str]) -> tuple[DataRecipe, 
         notices.append(
             f"{', '.join(map(scrub, paths))}: read as {detect.KINDS[data['source']]} (data.source={data['source']})"
         )
-    return _resolved({"data": data}, given, "the data", notices)
+    return _resolved(merge.lay_over(DataRecipe, {}, {"data": data}, []), given, "the data", notices)
 
 
 def _is_recipe(word: str) -> bool:
@@ -161,29 +163,16 @@ def _is_recipe(word: str) -> bool:
 def _refuse_recipes(words: Sequence[str]) -> None:
     for word in words:
         if _is_recipe(word):
-            raise UserError(f"{word} is a recipe: give one recipe, or one or more paths, got {', '.join(words)}")
+            raise UserError(
+                f"{word} is a recipe: give one recipe, or one or more paths, got {', '.join(words)}", code="conflict"
+            )
 
 
 def _resolved(tree: Tree, given: Sequence[str], source: str, notices: list[str]) -> tuple[DataRecipe, tuple[str, ...]]:
     values, problems = merge.from_overrides(DataRecipe, tree, given, notices)
     tree = merge.lay_over(DataRecipe, tree, values, notices)
-    resolved, absent = recipe.resolve(tree, values, source)
-    leaves = fields.leaves(DataRecipe, resolved)
-    problems += [missing(path, leaves) for path in absent if path.startswith("data.")]
-    own = {name: resolved[name] for name in DataRecipe.model_fields if name in resolved}
-    return _checked(DataRecipe, own, problems, source), tuple(notices)
-
-
-def _checked(cls: type[Options], values: Mapping[str, Any], problems: list[Problem], source: str) -> Options:
-    """The settings of these values; ConfigError with all problems, those so far and those that the class finds."""
-    leaves, sections = fields.leaves(cls, values), list(fields.sections(cls, values))
-    checked = None
-    try:
-        checked = cls.model_validate(values)
-    except ValidationError as error:
-        found = [problem for e in error.errors(include_url=False) for problem in translate(e, "", leaves, sections)]
-        known = {problem.path for problem in problems}
-        problems = problems + [problem for problem in found if problem.path not in known]
-    if problems or checked is None:
-        raise ConfigError(problems, source)
-    return checked
+    resolved, absent = recipe.resolve(tree, merge.kept(values), source)
+    own = merge.finished({name: resolved[name] for name in DataRecipe.model_fields if name in resolved})
+    absent = [path for path in absent if path.startswith("data.")]
+    found = config.checked(DataRecipe, own, absent, problems, source)
+    return found, tuple(source_forms.short(notice, tree) for notice in notices)

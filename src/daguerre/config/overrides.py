@@ -57,14 +57,17 @@ def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
         elif "=" in word and "://" not in word.partition("=")[0]:
             overrides.append(word.removeprefix("--"))
         elif word.startswith("-"):
-            raise UserError(f"there is no option {word}: settings are written key=value{_flags_hint(flags)}")
+            raise UserError(
+                f"there is no option {word}: settings are written key=value{_flags_hint(flags)}", code="unknown"
+            )
         else:
             recipes.append(word)
     recipes += [o.partition("=")[2] for o in overrides if o.startswith("config=")]
     if len(recipes) > 1:
         raise UserError(
             f"one recipe at a time, got {' and '.join(recipes)}: settings are written key=value, without spaces; "
-            'quote a value that has some, as in prompt="a red circle"'
+            'quote a value that has some, as in prompt="a red circle"',
+            code="conflict",
         )
     kept = tuple(o for o in overrides if not o.startswith("config="))
     return Arguments(recipes[0] if recipes else "", kept, frozenset(found))
@@ -76,7 +79,7 @@ def _value(word: str, rest: list[str], flags: Sequence[str]) -> str:
     if name in FLAGS and not (rest and rest[0].lower() in ("true", "false")):
         return "true"
     if not rest or rest[0] in flags or rest[0].startswith("--"):
-        raise UserError(f"{word} needs a value: write {word[2:]}=VALUE{_flags_hint(flags)}")
+        raise UserError(f"{word} needs a value: write {word[2:]}=VALUE{_flags_hint(flags)}", code="missing")
     if name not in WORDS | PAIRS:
         return rest.pop(0)
     values = []

@@ -6,6 +6,7 @@ Everything here is torch-free and imports no plug-in; what the keys mean is chec
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     """
     known = ", ".join(shipped()) or "none"
     if not recipe:
-        raise UserError(f"which recipe? Give a shipped one ({known}), a YAML file or a run folder")
+        raise UserError(f"which recipe? Give a shipped one ({known}), a YAML file or a run folder", code="missing")
     if recipe in shipped():
         return shipped()[recipe]
     if address.is_far(recipe):
@@ -64,21 +65,24 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     path = (beside.parent if beside else Path()) / Path(recipe).expanduser()
     if path.is_dir():
         if not (path / "config.yaml").is_file():
-            raise UserError(f"{recipe} is a folder without a config.yaml: neither a run folder nor a recipe file")
+            raise UserError(
+                f"{recipe} is a folder without a config.yaml: neither a run folder nor a recipe file", code="missing"
+            )
         return path / "config.yaml"
     if path.is_file():
         return path
     if name := stand_in(recipe):
         return shipped()[name]
     if what := foreign.later(recipe):
-        raise UserError(f"there is no recipe {recipe!r}, and none stands for it: {what}")
+        raise UserError(f"there is no recipe {recipe!r}, and none stands for it: {what}", code="unknown")
     if len(Path(recipe).parts) > 1:
-        raise UserError(f"{recipe}: there is no such run folder or recipe file ({path.absolute()})")
+        raise UserError(f"{recipe}: there is no such run folder or recipe file ({path.absolute()})", code="missing")
     near = difflib.get_close_matches(recipe, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
         f"there is no recipe {recipe!r}: there is no such file or run folder, and the shipped recipes are "
-        f"{known}.{hint}"
+        f"{known}.{hint}",
+        code="unknown",
     )
 
 
@@ -211,17 +215,15 @@ def resolve(tree: Tree, verbatim: Tree, source: str) -> tuple[Tree, list[str]]:
     """
     for name in list(BaseContainer._resolvers):
         OmegaConf.clear_resolver(name)
-    hidden: dict[str, str] = {}
-    whole = deepcopy(merge(tree, _hide(verbatim, hidden)))
+    whole = deepcopy(merge(tree, escaped(verbatim)))
     try:
         config = OmegaConf.create(whole)
         # Keys that refer to a missing one are missing to OmegaConf too; only the first cause is worth a line.
         missing = {path: _remove(whole, path) for path in sorted(OmegaConf.missing_keys(config))}
-        resolved = OmegaConf.to_container(OmegaConf.create(whole), resolve=True)
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(whole), resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"{source}: {_interpolation_error(error)}") from error
-    assert isinstance(resolved, dict)
-    return _show(resolved, hidden), [path for path, value in missing.items() if value == "???"]
+    return resolved, [path for path, value in missing.items() if value == "???"]
 
 
 def _interpolation_error(error: OmegaConfBaseException) -> str:
@@ -232,28 +234,13 @@ def _interpolation_error(error: OmegaConfBaseException) -> str:
     return f"{where}: {text}" if where else text
 
 
-def _hide(value: Any, hidden: dict[str, str]) -> Any:
-    """The value with each text that holds `${` replaced by a stand-in; `hidden` maps back."""
+def escaped(value: Any) -> Any:
+    """The value with `${` in its text written so that it is read back as text."""
     if isinstance(value, dict):
-        return {name: _hide(inner, hidden) for name, inner in value.items()}
+        return {name: escaped(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_hide(inner, hidden) for inner in value]
-    if isinstance(value, str) and "${" in value:
-        stand_in = f"\x00verbatim {len(hidden)}\x00"
-        hidden[stand_in] = value
-        return stand_in
-    return value
-
-
-def _show(value: Any, hidden: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {name: _show(inner, hidden) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_show(inner, hidden) for inner in value]
-    if isinstance(value, str):
-        for stand_in, text in hidden.items():
-            value = value.replace(stand_in, text)
-    return value
+        return [escaped(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _remove(tree: Any, path: str) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -15,12 +14,16 @@ from pydantic.json_schema import JsonSchemaValue, models_json_schema
 from pydantic_core import to_jsonable_python
 
 from daguerre import plugins
-from daguerre.config import fields, recipe
+from daguerre.config import fields, recipe, source_forms
 from daguerre.config.config import Config
 from daguerre.config.fields import Leaf
 
 WIDTH = 100
-_ADAPTERS = fields.plugin_members(Config, {"adapters": {"full": {}}})["adapters.full"]
+_MAPPINGS = {
+    "adapters": ("adapter", "One adapter: a mapping `adapters` of one."),
+    "data.sources": ("data", "What is trained on: the mapping `sources`, or the settings of the only source."),
+}
+"""Settings that map names to sections of plug-ins, the key under which one alone may be written, and its meaning."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -29,26 +32,29 @@ def json_schema() -> dict[str, Any]:
     Nothing is required in it, because a recipe may leave to the one that it extends, or to the command line, what it
     does not say.
     """
-    kinds = fields.plugin_sections(Config)
+    named = {f"{path}.NAME": path for path in _MAPPINGS}
+    kinds = fields.plugin_sections(Config, {"adapters": {"NAME": {}}, "data": {"sources": {"NAME": {}}}})
     choices = {
         section: [plugin.settings_class(name) for name in plugins.names(plugin.kind)]
         for section, plugin in kinds.items()
     }
-    attachable = [_ADAPTERS.settings_class(name) for name in plugins.names(_ADAPTERS.kind)]
-    choices_of = {**choices, "adapter": attachable}
-    every = [(cls, "validation") for cls in [Config, *(cls for group in choices_of.values() for cls in group)]]
+    every = [(cls, "validation") for cls in [Config, *(cls for group in choices.values() for cls in group)]]
     references, document = models_json_schema(every, ref_template="#/$defs/{model}")  # type: ignore[arg-type]
     definitions = document["$defs"]
     whole = definitions.pop(_name(references[Config, "validation"]))
     for section, group in choices.items():
-        about = Config.model_fields[section].description
         alternatives = [references[cls, "validation"] for cls in group]
-        whole["properties"][section] = {"description": about, "anyOf": alternatives}
         definitions.pop(kinds[section].base.__name__, None)
-    adapters = {"anyOf": [references[cls, "validation"] for cls in attachable]}
-    whole["properties"]["adapters"] |= {"additionalProperties": {"anyOf": [*adapters["anyOf"], {"type": "null"}]}}
-    whole["properties"]["adapter"] = {"description": "One adapter: a mapping `adapters` of one.", **adapters}
-    definitions.pop(_ADAPTERS.base.__name__, None)
+        if section not in named:
+            about = Config.model_fields[section].description
+            whole["properties"][section] = {"description": about, "anyOf": alternatives}
+            continue
+        above, _, mapping = named[section].rpartition(".")
+        owner = definitions[_name(whole["properties"][above])] if above else whole
+        owner["properties"][mapping] |= {"additionalProperties": {"anyOf": [*alternatives, {"type": "null"}]}}
+        flat, about = _MAPPINGS[named[section]]
+        several = [whole["properties"][above]] if above else []
+        whole["properties"][flat] = {"description": about, "anyOf": [*alternatives, *several]}
     about = "Shipped name or path of the recipe that this one starts from."
     whole["properties"]["extends"] = {"description": about, "type": "string"}
     whole |= {"title": "A Daguerre recipe", "$defs": definitions}
@@ -74,9 +80,11 @@ def template(choices: dict[str, str]) -> str:
 
     What has a default is commented out and shows it; what must be given says `???`.
     """
-    sections = fields.plugin_sections(Config)
-    tree: dict[str, Any] = {section: {plugin.key: choices[section]} for section, plugin in sections.items()}
-    tree["adapters"] = {choices["adapter"]: {_ADAPTERS.key: choices["adapter"]}}
+    tree: dict[str, Any] = {}
+    for section, plugin in fields.plugin_sections(Config).items():
+        tree[section] = {plugin.key: choices[section]}
+    tree["adapters"] = {choices["adapter"]: {"name": choices["adapter"]}}
+    tree["data"] = {"sources": {source_forms.NAMELESS: {"source": choices["data"]}}}
     return "\n".join([*_head(choices), *_lines(tree)]) + "\n"
 
 
@@ -90,28 +98,16 @@ def _head(choices: dict[str, str]) -> Iterator[str]:
 
 
 def _lines(tree: dict[str, Any]) -> Iterator[str]:
-    for found in _walk(tree):
+    for found in fields.walk(Config, tree):
         depth = "  " * found.path.count(".")
-        if isinstance(found, Leaf) and found.path == "adapters":
-            yield from _comment(found.doc, depth)
-            yield "adapters:"
-        elif isinstance(found, Leaf):
+        if isinstance(found, Leaf) and found.path not in _MAPPINGS:
             yield from _leaf_lines(found, depth, tree)
-        else:
+        elif isinstance(found, Leaf) or not found.named:
             yield from ([""] if "." not in found.path else [])
             yield from _comment(found.doc, depth)
             yield f"{depth}{found.path.rpartition('.')[2]}:"
-
-
-def _walk(tree: dict[str, Any]) -> Iterator[Leaf | fields.Section]:
-    """All settings, the adapters' behind `adapters`."""
-    for found in fields.walk(Config, tree):
-        yield found
-        if found.path == "adapters":
-            for own in fields.members(Config, tree):
-                if own.path.startswith("adapters."):
-                    named = isinstance(own, Leaf) and own.path.endswith(f".{_ADAPTERS.key}")
-                    yield replace(own, plugin=_ADAPTERS) if named and isinstance(own, Leaf) else own
+        else:
+            yield f"{depth}{found.path.rpartition('.')[2]}:"
 
 
 def _leaf_lines(leaf: Leaf, depth: str, tree: dict[str, Any]) -> Iterator[str]:

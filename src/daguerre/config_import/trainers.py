@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from daguerre import plugins
-from daguerre.config import fields, overrides, recipe
+from daguerre.config import merge, overrides, recipe
 from daguerre.config.config import Config
 from daguerre.config.recipe import Tree
 from daguerre.config_import import (
@@ -65,7 +65,7 @@ def typed(values: Mapping[str, Any]) -> Tree:
     tree: Tree = {}
     for path, value in values.items():
         tree = recipe.merge(tree, overrides.nested(path, value))
-    known = fields.leaves(Config, tree)
+    known = merge.known(Config, tree)
     for path, value in values.items():
         if isinstance(value, str) and value != REQUIRED and path in known:
             typed_value = overrides.typed(value, known[path].field.annotation)

@@ -3,7 +3,7 @@ batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -24,10 +24,9 @@ from daguerre.data.plan.batches import Plan, Slots
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.plan.order import Endless, Order, Passes
 from daguerre.data.plan.selection import Selection
-from daguerre.data.settings import SourceSettings
+from daguerre.data.settings import SharedSettings, SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import FarSource, Source, Split
-from daguerre.data.sources import mix
 from daguerre.errors import UserError
 
 
@@ -56,7 +55,7 @@ class Reads(NamedTuple):
 class Dataset:
     """The samples of one split."""
 
-    settings: SourceSettings
+    settings: SharedSettings
     """What holds for all members: shapes and sizes."""
     members: tuple[Member, ...]
     selections: tuple[Selection | None, ...]
@@ -80,7 +79,7 @@ class Dataset:
 
     @property
     def metric(self) -> str | None:
-        """The metric that can read the pictures of the source; None for a mix."""
+        """The metric that can read the pictures of the source; None where there are several."""
         return self.members[0].source.metric if len(self.members) == 1 else None
 
     def plan(self, seed: int, batch_size: int) -> Plan:
@@ -98,7 +97,9 @@ class Dataset:
             raise UserError(
                 f"training.global_batch_size: a batch of {batch_size:,} samples is more than the data set has in "
                 f"an epoch ({self.size:,} to train on): {repeats} shows each sample several times an epoch, or "
-                f"training.global_batch_size={max(shown, 1)} is a batch that it fills"
+                f"training.global_batch_size={max(shown, 1)} is a batch that it fills",
+                code="conflict",
+                setting="training.global_batch_size",
             )
         orders: list[Order] = []
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
@@ -180,7 +181,8 @@ class Dataset:
             if not any(self._share_with(name)):
                 raise UserError(
                     f"no sample has a {name}, so what asks for it has no effect (objective.{name}): remove it, or give "
-                    f"the samples their {name}s (docs/data.md)"
+                    f"the samples their {name}s (docs/data.md)",
+                    code="unused",
                 )
 
     def _lacking(self, images: Sequence[str]) -> SkipReport:
@@ -227,16 +229,15 @@ def _salt(member: int) -> int:
     return int(keys.words(0, "source", member, count=1)[0]) >> 1 if member else 0
 
 
-def open_dataset(settings: SourceSettings, split: Split) -> Dataset:
+def open_dataset(settings: SharedSettings, split: Split) -> Dataset:
     """Opens the sources and chooses the samples of a split. UserError where there is nothing to train on."""
     return open_datasets(settings, [split])[0]
 
 
-def open_datasets(settings: SourceSettings, splits: Sequence[Split]) -> list[Dataset]:
+def open_datasets(settings: SharedSettings, splits: Sequence[Split]) -> list[Dataset]:
     """The data sets of several splits; a source that has an index is opened once for all of them."""
-    named: Mapping[str, SourceSettings] = settings.members() if isinstance(settings, mix.Settings) else {"": settings}
-    weights = tuple(settings.shares()) if isinstance(settings, mix.Settings) else (Fraction(1),)
-    opened = [_opened(name, own, splits) for name, own in named.items()]
+    weights = tuple(settings.shares())
+    opened = [_opened(name, own, splits) for name, own in settings.named().items()]
     bucketing.refuse_idle(settings)
     buckets = bucketing.buckets(settings)
     return [
@@ -275,7 +276,9 @@ def _refuse_damage(found: SkipReport, index: Index, limit: float) -> None:
         raise UserError(
             f"{where}, and nobody knows how many samples were in them (data.max_skipped={limit:g}):\n"
             f"{skipped.table(found)}\n"
-            "Fetch these shards anew, or set data.max_skipped=1 to train on what can be read"
+            "Fetch these shards anew, or set data.max_skipped=1 to train on what can be read",
+            code="damaged",
+            setting="data.max_skipped",
         )
 
 
@@ -286,5 +289,6 @@ def _refuse_shapes(name: str, settings: SourceSettings) -> None:
         raise UserError(
             f"data.sources.{name}: {settings.source} is endless, so that nobody knows the sizes of its pictures "
             f"beforehand: they cannot be sorted into the {count} buckets of data.buckets. Leave this source out, or "
-            "train on one shape (data.buckets.aspects=square, data.buckets.resolutions=null)"
+            "train on one shape (data.buckets.aspects=square, data.buckets.resolutions=null)",
+            code="conflict",
         )

@@ -1,15 +1,27 @@
-"""Settings that every data source shares, and those of the loader. No torch here."""
+"""Settings of a data set, those that every source has, and those of the loader. No torch here."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
+from daguerre import plugins
 from daguerre.data.filters.filter import Filters
 from daguerre.data.images.words import words
 from daguerre.data.plan.buckets import check_fractions
-from daguerre.settings import ADDRESS, ELASTIC, FREE, Idle, Settings
+from daguerre.settings import ADDRESS, ELASTIC, FREE, Idle, Plugin, Settings
 
 ImageFormat = Literal["jpeg", "png", "webp", "gif", "bmp", "tiff"]
 Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
@@ -105,11 +117,9 @@ class BucketSettings(Settings):
     """Whether a picture smaller than its bucket is enlarged; if not, it is left out and counted."""
 
 
-class SourceSettings(Settings):
-    """What every source's `Settings` starts from. A source's file adds its own fields and narrows `source`."""
+class SharedSettings(Settings):
+    """What holds for all sources of a data set: the shapes of batches and what images are made of."""
 
-    source: str
-    """Name of the source: a file in data/sources."""
     resolution: int = Field(512, ge=8)
     """Side of the square pictures that are trained on, in pixels; with buckets, the square root of their largest
     area."""
@@ -125,6 +135,35 @@ class SourceSettings(Settings):
     """Kinds of image files that are decoded, known by their first bytes; all others are left out and counted."""
     alpha_colour: Colour = "#ffffff"
     """What lies under transparent pixels, as #rrggbb."""
+    max_skipped: float = Field(0.01, ge=0, le=1, json_schema_extra=FREE)
+    """Share of samples that cannot be used above which a run is refused, or stops (once 10 were found): a sign that the
+    data, not a picture, is broken."""
+    cache_dir: Annotated[str | None, ADDRESS] = Field(None, json_schema_extra=FREE)
+    """Folder for indexes and for shards of object stores. Default: the user's cache folder."""
+    cache_gb: float = Field(100.0, gt=0, json_schema_extra=FREE)
+    """Most that shards of object stores take in `cache_dir`, in GB (1e9 bytes); those used longest ago go first."""
+
+    def named(self) -> Mapping[str, SourceSettings]:
+        """The sources by the names that messages give them; one alone has none."""
+        raise NotImplementedError
+
+    @property
+    def kinds(self) -> str:
+        """The kinds of the sources, for people."""
+        return ", ".join(dict.fromkeys(own.source for own in self.named().values()))
+
+    def shares(self) -> list[Fraction]:
+        """How often each source is drawn, in any scale."""
+        return [Fraction(1)]
+
+
+class SourceSettings(SharedSettings):
+    """What every source's `Settings` starts from. A source's file adds its own fields and narrows `source`."""
+
+    around: ClassVar[frozenset[str]] = frozenset(SharedSettings.model_fields)
+
+    source: str
+    """Name of the source: a file in data/sources."""
     captions: CaptionSettings = CaptionSettings()
     """Which words a sample is trained on."""
     caption_dropout: float = Field(0.1, ge=0, le=1)
@@ -137,8 +176,8 @@ class SourceSettings(Settings):
     """Share of samples kept out of training for the validation loss, chosen by id; at least one where there are two or
     more samples and this is above 0."""
     loss_weight: float = Field(1, gt=0, allow_inf_nan=False, exclude_if=lambda weight: weight == 1)
-    """What the loss of this source's samples is multiplied by, in a mix. The sum over a batch is still divided by the
-    count of its samples; the validation loss knows no weights."""
+    """What the loss of this source's samples is multiplied by, beside other sources. The sum over a batch is still
+    divided by the count of its samples; the validation loss knows no weights."""
     repeats: int = Field(1, ge=1)
     """How often each sample is trained on in an epoch, each time with its own noise, crop and caption."""
     shuffle: bool = True
@@ -148,17 +187,103 @@ class SourceSettings(Settings):
     `lane_samples` places; more mix better, and need more room in the cache where shards are far away."""
     lane_samples: int = Field(4096, ge=1)
     """Samples of a lane that are shuffled together with those of the other lanes."""
-    max_skipped: float = Field(0.01, ge=0, le=1, json_schema_extra=FREE)
-    """Share of samples that cannot be used above which a run is refused, or stops (once 10 were found): a sign that the
-    data, not a picture, is broken."""
-    cache_dir: Annotated[str | None, ADDRESS] = Field(None, json_schema_extra=FREE)
-    """Folder for indexes and for shards of object stores. Default: the user's cache folder."""
-    cache_gb: float = Field(100.0, gt=0, json_schema_extra=FREE)
-    """Most that shards of object stores take in `cache_dir`, in GB (1e9 bytes); those used longest ago go first."""
+
+    def named(self) -> Mapping[str, SourceSettings]:
+        return {"": self}
 
     def words(self) -> frozenset[str] | None:
         """Every word of the captions, where the settings alone say them; None where they are read."""
         return None if self.captions.text is None else self.captions.words()
+
+
+NAMELESS = "images"
+"""What the only source is called that has no name of its own."""
+LEAST_SHARE = 1e-6
+"""Least share of the samples that a source may have."""
+
+
+class DataSettings(SharedSettings):
+    """One source or several beside each other, each drawn in proportion to its weight and each with its own repeats,
+    filters and captions."""
+
+    sources: dict[str, Annotated[SerializeAsAny[SourceSettings], Plugin("sources", "source", SourceSettings)]] = Field(
+        min_length=1
+    )
+    """What is trained on: sources by a name of your own, such as `{photos: {source: folder, path: DIR}, art: {...}}`,
+    each with the settings of its kind; those of one alone may stand in `data` itself."""
+    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        {}, exclude_if=lambda weights: not weights
+    )
+    """How often each source is drawn, in any scale, by its name; 1 for those that are not named. Within a source every
+    sample comes equally often."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sources_take_the_resolution(cls, given: Any) -> Any:
+        """Asks every source whether it has the resolution; where none is given it is the usual one of their kind."""
+        sources = given.get("sources") if isinstance(given, dict) else None
+        if not isinstance(sources, dict):
+            return given
+        written = {name: own for name, own in sources.items() if isinstance(own, dict)}
+        for name, own in written.items():
+            if shared := [field for field in own if field in SourceSettings.around]:
+                raise ValueError(f"{name}: {', '.join(shared)} is the same for all sources: set it in data itself")
+        kinds = {str(own.get("source")) for own in written.values()}
+        if "resolution" not in given and len(kinds) == 1:
+            known = kinds <= {*plugins.names("sources")}
+            settings = plugins.find("sources", kinds.pop()).Settings if known else cls
+            return given | {"resolution": settings.model_fields["resolution"].default}
+        asked = {"resolution": given.get("resolution", cls.model_fields["resolution"].default)}
+        return given | {"sources": sources | {name: own | asked for name, own in written.items()}}
+
+    @field_validator("sources")
+    @classmethod
+    def _complete(cls, sources: dict[str, SourceSettings], info: ValidationInfo) -> dict[str, SourceSettings]:
+        """The sources with the settings that hold for all."""
+        found = {}
+        for name, own in sources.items():
+            other = {field: value for field, value in info.data.items() if value != getattr(own, field)}
+            found[name] = own.model_copy(update=other)
+        return found
+
+    @field_serializer("sources", mode="wrap")
+    def _without_shared(self, sources: Any, handler: SerializerFunctionWrapHandler) -> Any:
+        return {
+            name: {field: value for field, value in own.items() if field not in SourceSettings.around}
+            for name, own in handler(sources).items()
+        }
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Self:
+        if unknown := sorted(set(self.weights) - set(self.sources)):
+            raise ValueError(f"weights: there is no source {', '.join(unknown)}; there are {', '.join(self.sources)}")
+        for name, share in zip(self.sources, self.shares(), strict=True):
+            if share / sum(self.shares()) < LEAST_SHARE:
+                raise ValueError(f"weights: {name} would be drawn less than once in {1 / LEAST_SHARE:,.0f} samples")
+        if len(self.sources) == 1 and any("loss_weight" in own.model_fields_set for own in self.sources.values()):
+            raise ValueError(
+                "loss_weight weighs one of several sources against the others (data.sources.NAME.loss_weight), and "
+                "this is the only one: remove it"
+            )
+        return self
+
+    def unused(self) -> dict[str, str]:
+        """Of what holds for all sources, the settings without effect on any."""
+        first, *others = [own.unused() for own in self.sources.values()]
+        found = {name: why for name, why in first.items() if name in SourceSettings.around}
+        return {name: why for name, why in found.items() if all(name in other for other in others)}
+
+    def named(self) -> Mapping[str, SourceSettings]:
+        return {"": self.sources[NAMELESS]} if [*self.sources] == [NAMELESS] else self.sources
+
+    def words(self) -> frozenset[str] | None:
+        """Every word of the captions, where the settings alone say them; None where they are read."""
+        each = [own.words() for own in self.sources.values()]
+        return None if None in each else frozenset().union(*(words for words in each if words is not None))
+
+    def shares(self) -> list[Fraction]:
+        """The weights, exactly as they were written, in the order of `sources`."""
+        return [Fraction(str(self.weights.get(name, 1.0))) for name in self.sources]
 
 
 class LoaderSettings(Settings):

@@ -82,7 +82,9 @@ class AdaptiveWeight:
             held = "no table" if found is None else f"a table of {len(found)} noise levels"
             raise UserError(
                 f"objective.weighting is adaptive with {len(self.table_K)} noise levels, and the checkpoint holds "
-                f"{held}: set objective.weighting to that of its run"
+                f"{held}: set objective.weighting to that of its run",
+                code="changed",
+                setting="objective.weighting.name",
             )
         self.table_K = found.to(self.table_K)
 

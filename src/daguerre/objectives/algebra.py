@@ -83,7 +83,9 @@ class Diffusion(Objective):
         if not own.acts("shift"):
             raise UserError(
                 f"sampling.shift is {shift:g}, and schedule {own.name} has no shift: remove it; sigma_max, sigma_min "
-                "and rho of objective.schedule say where its samplers stop"
+                "and rho of objective.schedule say where its samplers stop",
+                code="unused",
+                setting="sampling.shift",
             )
         return own.shifted(shift)
 
@@ -122,7 +124,9 @@ class Diffusion(Objective):
         if not told.at(self.schedule, last).isfinite():
             raise UserError(
                 f"model.noise_conditioning is {name}, and this objective's schedule begins at pure noise, whose sigma "
-                "is infinite: choose timestep, cosine_time or flow_time"
+                "is infinite: choose timestep, cosine_time or flow_time",
+                code="conflict",
+                setting="model.noise_conditioning",
             )
         return replace(self, noise_conditioning=told)
 

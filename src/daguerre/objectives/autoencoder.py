@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -35,19 +34,14 @@ class Settings(ObjectiveSettings):
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction(Objective):
-    """mean |x' - x| + square_weight mean (x' - x)^2 + kl_weight KL, for each sample."""
+    """mean |x' - x| + square_weight mean (x' - x)^2 + kl_weight KL, for each sample. Nothing is drawn: there is
+    no noise level, and the latent's noise is the family's."""
 
     settings: Settings
     elements: ElementMean = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "elements", masks.build(self.settings.mask))
-
-    def draws(
-        self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
-    ) -> dict[str, Tensor]:
-        """Nothing: there is no noise level, and the latent's noise is the family's."""
-        return {}
 
     def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
         """The loss of pictures [B, 3, H, W]; the net gives (reconstruction [B, 3, H, W], KL [B])."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -37,12 +36,6 @@ class Matching(Objective):
     """Mean of the cross entropies over a caption's row and a picture's column of similarities."""
 
     couples_samples: ClassVar[bool] = True
-
-    def draws(
-        self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
-    ) -> dict[str, Tensor]:
-        """Nothing is random in this loss."""
-        return {}
 
     def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
         """The loss of B pairs; the net gives their similarities [B, B], captions by pictures."""

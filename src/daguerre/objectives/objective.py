@@ -41,7 +41,9 @@ class NothingLearnt:
         if tensors:
             raise UserError(
                 f"the checkpoint holds what an objective has learnt ({', '.join(sorted(tensors))}), and this recipe's "
-                "objective learns nothing of its own: set objective.name and objective.weighting to those of that run"
+                "objective learns nothing of its own: set objective.name and objective.weighting to those of that run",
+                code="changed",
+                setting="objective.name",
             )
 
 
@@ -55,17 +57,17 @@ class Objective(ABC):
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""
 
-    @abstractmethod
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
     ) -> dict[str, Tensor]:
-        """What is random in the loss of a batch, on the CPU and one batch ahead of the device.
+        """What is random in the loss of a batch, on the CPU and one batch ahead of the device: nothing by default.
 
         `keys` [B, 3] int64 (sample id, epoch, repeat) and `seed` decide every number, by `daguerre.keys` alone: sample
         i has the same draws in any batch, on any rank. `shape` is that of one clean sample, (C, h, w). `quantile` in
         [0, 1) fixes the noise level of the whole batch (validation) and leaves the noise as the keys have it.
         The leading dim of each tensor is B; all of them come back to `loss`, on the device.
         """
+        return {}
 
     @abstractmethod
     def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:

@@ -21,16 +21,17 @@ from daguerre.objectives import elementwise
 from daguerre.objectives.settings import ScheduleSettings
 
 
+@dataclass(frozen=True, eq=False)
 class Schedule(ABC):
     """Maps time to signal and noise. Later times are noisier."""
 
-    variance_preserving: ClassVar[bool]
-    """Whether a^2 + s^2 = 1 at all times."""
     settings: ScheduleSettings
+    variance_preserving: ClassVar[bool] = True
+    """Whether a^2 + s^2 = 1 at all times."""
 
-    @abstractmethod
     def time(self, drawn: Tensor) -> Tensor:
         """Training time of a number drawn from a time law (a share of the schedule, or sigma)."""
+        return drawn
 
     @abstractmethod
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,9 +44,9 @@ class Schedule(ABC):
         Pure noise (a = 0) is the last time. A ratio above all finite ones is the noisiest time with some signal.
         """
 
-    @abstractmethod
     def stops(self, num_steps: int, spacing: str) -> Tensor:
         """Times [num_steps] float64 at which a sampler calls the denoiser, noisiest first. UserError if it cannot."""
+        return even_stops(num_steps, spacing)
 
 
 def from_sigma(sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,8 +77,6 @@ class ScaledLinear(Schedule):
     infinite (zero terminal SNR), any time above the lower one is pure noise. Training draws whole timesteps only.
     """
 
-    variance_preserving: ClassVar[bool] = True
-    settings: ScheduleSettings
     sigma_N: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +108,10 @@ class ScaledLinear(Schedule):
         """
         n = self.settings.num_train_timesteps
         if not 1 <= num_steps <= n:
-            raise UserError(f"num_inference_steps is {num_steps}: a schedule of {n} timesteps takes 1 to {n}")
+            raise UserError(
+                f"num_inference_steps is {num_steps}: a schedule of {n} timesteps takes 1 to {n}",
+                setting="sampling.num_inference_steps",
+            )
         if spacing == "trailing":
             times = np.round(np.arange(n, 0, -n / num_steps))[:num_steps] - 1
         elif spacing == "leading":
@@ -117,7 +119,11 @@ class ScaledLinear(Schedule):
             times = (np.arange(num_steps) * (n // num_steps))[::-1] + 1.0
         else:
             if num_steps == 1:
-                raise UserError("one step of linspace spacing would start at the clean end: use trailing")
+                raise UserError(
+                    "one step of linspace spacing would start at the clean end: use trailing",
+                    code="conflict",
+                    setting="sampling.timestep_spacing",
+                )
             times = np.linspace(0, n - 1, num_steps)[::-1]
         return torch.from_numpy(times.copy())
 
@@ -126,10 +132,16 @@ class ScaledLinear(Schedule):
         if self.settings.zero_terminal_snr:
             raise UserError(
                 "timestep_spacing is leading, which never visits the last timestep, and zero_terminal_snr is on, "
-                "which makes that timestep the only pure noise: use trailing (arXiv 2305.08891, section 3.3)"
+                "which makes that timestep the only pure noise: use trailing (arXiv 2305.08891, section 3.3)",
+                code="conflict",
+                setting="sampling.timestep_spacing",
             )
         if num_steps == n:
-            raise UserError(f"leading spacing takes at most {n - 1} steps on {n} timesteps: use trailing")
+            raise UserError(
+                f"leading spacing takes at most {n - 1} steps on {n} timesteps: use trailing",
+                code="conflict",
+                setting="sampling.num_inference_steps",
+            )
 
 
 _VARIANCES = 1e-4, 0.9999
@@ -143,12 +155,7 @@ class Cosine(Schedule):
     Nichol and Dhariwal 2021 (arXiv 2102.09672, eq. 17). log-SNR lies in [-9.2102, 9.2102], before the shift and after.
     """
 
-    variance_preserving: ClassVar[bool] = True
     offset: ClassVar[float] = 0.008
-    settings: ScheduleSettings
-
-    def time(self, drawn: Tensor) -> Tensor:
-        return drawn
 
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         angle = (self.offset + t) / (1 + self.offset) * (pi / 2)
@@ -167,9 +174,6 @@ class Cosine(Schedule):
         angle = acos(root_variance * self._first())
         return min(1.0, max(0.0, angle / (pi / 2) * (1 + self.offset) - self.offset))
 
-    def stops(self, num_steps: int, spacing: str) -> Tensor:
-        return even_stops(num_steps, spacing)
-
 
 @dataclass(frozen=True, eq=False)
 class LinearFlow(Schedule):
@@ -180,7 +184,6 @@ class LinearFlow(Schedule):
     """
 
     variance_preserving: ClassVar[bool] = False
-    settings: ScheduleSettings
 
     def time(self, drawn: Tensor) -> Tensor:
         return self.settings.shift * drawn / (1 + (self.settings.shift - 1) * drawn)
@@ -203,10 +206,6 @@ class EDM(Schedule):
     """
 
     variance_preserving: ClassVar[bool] = False
-    settings: ScheduleSettings
-
-    def time(self, drawn: Tensor) -> Tensor:
-        return drawn
 
     def path(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ones_like(t), t
@@ -230,19 +229,19 @@ def even_stops(num_steps: int, spacing: str) -> Tensor:
 def check_trailing(num_steps: int, spacing: str) -> None:
     """UserError where a continuous schedule is asked for what only a discrete one has."""
     if num_steps < 1:
-        raise UserError(f"num_inference_steps is {num_steps}: it must be at least 1")
+        raise UserError(
+            f"num_inference_steps is {num_steps}: it must be at least 1", setting="sampling.num_inference_steps"
+        )
     if spacing != "trailing":
         raise UserError(
-            f"timestep_spacing is {spacing}, which has no meaning on a continuous schedule: leave it at trailing"
+            f"timestep_spacing is {spacing}, which has no meaning on a continuous schedule: leave it at trailing",
+            code="conflict",
+            setting="sampling.timestep_spacing",
         )
 
 
 def build(settings: ScheduleSettings) -> Schedule:
     """The schedule of these settings."""
-    kinds: dict[str, type[ScaledLinear | Cosine | LinearFlow | EDM]] = {
-        "scaled_linear": ScaledLinear,
-        "cosine": Cosine,
-        "linear_flow": LinearFlow,
-        "edm": EDM,
-    }
+    kinds: dict[str, type[ScaledLinear | Cosine | LinearFlow | EDM]]
+    kinds = {"scaled_linear": ScaledLinear, "cosine": Cosine, "linear_flow": LinearFlow, "edm": EDM}
     return kinds[settings.name](settings)

@@ -95,7 +95,7 @@ class ScheduleSettings(Choice):
         "rho": ("edm",),
     }
     instead: ClassVar[dict[str, str]] = {
-        "shift": "remove it; add ln shift to times.mean, and multiply sigma_max by shift for sampling"
+        "shift": "add ln shift to times.mean, and multiply sigma_max by shift for sampling"
     }
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("shift",), lambda own: own.resolution_shift.name == "linear_mu", "linear_mu says the whole shift"),

@@ -29,7 +29,9 @@ _OBJECTIVES = {
 
 def summary(run: Run) -> Html:
     """One or two sentences: what was trained on what, how long, where."""
-    family, source, objective = (run.setting(k) for k in ("model.family", "data.source", "objective.name"))
+    family, sources, objective = (run.setting(k) for k in ("model.family", "data.sources", "objective.name"))
+    named = sources.values() if isinstance(sources, dict) else ()
+    source = ", ".join(dict.fromkeys(str(own.get("source")) for own in named if isinstance(own, dict)))
     words: list[object] = ["A model" if family is None else join("A model of the family ", element("b", family))]
     words.append(" is being trained" if run.state == "running" else " was trained")
     words.append(join(" on ", element("b", source)) if source else None)

@@ -18,7 +18,7 @@ from daguerre.build.parts import Parts
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
 from daguerre.data.settings import GenerateSettings
-from daguerre.data.sources import folder, mix
+from daguerre.data.sources import folder
 from daguerre.errors import FAILED, UserError
 from daguerre.formatting import duration_text
 from daguerre.generation import fill, generate
@@ -55,8 +55,7 @@ class Wish:
 
 def wishes(config: Config) -> Iterator[Wish]:
     """What the sources of a recipe want."""
-    sources = config.data.members() if isinstance(config.data, mix.Settings) else {"": config.data}
-    for name, source in sources.items():
+    for name, source in config.data.named().items():
         if isinstance(source, folder.Settings) and source.generate is not None:
             made: GenerateSettings = source.generate
             prompt = made.prompt or source.captions.text
@@ -106,8 +105,7 @@ def refuse_other_predictions(config: Config, parts: Parts) -> None:
 
 def open_others(config: Config) -> None:
     """UserError where what is trained on beside these pictures cannot be read: minutes earlier than after drawing."""
-    sources = config.data.members() if isinstance(config.data, mix.Settings) else {}
-    for source in sources.values():
+    for source in config.data.sources.values():
         if getattr(source, "generate", None) is None:
             open_dataset(source, "train")
 

@@ -57,7 +57,7 @@ def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None,
     return [
         f"{config.run_name}: {samples}{length and ', '}{length}",
         f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "
-        f"{config.data.source} at {config.data.resolution} px; {device_text(parts.device)}, {parts.precision}",
+        f"{config.data.kinds} at {config.data.resolution} px; {device_text(parts.device)}, {parts.precision}",
         *about_levels(config, parts.objective),
     ]
 
@@ -112,7 +112,7 @@ def about_source(dataset: Dataset, config: Config, batch_size: int, images: Sequ
     left_out = skipped.merged(dataset.report(), dataset.notes(batch_size, images)).items()
     shapes = [f"buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []
     return [
-        f"{config.data.source}: {extent(dataset)}",
+        f"{config.data.kinds}: {extent(dataset)}",
         *shapes,
         *(f"{'noted' if e.get('kept') else 'left out'}: {reason}: {e['count']:,}" for reason, e in left_out),
     ]

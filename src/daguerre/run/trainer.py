@@ -276,7 +276,8 @@ def evaluate(run: Run, metric: str, stop: Callable[[], bool]) -> None:
         return generate.draw_pictures(run.parts, side, run.config.sampling, prompts, seeds, stop)
 
     with run.terminal.busy(f"evaluating ({metric})"), evaluating(run.state):
-        found = plugins.find("metrics", metric).evaluate(run.config.data, draw)
+        (source,) = run.config.data.sources.values()
+        found = plugins.find("metrics", metric).evaluate(source, draw)
     if not run.processes.leads:
         return
     write_json_atomically(run.folder.evaluation, {metric: {"step": run.state.step, **found.document()}})

@@ -1,8 +1,4 @@
-"""DPM-Solver++ 2M: second order for one call of the denoiser a step, from the x0 of the step before.
-
-Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
-Letters: B samples, C channels, H and W latent height and width.
-"""
+"""DPM-Solver++ 2M: second order for one call of the denoiser a step, from the x0 of the step before."""
 
 from __future__ import annotations
 
@@ -18,10 +14,9 @@ from daguerre.types import Grid
 def sample(denoise: Callable[[Tensor, float], Tensor], x_BCHW: Tensor, grid: Grid) -> Tensor:
     """x0 [B, C, H, W] by Lu et al. 2022 (arXiv 2211.01095), algorithm 2, the midpoint form.
 
-    `denoise(x, t)` gives x0; `x_BCHW` is noise at the level of the grid's first time, float32 or float64.
-    With lambda = ln(a/s) and h its growth over a step, x' = (s'/s) x - a' (exp(-h) - 1) D; written with
-    exp(-h) = (a s')/(a' s) it is finite at both ends, where h is infinite. D extrapolates x0 along lambda,
-    and is x0 alone in the first step, in the last one, and after a step of infinite or no length.
+    Arguments as in ddim.py. With lambda = ln(a/s) and h its growth over a step, x' = (s'/s) x - a' (exp(-h) - 1) D;
+    written with exp(-h) = (a s')/(a' s) it is finite at both ends, where h is infinite. D extrapolates x0 along
+    lambda, and is x0 alone in the first step, in the last one, and after a step of infinite or no length.
     """
     x, t, a, s = x_BCHW, grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist()
     extrapolated = Extrapolation(grid)

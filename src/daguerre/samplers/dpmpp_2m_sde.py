@@ -1,8 +1,4 @@
-"""DPM-Solver++ 2M of the SDE: the extrapolated x0 of 2M, with fresh noise in every step but the last.
-
-Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
-Letters: B samples, C channels, H and W latent height and width.
-"""
+"""DPM-Solver++ 2M of the SDE: the extrapolated x0 of 2M, with fresh noise in every step but the last."""
 
 from __future__ import annotations
 
@@ -24,9 +20,8 @@ def sample(
 ) -> Tensor:
     """x0 [B, C, H, W] by Lu et al. 2022 (arXiv 2211.01095), SDE-DPM-Solver++(2M), the midpoint form.
 
-    `denoise(x, t)` gives x0; `x_BCHW` is noise at the level of the grid's first time, float32 or float64;
-    `fresh_noise(j)` gives the standard normal noise [B, C, H, W] that step j adds. With q = exp(-h) = (a s')/(a' s),
-    x' = (s'/s) q x + a' (1 - q^2) D + s' sqrt(1 - q^2) z, which is finite at both ends; D is that of dpmpp_2m.py.
+    Arguments as in ddim.py. With q = exp(-h) = (a s')/(a' s), x' = (s'/s) q x + a' (1 - q^2) D + s' sqrt(1 - q^2)
+    z, which is finite at both ends; D is that of dpmpp_2m.py.
     """
     x, t, a, s = x_BCHW, grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist()
     extrapolated = Extrapolation(grid)

@@ -1,8 +1,4 @@
-"""Euler's method: a straight line from each noise level to the next.
-
-Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
-Letters: B samples, C channels, H and W latent height and width.
-"""
+"""Euler's method: a straight line from each noise level to the next."""
 
 from __future__ import annotations
 
@@ -16,10 +12,9 @@ from daguerre.types import Grid
 def sample(denoise: Callable[[Tensor, float], Tensor], x_BCHW: Tensor, grid: Grid) -> Tensor:
     """x0 [B, C, H, W] by Euler steps of the probability-flow ODE (Karras et al. 2022, arXiv 2206.00364, eq. 4).
 
-    `denoise(x, t)` gives x0; `x_BCHW` is noise at the level of the grid's first time, float32 or float64.
-    The ODE is dx = x0 da + eps ds, and holding x0 and eps over a step gives a' x0 + s' eps in whatever frame
-    x / c the line is drawn: for variance-exploding paths Karras' Euler, for flow x + (t' - t)(eps - x0), for
-    variance-preserving ones DDIM with eta = 0.
+    Arguments as in ddim.py. The ODE is dx = x0 da + eps ds, and holding x0 and eps over a step gives a' x0 + s' eps
+    in whatever frame x / c the line is drawn: for variance-exploding paths Karras' Euler, for flow x + (t' - t)(eps
+    - x0), for variance-preserving ones DDIM with eta = 0.
     """
     x, t, a, s = x_BCHW, grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist()
     for j in range(len(t)):

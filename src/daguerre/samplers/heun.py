@@ -1,9 +1,6 @@
 """Heun's method: Euler's step, then the mean of the slopes at both of its ends. Two calls of the denoiser a step.
 
 With churn each step first adds fresh noise.
-
-Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
-Letters: B samples, C channels, H and W latent height and width.
 """
 
 from __future__ import annotations
@@ -30,10 +27,9 @@ def sample(
 ) -> Tensor:
     """x0 [B, C, H, W] by Karras et al. 2022 (arXiv 2206.00364), algorithm 1, with 2N - 1 calls for N steps.
 
-    `denoise(x, t)` gives x0; `x_BCHW` is noise at the level of the grid's first time, float32 or float64.
-    In the frame x / c the ODE reads d(x/c) = x0 d(a/c) + eps d(s/c); the step averages x0 and eps over its
-    ends. The grid's `frame` makes this EDM's Heun for variance-preserving paths (c = a, but 1 where a = 0) and
-    flow's own (c = 1). The step to the clean end is Euler's.
+    Arguments as in ddim.py. In the frame x / c the ODE reads d(x/c) = x0 d(a/c) + eps d(s/c); the step averages x0
+    and eps over its ends. The grid's `frame` makes this EDM's Heun for variance-preserving paths (c = a, but 1
+    where a = 0) and flow's own (c = 1). The step to the clean end is Euler's.
 
     With `s_churn` it is algorithm 2: where sigma = s/a is in [s_tmin, s_tmax], fresh noise of deviation `s_noise`
     first takes x/a to sigma (1 + min(s_churn/N, sqrt 2 - 1)). `level(sigma)` gives (t, a, s) there, or at the noisiest

@@ -1,8 +1,4 @@
-"""LCM: from each noise level straight to a picture, which fresh noise takes to the next level. For LCM's weights alone.
-
-Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
-Letters: B samples, C channels, H and W latent height and width.
-"""
+"""LCM, for its own weights alone: from each noise level straight to an image, then by fresh noise to the next level."""
 
 from __future__ import annotations
 

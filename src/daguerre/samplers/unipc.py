@@ -1,8 +1,4 @@
-"""UniPC: 2M's step as predictor, and a corrector that uses the next step's x0, for one call of the denoiser a step.
-
-Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
-Letters: B samples, C channels, H and W latent height and width.
-"""
+"""UniPC: 2M's step as predictor, and a corrector that uses the next step's x0, for one call of the denoiser a step."""
 
 from __future__ import annotations
 
@@ -18,10 +14,9 @@ from daguerre.types import Grid
 def sample(denoise: Callable[[Tensor, float], Tensor], x_BCHW: Tensor, grid: Grid) -> Tensor:
     """x0 [B, C, H, W] by UniPC-2 of x0 with B(h) = exp(h) - 1 (Zhao et al. 2023, arXiv 2302.04867, algorithm 5).
 
-    `denoise(x, t)` gives x0; `x_BCHW` is noise at the level of the grid's first time, float32 or float64. Each step
-    goes to x' = (s'/s) x + (a' - a s'/s) D, first with D of dpmpp_2m.py. Where the denoiser is then called, its answer
-    makes a better D of the step just done, from which x' is made again; the answer itself is used as it is. The last
-    step, which ends clean, has no corrector.
+    Arguments as in ddim.py. Each step goes to x' = (s'/s) x + (a' - a s'/s) D, first with D of dpmpp_2m.py. Where
+    the denoiser is then called, its answer makes a better D of the step just done, from which x' is made again; the
+    answer itself is used as it is. The last step, which ends clean, has no corrector.
     """
     t, a, s, h = grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist(), log_snr_steps(grid)
     extrapolated = Extrapolation(grid)

@@ -208,7 +208,11 @@ class EMASettings(Choice):
     """Exponential moving average of the trained weights, counted in updates."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("path",), lambda own: not own.enabled, "no effect while ema.enabled is false"),
+        Idle(
+            ("path", "name", "decay", "ramp_steps", "every_steps", "start_steps"),
+            lambda own: not own.enabled,
+            "no effect while ema.enabled is false",
+        ),
         Idle(("ramp_steps", "start_steps"), lambda own: own.path is not None, "no warm-up follows on ema.path"),
     )
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -257,6 +261,10 @@ class LoggingSettings(Settings):
 
 class ValidationSettings(Settings):
     """Loss on held-out samples with fixed noise at fixed noise levels."""
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("num_samples", "num_levels"), lambda own: own.every is None, "no effect while every is null"),
+    )
 
     every: Duration | None = Field(Duration("500 steps"), json_schema_extra=FREE)
     """Interval; null for none."""

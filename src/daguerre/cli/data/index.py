@@ -62,7 +62,8 @@ def run(arguments: list[str]) -> int:
     options, rest = config_options.own_options(words.overrides, Options)
     if not words.bare:
         raise UserError("which shards? Give tar files, a pattern, or the folder that holds them", code="missing")
-    settings = config_options.from_paths(words.bare, ["data.source=webdataset", *rest])[0].data
+    data = config_options.from_paths(words.bare, ["data.source=webdataset", *rest])[0].data
+    (settings,) = data.sources.values()
     assert isinstance(settings, webdataset.Settings)
     places = expand(settings.path)
     _check_writable(places)

@@ -13,7 +13,6 @@ from daguerre.data.plan import selection
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import FarSource, Source
-from daguerre.data.sources import mix
 from daguerre.errors import UserError
 
 
@@ -64,8 +63,3 @@ def opened(settings: SourceSettings) -> Opened:
         what = f"none of the {index.count:,} samples passes:\n{skipped.table(left_out)}\nLoosen data.filters"
         raise UserError(what, code="empty", setting="data.filters")
     return Opened(settings, source, index, verdict.passes, left_out)
-
-
-def members(settings: SourceSettings) -> dict[str, SourceSettings]:
-    """The sources of a mix by name, or the only one under an empty name."""
-    return settings.members() if isinstance(settings, mix.Settings) else {"": settings}

@@ -133,12 +133,12 @@ def run(arguments: list[str]) -> int:
 
 def choose(request: Request[Options]) -> Chosen:
     """Opens the source and applies its filters. UserError if nothing is left, or an endless source has no `count`."""
-    settings, options = request.settings, request.options
-    if settings.source == "mix":
+    options, (settings, *others) = request.options, request.settings.sources.values()
+    if others:
         raise UserError(
-            "data.source=mix: sources are packed one at a time; name one of them, as a path or in a recipe",
+            "data.sources: they are packed one at a time; name one of them, as a path or in a recipe",
             code="unsupported",
-            setting="data.source",
+            setting="data.sources",
         )
     data = opened(settings)
     if data.index is None:
@@ -175,7 +175,7 @@ def _pack(chosen: Chosen, request: Request[Options], shards: Sequence[Shard], li
 
 
 def _about(request: Request[Options], chosen: Chosen, samples_per_shard: int) -> dict[str, Any]:
-    settings = request.settings
+    (settings,) = request.settings.sources.values()
     how = f"{settings.formats} {samples_per_shard}"
     return {
         "fingerprint": pack.fingerprint(chosen.ids, how),

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from daguerre import errors
 from daguerre.cli.data import samples
-from daguerre.cli.data.opened import members, opened
+from daguerre.cli.data.opened import opened
 from daguerre.cli.data.samples import Lost
 from daguerre.config import options
 from daguerre.config.options import Request
@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> int:
 def _cells(request: Request[Options], lost: skipped.Counts) -> list[Cell]:
     """Random samples, equally many of each source of a mix."""
     cells: list[Cell] = []
-    named = members(request.settings)
+    named = request.settings.sources
     for i, settings in enumerate(named.values()):
         share = request.options.count * (i + 1) // len(named) - request.options.count * i // len(named)
         data = opened(settings)

@@ -16,7 +16,7 @@ from pydantic import Field
 from daguerre import errors
 from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.cli.data import figures, samples
-from daguerre.cli.data.opened import Opened, members, opened
+from daguerre.cli.data.opened import Opened, opened
 from daguerre.cli.data.samples import Lost, Seen
 from daguerre.config import options
 from daguerre.config.options import Request
@@ -26,7 +26,6 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.index.index import Index
 from daguerre.data.plan import selection
 from daguerre.data.settings import SourceSettings
-from daguerre.data.tools import manifest
 from daguerre.report import dataset_page
 from daguerre.report.dataset_page import Example, Part
 from daguerre.settings import ADDRESS, Settings
@@ -90,9 +89,9 @@ def run(arguments: list[str]) -> int:
     request = options.read(arguments, Options)
     for notice in request.notices:
         print(notice)
-    parts = [_part(name, settings, request) for name, settings in members(request.settings).items()]
+    parts = [_part(name, settings, request) for name, settings in request.settings.named().items()]
     path = Path(request.options.out).expanduser()
-    given = manifest.given(request.settings)
+    given = request.settings.model_dump(mode="json", exclude_unset=True)
     title = request.what.rstrip("/").rpartition("/")[2] or request.what
     page = dataset_page.render(title, request.what, parts, yaml.safe_dump(given, sort_keys=False))
     write_bytes_atomically(path, page.encode())

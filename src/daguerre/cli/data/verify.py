@@ -12,7 +12,7 @@ from pydantic import Field
 
 from daguerre import errors, plugins
 from daguerre.cli.data import figures
-from daguerre.cli.data.opened import is_remote, members
+from daguerre.cli.data.opened import is_remote
 from daguerre.config import options as config_options
 from daguerre.config.options import Request
 from daguerre.data import skipped
@@ -95,7 +95,7 @@ def run(arguments: list[str]) -> int:
     for notice in request.notices:
         print(notice)
     sound = True
-    for settings in members(request.settings).values():
+    for settings in request.settings.sources.values():
         subject = _subject(settings, request)
         with Counter("verifying", sum(len(unit.numbers) for unit in subject.units)) as counter:
             verifier = Verifier(subject.source, subject.settings)

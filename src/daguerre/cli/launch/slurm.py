@@ -10,7 +10,7 @@ from pathlib import Path
 
 from daguerre import credentials
 from daguerre.cli.launch import trainable, without_secrets
-from daguerre.config import fields, options, overrides
+from daguerre.config import merge, options, overrides
 from daguerre.config.aliases import lookup
 from daguerre.config.config import Config, Loaded
 from daguerre.config.errors import ConfigError
@@ -94,7 +94,7 @@ def checked(recipe: str, rest: Sequence[str], own: Options) -> Loaded:
     except ConfigError as error:
         keys = {overrides.pair(override)[0] for override in rest}
         unknown = [problem.path for problem in error.problems if problem.path in keys]
-        refuse_misspelt(unknown, fields.leaves(Config))
+        refuse_misspelt(unknown, merge.known(Config, {}))
         raise
     found = loaded.config
     if own.gpus_per_node and found.training.device == "cpu":

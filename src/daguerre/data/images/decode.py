@@ -24,7 +24,7 @@ from daguerre.data.images import kinds
 from daguerre.data.images.headers import BROKEN, PIXEL_LIMIT, Undecodable, opened, orientation
 from daguerre.data.images.kinds import KINDS
 from daguerre.data.plan.buckets import Bucket
-from daguerre.data.settings import SourceSettings
+from daguerre.data.settings import SharedSettings
 from daguerre.types import IMAGE
 
 _TORCH_FILTERS = frozenset({"bilinear", "bicubic"})  # the ones torch has with antialias for uint8: 6-9 times as fast
@@ -71,7 +71,7 @@ class Frame:
         return crop_CHW.flip(2) if self.mirror else crop_CHW
 
 
-def frame(size: tuple[int, int], settings: SourceSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Frame:
+def frame(size: tuple[int, int], settings: SharedSettings, bucket: Bucket, seed: int, key: np.ndarray) -> Frame:
     """The frame of an image of this upright (height, width): resized until it just covers the bucket.
 
     Flip and random crop are functions of the seed and `key` (int64 [3]: sample id, epoch, repeat) alone. `Undecodable`
@@ -87,7 +87,7 @@ def frame(size: tuple[int, int], settings: SourceSettings, bucket: Bucket, seed:
 
 def cut(
     images: Mapping[str, bytes | np.ndarray],
-    settings: SourceSettings,
+    settings: SharedSettings,
     bucket: Bucket,
     seed: int,
     key: np.ndarray,
@@ -112,7 +112,7 @@ def beside(
     name: str,
     image: bytes | np.ndarray,
     size: tuple[int, int],
-    settings: SourceSettings,
+    settings: SharedSettings,
     bucket: Bucket | None = None,
 ) -> np.ndarray:
     """[H, W, C] uint8 of an image beside one of this height and width, maybe at another scale. `Undecodable` if it is
@@ -128,7 +128,7 @@ def beside(
 
 
 def sized(
-    encoded: bytes | np.ndarray, settings: SourceSettings, bucket: Bucket | None
+    encoded: bytes | np.ndarray, settings: SharedSettings, bucket: Bucket | None
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """The whole image, upright, [H, W, 3] uint8 sRGB (pixels stay as they are), and its full (height, width). Raises
     `Undecodable`. If it will be resized to cover `bucket`, a much larger JPEG comes at 1/2, 1/4 or 1/8 of its size."""
@@ -148,7 +148,7 @@ def sized(
 
 
 def _fast_jpeg(
-    encoded: bytes, image: Image.Image, settings: SourceSettings, bucket: Bucket | None
+    encoded: bytes, image: Image.Image, settings: SharedSettings, bucket: Bucket | None
 ) -> np.ndarray | None:
     """[H, W, 3] uint8 sRGB by libjpeg-turbo's own interface, as stored; None if it cannot decode it, but Pillow may."""
     if (image.format, image.mode) != ("JPEG", "RGB"):
@@ -178,7 +178,7 @@ def _dct_factor(height_px: int, width_px: int, bucket: Bucket) -> int:
     return 1
 
 
-def _by_pillow(image: Image.Image, settings: SourceSettings) -> np.ndarray:
+def _by_pillow(image: Image.Image, settings: SharedSettings) -> np.ndarray:
     """[H, W, 3] uint8 sRGB, as stored."""
     colours, alpha = _layers(image)
     transform = _to_srgb(image.info.get("icc_profile"), colours.mode)
@@ -283,7 +283,7 @@ def _channels_first(pixels_HWC: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(pixels_HWC, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
 
 
-def _corner(spare: tuple[int, int], settings: SourceSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
+def _corner(spare: tuple[int, int], settings: SharedSettings, seed: int, key: np.ndarray) -> tuple[int, int]:
     """Top and left of the crop, with so many (vertical, horizontal) pixels to spare."""
     if settings.crop == "center":
         return spare[0] // 2, spare[1] // 2

@@ -191,7 +191,7 @@ class Loading:
         found = skipped.merged(
             self.dataset.report(), self.dataset.notes(self.batch_size, self.images), self.skips.reasons
         )
-        return {"source": self.dataset.settings.source, "count": self.dataset.size, "skipped": found}
+        return {"source": self.dataset.settings.kinds, "count": self.dataset.size, "skipped": found}
 
     def document(self) -> dict[str, Any]:
         """The document for a checkpoint; the position is in the training state."""

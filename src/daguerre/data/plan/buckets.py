@@ -18,7 +18,7 @@ import numpy as np
 from daguerre.errors import UserError
 
 if TYPE_CHECKING:
-    from daguerre.data.settings import SourceSettings
+    from daguerre.data.settings import SharedSettings
 
 FEWEST_CELLS = Fraction(9, 10)
 """Least share of resolution^2 of a shape of `auto`; the widest of each height is taken in any case."""
@@ -87,7 +87,7 @@ def check_fractions(values: tuple[float | str, ...]) -> tuple[float | str, ...]:
     return values
 
 
-def buckets(settings: SourceSettings) -> tuple[Bucket, ...]:
+def buckets(settings: SharedSettings) -> tuple[Bucket, ...]:
     """All shapes of a source, sorted, each once. UserError if the settings allow none."""
     found = {bucket for level in _levels(settings) for bucket in level}
     if len(found) > MOST_BUCKETS:
@@ -95,7 +95,7 @@ def buckets(settings: SourceSettings) -> tuple[Bucket, ...]:
     return tuple(sorted(found))
 
 
-def refuse_idle(settings: SourceSettings) -> None:
+def refuse_idle(settings: SharedSettings) -> None:
     """UserError if `auto` gives no shape but squares, so that it would have no effect."""
     if settings.buckets.aspects == "auto" and max(map(len, _levels(settings))) == 1:
         raise UserError(
@@ -107,7 +107,7 @@ def refuse_idle(settings: SourceSettings) -> None:
         )
 
 
-def assign(settings: SourceSettings, heights_px: np.ndarray, widths_px: np.ndarray) -> Assigned:
+def assign(settings: SharedSettings, heights_px: np.ndarray, widths_px: np.ndarray) -> Assigned:
     """The bucket of each image of these upright sizes [N], 0 if unknown.
 
     Of each resolution's buckets the one with the nearest aspect, by |log|; of the resolutions the largest whose bucket
@@ -145,7 +145,7 @@ def _too_many(step_px: int) -> UserError:
     )
 
 
-def _check_known(settings: SourceSettings, every: Sequence[Bucket], unknown: np.ndarray) -> None:
+def _check_known(settings: SharedSettings, every: Sequence[Bucket], unknown: np.ndarray) -> None:
     needed = len(every) > 1 or not settings.buckets.upscale
     if needed and (count := int(unknown.sum())):
         why = f"there are {len(every)} buckets" if len(every) > 1 else "data.buckets.upscale is false"
@@ -158,7 +158,7 @@ def _check_known(settings: SourceSettings, every: Sequence[Bucket], unknown: np.
         )
 
 
-def _levels(settings: SourceSettings) -> list[tuple[Bucket, ...]]:
+def _levels(settings: SharedSettings) -> list[tuple[Bucket, ...]]:
     """The buckets of each resolution, smallest resolution first; sorted by aspect, no two alike in it."""
     chosen = settings.buckets
     resolutions = sorted(set(chosen.resolutions or (settings.resolution,)))

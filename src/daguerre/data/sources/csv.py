@@ -60,7 +60,7 @@ def _delimiter(settings: Settings, found: list[Place]) -> str:
     if tabs and len(tabs) < len(found):
         raise UserError(
             f"data.path: {tabs[0].name} is a TSV file and others are not: tables of one source are alike. Give them to "
-            "two sources (data.source=mix), or set data.delimiter",
+            "two sources (data.sources), or set data.delimiter",
             code="conflict",
             setting="data.delimiter",
         )

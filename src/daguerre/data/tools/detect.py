@@ -31,7 +31,7 @@ def kind(paths: Sequence[str]) -> str:
     found = {path: _kind(path) for path in paths}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{path} ({KINDS[name]})" for path, name in found.items())
-        what = f"one kind of data at a time, got {listed}: mix kinds in a recipe (data.source=mix)"
+        what = f"one kind of data at a time, got {listed}: name each in a recipe (data.sources)"
         raise UserError(what, code="conflict", setting="data.path")
     return next(iter(found.values()))
 
