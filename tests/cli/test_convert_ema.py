@@ -61,8 +61,8 @@ def test_a_poor_average_is_said_to_be_one(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ([], "width=W must be given"),
-        (["width=wide"], "width=W must be given"),
+        ([], "width\n      must be given"),
+        (["width=wide"], 'width = "wide"\n      allowed: a number'),
         (["width=0.4"], "up to 0.2887"),
         (["width=0.1", "seed=3"], "seed: convert ema takes"),
     ],

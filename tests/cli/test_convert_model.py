@@ -10,7 +10,8 @@ from tiny_models import write_sd
 
 from daguerre import errors
 from daguerre.cli import main
-from daguerre.models.single_file import load, save
+from daguerre.models.single_file import save
+from daguerre.models.weights import files
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
 
@@ -46,7 +47,7 @@ def test_averaged_weights_of_a_file_that_holds_both(model, tmp_path, capsys):
     tensors = load_file(file)
     unet = [name for name in tensors if name.startswith("model.diffusion_model.")]
     averages = {"model_ema." + "".join(name.split(".")[1:]): tensors[name] + 1 for name in unet}
-    with load._opened(file) as opened:
+    with files.opened(file) as opened:
         metadata = opened.metadata()
     save_file(tensors | averages, tmp_path / "both.safetensors", metadata)
     assert convert(tmp_path / "both.safetensors", f"out={tmp_path / 'raw'}") == errors.DONE
@@ -76,11 +77,11 @@ def test_a_pickled_folder(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "where to? Give out=FOLDER"),
+        ([], "Give out=FOLDER"),
         (["out=x", "pickled_weights=true"], "is not pickled; leave it out"),
-        (["out=x", "weights=mean"], "weights=mean: choose one of ema, raw"),
+        (["out=x", "weights=mean"], 'weights = "mean"\n      allowed: ema, raw'),
         (["out=x", "weights=ema"], "holds no averaged weights"),
-        (["out=x", "prediction_type=sample"], "choose one of epsilon, v_prediction"),
+        (["out=x", "prediction_type=sample"], "allowed: epsilon, v_prediction"),
         (["out=x", "format=unet"], "format: convert model takes"),
     ],
 )
@@ -94,5 +95,5 @@ def test_what_it_cannot_do_is_refused(model, tmp_path, given, words, capsys, mon
 
 def test_settings_of_files_are_refused_for_folders(model, tmp_path, capsys):
     assert convert(model[0], f"out={tmp_path / 'x'}", "weights=ema") == errors.REFUSED
-    assert "weights: for a checkpoint of one file" in capsys.readouterr().err
+    assert "weights: for a single-file checkpoint" in capsys.readouterr().err
     assert json.loads((model[0] / "model_index.json").read_text())

@@ -199,7 +199,7 @@ def test_a_disk_without_room(hub, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "which model?: give OWNER/NAME"),
+        ([], "give OWNER/NAME"),
         (["sd15"], "sd15: give OWNER/NAME"),
         ([MODEL, "model=a/b"], "Give one"),
         ([MODEL, "components=unet,control"], "components=control: there are unet, vae"),

@@ -43,6 +43,9 @@ REFUSED = [
         ["model.train_text_encoder_2=true"],
         "text_encoder_2 is no component that model.family=sd can train; there are unet, text_encoder",
     ),
+    ("quickstart_vae", ["model.train_unet=true"], "no component that model.family=autoencoder can train; it always"),
+    ("quickstart_text", ["model.train_unet=false"], "no component that model.family=clip can train; it always trains"),
+    ("quickstart_vae", ["adapter.train=[unet]"], "no component that model.family=autoencoder can train; it always"),
     ("sdxl", ["model.long_prompts_pooled=last"], "no effect without long_prompts=true"),
     ("sd15", ["data.resolution=500"], "set data.resolution to a multiple of 8"),
     # precision, averages, batches

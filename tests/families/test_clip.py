@@ -11,8 +11,8 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from daguerre.errors import UserError
 from daguerre.families import clip
+from daguerre.models import tokenizers
 from daguerre.models.family import Family
-from daguerre.models.tokenizers import bpe
 from daguerre.objectives import contrastive
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Batch
@@ -34,7 +34,7 @@ def batch() -> Batch:
 
 
 def test_each_word_is_one_token_and_other_text_is_spelled() -> None:
-    tokenizer = bpe.learn(WORDS, 16)
+    tokenizer = tokenizers.learn(WORDS, 16)
     assert len(tokenizer) > 514
     assert [tokenizer.tokenize(word) for word in WORDS] == [[word + "</w>"] for word in WORDS]
     ids = tokenizer("A zebra é").input_ids
@@ -45,20 +45,20 @@ def test_each_word_is_one_token_and_other_text_is_spelled() -> None:
 
 
 def test_the_tokenizer_survives_its_files(tmp_path: Path) -> None:
-    made = bpe.learn(WORDS, 16)
-    for name, content in bpe.files(made).items():
+    made = tokenizers.learn(WORDS, 16)
+    for name, content in tokenizers.files(made).items():
         (tmp_path / name).write_bytes(content)
     read = CLIPTokenizer.from_pretrained(tmp_path)
     assert len(read) == len(made)
     assert read.model_max_length == 16
     for text in TEXTS:
         assert read(text).input_ids == made(text).input_ids
-    assert bpe.files(bpe.learn(WORDS, 16)) == bpe.files(bpe.learn(WORDS, 16))
+    assert tokenizers.files(tokenizers.learn(WORDS, 16)) == tokenizers.files(tokenizers.learn(WORDS, 16))
 
 
 def test_tokens_have_the_same_ids_in_every_process() -> None:
     """The most frequent pair first, of equals the first in the alphabet: a run that goes on must read as before."""
-    tokens = list(bpe.learn(["da", "cad", "ba", "ca", "ba"], 16).get_vocab().items())
+    tokens = list(tokenizers.learn(["da", "cad", "ba", "ca", "ba"], 16).get_vocab().items())
     made = [token for token, number in sorted(tokens, key=lambda item: item[1]) if number >= 512][:-2]
     assert made == ["ba</w>", "ad</w>", "ca</w>", "cad</w>", "da</w>"]
 
@@ -94,5 +94,5 @@ def test_the_export_is_read_by_stock_transformers(family: Family, tmp_path: Path
 
 def test_bad_numbers_are_refused() -> None:
     settings = clip.Settings(words=WORDS, text_encoder={"hidden_size": 15, "num_attention_heads": 2})
-    with pytest.raises(UserError, match=r"model\.text_encoder: transformers cannot build"):
+    with pytest.raises(UserError, match=r"model\.text_encoder: a network of these numbers cannot be built"):
         clip.load(settings, seed=0)

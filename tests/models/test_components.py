@@ -129,7 +129,7 @@ def test_shards_that_did_not_arrive_are_missed(base: Path, tmp_path: Path):
     with pytest.raises(UserError, match=f"lacks unet/{shards[1]}"):
         load(folder)
     index.write_text(json.dumps({"weight_map": {"x": "../../secret.safetensors"}}))
-    with pytest.raises(UserError, match=r"names '\.\./\.\./secret\.safetensors', which is no file beside it"):
+    with pytest.raises(UserError, match=r"names '\.\./\.\./secret\.safetensors', which is not a file beside it"):
         load(folder)
 
 

@@ -11,16 +11,17 @@ from diffusers.loaders.single_file_utils import (
     convert_ldm_vae_checkpoint,
     convert_open_clip_checkpoint,
 )
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
 from daguerre.errors import UserError
+from daguerre.models import tokenizers
 from daguerre.models.single_file import compatibility, configs, keys, layout, load, save
 from daguerre.models.single_file.configs import of_architecture, of_file, shapes
 from daguerre.models.single_file.keys import with_wrapper
 from daguerre.models.single_file.layout import LAYOUTS
-from daguerre.models.tokenizers import clip_vocabulary
-from daguerre.models.weights import architectures
+from daguerre.models.weights import architectures, files
 
 V = {"v_pred": torch.empty(0)}
 EPSILON = {"modelspec.prediction_type": "epsilon"}
@@ -145,10 +146,10 @@ def test_2x_that_comfyui_would_take_for_another_is_told():
         ("sd21", 0.0, "takes it for epsilon"),
         ("sd2_base", 0.3, "takes it for v"),
     ):
-        said = compatibility.taken_for(published(name)[0], {norm: torch.linspace(-scale, scale, 320)})
+        said = compatibility.misread_prediction(published(name)[0], {norm: torch.linspace(-scale, scale, 320)})
         assert told in " ".join(said)
         assert bool(said) == bool(told)
-    assert compatibility.taken_for(published("sd1")[0], {}) == []
+    assert compatibility.misread_prediction(published("sd1")[0], {}) == []
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def tiny(tmp_path_factory):
 
 
 def metadata(file):
-    with load._opened(file) as opened:
+    with files.opened(file) as opened:
         return opened.metadata()
 
 
@@ -226,7 +227,7 @@ def test_a_pickled_checkpoint_is_read_on_request_alone(tiny, tmp_path):
         load.folder(tmp_path / "a.ckpt", pickled=False)
     with pytest.raises(UserError, match="the shapes of none that is known"):  # a pickle has no metadata
         load.folder(tmp_path / "a.ckpt", pickled=True)
-    with pytest.raises(UserError, match=r"a checkpoint of one file is a .safetensors"):
+    with refused("unsupported", None, "model_index.json", ".safetensors", ".ckpt"):
         load.folder(folder / "model_index.json", pickled=True)
 
 
@@ -255,15 +256,15 @@ def test_everything_else_is_refused_by_name(names, words, tmp_path):
 def test_damaged_and_incomplete_files_are_refused(tiny, tmp_path):
     _, file = tiny
     (tmp_path / "a.safetensors").write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(UserError, match=r"cannot be read as safetensors.*Copy it anew"):
+    with refused("damaged", None, "a.safetensors"):
         load.folder(tmp_path / "a.safetensors", pickled=False)
     tensors = load_file(file)
     del tensors["first_stage_model.decoder.conv_in.weight"]
     save_file(tensors, tmp_path / "b.safetensors", metadata(file))
-    with pytest.raises(UserError, match=r"lacks first_stage_model.decoder.conv_in.weight of its vae"):
+    with refused("damaged", None, "b.safetensors", "first_stage_model.decoder.conv_in.weight of its vae"):
         load.folder(tmp_path / "b.safetensors", pickled=False)
     save_file(load_file(file), tmp_path / "c.safetensors", {configs.METADATA: "{"})
-    with pytest.raises(UserError, match=r"metadata 'daguerre.model' cannot be read: Invalid JSON"):
+    with refused("damaged", None, "c.safetensors", "daguerre.model", "Invalid JSON"):
         load.folder(tmp_path / "c.safetensors", pickled=False)
 
 
@@ -278,8 +279,8 @@ def test_a_unet_that_the_layout_has_no_place_for_is_refused():
 
 
 def test_clips_own_words():
-    tokenizer = clip_vocabulary.tokenizer("!")
+    tokenizer = tokenizers.clip("!")
     assert tokenizer("a photo of a cat").input_ids == [49406, 320, 1125, 539, 320, 2368, 49407]
     assert (tokenizer.pad_token_id, tokenizer.model_max_length) == (0, 77)
-    assert clip_vocabulary.padding_of_standard(clip_vocabulary.files("!")) == "!"
-    assert clip_vocabulary.padding_of_standard({}) is None
+    assert tokenizers.clip_padding(tokenizers.files(tokenizers.clip("!"))) == "!"
+    assert tokenizers.clip_padding({}) is None

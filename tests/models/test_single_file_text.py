@@ -14,7 +14,7 @@ def test_programs_with_all_layers_read_what_the_cut_encoder_gives(version, tmp_p
     folder = write_sd(tmp_path / "p", version=version, layers=2)
     monkeypatch.setattr(compatibility, "TEXT_LAYERS", {"sd1": 4, "sd2": 4})
     monkeypatch.setattr(compatibility, "_known", lambda numbers: numbers)  # as if the tiny one were published
-    monkeypatch.setattr(compatibility, "taken_for", lambda numbers, unet: [])
+    monkeypatch.setattr(compatibility, "misread_prediction", lambda numbers, unet: [])
     file = tmp_path / "model.safetensors"
     save.write(file, folder)
     cut = CLIPTextModel.from_pretrained(folder / "text_encoder", local_files_only=True)

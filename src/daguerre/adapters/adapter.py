@@ -1,17 +1,16 @@
 """The contract of every adapter: read this before adding one.
 
-An adapter is one file in this folder that says what of a model is trained, or adds something to it and trains that. A
-file is an adapter when it defines `Settings` (an `AdapterSettings` whose `name` is the file's name) and
+An adapter is one file in this folder that says what of a model is trained, or adds something to it and trains that. It
+defines `Settings` (an `AdapterSettings` whose `name` is the file's name) and
 
     def attach(settings: Settings, model: Family, seed: int) -> Trainable
 
-`model.net` holds the components that the adapters of the recipe reach (`Settings.reaches`); what is frozen is outside
-it. `attach` freezes, wraps or adds, in place, on the CPU (or, under `torch.device("meta")`, without memory): it runs
-before weights change their type, before kernels are chosen and before anything is split over devices, so that all of
-these see the final modules. Random weights are drawn from `seed` alone.
+`model.net` holds the components that the adapters of the recipe reach (`Settings.reaches`). `attach` freezes, wraps or
+adds, in place, on the CPU (or, under `torch.device("meta")`, without memory), before weights change their type, kernels
+are chosen or anything is split over devices. Random weights are drawn from `seed` alone.
 
-A checkpoint holds what `Trainable.names` lists and names the rest, the base, by digest. So a parameter of the net is
-either in `names`, or belongs to the base and never changes. Nothing here knows an objective or a data source.
+A checkpoint holds what `Trainable.names` lists and names the rest, the base, by digest: a parameter of the net is
+either in `names`, or belongs to the base and never changes.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class Trainable(ABC):
-    """What an adapter trains of a model. Subclasses are final: no adapter inherits from another."""
+    """The trained part of a model. Subclasses are final: no adapter inherits from another."""
 
     net: nn.Module
-    """What the objective calls: net(x, c_noise, cond) -> y."""
+    """Called by the objective: net(x, c_noise, cond) -> y."""
     names: frozenset[str]
     """Names in the state dict of `net` of what a checkpoint holds: all that requires a gradient is among them."""
     float32: bool = False
@@ -59,7 +58,7 @@ class Trainable(ABC):
     @abstractmethod
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Writes what was trained, with the CURRENT weights, as its usual library reads it, in place of `folder`: the
-        old content or the new one is there at any moment. Returns what a person must be told."""
+        old content or the new one is there at any moment. Returns messages for the user."""
 
     def merge(self) -> None:
         """Puts what was learnt into the components' own weights, for exports that hold a whole model. Once."""
@@ -101,15 +100,15 @@ class Attached:
         }
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
-        """What was trained: of one adapter in place of `folder`, of several in a folder of each one's name in it. None
-        of them sees the others'."""
-        said: list[str] = []
+        """Exports one adapter in place of `folder`, several in a folder of each one's name in it, without the others'
+        additions."""
+        messages: list[str] = []
         for name, own in self.trainables.items():
             with ExitStack() as stack:
                 for other in self.trainables.values():
                     stack.enter_context(nullcontext() if other is own else other.detached())
-                said += own.export(folder if len(self.trainables) == 1 else folder / name, objective, sampling)
-        return said
+                messages += own.export(folder if len(self.trainables) == 1 else folder / name, objective, sampling)
+        return messages
 
     @contextmanager
     def merged(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ class Settings(AdapterSettings):
         return train
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
-        """What is trained."""
+        """The components that are trained."""
         return tuple(trainable[:1] if self.train is None else self.train)
 
 
@@ -48,7 +48,6 @@ class Full(Trainable):
     names: frozenset[str]
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
-        """All networks, as the family exports them."""
         return self.model.export(folder, objective, sampling)
 
 

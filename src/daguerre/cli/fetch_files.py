@@ -1,12 +1,13 @@
-"""Which files of a repository make a model usable offline: configs, tokenizers and one set of weights a network.
+"""Chooses the files of a repository that make a model usable offline: configs, tokenizers, and one set of weights of
+each network, in safetensors where there are any.
 
-Works on names and sizes alone; safetensors come before pickled weights, everything that other frameworks read is left.
+Works on names and sizes alone; everything that other frameworks read is left.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from daguerre.errors import UserError
@@ -17,7 +18,7 @@ _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
 
 
 def fetchable() -> tuple[str, ...]:
-    """What can be fetched of a pipeline: the components of all families, and the scheduler's config."""
+    """Everything that can be fetched of a pipeline: the components of all families, and the scheduler's config."""
     return (*catalogue.networks(), *catalogue.tokenizers(), "scheduler")
 
 
@@ -44,54 +45,55 @@ def choose(files: Mapping[str, int], variant: str | None, components: Sequence[s
 
     UserError for a repository that is neither, and for weights that are not there.
     """
-    known = fetchable()
-    there = [name for name in known if any(path.startswith(f"{name}/") for path in files)]
-    if not there:
-        return _of_one_network(files, variant, components)
-    if missing := [name for name in components or () if name not in there]:
-        raise UserError(f"components={','.join(missing)}: it has {', '.join(there)}")
-    wanted = [name for name in there if components is None or name in components]
-    found = {"model_index.json": files["model_index.json"]} if "model_index.json" in files else {}
+    wanted = _components(files, components)
+    found = {"model_index.json"} & files.keys() if wanted != [""] else set[str]()
     is_pickled = False
     for name in wanted:
-        inside = {path.removeprefix(f"{name}/"): size for path, size in files.items() if path.startswith(f"{name}/")}
-        found |= {f"{name}/{path}": size for path, size in inside.items() if _is_small(path)}
-        if name in catalogue.networks():
-            weights, is_pickle = _weights(inside, name, variant)
-            found |= {f"{name}/{path}": inside[path] for path in weights}
-            is_pickled |= is_pickle
-    return Choice(dict(sorted(found.items())), is_pickled)
+        prefix = f"{name}/" if name else ""
+        inside = [path.removeprefix(prefix) for path in files if path.startswith(prefix)]
+        inside = [path for path in inside if "/" not in path]
+        small = [path for path in inside if path.endswith(_SMALL) and ".index" not in path]
+        found |= {prefix + path for path in small if not path.startswith("flax")}
+        if not name or name in catalogue.networks():
+            weights = _weights(inside, name or "the network", variant)
+            found |= {prefix + path for path in weights}
+            is_pickled |= any(".bin" in path for path in weights)
+    return Choice({path: files[path] for path in sorted(found)}, is_pickled)
 
 
-def _of_one_network(files: Mapping[str, int], variant: str | None, components: Sequence[str] | None) -> Choice:
-    root = {path: size for path, size in files.items() if "/" not in path}
-    if "config.json" not in root:
+def _components(files: Mapping[str, int], components: Sequence[str] | None) -> list[str]:
+    """The folders to fetch from, of those that are asked for; [""] for a repository that is one network."""
+    there = [name for name in fetchable() if any(path.startswith(f"{name}/") for path in files)]
+    if there:
+        if missing := [name for name in components or () if name not in there]:
+            raise UserError(f"components={','.join(missing)}: it has {', '.join(there)}", setting="components")
+        return [name for name in there if components is None or name in components]
+    if "config.json" not in files:
         single = [path for path in files if path.endswith((".safetensors", ".ckpt"))]
         hint = f": name one of its files, such as {single[0]}" if single else ""
-        raise UserError(f"it is no pipeline in diffusers' layout and no network with a config.json{hint}")
+        raise UserError(
+            f"it is no pipeline in diffusers' layout and no network with a config.json{hint}", code="unsupported"
+        )
     if components is not None:
-        raise UserError(f"components={','.join(components)}: it is one network; leave it out")
-    weights, is_pickled = _weights(root, "the network", variant)
-    found = {path: size for path, size in root.items() if _is_small(path)} | {path: root[path] for path in weights}
-    return Choice(dict(sorted(found.items())), is_pickled)
+        raise UserError(
+            f"components={','.join(components)}: it is one network; leave it out", code="unused", setting="components"
+        )
+    return [""]
 
 
-def _is_small(path: str) -> bool:
-    return "/" not in path and path.endswith(_SMALL) and ".index" not in path and not path.startswith("flax")
-
-
-def _weights(files: Mapping[str, int], what: str, variant: str | None) -> tuple[list[str], bool]:
-    """One set of weights, and whether it is pickled."""
+def _weights(files: Iterable[str], what: str, variant: str | None) -> list[str]:
+    """One set of weights."""
+    files = list(files)
     mark = f".{variant}" if variant else ""
     for suffix in (".safetensors", ".bin"):
         for stem in _STEMS:
-            if f"{stem}{mark}{suffix}" in files:
-                return [f"{stem}{mark}{suffix}"], suffix == ".bin"
+            if (whole := f"{stem}{mark}{suffix}") in files:
+                return [whole]
             if (index := f"{stem}{suffix}.index{mark}.json") in files:
                 marks = re.escape(mark)
                 shard = re.compile(rf"{stem}(?:{marks}-\d+-of-\d+|-\d+-of-\d+{marks}){re.escape(suffix)}")
-                return [index, *(path for path in files if shard.fullmatch(path))], suffix == ".bin"
+                return [index, *(path for path in files if shard.fullmatch(path))]
     matches = (re.fullmatch(rf"(?:{'|'.join(_STEMS)})\.(\w+)\.(?:safetensors|bin)", path) for path in files)
-    variants = sorted({match[1] for match in matches if match})
+    variants = ", ".join(sorted({match[1] for match in matches if match})) or "none"
     named = f"weights of the variant {variant!r}" if variant else "weights without a variant"
-    raise UserError(f"{what} has no {named}; it has the variants: {', '.join(variants) or 'none'}")
+    raise UserError(f"{what} has no {named}; it has the variants: {variants}", code="missing", setting="variant")

@@ -20,13 +20,13 @@ from daguerre.config.recipe import Tree
 
 FULL = "full"
 USUAL = ("unet",)
-"""What `full` trains of a pipeline where nothing is said."""
+"""The components that `full` trains of a pipeline by default."""
 _FLAT = "adapter"
 SWITCH = re.compile(r"(?:model\.)?train_(unet|text_encoder(?:_\d)?)")
 """Settings by which one component is trained, or not."""
 
 Pair = tuple[str, str, str]
-"""What a problem calls an override, the setting that it means, and the text."""
+"""The override as a problem names it, the setting that it means, and its text."""
 
 
 def members(tree: Tree) -> dict[str, dict[str, Any]]:
@@ -62,7 +62,8 @@ def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
     switched = ""
     for label, path, text in (pair for pair in given if pair[1] != f"{_FLAT}.name"):
         if match := SWITCH.fullmatch(path):
-            why = _switch(match, text, there)
+            families = [value for _, name, value in given if name == "model.family"]
+            why = _switch(match, text, there, families[-1] if families else recipe.get(tree, "model.family"))
             wrong += [(label, why, text)] if why else []
             switched = label
         elif path.startswith(f"{_FLAT}.") and len(there) > 1:
@@ -87,7 +88,7 @@ def _kind(name: str, own: Mapping[str, Any]) -> Any:
 
 
 def _train(own: Mapping[str, Any]) -> list[str]:
-    """What an adapter `full` trains."""
+    """The components that an adapter `full` trains."""
     train = own.get("train")
     return list(USUAL if train is None else train)
 
@@ -104,7 +105,7 @@ def _spread(pair: Pair) -> list[Pair]:
 
 
 def _target(there: Mapping[str, Mapping[str, Any]], kind: Any) -> str:
-    """Which adapter the flat form means: the only one of its kind (or the only one), else a new one called by it."""
+    """The adapter that the flat form means: the only one of its kind (or the only one), else a new one called by it."""
     same = [name for name, own in there.items() if kind is None or _kind(name, own) == kind]
     if len(same) == 1:
         return same[0]
@@ -143,7 +144,8 @@ def _from_switches(base: Tree, over: Tree) -> Tree:
     """`model.train_unet` and the like as members of `train` of the adapter `full`."""
     model = over.get("model")
     found = {n: v for n, v in model.items() if SWITCH.fullmatch(str(n)) and isinstance(v, bool)} if _is(model) else {}
-    there = members(recipe.merge(base, over))
+    merged = recipe.merge(base, over)
+    there = members(merged)
     full = next((name for name, own in there.items() if _kind(name, own) == FULL), None)
     if not found or full is None:
         return over
@@ -151,15 +153,18 @@ def _from_switches(base: Tree, over: Tree) -> Tree:
     for name, on in found.items():
         over = recipe.without(over, f"model.{name}")
         train = _switched(train, name, on)
-    if train == _train(there[full]):
+    odd = any(_not_trainable(_component(name), recipe.get(merged, "model.family")) for name in found)
+    if train == _train(there[full]) and not odd:  # what is odd is left to the check of adapters
         return over
     return recipe.merge(over, {"adapters": {full: {"name": FULL, "train": train}}})
 
 
-def _switch(match: re.Match[str], text: str, there: dict[str, dict[str, Any]]) -> str:
+def _switch(match: re.Match[str], text: str, there: dict[str, dict[str, Any]], family: Any) -> str:
     """Puts an override of `train_unet` and the like into `there`; why it cannot be, "" where it can."""
     if text.lower() not in ("true", "false"):
         return "allowed: true or false"
+    if why := _not_trainable(match[1], family):
+        return why
     full = next((name for name, own in there.items() if _kind(name, own) == FULL), None)
     if full is None:
         name = next(iter(there))
@@ -172,8 +177,22 @@ def _switch(match: re.Match[str], text: str, there: dict[str, dict[str, Any]]) -
     return ""
 
 
-def _switched(train: Sequence[str], name: str, on: bool) -> list[str]:
-    match = SWITCH.fullmatch(name)
+def _not_trainable(component: str, family: Any) -> str:
+    """Why a family cannot train a component, "" if it can."""
+    if family not in plugins.names("families"):
+        return ""  # which is refused elsewhere
+    able = plugins.find("families", family).Settings.trainable()
+    there = f"there are {', '.join(able)}" if able else "it always trains all it has"
+    return "" if component in able else f"{component} is no component that model.family={family} can train; {there}"
+
+
+def _component(switch: str) -> str:
+    match = SWITCH.fullmatch(switch)
     assert match is not None
-    every = sorted({*train, match[1]}, key=lambda each: (each not in USUAL, each))
-    return every if on else [each for each in train if each != match[1]]
+    return match[1]
+
+
+def _switched(train: Sequence[str], switch: str, on: bool) -> list[str]:
+    component = _component(switch)
+    every = sorted({*train, component}, key=lambda each: (each not in USUAL, each))
+    return every if on else [each for each in train if each != component]

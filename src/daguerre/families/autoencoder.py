@@ -1,7 +1,7 @@
-"""A KL autoencoder in training: pictures to latents and back, for the latent families of this folder to use frozen.
+"""A KL autoencoder in training, for latent families to use frozen: diffusers' AutoencoderKL.
 
-The network is diffusers' AutoencoderKL. Its loss is objectives/autoencoder.py, a frozen one in use is models/vae.py.
-Shape letters: B samples, C channels, H and W height and width.
+Its loss is objectives/autoencoder.py, a frozen one in use is models/vae.py. Shape letters: B samples, C channels, H and
+W height and width.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from daguerre import keys as keyed
 from daguerre.checkpoint.export import replaced
-from daguerre.errors import UserError
 from daguerre.models.family import Family
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import ComponentSpec, FamilySettings
+from daguerre.models.vae import latent_shape, posterior_noise
 from daguerre.models.weights import load as weights_load
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
@@ -47,7 +46,7 @@ class Settings(FamilySettings):
 
 
 class Autoencoder(nn.Module):
-    """AutoencoderKL as a net: the clean sample is the picture itself."""
+    """AutoencoderKL as a net: the clean sample is the image itself."""
 
     mean_square: Tensor
 
@@ -57,7 +56,7 @@ class Autoencoder(nn.Module):
         self.register_buffer("mean_square", torch.ones(()))
 
     def forward(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> tuple[Tensor, Tensor]:
-        """The picture again [B, 3, H, W], by way of a drawn latent, and the latent's mean KL [B] in nats an element.
+        """The image again [B, 3, H, W], by way of a drawn latent, and the latent's mean KL [B] in nats an element.
 
         `cond["posterior"]` [B, C, h, w] is the noise of that draw; `c_noise_B` has no meaning here.
         """
@@ -75,25 +74,16 @@ class Autoencoder(nn.Module):
 class Images(PixelCodec):
     """Images of sizes that the autoencoder can divide, and the noise of a draw from their posterior."""
 
-    latent_channels: int
-    factor: int
-    """By how much each side is divided."""
+    vae: Any
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the image itself. UserError if its sides do not divide."""
-        _, height, width = pixel_shape
-        if height % self.factor or width % self.factor:
-            raise UserError(
-                f"pictures of {height}x{width} px do not fit this autoencoder, which divides sides by {self.factor}; "
-                f"set data.resolution to a multiple of {self.factor}"
-            )
+        latent_shape(self.vae, pixel_shape)
         return pixel_shape
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
         """`posterior` [B, C, h, w]."""
-        _, height, width = self.latent_shape(pixel_shape)
-        shape = (self.latent_channels, height // self.factor, width // self.factor)
-        return {"posterior": torch.from_numpy(keyed.batch_normals(seed, "vae", keys, shape))}
+        return posterior_noise(self.vae, seed, keys, pixel_shape)
 
 
 def _posterior(batch: Batch) -> Cond:
@@ -105,23 +95,21 @@ def _export(
 ) -> list[str]:
     """`vae/` as stock diffusers reads it, with the scaling factor that gives latents unit variance."""
     net: Any = family.net
-    vae = copy.deepcopy(net.vae)
-    vae.register_to_config(scaling_factor=round(float(net.mean_square) ** -0.5, 4))
+    exported = copy.deepcopy(net.vae)
+    exported.register_to_config(scaling_factor=round(float(net.mean_square) ** -0.5, 4))
     if export_half:
-        vae.half()
+        exported.half()
     with replaced(folder) as fresh:
-        vae.save_pretrained(fresh / "vae", safe_serialization=True)
+        exported.save_pretrained(fresh / "vae", safe_serialization=True)
     return []
 
 
 def load(settings: Settings, seed: int) -> Family:
     """An autoencoder of these numbers with weights from `seed`. UserError if diffusers cannot build it."""
-    try:
-        vae: Any = weights_load.seeded(lambda: AutoencoderKL(**settings.vae), seed)
-    except (ValueError, TypeError, IndexError) as error:
-        raise UserError(f"model.vae: diffusers cannot build an AutoencoderKL of these numbers: {error}") from error
-    net = Autoencoder(vae.to(memory_format=torch.channels_last))
-    images = Images(vae.config.latent_channels, 2 ** (len(vae.config.block_out_channels) - 1))
+    network: Any = weights_load.seeded(lambda: AutoencoderKL(**settings.vae), seed, "model.vae")
+    net = Autoencoder(network.to(memory_format=torch.channels_last))
     exporter = partial(_export, export_half=settings.export_half)
-    trained = frozenset(settings.components)
-    return Family({"vae": vae}, settings.components, net, images, exporter, batch_condition=_posterior, trained=trained)
+    return Family(
+        {"vae": network}, settings.components, net, Images(network), exporter,
+        batch_condition=_posterior, trained=frozenset(settings.components),
+    )  # fmt: skip

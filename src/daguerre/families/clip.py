@@ -1,8 +1,6 @@
 """A CLIP text encoder in training, beside an image encoder that is thrown away: for latent families to use frozen.
 
-The text encoder and its tokenizer are transformers' own; the tokenizer's vocabulary is learnt in
-models/tokenizers/bpe.py. The loss is objectives/contrastive.py, an encoder in use is models/text_encoder.py.
-
+The tokenizer is learnt (models/tokenizers.py). Its loss is objectives/contrastive.py, its use models/text_encoder.py.
 Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """
 
@@ -18,19 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from daguerre.checkpoint.export import replaced
-from daguerre.errors import UserError
+from daguerre.models import text_encoder, tokenizers
 from daguerre.models.family import Family
 from daguerre.models.pixel_codec import PixelCodec
 from daguerre.models.settings import ComponentSpec, FamilySettings
-from daguerre.models.text_encoder import truncated
-from daguerre.models.tokenizers import bpe
 from daguerre.models.weights import load as weights_load
 from daguerre.objectives.objective import Objective
 from daguerre.samplers.settings import SamplingSettings
@@ -41,14 +36,14 @@ _POOLED_PX = 4
 
 
 class Settings(FamilySettings):
-    """A text encoder to be trained from random weights, by pictures and their captions."""
+    """A text encoder to be trained from random weights, by images and their captions."""
 
     family: Literal["clip"] = "clip"
     """Name of the family."""
     words: list[str] = Field(min_length=1)
     """Words that become one token each; all other text is spelled in pieces of them, at worst letter by letter."""
     max_tokens: int = Field(77, ge=4)
-    """Tokens of a text, start and end included: longer ones are cut."""
+    """Tokens of a text, start and end included: longer ones are truncated."""
     text_encoder: dict[str, Any]
     """Numbers of a CLIPTextConfig; vocabulary, positions and special tokens follow from the tokenizer."""
     image_channels: list[int] = Field([32, 64, 96, 96], min_length=1)
@@ -75,7 +70,7 @@ class TextImage(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def forward(self, x_BCHW: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:
-        """Similarities [B, B] of captions (`cond["ids"]` [B, T]) and pictures; `c_noise_B` has no meaning."""
+        """Similarities [B, B] of captions (`cond["ids"]` [B, T]) and images; `c_noise_B` has no meaning."""
         text_BD = normalize(self.text_projection(self.pooled(cond["ids"])).float(), dim=-1)
         image_BD = normalize(self.image_encoder(x_BCHW).float(), dim=-1)
         return self.log_scale.clamp(max=_LARGEST_SCALE).exp() * text_BD @ image_BD.T
@@ -115,11 +110,9 @@ class Captions:
         return {"pooled": self.net.pooled(tokens["ids"])}
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
-        """Texts that are longer than the encoder reads: by index, what is done."""
-        return truncated(self.tokenizer, texts)
+        return text_encoder.truncated(self.tokenizer, texts)
 
     def files(self) -> dict[str, bytes]:
-        """The tokenizer's, as `tokenizer/FILE`."""
         return {f"tokenizer/{name}": content for name, content in self.tokenizer_files.items()}
 
 
@@ -140,29 +133,19 @@ def _export(
 
 def load(settings: Settings, seed: int) -> Family:
     """Encoders of these numbers with weights from `seed`. UserError if transformers cannot build them."""
-    tokenizer = bpe.learn(settings.words, settings.max_tokens)
-    decided = {
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": settings.max_tokens,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    tokenizer = tokenizers.learn(settings.words, settings.max_tokens)
 
     def build() -> nn.Module:
-        encoder = CLIPTextModel(CLIPTextConfig(**(dict(settings.text_encoder) | decided)))
+        encoder = CLIPTextModel(CLIPTextConfig(**(dict(settings.text_encoder) | text_encoder.decided(tokenizer))))
         return TextImage(encoder, settings.image_channels)
 
-    try:
-        net: Any = weights_load.seeded(build, seed)
-    except (StrictDataclassError, ValueError, TypeError) as error:
-        raise UserError(f"model.text_encoder: transformers cannot build these encoders: {error}") from error
+    net: Any = weights_load.seeded(build, seed, "model.text_encoder")
     return Family(
         {"text_encoder": net.text_encoder, "image_encoder": net.image_encoder},
         settings.components,
         net,
         PixelCodec(),
         partial(_export, export_half=settings.export_half),
-        text=Captions(tokenizer, bpe.files(tokenizer), net),
+        text=Captions(tokenizer, tokenizers.files(tokenizer), net),
         trained=frozenset(settings.networks()),
     )

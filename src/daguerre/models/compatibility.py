@@ -1,7 +1,4 @@
-"""What a person should know before training an objective from pretrained weights: where the two do not agree.
-
-The pretrained side is the scheduler's config that the weights came with. Nothing here changes anything.
-"""
+"""Warnings where an objective and pretrained weights do not agree, by the scheduler's config of the weights."""
 
 from __future__ import annotations
 
@@ -15,28 +12,28 @@ from daguerre.objectives.objective import Objective
 
 
 def remarks(components: Components, trained: Collection[str], objective: Objective) -> list[str]:
-    """One line for each thing that the weights were trained otherwise, or that starts from random weights and is not
-    among the components `trained`."""
+    """A line for each difference between how the weights were trained and are going to be, and for each component that
+    starts from random weights and is not among `trained`."""
     places = components.settings.places
-    said = [
+    warnings = [
         f"model.{name} has random weights and is not trained: this only makes sense in a test"
         for name in places
         if components.is_random(name) and name not in trained
     ]
-    said += [
+    warnings += [
         f"model.{name} starts from random weights: numbers that are not given are the library's defaults, not the "
         f"base's, whose own model.{name}=null takes"
         for name, place in places.items()
         if isinstance(place, dict) and components.base_has(name)
     ]
     if components.settings.denoises_anew or not isinstance(objective, Diffusion):
-        return said
+        return warnings
     config = components.scheduler()
-    return said + ([] if config is None else _differences(config, objective))
+    return warnings + ([] if config is None else _differences(config, objective))
 
 
 def prediction(components: Components, objective: Objective) -> str | None:
-    """That the pretrained UNet predicts something else than is trained; None where it does not, or nobody compares."""
+    """A message if the pretrained UNet predicts something else than is trained; None also where nobody compares."""
     config = None if components.settings.denoises_anew else components.scheduler()
     return None if config is None or not isinstance(objective, Diffusion) else _predicts(config, objective)
 
@@ -45,7 +42,7 @@ def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
     was, now = config.get("prediction_type", "epsilon"), PREDICTIONS.get(objective.settings.name)
     is_edm = "EDM" in config.get("_class_name", "")
     if objective.settings.schedule.name == "edm" and (is_edm or objective.noise_conditioning.name != "timestep"):
-        return None if is_edm else _TOLD_OTHERWISE
+        return None if is_edm else _OTHER_CONDITIONING
     if was == now:
         return None
     ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
@@ -57,24 +54,29 @@ def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
 
 def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
     settings = objective.settings
-    said = [text for text in [_predicts(config, objective)] if text is not None]
+    warnings = [text for text in [_predicts(config, objective)] if text is not None]
     told = objective.noise_conditioning.name
     if settings.schedule.name == "edm" or (settings.schedule.name != "scaled_linear" and told == "timestep"):
-        return said
+        return warnings
     if settings.schedule.name != "scaled_linear":
-        return [*said, f"the pretrained UNet knows the noise levels of a beta schedule, not {settings.schedule.name}"]
+        return [
+            *warnings,
+            f"the pretrained UNet knows the noise levels of a beta schedule, not {settings.schedule.name}",
+        ]
     for theirs, name in (("beta_start", "beta_start"), ("beta_end", "beta_end"), ("num_train_timesteps",) * 2):
         if theirs in config and config[theirs] != getattr(settings.schedule, name):
             ours = getattr(settings.schedule, name)
-            said.append(f"the pretrained UNet was trained with {theirs} {config[theirs]}, this recipe has {ours}")
+            warnings.append(f"the pretrained UNet was trained with {theirs} {config[theirs]}, this recipe has {ours}")
     if settings.schedule.shift != 1 and told == "auto":
-        said.append(_SHIFTED)
+        warnings.append(_SHIFTED)
     if bool(config.get("rescale_betas_zero_snr")) and not settings.schedule.zero_terminal_snr:
-        said.append("the pretrained UNet was trained with zero terminal SNR: set objective.schedule.zero_terminal_snr")
-    return said
+        warnings.append(
+            "the pretrained UNet was trained with zero terminal SNR: set objective.schedule.zero_terminal_snr"
+        )
+    return warnings
 
 
-_TOLD_OTHERWISE = (
+_OTHER_CONDITIONING = (
     "the pretrained UNet is told timesteps from 0 to 999, EDM tells it ln(sigma)/4: it has to learn anew what noise "
     "level it is shown; model.noise_conditioning=timestep tells it the timestep of each level"
 )

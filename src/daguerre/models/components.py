@@ -1,25 +1,22 @@
 """The components of a pretrained model, each from where the settings say: the base, another place, or numbers.
 
-Knows the fields of `PretrainedSettings` and the two ways of reading a network (models/weights/load.py); which classes
-there are and whether they fit together is the families' affair.
+Families decide which classes there are and whether they fit together.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub.errors import StrictDataclassError
-
 from daguerre.errors import UserError
 from daguerre.models.settings import BASE, SINGLE_FILES, PretrainedSettings
 from daguerre.models.single_file import load as single_file_load
 from daguerre.models.weights import load, resolve
+from daguerre.models.weights.files import read_json
 from daguerre.models.weights.resolve import Options
 
 
@@ -36,13 +33,12 @@ class Components:
 
     def __init__(self, settings: PretrainedSettings, seed: int) -> None:
         self.settings, self.seed = settings, seed
-        s = settings
-        self.options = Options(s.revision, s.variant, s.pickled_weights)
-        self.elsewhere = Options(pickled=s.pickled_weights)
+        self.options = Options(settings.revision, settings.variant, settings.pickled_weights)
+        self.elsewhere = Options(pickled=settings.pickled_weights)
         """Revision and variant are the base's; other places have their own."""
 
     def of_base(self) -> resolve.Needed:
-        """What is needed of the base."""
+        """The files that are needed of the base."""
         found: dict[str, resolve.Files] = {}
         for name, value in self.settings.places.items():
             weights = value == BASE and not resolve.without_weights()
@@ -70,12 +66,7 @@ class Components:
         """config.json of a component: the one of its place, or of the base where it has only numbers."""
         value = getattr(self.settings, name)
         at_base = value is None or isinstance(value, dict) or _is_file(value)
-        folder = self.base / name if at_base else self.folder(name, self._needed(name))
-        path = folder / "config.json"
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from error
+        return read_json((self.base / name if at_base else self.folder(name, self._needed(name))) / "config.json")
 
     def network(self, name: str, kind: Any, decided: Mapping[str, Any] | None = None) -> Any:
         """The network `name`, of class `kind`, in float32 on the CPU.
@@ -84,7 +75,7 @@ class Components:
         """
         value = getattr(self.settings, name)
         if isinstance(value, dict):
-            _refuse_unknown(name, kind, value)
+            _check_known(name, kind, value)
             return self._random(name, kind, dict(decided or {}) | value)
         if value is None:
             return self._random(name, kind, load.config(kind, self.base / name))
@@ -100,8 +91,7 @@ class Components:
 
     def is_random(self, name: str) -> bool:
         """Whether a network starts from random weights."""
-        value = getattr(self.settings, name)
-        return value is None or isinstance(value, dict)
+        return not isinstance(getattr(self.settings, name), str)
 
     def base_has(self, name: str) -> bool:
         """Whether the base has numbers of its own for a network."""
@@ -115,10 +105,10 @@ class Components:
         folder = self.base if value == BASE else resolve.locate(value, {}, self.elsewhere)
         for path in (folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"):
             if path.is_file():
-                return json.loads(path.read_text(encoding="utf-8"))
+                return read_json(path)
         if value == BASE:
             return None
-        raise UserError(f"model.scheduler: {value} has no scheduler_config.json")
+        raise UserError(f"model.scheduler: {value} has no scheduler_config.json", setting="model.scheduler")
 
     def wanted(self) -> list[Wanted]:
         """All files that the model is made of, by place: what `train` would read."""
@@ -137,10 +127,7 @@ class Components:
 
     def _random(self, name: str, kind: Any, numbers: dict[str, Any]) -> Any:
         """A network of these numbers with weights from the seed."""
-        try:
-            return load.seeded(lambda: load.build(kind, numbers), self.seed)
-        except (StrictDataclassError, ValueError, TypeError, IndexError) as error:
-            raise UserError(f"model.{name}: a {kind.__name__} of these numbers cannot be built: {error}") from error
+        return load.seeded(lambda: load.build(kind, numbers), self.seed, f"model.{name}")
 
 
 def _at_either(name: str, needed: resolve.Files) -> resolve.Files:
@@ -152,7 +139,7 @@ def _is_file(value: Any) -> bool:
     return isinstance(value, str) and value.endswith(SINGLE_FILES) and not Path(value).is_dir()
 
 
-def _refuse_unknown(name: str, kind: Any, numbers: Mapping[str, Any]) -> None:
+def _check_known(name: str, kind: Any, numbers: Mapping[str, Any]) -> None:
     if kind.__module__.startswith("diffusers"):
         allowed = set(inspect.signature(kind.__init__).parameters) - {"self"}
     else:  # configs of transformers keep whatever they are given, read or not
@@ -161,4 +148,8 @@ def _refuse_unknown(name: str, kind: Any, numbers: Mapping[str, Any]) -> None:
     if unknown := sorted(set(numbers) - allowed):
         near = {key: difflib.get_close_matches(key, allowed, n=1) for key in unknown}
         named = ", ".join(f"{key} (did you mean {near[key][0]}?)" if near[key] else key for key in unknown)
-        raise UserError(f"model.{name}: {kind.__name__} has no {named}; it takes: {', '.join(sorted(allowed))}")
+        raise UserError(
+            f"model.{name}: {kind.__name__} has no {named}; it takes: {', '.join(sorted(allowed))}",
+            code="unknown",
+            setting=f"model.{name}",
+        )

@@ -1,24 +1,20 @@
 """The contract of every family: read this before adding one.
 
-A family is one file of facts in this folder: which networks there are, how images and captions become clean samples and
-conditioning, how clean samples become images again, and what an export holds. A file is a family when it defines
-`Settings` (a `FamilySettings` whose `family` is the file's name) and
+A family is a file in families/ that says which networks there are, how images and captions become clean samples and
+conditioning, how clean samples become images again, and what an export holds. It defines `Settings` (a `FamilySettings`
+whose `family` is the file's name) and
 
     def load(settings: Settings, seed: int) -> Family
 
-which builds the networks on the CPU in float32, or, under `torch.device("meta")`, without memory and weights. It may
-only read the place that the settings name (a shipped folder, a local one, a hub id) and says what it looked for if that
-is not there (UserError). Random weights are drawn from `seed` alone, and the caller's random state is left as it was.
+which builds the networks on the CPU in float32, or, under `torch.device("meta")`, without memory and weights. It only
+reads the places that the settings name; UserError says what it looked for. Random weights are drawn from `seed` alone.
 
-`Family` is a value that `load` puts together of parts; nothing subclasses it. Two of its functions are pure, so that
-what they give can be cached by content: `images.encode` (image -> moments) and `text.features` (text -> features).
-
-Everything meets in one line of the train command, and the loop sees nothing but it:
+`Family` is a value made of parts; nothing subclasses it. `images.encode` (image -> moments) and `text.features` (text
+-> features) are pure functions, so that results may be cached by content. Everything meets in one line:
 
     loss_fn(net, batch) = objective.loss(net, *family.encode(batch), batch.draws)
 
-A family knows no objective, no sampler, no data source and no optimizer. Cond belongs to the family: `net` takes out
-what `encode` and `encode_prompts` put in; everybody else hands it on.
+Cond belongs to the family: `net` takes out what `encode` and `encode_prompts` put in; everybody else hands it on.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
     from daguerre.samplers.settings import SamplingSettings
 
 Moments = Mapping[str, Tensor]
-"""What an image encoder says of images, by name; the leading dim of every tensor is B. Holds no randomness."""
+"""Outputs of an image encoder by name; the leading dim of every tensor is B. Holds no randomness."""
 
 
 class ImageCodec(Protocol):
@@ -73,16 +69,14 @@ class TextConditioner(Protocol):
         """Texts as numbers, on the family's device."""
 
     def features(self, tokens: Cond, trained: Collection[str] = ()) -> Cond:
-        """What the net is told of texts. A pure function of each text; a batch with a long prompt only pads the others.
-
-        Gradients flow through the text encoders among the components `trained` alone.
-        """
+        """Conditioning of texts. A pure function of each text; a batch with a long prompt only pads the others.
+        Gradients flow through the text encoders among the components `trained` alone."""
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
-        """Texts that are longer than is read: by index, what is done ("cut to 77 tokens"). {} for none."""
+        """Texts that are longer than is read, by index, with a message ("cut to 77 tokens")."""
 
     def files(self) -> dict[str, bytes]:
-        """Files without which the weights are worth nothing (a tokenizer's), by relative path, for checkpoints."""
+        """Files that belong to the weights (a tokenizer's), by relative path, for checkpoints."""
 
 
 class Exporter(Protocol):
@@ -90,7 +84,7 @@ class Exporter(Protocol):
 
     def __call__(self, family: Family, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """Puts the export, with the CURRENT weights, in place of `folder`: the old content or the new one is there at
-        any moment. Returns what a person must be told: where the library cannot do what the run does."""
+        any moment. Returns messages for the user: where the library cannot do what the run does."""
 
 
 def _nothing(*_: Any) -> Cond:
@@ -104,7 +98,7 @@ class Family:
     components: Mapping[str, nn.Module]
     """Every network by its component name, trained or frozen."""
     specs: Mapping[str, ComponentSpec]
-    """What each component is, tokenizers among them."""
+    """Role of each component, tokenizers among them."""
     net: nn.Module
     """net(x_BCHW, c_noise_B, cond) -> y_BCHW. Holds all that is trained and nothing that is frozen. Its state-dict
     names are `COMPONENT.` and the library's own name in that component, so that an export only drops the prefix."""
@@ -114,13 +108,13 @@ class Family:
     text: TextConditioner | None = None
     """None for a family that reads no captions."""
     batch_condition: Callable[[Batch], Cond] = _nothing
-    """What the net is told of a batch besides its texts: rows of any device."""
+    """Conditioning of a batch besides its texts: rows on any device."""
     prompt_condition: Callable[[Sequence[Prompt], tuple[int, ...], bool], Cond] = _nothing
     """The same for prompts of images (3, H, W) that are to be generated; True asks for the unguided side."""
     prompt_images: Collection[str] = ()
     """Names of the images of a prompt that `prompt_condition` reads."""
     pretrained: Components | None = None
-    """Where pretrained components came from; None for networks that always start from random weights."""
+    """Source of the pretrained components; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
     """Makes the net in which these components are trained; None for a family that always trains all it has."""
     unread: Collection[nn.Parameter] = ()
@@ -137,7 +131,7 @@ class Family:
 
     @property
     def device(self) -> torch.device:
-        """Where the networks are."""
+        """The device of the networks."""
         return next(p.device for network in self.components.values() for p in network.parameters())
 
     @property
@@ -147,7 +141,7 @@ class Family:
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """The components that adapters can reach, the one first that is trained where nothing is said; () for a family
+        """The components that adapters can reach, the one first that is trained by default; () for a family
         that always trains all it has."""
         return tuple(name for name in self.components if self.specs[name].trainable)
 
@@ -163,12 +157,12 @@ class Family:
         wanted = frozenset(names)
         if self.make_net is None:
             if wanted != self.trained:
-                raise UserError(f"this family trains {', '.join(self.components)} together, and nothing else")
+                every = ", ".join(self.components)
+                raise UserError(f"this family trains {every} together, and nothing else", code="unsupported")
             return self
         if odd := sorted(wanted - {*self.trainable}):
-            raise UserError(
-                f"{', '.join(odd)} cannot be trained in this family; there are: {', '.join(self.trainable)}"
-            )
+            able = ", ".join(self.trainable)
+            raise UserError(f"{', '.join(odd)} cannot be trained in this family; there are: {able}", code="unsupported")
         for name, network in self.components.items():
             network.requires_grad_(name in wanted)
             if name not in wanted:
@@ -183,17 +177,16 @@ class Family:
         return self.images.latent_shape(pixel_shape)
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """What `encode` needs of chance, on the CPU, by `daguerre.keys`; keys [B, 3], pixel_shape (3, H, W)."""
+        """Random inputs of `encode`, on the CPU, by `daguerre.keys`; keys [B, 3], pixel_shape (3, H, W)."""
         return self.images.random_inputs(seed, keys, pixel_shape)
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> tuple[Tensor, Cond]:
         """Clean samples [B, C, h, w] float32, as the objective noises them, and their conditioning.
 
-        No gradient flows into either, and autocast does not reach in: frozen networks run in float32, or as
-        training.frozen_precision says, which is put into them from outside. `batch` is on the family's device and
-        `batch.draws` holds `random_inputs`. Texts travel as tokens where a text encoder is trained, which then runs
-        inside the net. Sample i depends on its own row alone.
+        No gradient flows into either, and autocast does not reach in. `batch` is on the family's device and
+        `batch.draws` holds `random_inputs`. Texts stay tokens where a text encoder is trained, which runs inside the
+        net. Sample i depends on its own row alone.
         """
         device = batch.pixels_BCHW.device
         with torch.autocast(device.type, enabled=False):
@@ -211,28 +204,25 @@ class Family:
         self, prompts: Sequence[Prompt], pixel_shape: tuple[int, ...], guided: bool = False
     ) -> tuple[Cond, Cond | None]:
         """Conditioning of prompts for images (3, H, W), one row each, on the family's device, equal to what `encode`
-        makes of captions; where `guided`, also that of the side which guidance leads away from.
-
-        Prompts that are generated together are given together: all rows of both sides have one shape. UserError for
-        an image that this family does not read.
-        """
+        makes of captions; where `guided`, also that of the side which guidance leads away from, in the same shapes.
+        UserError for an image that this family does not read."""
         assert self.text is not None, "only families that generate are asked"
         if odd := sorted({name for prompt in prompts for name in prompt.images} - {*self.prompt_images}):
             known = ", ".join(sorted(self.prompt_images)) or "none"
-            raise UserError(f"the prompt has images that this family does not read: {', '.join(odd)}; it reads {known}")
+            raise UserError(
+                f"the prompt has images that this family does not read: {', '.join(odd)}; it reads {known}",
+                code="unsupported",
+            )
         texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided
         with torch.autocast(self.device.type, enabled=False):
             both = self.text.features(self.text.tokens(texts), self.trained)
-        first = {name: rows[: len(prompts)] for name, rows in both.items()}
-        cond = {**first, **self._told_of(prompts, pixel_shape, False)}
-        if not guided:
-            return cond, None
-        second = {name: rows[len(prompts) :] for name, rows in both.items()}
-        return cond, {**second, **self._told_of(prompts, pixel_shape, True)}
-
-    def _told_of(self, prompts: Sequence[Prompt], pixel_shape: tuple[int, ...], unguided: bool) -> Cond:
-        more = self.prompt_condition(prompts, pixel_shape, unguided)
-        return {name: rows.to(self.device) for name, rows in more.items()}
+        sides = []
+        for number in range(1 + guided):
+            rows = slice(number * len(prompts), (number + 1) * len(prompts))
+            more = self.prompt_condition(prompts, pixel_shape, number == 1)
+            of_images = {name: values.to(self.device) for name, values in more.items()}
+            sides.append({**{name: values[rows] for name, values in both.items()}, **of_images})
+        return sides[0], sides[1] if guided else None
 
     @torch.no_grad()
     def decode(self, latents: Latents) -> np.ndarray:
@@ -241,18 +231,18 @@ class Family:
             return self.images.decode(latents)
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
-        """Writes what the networks' usual library opens, with the current weights, in place of `folder`; returns what a
-        person must be told."""
+        """Writes what the networks' usual library opens, with the current weights, in place of `folder`; returns
+        messages for the user."""
         return self.exporter(self, folder, objective, sampling)
 
     def remarks(self, objective: Objective) -> list[str]:
-        """What a person should know before this objective is trained from these weights, a line each."""
+        """Warnings before this objective is trained from these weights, a line each."""
         return [] if self.pretrained is None else compatibility.remarks(self.pretrained, self.trained, objective)
 
     def files(self) -> dict[str, bytes]:
-        """Files without which the weights are worth nothing (a tokenizer's), by relative path, for checkpoints."""
+        """Files that belong to the weights (a tokenizer's), by relative path, for checkpoints."""
         return {} if self.text is None else self.text.files()
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
-        """Texts that are longer than the family reads: by index, what is done ("cut to 77 tokens"). {} for none."""
+        """Texts that are longer than the family reads, by index, with a message ("cut to 77 tokens")."""
         return {} if self.text is None else self.text.truncated(texts)

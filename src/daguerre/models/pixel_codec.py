@@ -25,7 +25,6 @@ class PixelCodec:
         return pixel_shape
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """None."""
         return {}
 
     def encode(self, pixels_BCHW: Tensor) -> Moments:
@@ -33,11 +32,9 @@ class PixelCodec:
         return {"mean": scaled(pixels_BCHW)}
 
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
-        """The same."""
         return moments["mean"]
 
     def decode(self, latents: Latents) -> np.ndarray:
-        """Images [B, H, W, 3] uint8."""
         return levels(latents.x0_BCHW)
 
 

@@ -1,7 +1,7 @@
-"""Where each parameter of a model goes on a mesh: the families' logical axes and the recipe's rules, brought together.
+"""The place of each parameter of a model on a mesh, by the families' logical axes and the recipe's rules.
 
-Works on networks with and without memory, and touches no tensor. What is done with the result is
-distributed/parallelize.py; what it takes of a device is memory/static.py.
+Works on networks with and without memory, and touches no tensor. distributed/parallelize.py splits parameters by the
+result; memory/static.py counts what it takes of a device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Placement:
 
 
 def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
-    """Where the parameters of a network go, by its own names. UserError where names and patterns do not fit together.
+    """Places of the parameters of a network, by its own names. UserError where names and patterns do not fit together.
 
     A network that no table knows has no logical axes: its parameters are split over `fsdp` along dim 0. A single number
     stays whole.
@@ -42,12 +42,12 @@ def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
     whole = {host: shapes[name] for name, (host, factor) in hosts.items() if not factor}
     of_host = sharding_rules.logical(table, whole) if table else dict.fromkeys(whole, ())
     dims = {name: sharding_axes.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
-    placed, said = sharding_rules.place(shapes, dims, axis_rules, mesh, sharding_axes.heads(network))
+    placed, messages = sharding_rules.place(shapes, dims, axis_rules, mesh, sharding_axes.heads(network))
     placed = _with_hosts(placed, hosts)
     patterns = {
         name: next((each for each in table if fnmatchcase(host, each)), "") for name, (host, _) in hosts.items()
     }
-    problems = [line.partition(": ") for line in said]
+    problems = [line.partition(": ") for line in messages]
     return Placement(
         tuple(each if each.shape else replace(each, fsdp=None) for each in placed),
         patterns,
@@ -70,7 +70,7 @@ def _with_hosts(placed: list[Placed], hosts: Mapping[str, tuple[str, str]]) -> l
 
 
 def of_net(net: nn.Module, components: Mapping[str, nn.Module], axis_rules: Rules, mesh: Mesh) -> Placement:
-    """Where the parameters of the trained net go, by its names: `COMPONENT.` and the component's own."""
+    """Places of the parameters of the trained net, by its names: `COMPONENT.` and the component's own."""
     own = {id(p): name for name, p in net.named_parameters()}
     found: dict[str, Placed] = {}
     patterns: dict[str, str] = {}

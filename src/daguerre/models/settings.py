@@ -10,15 +10,15 @@ from pydantic import Field, model_validator
 from daguerre.settings import ADDRESS, FREE, Idle, Settings
 
 SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
-"""How the name of a file ends that holds a model, or one of its networks."""
+"""Suffixes of files that hold a model, or one of its networks."""
 BASE = "base"
 """A component of `pretrained_model_name_or_path`."""
 Component = Annotated[str | dict[str, Any] | None, ADDRESS]
-"""Where a network comes from: `base`, another place, the numbers of its config, or null: the base's numbers."""
+"""Source of a network: `base`, another place, the numbers of its config, or null: the base's numbers."""
 
 
 class ComponentSpec(NamedTuple):
-    """What a component of a family is. Shared code asks for the role: only a family knows its components' names."""
+    """A component of a family. Shared code asks for the role: only a family knows its components' names."""
 
     role: Literal["denoiser", "autoencoder", "text_encoder", "image_encoder", "tokenizer"]
     trainable: bool = False
@@ -26,7 +26,7 @@ class ComponentSpec(NamedTuple):
 
 
 class FamilySettings(Settings):
-    """What every family's `Settings` starts from. A family's file adds its own fields and narrows `family`."""
+    """Base of every family's `Settings`, which adds its own fields and narrows `family`."""
 
     family: str
     """Name of the family: a file in families."""
@@ -47,13 +47,13 @@ class FamilySettings(Settings):
 
     @classmethod
     def trainable(cls) -> tuple[str, ...]:
-        """Names of the components that adapters can reach, the one first that is trained where nothing is said."""
+        """Names of the components that adapters can reach, the one first that is trained by default."""
         return tuple(name for name, spec in cls.components.items() if spec.trainable)
 
     @property
     def places(self) -> Mapping[str, Any]:
-        """Where each network comes from, by component: `base`, another place, numbers or None. {} for families whose
-        networks always start from random weights."""
+        """Source of each network by component: `base`, another place, numbers or None. {} for families whose networks
+        always start from random weights."""
         return {}
 
     @property
@@ -64,18 +64,18 @@ class FamilySettings(Settings):
 
 
 class DenoiserSettings(FamilySettings):
-    """What families share whose network is trained by diffusion."""
+    """Settings of families whose network is trained by diffusion."""
 
     noise_conditioning: Literal["auto", "timestep", "log_sigma", "cosine_time", "flow_time"] = "auto"
     """The number by which the network is told the noise level. auto: the time of the objective's own schedule;
     timestep: the index of the level in the table without a shift, which Stable Diffusion's networks know; log_sigma:
     ln(sigma)/4 (EDM); cosine_time: Stable Cascade's time; flow_time: s / (a + s)."""
     time_scale: ClassVar[float] = 1000.0
-    """What times in [0, 1] are multiplied by: diffusers' UNets embed numbers from 0 to 1000."""
+    """Factor of times in [0, 1]: diffusers' UNets embed numbers from 0 to 1000."""
 
 
 class LatentSettings(DenoiserSettings):
-    """What families that train on the latents of a frozen autoencoder share: z = (x - mean) scaling_factor / std."""
+    """Settings of families that train on the latents of a frozen autoencoder: z = (x - mean) scaling_factor / std."""
 
     sample_posterior: bool = True
     """Draw a latent from the autoencoder's posterior for each sample and epoch; off: take the posterior's mean."""
@@ -93,17 +93,16 @@ class LatentSettings(DenoiserSettings):
         if (mean is None) != (std is None):
             given, absent = ("latents_mean", "latents_std") if std is None else ("latents_std", "latents_mean")
             raise ValueError(f"{given} is given without {absent}: give both, one number a latent channel, or neither")
-        if mean is not None and std is not None and len(mean) != len(std):
-            raise ValueError(
-                f"latents_mean has {len(mean)} numbers and latents_std {len(std)}: give one a latent channel"
-            )
-        if std is not None and not all(number > 0 for number in std):
+        if len(mean or ()) != len(std or ()):
+            counts = f"latents_mean has {len(mean or ())} numbers and latents_std {len(std or ())}"
+            raise ValueError(f"{counts}: give one a latent channel")
+        if not all(number > 0 for number in std or ()):
             raise ValueError(f"latents_std is {std}: every number must be above 0")
         return self
 
 
 class PretrainedSettings(FamilySettings):
-    """What families share whose networks are those of a diffusers pipeline; each component is a field of its family.
+    """Settings of families whose networks are those of a diffusers pipeline; each component is a field of its family.
 
     A component is `base` (it comes from pretrained_model_name_or_path), another place (a pipeline's folder, the
     component's own folder, a hub id, a .safetensors file, OWNER/NAME/FILE.safetensors of the hub), the numbers of its
@@ -126,11 +125,7 @@ class PretrainedSettings(FamilySettings):
     pipeline_class: ClassVar[str]
     """The class of diffusers' pipelines that an export is opened with."""
     idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(
-            ("variant",),
-            lambda own: own.pretrained_model_name_or_path.endswith(SINGLE_FILES),
-            "a single file has none",
-        ),
+        Idle(("variant",), lambda s: s.pretrained_model_name_or_path.endswith(SINGLE_FILES), "a single file has none"),
     )
 
     @property
@@ -139,7 +134,7 @@ class PretrainedSettings(FamilySettings):
 
 
 class UNetSettings(PretrainedSettings, LatentSettings):
-    """What families share that have a UNet with cross attention, a KL autoencoder and text encoders."""
+    """Settings of families with a UNet with cross attention, a KL autoencoder and text encoders."""
 
     unet: Component = BASE
     """The UNet. Of given numbers, channels, cross_attention_dim and sample_size follow from the other networks; what

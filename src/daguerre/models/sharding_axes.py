@@ -1,16 +1,12 @@
-"""What the dims of pretrained networks' parameters are: `heads`, `embed`, `mlp`, `conv_out` and so on, by name
-patterns.
+"""Logical axes (`heads`, `embed`, `mlp`, `conv_out` ...) of the parameters of pretrained networks, by name patterns.
 
-Data for distributed/sharding_rules.py, which says where such a dim goes. Every parameter of every network here has
-its axes: MaxDiffusion, whose names these are, leaves out feed-forward layers, norms, text encoders and the
-autoencoder. Linear and convolution weights are (out, in, ...) as torch stores them.
+Data for distributed/sharding_rules.py, which says where such a dim goes. The names are MaxDiffusion's, which leaves out
+feed-forward layers, norms, text encoders and the autoencoder. Weights are (out, in, ...) as torch stores them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
@@ -18,92 +14,52 @@ BLOCKS = ("BasicTransformerBlock", "ResnetBlock2D", "CLIPEncoderLayer", "T5Block
 """Class names of the blocks of UNets, autoencoders and text encoders."""
 GATED = ("GEGLU", "SwiGLU")
 """Class names of modules whose linear layer gives two halves, one of which gates the other."""
-Table = dict[str, tuple[str | None, ...]]
+Dims = tuple[str | None, ...]
+Table = dict[str, Dims]
 """The logical axis of each dim, by pattern of parameter names."""
 
-_ATTENTION: Table = {
-    "*.transformer_blocks.*.attn*.to_[qkv].weight": ("heads", "embed"),
-    "*.transformer_blocks.*.attn*.to_out.0.weight": ("embed", "heads"),
-    "*.transformer_blocks.*.attn*.to_out.0.bias": ("embed",),
-    "*.transformer_blocks.*.ff.net.0.proj.weight": ("mlp", "embed"),
-    "*.transformer_blocks.*.ff.net.0.proj.bias": ("mlp",),
-    "*.transformer_blocks.*.ff.net.2.weight": ("embed", "mlp"),
-    "*.transformer_blocks.*.ff.net.2.bias": ("embed",),
-    "*.transformer_blocks.*.norm[123].*": ("norm",),
-    "*.attentions.*.norm.*": ("norm",),
-    "*.attentions.*.proj_in.weight": ("embed", None),
-    "*.attentions.*.proj_out.weight": ("embed", None),
-    "*.attentions.*.proj_*.bias": ("embed",),
-}
-_RESNETS: Table = {
-    "*.resnets.*.conv[12].weight": ("conv_out", "conv_in"),
-    "*.resnets.*.conv[12].bias": ("conv_out",),
-    "*.resnets.*.norm[12].*": ("norm",),
-}
+
+def _layers(dims: Dims, *names: str) -> Table:
+    """Linear layers or convolutions with these axes, whose biases have the first of them."""
+    return {f"{name}.{part}": own for name in names for part, own in (("weight", dims), ("bias", dims[:1]))}
+
+
+_CONV: Dims = ("conv_out", "conv_in")
 _GROUPS: dict[str, Table] = {
-    ".transformer_blocks.": _ATTENTION,
-    ".resnets.": _RESNETS,
-    ".conv_shortcut.": {
-        "*.resnets.*.conv_shortcut.weight": ("conv_out", "conv_in"),
-        "*.resnets.*.conv_shortcut.bias": ("conv_out",),
+    ".transformer_blocks.": {
+        "*.transformer_blocks.*.attn*.to_[qkv].weight": ("heads", "embed"),
+        **_layers(("embed", "heads"), "*.transformer_blocks.*.attn*.to_out.0"),
+        **_layers(("mlp", "embed"), "*.transformer_blocks.*.ff.net.0.proj"),
+        **_layers(("embed", "mlp"), "*.transformer_blocks.*.ff.net.2"),
+        "*.transformer_blocks.*.norm[123].*": ("norm",),
+        "*.attentions.*.norm.*": ("norm",),
+        **_layers(("embed", None), "*.attentions.*.proj_*"),
     },
-    ".time_emb_proj.": {
-        "*.time_emb_proj.weight": ("conv_out", "time"),
-        "*.time_emb_proj.bias": ("conv_out",),
-    },
-    "samplers.": {
-        "*samplers.*.conv.weight": ("conv_out", "conv_in"),
-        "*samplers.*.conv.bias": ("conv_out",),
-    },
-    "time_embedding.": {
-        "time_embedding.linear_*.weight": ("time", None),
-        "time_embedding.linear_*.bias": ("time",),
-    },
-    "add_embedding.": {
-        "add_embedding.linear_*.weight": ("time", None),
-        "add_embedding.linear_*.bias": ("time",),
-    },
-    "controlnet_cond_embedding.": {
-        "controlnet_cond_embedding.blocks.*.weight": ("conv_out", "conv_in"),
-        "controlnet_cond_embedding.blocks.*.bias": ("conv_out",),
-        "controlnet_cond_embedding.conv_out.weight": ("conv_out", "conv_in"),
-        "controlnet_cond_embedding.conv_out.bias": ("conv_out",),
-    },
-    "controlnet_down_blocks.": {
-        "controlnet_*_block*.weight": ("conv_out", "conv_in"),
-        "controlnet_*_block*.bias": ("conv_out",),
-    },
+    ".resnets.": {**_layers(_CONV, "*.resnets.*.conv[12]"), "*.resnets.*.norm[12].*": ("norm",)},
+    ".conv_shortcut.": _layers(_CONV, "*.resnets.*.conv_shortcut"),
+    ".time_emb_proj.": _layers(("conv_out", "time"), "*.time_emb_proj"),
+    "samplers.": _layers(_CONV, "*samplers.*.conv"),
+    "time_embedding.": _layers(("time", None), "time_embedding.linear_*"),
+    "add_embedding.": _layers(("time", None), "add_embedding.linear_*"),
+    "controlnet_cond_embedding.": _layers(
+        _CONV, "controlnet_cond_embedding.blocks.*", "controlnet_cond_embedding.conv_out"
+    ),
+    "controlnet_down_blocks.": _layers(_CONV, "controlnet_*_block*"),
     ".group_norm.": {  # the autoencoder's attention in its middle
-        "*.mid_block.attentions.*.to_[qkv].weight": ("heads", "embed"),
-        "*.mid_block.attentions.*.to_[qkv].bias": ("heads",),
-        "*.mid_block.attentions.*.to_out.0.weight": ("embed", "heads"),
-        "*.mid_block.attentions.*.to_out.0.bias": ("embed",),
+        **_layers(("heads", "embed"), "*.mid_block.attentions.*.to_[qkv]"),
+        **_layers(("embed", "heads"), "*.mid_block.attentions.*.to_out.0"),
         "*.mid_block.attentions.*.group_norm.*": ("norm",),
     },
-    "quant_conv.": {
-        "*quant_conv.weight": ("conv_out", "conv_in"),
-        "*quant_conv.bias": ("conv_out",),
-    },
-    "conv_norm_out.": {
-        "*conv_norm_out.*": ("norm",),
-        "*conv_out.weight": ("conv_out", "conv_in"),
-        "*conv_out.bias": ("conv_out",),
-    },
-    "conv_in.": {
-        "*conv_in.weight": ("conv_out", "conv_in"),
-        "*conv_in.bias": ("conv_out",),
-    },
+    "quant_conv.": _layers(_CONV, "*quant_conv"),
+    "conv_norm_out.": {"*conv_norm_out.*": ("norm",), **_layers(_CONV, "*conv_out")},
+    "conv_in.": _layers(_CONV, "*conv_in"),
     ".self_attn.": {
         "*embeddings.token_embedding.weight": ("vocabulary", "embed"),
         "*embeddings.position_embedding.weight": ("positions", "embed"),
-        "*.self_attn.[qkv]_proj.weight": ("heads", "embed"),
-        "*.self_attn.[qkv]_proj.bias": ("heads",),
-        "*.self_attn.out_proj.weight": ("embed", "heads"),
-        "*.self_attn.out_proj.bias": ("embed",),
-        "*.mlp.fc1.weight": ("mlp", "embed"),
-        "*.mlp.fc1.bias": ("mlp",),
-        "*.mlp.fc2.weight": ("embed", "mlp"),
-        "*.mlp.fc2.bias": ("embed",),
+        **_layers(("heads", "embed"), "*.self_attn.[qkv]_proj"),
+        **_layers(("embed", "heads"), "*.self_attn.out_proj"),
+        **_layers(("mlp", "embed"), "*.mlp.fc1"),
+        **_layers(("embed", "mlp"), "*.mlp.fc2"),
         "*layer_norm*": ("norm",),
     },
     "text_projection.": {"text_projection.weight": (None, "embed")},
@@ -141,7 +97,7 @@ def host(name: str) -> tuple[str, str]:
     return name.replace(".base_layer.", "."), ""
 
 
-def of_factor(dims: tuple[str | None, ...], factor: str) -> tuple[str | None, ...]:
+def of_factor(dims: Dims, factor: str) -> Dims:
     """The axes of a factor of a weight with these, or of the weight itself."""
     if not factor or len(dims) < 2:
         return () if factor else dims
@@ -152,15 +108,10 @@ def heads(network: nn.Module) -> dict[str, int]:
     """Attention heads of each parameter that has a `heads` dim, by its name."""
     found: dict[str, int] = {}
     for name, module in network.named_modules():
-        count = _heads_of(module)
-        if count is not None:
-            found |= {f"{name}.{parameter}": count for parameter, _ in module.named_parameters()}
+        if any(hasattr(module, key) for key in ("to_q", "q_proj", "q")):
+            # diffusers has `heads`, CLIP `num_heads`, T5 `n_heads`
+            counts = [getattr(module, key, None) for key in ("heads", "num_heads", "n_heads")]
+            count = next((int(each) for each in counts if each is not None), None)
+            if count is not None:
+                found |= {f"{name}.{parameter}": count for parameter, _ in module.named_parameters()}
     return found
-
-
-def _heads_of(module: Any) -> int | None:
-    """diffusers says `heads`, CLIP `num_heads`, T5 `n_heads`."""
-    if not isinstance(module, nn.Module) or not any(hasattr(module, key) for key in ("to_q", "q_proj", "q")):
-        return None
-    counts: Mapping[str, Any] = {key: getattr(module, key, None) for key in ("heads", "num_heads", "n_heads")}
-    return next((int(count) for count in counts.values() if count is not None), None)

@@ -1,8 +1,7 @@
-"""What a UNet is told by captions: the features of one or several text encoders, side by side.
+"""Text conditioning of a UNet: features of one or several text encoders, side by side.
 
-Frozen encoders run where captions are encoded; where one of them is trained, captions travel as tokens and all run
-inside the net (models/unet.py), with gradients for the trained. Shape letters: B texts, K windows, T tokens of a
-window, D features, P pooled features.
+Frozen encoders run where captions are encoded; if one is trained, all run inside the net (models/unet.py). Shape
+letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 
 from __future__ import annotations
@@ -20,21 +19,16 @@ from torch.nn.functional import pad
 from daguerre.models.text_encoder import TextReader, Tokens, unread
 from daguerre.types import Cond
 
-_KERNELS = [
-    SDPBackend.MATH,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-]
+_KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """The text encoders of a family, in the order in which their features stand."""
+    """The text encoders of a family, in the order of their features."""
 
     readers: tuple[TextReader, ...]
     pooled_window: Literal["first", "last", "weighted"] = "first"
-    """Which windows of a long text the pooled features are taken of: one, or all, weighted by their tokens."""
+    """Windows of a long text that the pooled features are taken of: one, or all, weighted by their tokens."""
     zero_null: bool = False
     """Whether the empty text is zeros, as SDXL's pipeline has it."""
 
@@ -108,7 +102,6 @@ class Texts:
         }
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
-        """Texts that are longer than an encoder reads: by index, what is done."""
         return {index: how for reader in self.readers for index, how in reader.truncated(texts).items()}
 
     def files(self) -> dict[str, bytes]:

@@ -1,15 +1,13 @@
 """A text encoder with its tokenizer: captions to features, CLIP's or T5's, frozen or trained.
 
-A text longer than the encoder reads is cut, and `truncated` says which; or (`long`) it is read in windows, each with
-its own start and end, so that a text of one window is read as ever. Shape letters: B texts, K windows, T tokens of a
-window, D features, P pooled features.
+A text longer than the encoder reads is truncated, or (`long`) read in windows, each with its own start and end. Shape
+letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +18,11 @@ from transformers import CLIPTokenizer, T5Tokenizer
 from daguerre.errors import UserError
 from daguerre.models.components import Components
 from daguerre.models.settings import BASE, UNetSettings
-from daguerre.models.tokenizers.absent import AbsentTokenizer
+from daguerre.models.tokenizers import AbsentTokenizer
 from daguerre.models.weights import resolve
 
 _MOST_TOKENS = 1 << 16
-"""A T5 that reads more was not told how many: transformers then says 1e30, and captions are padded to that."""
+"""A T5 without a limit of its own has 1e30 in transformers, and captions would be padded to that."""
 
 
 class Tokens(NamedTuple):
@@ -45,7 +43,7 @@ class TextReader:
     encoder: Any
     """transformers' CLIPTextModel, CLIPTextModelWithProjection or T5EncoderModel."""
     tokenizer: Any
-    """transformers' CLIPTokenizer or T5Tokenizer, or what stands for it where networks are built without weights."""
+    """transformers' CLIPTokenizer or T5Tokenizer; an AbsentTokenizer where networks are built without weights."""
     files: Mapping[str, bytes]
     """The tokenizer's, as they were loaded; saving one that was used writes its last padding and truncation, too."""
     layer: int = -1
@@ -63,12 +61,18 @@ class TextReader:
 
     @property
     def layers(self) -> int:
-        """How many layers the encoder has."""
+        """Layers of the encoder."""
         return int(self.encoder.config.num_hidden_layers)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """The tokens of texts, on the encoder's device."""
-        ids, counts = self._windows(texts) if self.long else self._cut(texts)
+        if self.long:
+            ids, counts = self._windows(texts)
+        else:
+            limit = self.tokenizer.model_max_length
+            options = {"padding": "max_length", "truncation": True, "max_length": limit, "return_tensors": "pt"}
+            ids = self.tokenizer(list(texts), **options).input_ids[:, None]
+            counts = torch.ones(len(texts), 1, dtype=torch.int64)
         return Tokens(ids.to(self.encoder.device), counts.to(self.encoder.device))
 
     def features(self, ids_BKT: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -84,14 +88,8 @@ class TextReader:
         return hidden.reshape(n_texts, n_windows * n_tokens, -1), pooled
 
     def truncated(self, texts: Sequence[str]) -> dict[int, str]:
-        """Texts that are longer than the encoder reads: by index, what is done."""
+        """Texts that are longer than the encoder reads, by index."""
         return {} if self.long else truncated(self.tokenizer, texts)
-
-    def _cut(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        limit = self.tokenizer.model_max_length
-        asked = {"padding": "max_length", "truncation": True, "max_length": limit, "return_tensors": "pt"}
-        ids = self.tokenizer(list(texts), **asked).input_ids[:, None]
-        return ids, torch.ones(len(texts), 1, dtype=torch.int64)
 
     def _windows(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         tokenizer = self.tokenizer
@@ -117,13 +115,13 @@ def truncated(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
     suspects = [i for i, text in enumerate(texts) if len(text.encode()) + 2 > limit]
     if not suspects:
         return {}
-    asked = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
-    owners = list(tokenizer([texts[i] for i in suspects], **asked)["overflow_to_sample_mapping"])
+    options = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
+    owners = list(tokenizer([texts[i] for i in suspects], **options)["overflow_to_sample_mapping"])
     return {i: f"cut to {limit} tokens" for n, i in enumerate(suspects) if owners.count(n) > 1}
 
 
 def _final_norm(encoder: Any) -> Any:
-    """CLIP's last norm; it stands at another depth in other versions of transformers."""
+    """CLIP's last norm, whose depth differs between versions of transformers."""
     return next(module for name, module in encoder.named_modules() if name.endswith("final_layer_norm"))
 
 
@@ -131,15 +129,15 @@ def load(components: Components, encoder: str, tokenizer: str, layer: int, final
     """Text encoder and tokenizer of these component names, which must be a pair. `layer` and `final_norm` are what the
     family reads where the settings leave it open."""
     settings: Any = components.settings  # UNetSettings
-    kind = _kind(encoder, _config(components, encoder))
+    value = getattr(settings, encoder)
+    kind = _kind(encoder, value if isinstance(value, dict) else components.config(encoder))
     layer, final_norm = _hidden_state(settings, encoder, kind, layer, final_norm)
     words, files = _tokenizer(components, tokenizer)
-    decided = {} if words is None else _decided(words)
-    net = components.network(encoder, kind, decided)
-    words_or_stand_in = words or AbsentTokenizer.of(net)
-    reader = TextReader(encoder, net, words_or_stand_in, files, layer, final_norm, settings.long_prompts)
+    net = components.network(encoder, kind, {} if words is None else decided(words))
+    reader = TextReader(encoder, net, words or AbsentTokenizer.of(net), files, layer, final_norm, settings.long_prompts)
     if -layer > reader.layers:
-        raise UserError(f"model.{encoder}_layer is {layer}, but the encoder has {reader.layers} layers")
+        setting = f"model.{_setting('layer', encoder)}"
+        raise UserError(f"{setting} is {layer}, but the encoder has {reader.layers} layers", setting=setting)
     if words is not None:
         _check_pair(reader)
     return reader
@@ -158,8 +156,12 @@ def unread(reader: TextReader) -> list[nn.Parameter]:
     return [parameter for module in behind for parameter in module.parameters()]
 
 
-def cut_to(reader: TextReader, layers: int) -> Any:
-    """The encoder with its first `layers` layers alone; weights are shared, not copied."""
+def as_read(reader: TextReader, layer: int, final_norm: bool) -> Any:
+    """The encoder for a pipeline that reads this hidden state: with fewer layers if the reader reads an earlier one.
+    Weights are shared, not copied."""
+    if reader.layer >= layer or reader.final_norm != final_norm:
+        return reader.encoder
+    layers = reader.layers + reader.layer - layer
     config = type(reader.encoder.config)(**(reader.encoder.config.to_dict() | {"num_hidden_layers": layers}))
     with torch.device("meta"):
         made = type(reader.encoder)(config)
@@ -168,30 +170,27 @@ def cut_to(reader: TextReader, layers: int) -> Any:
     return made
 
 
+def _setting(name: str, encoder: str) -> str:
+    """`text_encoder_layer`, or `text_encoder_layer_2` of the second encoder."""
+    return f"text_encoder_{name}{encoder.removeprefix('text_encoder')}"
+
+
 def _hidden_state(settings: UNetSettings, encoder: str, kind: Any, layer: int, final_norm: bool) -> tuple[int, bool]:
-    """Which hidden state is read and whether the last norm is applied: by the settings, else as the family does.
+    """The hidden state to read, and whether the last norm is applied: by the settings, else as the family does.
 
     A T5's is its last one; UserError where the settings ask for another.
     """
-    mark = encoder.removeprefix("text_encoder")
-    wanted_layer = getattr(settings, f"text_encoder_layer{mark}")
-    wanted_norm = getattr(settings, f"text_encoder_final_norm{mark}")
+    own_layer = getattr(settings, _setting("layer", encoder))
+    own_norm = getattr(settings, _setting("final_norm", encoder))
     if kind is not transformers.T5EncoderModel:
-        return (
-            layer if wanted_layer is None else wanted_layer,
-            final_norm if wanted_norm is None else wanted_norm,
-        )
-    if wanted_layer is not None or wanted_norm is not None or settings.long_prompts:
+        return layer if own_layer is None else own_layer, final_norm if own_norm is None else own_norm
+    if own_layer is not None or own_norm is not None or settings.long_prompts:
         raise UserError(
             f"model.{encoder} is a T5, whose last hidden state is read, and whose windows are long: remove "
-            "text_encoder_layer, text_encoder_final_norm and long_prompts"
+            "text_encoder_layer, text_encoder_final_norm and long_prompts",
+            code="conflict",
         )
     return -1, True
-
-
-def _config(components: Components, encoder: str) -> Mapping[str, Any]:
-    value = getattr(components.settings, encoder)
-    return value if isinstance(value, dict) else components.config(encoder)
 
 
 def _kind(encoder: str, config: Mapping[str, Any]) -> Any:
@@ -199,34 +198,38 @@ def _kind(encoder: str, config: Mapping[str, Any]) -> Any:
     if config.get("model_type") == "t5":
         return transformers.T5EncoderModel
     if config.get("model_type", "clip_text_model") not in ("clip_text_model", "clip"):
-        raise UserError(f"model.{encoder} is a {config['model_type']!r}: text encoders are CLIP's or T5's")
+        raise UserError(
+            f"model.{encoder} is a {config['model_type']!r}: text encoders are CLIP's or T5's",
+            code="unsupported",
+            setting=f"model.{encoder}",
+        )
     projects = "CLIPTextModelWithProjection" in (config.get("architectures") or ()) or encoder == "text_encoder_2"
     return transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
 
 
 def _tokenizer(components: Components, name: str) -> tuple[Any, dict[str, bytes]]:
     """The tokenizer and its files. Without weights it need not be there."""
-    value = getattr(components.settings, name)
-    if resolve.without_weights():
-        folder = components.base / name if value == BASE else None
-        if folder is None or not (folder / "tokenizer_config.json").is_file():
-            return None, {}
+    if resolve.without_weights() and not (
+        getattr(components.settings, name) == BASE and (components.base / name / "tokenizer_config.json").is_file()
+    ):
+        return None, {}
     folder = components.folder(name, resolve.TOKENIZER)
-    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if _is_tokenizer_file(path)}
+    files = {  # a tokenizer may lie beside the config and weights of its encoder, which are not its own
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix in (".json", ".txt", ".model") and path.name != "config.json"
+    }
     kind = T5Tokenizer if b'"T5Tokenizer' in files["tokenizer_config.json"] else CLIPTokenizer
     try:
         return kind.from_pretrained(folder, local_files_only=True), files
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder} cannot be read as a {kind.__name__}: {error}") from error
+        raise UserError(
+            f"{folder} cannot be read as a {kind.__name__}: {error}", code="damaged", setting=f"model.{name}"
+        ) from error
 
 
-def _is_tokenizer_file(path: Path) -> bool:
-    """A tokenizer may stand beside the weights of its encoder, which are not its own."""
-    return path.is_file() and path.suffix in (".json", ".txt", ".model") and path.name != "config.json"
-
-
-def _decided(tokenizer: Any) -> dict[str, Any]:
-    """What a tokenizer decides of an encoder that is built for it."""
+def decided(tokenizer: Any) -> dict[str, Any]:
+    """Numbers that a tokenizer decides of an encoder that is built for it."""
     if isinstance(tokenizer, T5Tokenizer):
         return {"vocab_size": len(tokenizer)}
     return {
@@ -241,23 +244,25 @@ def _decided(tokenizer: Any) -> dict[str, Any]:
 def _check_pair(reader: TextReader) -> None:
     """UserError where tokenizer and encoder do not belong together.
 
-    transformers 5 builds a tokenizer of 2 tokens, in silence, when the files are not what it expects.
+    transformers 5 silently builds a tokenizer of 2 tokens when the files are not what it expects.
     """
     tokenizer, config = reader.tokenizer, reader.encoder.config
-    exact = not isinstance(tokenizer, T5Tokenizer)  # T5's embeddings have spare rows
-    if len(tokenizer) != config.vocab_size if exact else len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"the tokenizer of model.{reader.name} has {len(tokenizer)} tokens, but the text encoder knows "
-            f"{config.vocab_size}: they are not a pair, or the tokenizer's files are incomplete (tokenizer.json, or "
-            "vocab.json with merges.txt)"
+    is_t5 = isinstance(tokenizer, T5Tokenizer)  # its embeddings have spare rows
+    if len(tokenizer) > config.vocab_size if is_t5 else len(tokenizer) != config.vocab_size:
+        problem = (
+            f"has {len(tokenizer)} tokens, but the text encoder knows {config.vocab_size}: they are not a pair, or the "
+            "tokenizer's files are incomplete (tokenizer.json, or vocab.json with merges.txt)"
         )
-    if not exact and tokenizer.model_max_length > _MOST_TOKENS:
-        raise UserError(
-            f"the tokenizer of model.{reader.name} does not say how many tokens a caption has: set model_max_length in "
-            "tokenizer_config.json (T5's were trained with 512; 77 takes less time and memory)"
+    elif is_t5 and tokenizer.model_max_length > _MOST_TOKENS:
+        problem = (
+            "does not say how many tokens a caption has: set model_max_length in tokenizer_config.json (T5's were "
+            "trained with 512; 77 takes less time and memory)"
         )
-    if exact and tokenizer.model_max_length > config.max_position_embeddings:
-        raise UserError(
-            f"the tokenizer of model.{reader.name} sets model_max_length to {tokenizer.model_max_length}, but the text "
-            f"encoder reads {config.max_position_embeddings} tokens: correct model_max_length in tokenizer_config.json"
+    elif not is_t5 and tokenizer.model_max_length > config.max_position_embeddings:
+        problem = (
+            f"sets model_max_length to {tokenizer.model_max_length}, but the text encoder reads "
+            f"{config.max_position_embeddings} tokens: correct model_max_length in tokenizer_config.json"
         )
+    else:
+        return
+    raise UserError(f"the tokenizer of model.{reader.name} {problem}", code="conflict")

@@ -1,7 +1,6 @@
-"""A UNet with cross attention as the net of a family: called as every net is, with the text encoders that are trained.
+"""A UNet with cross attention as the net of a family, with the text encoders that are trained beside it.
 
-Also how one of given numbers is built, and whether it fits the other networks. Shape letters: B samples, C channels, H
-and W height and width, T tokens, D features.
+Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from daguerre.errors import UserError
 from daguerre.models.components import Components
 from daguerre.models.family import Exporter, Family
 from daguerre.models.text_conditioning import Texts
-from daguerre.models.vae import VAE
+from daguerre.models.vae import VAE, factor
 from daguerre.types import Cond
 
 _UNUSED = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
@@ -61,23 +60,20 @@ class UNet(nn.Module):
         )[0]
 
 
-def load(components: Components, vae: VAE, texts: Texts, more: Mapping[str, Any] | None = None) -> Any:
+def load(components: Components, autoencoder: VAE, texts: Texts, more: Mapping[str, Any] | None = None) -> Any:
     """The UNet of these components. `more` are numbers that the family decides besides those of latents and text;
     UserError says where they do not fit."""
-    decided = {
-        "in_channels": (vae.channels, "latent channels of the autoencoder"),
-        "out_channels": (vae.channels, "latent channels of the autoencoder"),
-        "cross_attention_dim": (texts.width, "the width of the text encoders"),
-    }
-    decided |= {name: (value, "as this family conditions it") for name, value in (more or {}).items()}
-    given = {"sample_size": vae.net.config.sample_size // vae.factor} | {n: v for n, (v, _) in decided.items()}
-    unet = components.network("unet", UNet2DConditionModel, given)
+    channels, sample_size = autoencoder.channels, autoencoder.net.config.sample_size // factor(autoencoder.net)
+    decided = {"in_channels": channels, "out_channels": channels, "cross_attention_dim": texts.width, **(more or {})}
+    unet = components.network("unet", UNet2DConditionModel, {"sample_size": sample_size, **decided})
     if components.is_random("unet"):
-        _refuse_deaf(unet)
+        _check_norms(unet)
+    reasons = dict.fromkeys(("in_channels", "out_channels"), "latent channels of the autoencoder")
+    reasons["cross_attention_dim"] = "the width of the text encoders"
     wrong = [
-        f"{name} is {unet.config[name]}, but must be {want}, {why}"
-        for name, (want, why) in decided.items()
-        if unet.config[name] != want
+        f"{name} is {unet.config[name]}, but must be {wanted}, {reasons.get(name, 'as this family conditions it')}"
+        for name, wanted in decided.items()
+        if unet.config[name] != wanted
     ]
     wrong += [
         f"{name} is {unet.config[name]!r}, but this family gives the UNet {'text and sizes' if more else 'text only'}"
@@ -85,38 +81,34 @@ def load(components: Components, vae: VAE, texts: Texts, more: Mapping[str, Any]
         if unet.config[name] is not None
     ]
     if wrong:
+        is_sized = unet.config.addition_embed_type == "text_time"
+        kind, family = ("SDXL", "sdxl") if is_sized else ("Stable Diffusion", "sd")
+        other = f". It is {kind}'s: take a recipe of model.family={family}" if is_sized != bool(more) else ""
         raise UserError(
             f"the UNet does not fit the other networks: {'; '.join(wrong)}. Change model.unet (what is left out is "
-            "taken from the other networks) or model.pretrained_model_name_or_path" + _other_family(unet, bool(more))
+            f"taken from the other networks) or model.pretrained_model_name_or_path{other}",
+            code="conflict",
+            setting="model.unet",
         )
     return unet
 
 
-def family(components: Components, unet: Any, vae: VAE, texts: Texts, exporter: Exporter) -> Family:
-    """The family of these networks, with those trained that the settings name."""
-    settings, make_net = components.settings, partial(UNet, unet, texts)
-    networks = {"unet": unet, "vae": vae.net, **texts.networks}
-    whole = Family(
-        networks, settings.components, make_net({}), vae, exporter,
-        text=texts, pretrained=components, make_net=make_net, unread=texts.unread,
-    )  # fmt: skip
-    return whole.training(settings.trainable()[:1])
-
-
-def _other_family(unet: Any, sized: bool) -> str:
-    """Whose UNet this is, where it is that of the other family."""
-    is_sized = unet.config.addition_embed_type == "text_time"
-    if is_sized == sized:
-        return ""
-    return f". It is {'SDXL' if is_sized else 'Stable Diffusion'}'s: take a recipe of model.family=" + (
-        "sdxl" if is_sized else "sd"
-    )
-
-
-def _refuse_deaf(unet: Any) -> None:
+def _check_norms(unet: Any) -> None:
     """The time embedding is one number a channel, and a norm over a single channel takes it out again."""
     if unet.config.norm_num_groups == min(unet.config.block_out_channels):
         raise UserError(
             f"model.unet: norm_num_groups is {unet.config.norm_num_groups}, as many as the first block has channels: "
-            "each norm would remove the time embedding of its channel; set norm_num_groups to a half or less (8)"
+            "each norm would remove the time embedding of its channel; set norm_num_groups to a half or less (8)",
+            setting="model.unet.norm_num_groups",
         )
+
+
+def family(components: Components, unet: Any, autoencoder: VAE, texts: Texts, exporter: Exporter) -> Family:
+    """The family of these networks, in which the UNet is trained."""
+    settings, make_net = components.settings, partial(UNet, unet, texts)
+    networks = {"unet": unet, "vae": autoencoder.net, **texts.networks}
+    whole = Family(
+        networks, settings.components, make_net({}), autoencoder, exporter,
+        text=texts, pretrained=components, make_net=make_net, unread=texts.unread,
+    )  # fmt: skip
+    return whole.training(settings.trainable()[:1])

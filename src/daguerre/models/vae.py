@@ -1,8 +1,7 @@
-"""A frozen KL autoencoder in use: pictures to latents and back, for every latent family with diffusers' AutoencoderKL.
+"""A frozen KL autoencoder in use: images to latents and back, for every latent family with diffusers' AutoencoderKL.
 
-Holds the scaling, the statistics of channels, the posterior and the range of pixels, as diffusers' pipelines have them;
-nothing is trained here. All of it stands in the network's config, so that an export says it too.
-Shape letters: B samples, C channels, H and W height and width.
+Scaling, statistics of channels, posterior and range of pixels are those of diffusers' pipelines, and are in the
+network's config, and so in an export. Shape letters: B samples, C channels, H and W height and width.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 
 from daguerre import keys as keyed
 from daguerre.errors import UserError
+from daguerre.models import pixel_codec
 from daguerre.models.components import Components
 from daguerre.models.family import Moments
-from daguerre.models.pixel_codec import levels, scaled
 from daguerre.types import Latents
 
 
@@ -48,31 +47,16 @@ class VAE:
         """Channels of a latent."""
         return int(self.net.config.latent_channels)
 
-    @property
-    def factor(self) -> int:
-        """By how much each side is divided."""
-        return 2 ** (len(self.net.config.block_out_channels) - 1)
-
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """(C, h, w) of the latent of a picture (3, H, W). UserError if the sides do not divide."""
-        _, height, width = pixel_shape
-        if height % self.factor or width % self.factor:
-            raise UserError(
-                f"pictures of {height}x{width} px do not fit this autoencoder, which divides sides by {self.factor}; "
-                f"set data.resolution to a multiple of {self.factor} (for drawing: height and width)"
-            )
-        return (self.channels, height // self.factor, width // self.factor)
+        return latent_shape(self.net, pixel_shape)
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """`posterior` [B, C, h, w]: the noise of each key's draw from its posterior; {} where the mean is taken."""
-        if not self.sample_posterior:
-            return {}
-        noise = keyed.batch_normals(seed, "vae", keys, self.latent_shape(pixel_shape))
-        return {"posterior": torch.from_numpy(noise)}
+        """`posterior` as `posterior_noise` has it; {} where the posterior's mean is taken."""
+        return posterior_noise(self.net, seed, keys, pixel_shape) if self.sample_posterior else {}
 
     def encode(self, pixels_BCHW: Tensor) -> Moments:
         """`mean` and `std` [B, C, h, w] of the posterior of uint8 pixels, before statistics and scaling."""
-        posterior = self.net.encode(scaled(pixels_BCHW)).latent_dist
+        posterior = self.net.encode(pixel_codec.scaled(pixels_BCHW)).latent_dist
         return {"mean": posterior.mean, "std": posterior.std}
 
     def latents(self, moments: Moments, random_inputs: Mapping[str, Tensor]) -> Tensor:
@@ -85,11 +69,32 @@ class VAE:
         return (self.net.config.scaling_factor * z_BCHW).contiguous()
 
     def decode(self, latents: Latents) -> np.ndarray:
-        """Images [B, H, W, 3] uint8 of latents."""
         z_BCHW = latents.x0_BCHW.float() / self.net.config.scaling_factor
         if self.has_statistics:
             z_BCHW = z_BCHW * self.net.channel_std + self.net.channel_mean
-        return levels(self.net.decode(z_BCHW.to(memory_format=torch.channels_last), return_dict=False)[0])
+        return pixel_codec.levels(self.net.decode(z_BCHW.to(memory_format=torch.channels_last), return_dict=False)[0])
+
+
+def factor(net: Any) -> int:
+    """By how much an AutoencoderKL divides each side."""
+    return 2 ** (len(net.config.block_out_channels) - 1)
+
+
+def latent_shape(net: Any, pixel_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(C, h, w) of the latent of an image (3, H, W). UserError if the sides do not divide."""
+    (_, height, width), by = pixel_shape, factor(net)
+    if height % by or width % by:
+        raise UserError(
+            f"images of {height}x{width} px do not fit this autoencoder, which divides sides by {by}; set "
+            f"data.resolution to a multiple of {by} (for generating: height and width)",
+            setting="data.resolution",
+        )
+    return int(net.config.latent_channels), height // by, width // by
+
+
+def posterior_noise(net: Any, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """`posterior` [B, C, h, w]: the noise of each key's draw from its posterior."""
+    return {"posterior": torch.from_numpy(keyed.batch_normals(seed, "vae", keys, latent_shape(net, pixel_shape)))}
 
 
 def load(components: Components) -> VAE:
@@ -99,35 +104,43 @@ def load(components: Components) -> VAE:
     net = net.to(memory_format=torch.channels_last)
     if net.config.shift_factor is not None:
         raise UserError(
-            "model.vae has a shift_factor, which Stable Diffusion's pipelines do not apply: use another one"
+            "model.vae has a shift_factor, which Stable Diffusion's pipelines do not apply: use another one",
+            code="unsupported",
+            setting="model.vae",
         )
     given = {name: getattr(settings, name) for name in ("scaling_factor", "latents_mean", "latents_std")}
     net.register_to_config(**{name: value for name, value in given.items() if value is not None})
-    _take_statistics(net)
+    statistics = {name: net.config[name] for name in ("latents_mean", "latents_std")}
+    if any(numbers is not None for numbers in statistics.values()):
+        for name, numbers in statistics.items():
+            if numbers is None or len(numbers) != net.config.latent_channels:
+                raise UserError(
+                    f"{name} must have one number for each of the {net.config.latent_channels} latent channels of the "
+                    f"autoencoder, got {'none' if numbers is None else len(numbers)}: set model.latents_mean and "
+                    "model.latents_std",
+                    setting=f"model.{name}",
+                )
+        set_statistics(net, *(torch.tensor(numbers) for numbers in statistics.values()))
     return VAE(net, settings.sample_posterior)
 
 
-def _take_statistics(net: Any) -> None:
-    """Put the statistics of the config into buffers, which move with the network. UserError if they do not fit."""
-    lists = {name: net.config[f"latents_{name}"] for name in ("mean", "std")}
-    if all(numbers is None for numbers in lists.values()):
-        return
-    for name, numbers in lists.items():
-        if numbers is None or len(numbers) != net.config.latent_channels:
-            got = "none" if numbers is None else len(numbers)
-            raise UserError(
-                f"latents_{name} must have one number for each of the {net.config.latent_channels} latent channels of "
-                f"the autoencoder, got {got}: set model.latents_mean and model.latents_std"
-            )
-        net.register_buffer(f"channel_{name}", torch.tensor(numbers).reshape(-1, 1, 1), persistent=False)
+def set_statistics(net: Any, mean_C: Tensor, std_C: Tensor) -> None:
+    """Puts statistics into buffers, which move with the network and are not saved with it."""
+    net.register_buffer("channel_mean", mean_C.reshape(-1, 1, 1), persistent=False)
+    net.register_buffer("channel_std", std_C.reshape(-1, 1, 1), persistent=False)
+
+
+def scaled(autoencoder: VAE) -> Any:
+    """The network for pipelines that apply the scaling factor alone, no statistics."""
+    return folded(autoencoder.net) if autoencoder.has_statistics else autoencoder.net
 
 
 @torch.no_grad()
 def folded(net: Any) -> Any:
     """A copy whose latents are centred and scaled by its own weights, for pipelines that apply no statistics.
 
-    Behind the encoder: mean' = (mean - m)/s, logvar' = logvar - 2 ln s. Before the decoder: W (s z + m) + b. Where the
-    network has no 1x1 convolutions there, it gets them.
+    Behind the encoder: mean' = (mean - m)/s, logvar' = logvar - 2 ln s. Before the decoder: W (s z + m) + b. The
+    network gets 1x1 convolutions there if it has none.
     """
     made = copy.deepcopy(net)
     m_C, s_C = made.channel_mean.flatten(), made.channel_std.flatten()

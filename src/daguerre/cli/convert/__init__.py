@@ -8,7 +8,7 @@ SUMMARY = "make one form of a model from another"
 HELP = """\
 usage: daguerre convert VERB ...
 
-  export   a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, or its UNet alone
+  export   a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, its UNet or its LoRA alone
   model    a single-file checkpoint or pickled weights as a diffusers folder
   ema      a pipeline with averaged weights of another width than the run was exported with
   config   a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ...
@@ -27,4 +27,4 @@ def run(arguments: list[str]) -> int:
     if not arguments:
         print(HELP.strip("\n"))
         return 0
-    raise UserError(f"there is no verb `convert {arguments[0]}`; there are: export, model, ema, config")
+    raise UserError(f"there is no verb `convert {arguments[0]}`; there are: export, model, ema, config", code="unknown")

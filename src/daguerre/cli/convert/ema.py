@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
+
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Store
+from daguerre.cli.convert import options as given
 from daguerre.config import config as configs
-from daguerre.config import overrides
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.generation.load import load, newest
 from daguerre.remote import local_copy
+from daguerre.settings import Settings
 from daguerre.training import post_hoc
 from daguerre.training.ema import profile_file
 from daguerre.training.state import load_weights
@@ -31,6 +34,13 @@ that it keeps, and writes it as a diffusers pipeline. The run must have been tra
 
 docs/optimizers.md says more.
 """
+
+
+class Options(Settings):
+    """Options of `convert ema`."""
+
+    width: float = Field(allow_inf_nan=False)
+    out: str | None = None
 
 
 def run(arguments: list[str]) -> int:
@@ -59,25 +69,14 @@ def run(arguments: list[str]) -> int:
 
 def read(arguments: list[str]) -> tuple[RunFolder, float, Path]:
     """The run, the width and the new folder that the command line names."""
-    given = overrides.split(arguments)
-    values = dict(overrides.pair(override) for override in given.overrides)
-    unknown = values.keys() - {"width", "out"}
-    if unknown:
-        raise UserError(f"{', '.join(sorted(unknown))}: convert ema takes width=W and out=FOLDER")
-    folder = RunFolder(local_copy.located(given.recipe))
-    if not given.recipe or not folder.config.is_file():
-        raise UserError(f"{given.recipe or 'which run?'}: give a run folder, such as runs/my-run")
-    try:
-        width = float(values.get("width", ""))
-    except ValueError:
-        raise UserError("width=W must be given, a number such as 0.15") from None
-    post_hoc.exponent(width)  # refuses a width that no profile has
-    if "out" not in values and local_copy.origin(folder.path) is not None:
-        raise UserError(f"where to? Give out=FOLDER, as {given.recipe} is no folder of this machine")
-    out = Path(values.get("out", folder.path / f"pipeline-ema-{width:g}"))
-    if out.exists():
-        raise UserError(f"{out} exists: choose another folder with out=FOLDER")
-    return folder, width, out
+    target, options, _ = given.read(arguments, "convert ema", Options)
+    folder = RunFolder(local_copy.located(target))
+    if not target or not folder.config.is_file():
+        raise UserError(f"{target or 'no run is named'}: give a run folder, such as runs/my-run", code="missing")
+    post_hoc.exponent(options.width)  # refuses a width that no profile has
+    if options.out is not None or local_copy.origin(folder.path) is not None:
+        return folder, options.width, given.new_place(options.out, "FOLDER")
+    return folder, options.width, given.new_place(str(folder.path / f"pipeline-ema-{options.width:g}"), "FOLDER")
 
 
 def rebuilt(folder: RunFolder, config: Config, last: str, width: float) -> post_hoc.Rebuilt:
@@ -86,7 +85,11 @@ def rebuilt(folder: RunFolder, config: Config, last: str, width: float) -> post_
     kept_names = store.names()[: store.names().index(last) + 1]
     names = {int(name.rpartition("-")[2]): name for name in kept_names}
     if not config.ema.post_hoc:
-        raise UserError(f"{folder.path} keeps no profiles: train with ema.post_hoc=[0.05,0.1]")
+        raise UserError(
+            f"{folder.path} keeps no profiles: train with ema.post_hoc=[0.05,0.1]",
+            code="missing",
+            setting="ema.post_hoc",
+        )
     return post_hoc.rebuild(
         [(step, kept) for step in names for kept in config.ema.post_hoc],
         lambda step, kept: store.load(store.root / names[step], only=(profile_file(kept),)).tensors[profile_file(kept)],

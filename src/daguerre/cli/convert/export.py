@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import torch
 
@@ -15,14 +16,16 @@ from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.cli.convert import options as given
+from daguerre.cli.convert.options import Dtype
 from daguerre.config import config as configs
 from daguerre.errors import UserError
 from daguerre.generation.load import load, newest
 from daguerre.models.single_file import save
 from daguerre.models.weights import files
 from daguerre.remote import local_copy
+from daguerre.settings import Settings
 
-SUMMARY = "a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, or its UNet alone"
+SUMMARY = "a run or a pipeline as one file for ComfyUI and A1111, as a diffusers folder, its UNet or its LoRA alone"
 HELP = """\
 usage: daguerre convert export RUN|PIPELINE format=single_file|diffusers|unet|adapters out=PLACE [key=value ...]
 
@@ -46,21 +49,36 @@ Writes the newest checkpoint of a run, or a pipeline in diffusers' layout, in an
 
 docs/export.md says what each form holds, and what programs that read one file take for granted.
 """
-FORMATS = ("single_file", "diffusers", "unet", "adapters")
+
 _OF_RUN = ("weights", "checkpoint", "training.device")
-_ALL = ("format", "out", "dtype", "variant", *_OF_RUN)
+
+
+class Options(Settings):
+    """Options of `convert export`, beside training.device."""
+
+    format: Literal["single_file", "diffusers", "unet", "adapters"]
+    out: str | None = None
+    dtype: Dtype | None = None
+    weights: Literal["ema", "raw"] | None = None
+    checkpoint: str | None = None
+    variant: str | None = None
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for."""
+    """The source, the place and the options that the command line names."""
 
     source: Path
     is_run: bool
-    format: str
     out: Path
-    dtype: torch.dtype | None
-    values: dict[str, str]
+    options: Options
+    overrides: list[str]
+    """Settings of the run's recipe."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Type of the weights; None keeps every type."""
+        return files.DTYPES[self.options.dtype] if self.options.dtype else None
 
 
 def run(arguments: list[str]) -> int:
@@ -70,38 +88,38 @@ def run(arguments: list[str]) -> int:
     with exported(request) as folder:
         for line in write(request, folder):
             print(line)
-    print(f"{request.out}: {given.gigabytes(request.out)}")
+    print(f"{request.out}: {given.size_of(request.out)}")
     return 0
 
 
 def read(arguments: Sequence[str]) -> Request:
     """The source, the form and the place. UserError for what has no effect or cannot be."""
-    target, values = given.read(arguments, "convert export", _ALL)
+    target, options, settings = given.read(arguments, "convert export", Options, ("training.device",))
     source = local_copy.located(target)
     is_run = bool(target) and (source / "config.yaml").is_file()
     if not is_run and not (bool(target) and (source / "model_index.json").is_file()):
         missing = f"{target}: there is no such folder" if target and not source.exists() else target or "what?"
         raise UserError(
-            f"{missing}: give a run folder, such as runs/my-run, or a pipeline in diffusers' layout (a "
-            "folder with model_index.json)"
+            f"{missing}: give a run folder, such as runs/my-run, or a pipeline in diffusers' layout (a folder with "
+            "model_index.json)",
+            code="missing",
         )
-    if idle := [name for name in (("variant",) if is_run else _OF_RUN) if name in values]:
-        raise UserError(f"{', '.join(idle)}: {'a run has no variants' if is_run else 'for a run alone'}; leave it out")
-    form = given.one_of(values, "format", FORMATS)
-    if form is None:
-        raise UserError(f"in which form? Give format={'|'.join(FORMATS)}")
-    out = given.new_place(values, "my-model.safetensors" if form == "single_file" else "FOLDER")
-    if (form == "single_file") != (out.suffix == ".safetensors") and form != "unet":
-        what = "a .safetensors file" if form == "single_file" else "a folder, no .safetensors file"
-        raise UserError(f"out={out}: format={form} writes {what}")
-    dtype = given.one_of(values, "dtype", given.DTYPES)
-    if form == "adapters" and (not is_run or dtype):
-        raise UserError(
-            "format=adapters: for a run alone" if not is_run else "format=adapters writes float32: no dtype"
-        )
-    if form == "diffusers" and not is_run and dtype is None and "variant" not in values:
-        raise UserError(f"{source} is in diffusers' layout: give dtype= or variant=, or another format")
-    return Request(source, is_run, form, out, files.DTYPES[dtype] if dtype else None, values)
+    named = {*options.model_fields_set, *(each.partition("=")[0] for each in settings)}
+    if idle := [name for name in (("variant",) if is_run else _OF_RUN) if name in named]:
+        why = "a run has no variants" if is_run else "for a run alone"
+        raise UserError(f"{', '.join(idle)}: {why}; leave it out", code="unused", setting=idle[0])
+    form, is_file = options.format, options.format == "single_file"
+    out = given.new_place(options.out, "my-model.safetensors" if is_file else "FOLDER")
+    if is_file != (out.suffix == ".safetensors") and form != "unet":
+        what = "a .safetensors file" if is_file else "a folder, no .safetensors file"
+        raise UserError(f"out={out}: format={form} writes {what}", code="conflict", setting="out")
+    if form == "adapters" and not is_run:
+        raise UserError("format=adapters: for a run alone", code="conflict", setting="format")
+    if form == "adapters" and options.dtype:
+        raise UserError("format=adapters writes float32: leave dtype out", code="unused", setting="dtype")
+    if form == "diffusers" and not is_run and options.dtype is None and options.variant is None:
+        raise UserError(f"{source} is in diffusers' layout: give dtype= or variant=, or another format", code="empty")
+    return Request(source, is_run, out, options, settings)
 
 
 @contextmanager
@@ -111,41 +129,42 @@ def exported(request: Request) -> Iterator[Path]:
     if not request.is_run:
         yield request.source
         return
-    folder = RunFolder(request.source)
-    overrides = [f"{name}={request.values[name]}" for name in _OF_RUN[2:] if name in request.values]
-    config = configs.load(str(folder.path), overrides).config
+    folder, options = RunFolder(request.source), request.options
+    config = configs.load(str(folder.path), request.overrides).config
     place = local_copy.shown(folder.path)
-    checkpoint = newest(folder, request.values.get("checkpoint", "latest"))
-    asked = given.one_of(request.values, "weights", ("ema", "raw"))
+    checkpoint = newest(folder, options.checkpoint or "latest")
     averaged = "ema" in checkpoint.tensors
-    if asked == "ema" and not averaged:
-        raise UserError(f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out")
-    raw = asked == "raw" or not averaged
+    if options.weights == "ema" and not averaged:
+        raise UserError(
+            f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out",
+            code="missing",
+            setting="weights",
+        )
+    raw = options.weights == "raw" or not averaged
     print(f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)")
     parts = load(config, checkpoint, raw)
     with TemporaryDirectory(prefix=f".{request.out.name}.", dir=request.out.parent) as temporary:
         made = Path(temporary) / "pipeline"
-        if request.format == "adapters":
-            said = parts.attached.export(made, parts.objective, config.sampling)
+        if options.format == "adapters":
+            notices = parts.attached.export(made, parts.objective, config.sampling)
         else:
             with parts.attached.merged():
-                said = parts.family.export(made, parts.objective, config.sampling)
-        print("".join(f"{line}\n" for line in said), end="")
+                notices = parts.family.export(made, parts.objective, config.sampling)
+        print("".join(f"{line}\n" for line in notices), end="")
         del parts
         yield made
 
 
 def write(request: Request, folder: Path) -> list[str]:
-    """Puts the form that is asked for in its place; what a person must be told."""
-    variant, dtype = request.values.get("variant"), request.dtype
-    if request.format == "single_file":
+    """Puts the form that is asked for in its place; returns messages for the user."""
+    form, variant, dtype = request.options.format, request.options.variant, request.dtype
+    if form == "single_file":
         return save.write(request.out, folder, dtype, variant)
-    if request.format == "unet" and request.out.suffix == ".safetensors":
+    if form == "unet" and request.out.suffix == ".safetensors":
         save.write_unet(request.out, folder, dtype, variant)
-        return []
-    if request.format == "adapters":
+    elif form == "adapters":
         os.rename(folder, request.out)
-        return []
-    with replaced(request.out) as fresh:
-        files.recast(folder / "unet" if request.format == "unet" else folder, fresh, dtype, variant)
+    else:
+        with replaced(request.out) as fresh:
+            files.recast(folder / "unet" if form == "unet" else folder, fresh, dtype, variant)
     return []

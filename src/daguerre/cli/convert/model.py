@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.cli.convert import options as given
+from daguerre.cli.convert.options import Dtype
 from daguerre.errors import UserError
 from daguerre.models.single_file import load
 from daguerre.models.weights import files, pickled
+from daguerre.settings import Settings
 
 SUMMARY = "a single-file checkpoint or pickled weights as a diffusers folder"
 HELP = """\
@@ -31,64 +32,67 @@ folder in diffusers' layout. Recipes take such files as they are; this is for ke
   prediction_type=...    epsilon or v_prediction, for the scheduler's config where the file does not say it
   dtype=float16          or bfloat16, float32 (default: as they are)
 """
-_ALL = ("out", "pickled_weights", "weights", "prediction_type", "dtype")
-_OF_FILE = ("weights", "prediction_type")
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
+class Options(Settings):
+    """Options of `convert model`."""
 
-    source: Path
-    out: Path
-    values: dict[str, str]
+    out: str | None = None
+    pickled_weights: bool = False
+    weights: Literal["ema", "raw"] | None = None
+    prediction_type: Literal["epsilon", "v_prediction"] | None = None
+    dtype: Dtype | None = None
 
 
 def run(arguments: list[str]) -> int:
     """Writes the folder; 0, or a UserError."""
-    request = read(arguments)
-    dtype = given.one_of(request.values, "dtype", given.DTYPES)
-    make_folder(request.out.parent)
-    with replaced(request.out) as fresh:
-        if dtype is None:
-            notices = write(request, fresh)
+    target, options, _ = given.read(arguments, "convert model", Options)
+    source = checked(target, options)
+    out = given.new_place(options.out, "FOLDER")
+    make_folder(out.parent)
+    with replaced(out) as fresh:
+        if options.dtype is None:
+            notices = write(source, options, fresh)
         else:
-            with TemporaryDirectory(prefix=f".{request.out.name}.", dir=request.out.parent) as temporary:
-                notices = write(request, Path(temporary))
-                files.recast(Path(temporary), fresh, files.DTYPES[dtype])
-    for notice in notices:
-        print(notice)
-    print(f"{request.out}: {given.gigabytes(request.out)}")
+            with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
+                notices = write(source, options, Path(temporary))
+                files.recast(Path(temporary), fresh, files.DTYPES[options.dtype])
+    print(*notices, f"{out}: {given.size_of(out)}", sep="\n")
     return 0
 
 
-def read(arguments: Sequence[str]) -> Request:
-    """The source and the place. UserError for what has no effect or cannot be."""
-    target, values = given.read(arguments, "convert model", _ALL)
+def checked(target: str, options: Options) -> Path:
+    """The source. UserError for options that have no effect on it or cannot be."""
     source = Path(target).expanduser()
     if not target or not source.exists():
         raise UserError(
-            f"{target or 'what?'}: give a .safetensors or .ckpt file, or a folder of pickled weights. A file of the "
-            "hub comes with `daguerre fetch OWNER/NAME/FILE.safetensors -o DIR`"
+            f"{target or 'no source is named'}: give a .safetensors or .ckpt file, or a folder of pickled weights. A "
+            "file of the hub comes with `daguerre fetch OWNER/NAME/FILE.safetensors -o DIR`",
+            code="missing",
         )
-    if source.is_dir() and (idle := [name for name in _OF_FILE if name in values]):
-        raise UserError(f"{', '.join(idle)}: for a checkpoint of one file; leave it out")
-    given.one_of(values, "weights", ("ema", "raw"))
-    given.one_of(values, "prediction_type", ("epsilon", "v_prediction"))
+    idle = sorted({"weights", "prediction_type"} & options.model_fields_set)
+    if source.is_dir() and idle:
+        raise UserError(
+            f"{', '.join(idle)}: for a single-file checkpoint; leave it out", code="unused", setting=idle[0]
+        )
     is_pickled = source.is_dir() or source.suffix in load.PICKLED
-    if is_pickled and not given.switch(values, "pickled_weights"):
-        raise UserError(f"{source} is pickled: pickled_weights=true reads its tensors alone, and runs nothing in it")
-    if not is_pickled and "pickled_weights" in values:
-        raise UserError(f"pickled_weights: {source} is not pickled; leave it out")
+    if is_pickled and not options.pickled_weights:
+        raise UserError(
+            f"{source} is pickled: pickled_weights=true reads its tensors alone, and runs nothing in it",
+            setting="pickled_weights",
+        )
+    if not is_pickled and "pickled_weights" in options.model_fields_set:
+        raise UserError(
+            f"pickled_weights: {source} is not pickled; leave it out", code="unused", setting="pickled_weights"
+        )
     if source.is_dir() and not pickled.holds(source):
-        raise UserError(f"{source} holds no pickled weights (.bin): there is nothing to convert")
-    return Request(source, given.new_place(values, "FOLDER"), values)
+        raise UserError(f"{source} holds no pickled weights (.bin): there is nothing to convert", code="empty")
+    return source
 
 
-def write(request: Request, fresh: Path) -> list[str]:
-    """Fills the folder; what a person must be told."""
-    if request.source.is_dir():
-        pickled.convert(request.source, fresh)
+def write(source: Path, options: Options, fresh: Path) -> list[str]:
+    """Fills the folder; returns messages for the user."""
+    if source.is_dir():
+        pickled.convert(source, fresh)
         return []
-    values = request.values
-    return load.convert(request.source, fresh, values.get("weights", "raw"), values.get("prediction_type"))
+    return load.convert(source, fresh, options.weights or "raw", options.prediction_type)

@@ -1,54 +1,49 @@
-"""The arguments of the `convert` verbs and of `fetch`: one thing that is meant, and settings from a closed list."""
+"""The arguments of the `convert` verbs and of `fetch`: one thing that is meant, and options of the verb."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from daguerre.config import overrides
+from daguerre.config.options import own_options
 from daguerre.errors import UserError
+from daguerre.settings import Settings
 
-DTYPES = ("float16", "bfloat16", "float32")
+Options = TypeVar("Options", bound=Settings)
+Dtype = Literal["float16", "bfloat16", "float32"]
 
 
-def read(arguments: Sequence[str], verb: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """What the bare word names (empty if there is none) and the settings. UserError for one that is not allowed."""
+def read(
+    arguments: Sequence[str], verb: str, options_class: type[Options], settings: Sequence[str] = ()
+) -> tuple[str, Options, list[str]]:
+    """The bare word (empty if there is none), the options, and overrides of these settings of a recipe. UserError for
+    other keys."""
     given = overrides.split(arguments)
-    values = dict(overrides.pair(override) for override in given.overrides)
-    if unknown := sorted(values.keys() - set(allowed)):
-        raise UserError(f"{', '.join(unknown)}: {verb} takes {', '.join(allowed)}")
-    return given.recipe, values
+    options, rest = own_options(given.overrides, options_class)
+    if unknown := sorted({overrides.pair(each)[0] for each in rest} - {*settings}):
+        allowed = ", ".join((*options_class.model_fields, *settings))
+        raise UserError(f"{', '.join(unknown)}: {verb} takes {allowed}", code="unknown")
+    return given.recipe, options, rest
 
 
-def one_of(values: dict[str, str], name: str, allowed: Sequence[str]) -> str | None:
-    """The value of a setting with a closed list; None where it is not given."""
-    value = values.get(name)
-    if value is not None and value not in allowed:
-        raise UserError(f"{name}={value}: choose one of {', '.join(allowed)}")
-    return value
+def new_place(out: str | None, example: str) -> Path:
+    """The place `out`, which must be given and must not exist: nothing is overwritten."""
+    if out is None:
+        raise UserError(f"no place is given to write to. Give out={example}", code="missing", setting="out")
+    place = Path(out).expanduser()
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise UserError(f"out={out} exists: choose another name, or remove it first", setting="out")
+    return place
 
 
-def switch(values: dict[str, str], name: str) -> bool:
-    """Of a setting that is true or false."""
-    return one_of(values, name, ("true", "false")) == "true"
-
-
-def new_place(values: dict[str, str], example: str) -> Path:
-    """`out`, which must be given and must not exist: nothing is overwritten."""
-    if "out" not in values:
-        raise UserError(f"where to? Give out={example}")
-    out = Path(values["out"]).expanduser()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"out={out} exists: choose another name, or remove it first")
-    return out
-
-
-def gigabytes(path: Path) -> str:
-    """How large a file or a folder is."""
+def size_of(path: Path) -> str:
+    """The size of a file or a folder."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return size_text(sum(file.stat().st_size for file in files))
 
 
 def size_text(size_bytes: int) -> str:
-    """In GB, or in MB below one."""
+    """A size in GB, or in MB below one."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

@@ -1,7 +1,7 @@
-"""Which diffusers scheduler draws the pictures that an objective and a sampler draw here, and where none does.
+"""Chooses the diffusers scheduler that generates the images that an objective and a sampler generate here.
 
-A function from our settings to a scheduler's class and config, as data: diffusers itself is not imported. The table
-with measured differences is docs/export.md, the reasons are in docs/samplers.md.
+A function from our settings to a scheduler's class and config, as data: diffusers itself is not imported. Measured
+differences are in docs/export.md, reasons in docs/samplers.md.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SECOND_ORDER = ("dpmpp_2m", "dpmpp_2m_sde")
 OF_THE_SDE = ("euler_ancestral", "dpmpp_2m_sde")
 """Those of them that are SDE-DPM-Solver++."""
 _COSINE_STEPS = 1000
+_EQUAL_IN_LAW = "the fresh noise is torch's own, so pictures are equal in law only"
 
 
 @dataclass(frozen=True)
@@ -33,76 +34,74 @@ class Scheduler:
     class_name: str
     config: dict[str, Any]
     notices: list[str] = field(default_factory=list)
-    """How its pictures differ from ours beyond 2/255 in fp32; empty where they do not."""
+    """Differences of its images from ours beyond 2/255 in fp32."""
 
 
 def choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     """The scheduler that comes nearest to sampling this objective with these settings."""
-    levels, said = _visited(objective, sampling)
-    chosen = _choose(levels, sampling)
-    return replace(chosen, notices=[*chosen.notices, *said])
+    levels, notices = _visited(objective, sampling)
+    schedule = levels.schedule.settings
+    if schedule.name == "edm":
+        chosen = _edm(levels, sampling)
+    elif sampling.eta > 0 and schedule.name == "scaled_linear":
+        eta = f"eta is {sampling.eta}: give it to the call, pipe(prompt, eta={sampling.eta}); {_EQUAL_IN_LAW}"
+        chosen = Scheduler("DDIMScheduler", _unclipped(levels, sampling), [eta])
+    elif sampling.sampler == "heun" and schedule.name == "scaled_linear" and not schedule.zero_terminal_snr:
+        own = [*_miscounted(sampling, 1000), *_no_fresh_noise(sampling, "HeunDiscreteScheduler")]
+        chosen = Scheduler("HeunDiscreteScheduler", _betas(levels) | _common(levels, sampling), own)
+    elif sampling.sampler == "lcm" and schedule.name != "linear_flow":
+        chosen = _lcm(levels, sampling)
+    else:
+        chosen = _multistep(levels, sampling)
+    return replace(chosen, notices=[*chosen.notices, *notices])
 
 
 def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusion, list[str]]:
-    """The objective on levels that a pipeline can visit, and how they, or what the network is told, are not ours.
+    """The objective on levels that a pipeline can visit, and messages where these or the network's conditioning differ.
 
     A scheduler tells the network the time of its own table, so that table must be the one that the network knows.
     """
-    wanted, clock = objective.sampled(sampling.shift), objective.noise_conditioning.clock
-    if type(clock) is not type(wanted.schedule):
+    wanted, conditioning = objective.sampled(sampling.shift), objective.noise_conditioning
+    clock, schedule = conditioning.clock, wanted.schedule
+    if type(clock) is not type(schedule):
         return wanted, [
-            f"this run tells the network {objective.noise_conditioning.name} (model.noise_conditioning), diffusers "
-            "tells it the time of the schedule, another number: pictures of the pipeline are wrong; `daguerre "
-            "generate` draws the right ones"
+            f"this run tells the network {conditioning.name} (model.noise_conditioning), diffusers tells it the time "
+            "of the schedule, another number: pictures of the pipeline are wrong; `daguerre generate` draws the right "
+            "ones"
         ]
-    if not wanted.schedule.variance_preserving:  # there the time is the level
-        return wanted, [] if sampling.shift else _of_one_size(wanted)
+    if not schedule.variance_preserving:  # there the time is the level
+        if sampling.shift or wanted.settings.schedule.resolution_shift.name == "none":
+            return wanted, []
+        px = f"{wanted.sampled_px:,}"
+        return wanted, [
+            f"flow_shift={schedule.settings.shift:.4f} is that of pictures of {px} pixels: set it for other sizes"
+        ]
     theirs = objective.on(clock.settings)
-    first = theirs.schedule.time(torch.ones((), dtype=torch.float64))
-    apart = f"{float(first) * 1000:.1f}, and this run {float(theirs.told(first)):.1f}"
-    said = [f"at the first step diffusers tells the network {apart}"] * (
-        objective.noise_conditioning.name == "cosine_time"
-    )
-    return theirs, said + _other_levels(wanted, clock.settings.shift, sampling)
-
-
-def _of_one_size(wanted: Diffusion) -> list[str]:
-    shift, px = wanted.schedule.settings.shift, wanted.sampled_px
-    one_size = wanted.settings.schedule.resolution_shift.name == "none"
-    return [] if one_size else [f"flow_shift={shift:.4f} is that of pictures of {px:,} pixels: set it for other sizes"]
+    notices = []
+    if conditioning.name == "cosine_time":
+        first = theirs.schedule.time(torch.ones((), dtype=torch.float64))
+        apart = f"{float(first) * 1000:.1f}, and this run {float(theirs.told(first)):.1f}"
+        notices.append(f"at the first step diffusers tells the network {apart}")
+    return theirs, notices + _other_levels(wanted, clock.settings.shift, sampling)
 
 
 def _other_levels(wanted: Diffusion, shift: float, sampling: SamplingSettings) -> list[str]:
-    """That a pipeline visits the levels of `shift`, and this run others; of Euler's steps, how to visit them there."""
+    """A message if a pipeline visits the levels of `shift`, and this run others; and how Euler's steps visit them."""
     settings = wanted.schedule.settings
     if settings.shift == shift:
         return []
-    said = (
+    notice = (
         f"diffusers visits the noise levels of the network's own timesteps, those of shift {shift:g}; this run samples "
         f"with shift {settings.shift:.4g}, so pictures differ"
     )
     grid = wanted.grid(sampling.num_inference_steps, sampling.timestep_spacing)
     told_N = wanted.told(grid.t_N)
     by_euler = sampling.sampler in ("ddim", "euler") and sampling.eta == 0 and bool(grid.a[0] > 0)
-    if settings.name != "scaled_linear" or not by_euler or not (told_N.diff() < 0).all():
-        return [said]  # diffusers finds its place by the timestep, which levels beyond the table have in common
-    sigmas = ", ".join(f"{sigma:.6g}" for sigma in (grid.s / grid.a).tolist())
-    return [
-        f"{said}: EulerDiscreteScheduler made from this config draws ours where the call is given sigmas=[{sigmas}]"
-    ]
-
-
-def _choose(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
-    schedule = objective.schedule.settings.name
-    if schedule == "edm":
-        return _edm(objective, sampling)
-    if sampling.eta > 0 and schedule == "scaled_linear":
-        return _ddim(objective, sampling)
-    if sampling.sampler == "heun" and schedule == "scaled_linear" and not objective.schedule.settings.zero_terminal_snr:
-        return _heun(objective, sampling)
-    if sampling.sampler == "lcm" and schedule != "linear_flow":
-        return _lcm(objective, sampling)
-    return _multistep(objective, sampling)
+    if settings.name == "scaled_linear" and by_euler and (told_N.diff() < 0).all():
+        # else diffusers finds its place by the timestep, which levels beyond the table have in common
+        sigmas = ", ".join(f"{sigma:.6g}" for sigma in (grid.s / grid.a).tolist())
+        notice += f": EulerDiscreteScheduler made from this config draws ours where the call is given sigmas=[{sigmas}]"
+    return [notice]
 
 
 def _edm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
@@ -125,20 +124,9 @@ def _edm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     return Scheduler(class_name, config | _solver(sampling), notices)
 
 
-def _ddim(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
-    config = _betas(objective) | _common(objective, sampling) | {"clip_sample": False, "set_alpha_to_one": True}
-    notices = [f"eta is {sampling.eta}: give it to the call, pipe(prompt, eta={sampling.eta}); {_EQUAL_IN_LAW}"]
-    return Scheduler("DDIMScheduler", config, notices)
-
-
-def _heun(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
-    notices = [*_miscounted(sampling, 1000), *_no_fresh_noise(sampling, "HeunDiscreteScheduler")]
-    return Scheduler("HeunDiscreteScheduler", _betas(objective) | _common(objective, sampling), notices)
-
-
 def _lcm(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     """LCM's scheduler takes trailing times of those that it was distilled at, here of all there are."""
-    config = _betas(objective) | _common(objective, sampling) | {"clip_sample": False, "set_alpha_to_one": True}
+    config = _unclipped(objective, sampling)
     num_times = config["original_inference_steps"] = config["num_train_timesteps"]
     num_times -= objective.schedule.settings.name == "cosine"
     notices = [_EQUAL_IN_LAW]
@@ -155,11 +143,8 @@ def _multistep(objective: Diffusion, sampling: SamplingSettings) -> Scheduler:
     solver = {"solver_order": 2, "solver_type": "bh2", "predict_x0": True} if unipc else _solver(sampling)
     config = _common(objective, sampling) | solver | {"final_sigmas_type": "zero", "lower_order_final": True}
     if name == "linear_flow":
-        config |= {
-            "use_flow_sigmas": True,
-            "flow_shift": objective.schedule.settings.shift,
-            "num_train_timesteps": 1000,
-        }
+        shift = objective.schedule.settings.shift
+        config |= {"use_flow_sigmas": True, "flow_shift": shift, "num_train_timesteps": 1000}
     else:
         config |= _betas(objective)
     if name == "cosine":
@@ -190,6 +175,10 @@ def _common(objective: Diffusion, sampling: SamplingSettings) -> dict[str, Any]:
     }
 
 
+def _unclipped(objective: Diffusion, sampling: SamplingSettings) -> dict[str, Any]:
+    return _betas(objective) | _common(objective, sampling) | {"clip_sample": False, "set_alpha_to_one": True}
+
+
 def _betas(objective: Diffusion) -> dict[str, Any]:
     """The noise levels: diffusers' own scaled linear betas where they are these, else a table."""
     schedule = objective.schedule.settings
@@ -215,18 +204,19 @@ def _table(objective: Diffusion, t_N: torch.Tensor) -> list[float]:
 
 
 def _level_notices(objective: Diffusion, sampling: SamplingSettings, class_name: str) -> list[str]:
-    """Where a multistep scheduler visits other noise levels."""
-    if objective.schedule.settings.name == "linear_flow":
+    """Messages where a multistep scheduler visits other noise levels."""
+    schedule = objective.schedule.settings
+    if schedule.name == "linear_flow":
         return [
             "diffusers starts flow at time 0.999 and tells the network whole timesteps: pictures are close (about "
             "1/255 to 4/255 a pixel)"
         ]
-    if objective.schedule.settings.name == "cosine":
+    if schedule.name == "cosine":
         if _COSINE_STEPS % sampling.num_inference_steps == 0:
             return []
         return [f"times are rounded to 1/{_COSINE_STEPS}; nothing is where the number of steps divides {_COSINE_STEPS}"]
     if sampling.timestep_spacing == "trailing":
-        return _miscounted(sampling, objective.schedule.settings.num_train_timesteps)
+        return _miscounted(sampling, schedule.num_train_timesteps)
     return [
         f"{class_name} lays {sampling.timestep_spacing} spacing on one point more than there are steps, "
         "so its noise levels differ; trailing spacing is the same everywhere"
@@ -241,11 +231,8 @@ def _miscounted(sampling: SamplingSettings, num_timesteps: int) -> list[str]:
     return [f"diffusers makes {steps + 1} of {steps} trailing steps by a rounding error; choose another number"]
 
 
-_EQUAL_IN_LAW = "the fresh noise is torch's own, so pictures are equal in law only"
-
-
 def _no_fresh_noise(sampling: SamplingSettings, class_name: str) -> list[str]:
-    """That fresh noise is another's, or that a scheduler adds none where the sampler here does."""
+    """A message if fresh noise is another's, or if a scheduler adds none where the sampler here does."""
     if sampling.sampler in OF_THE_SDE:
         return [_EQUAL_IN_LAW]
     lost = [name for name in ("eta", "s_churn") if getattr(sampling, name) > 0]

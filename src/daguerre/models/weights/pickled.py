@@ -1,4 +1,4 @@
-"""Pickled weights (.bin, .ckpt, .pt), read as tensors alone and turned into safetensors once.
+"""Reads pickled weights (.bin, .ckpt, .pt) as tensors alone, and converts them to safetensors once.
 
 A pickle is a program. torch's own reader of weights runs none of it: it knows tensors, numbers, texts and containers,
 and refuses a file at the first other name in it. Two things that old trainers left beside the weights (the state of
@@ -23,12 +23,12 @@ from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.safetensors import encode
 from daguerre.errors import UserError
 from daguerre.models.weights import conversion_cache
-from daguerre.models.weights.files import shards
+from daguerre.models.weights.files import read_json, shards, write_json
 
 _WEIGHTS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin")
 _SHARDS = re.compile(r"(?:diffusion_)?pytorch_model[\w.-]*\.bin\.index[\w.-]*\.json")
 _TEXTS = (".json", ".txt", ".model")
-_NOT_USED = ("safety_checker", "feature_extractor", "image_encoder")
+_UNUSED = ("safety_checker", "feature_extractor", "image_encoder")
 
 
 class _Nothing:
@@ -55,7 +55,7 @@ _REFUSED: Any = torch.serialization.pickle.UnpicklingError
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a pickled file holds at its top: tensors by name, or numbers and mappings beside `state_dict`.
+    """The top level of a pickled file: tensors by name, or numbers and mappings beside `state_dict`.
 
     UserError if it holds anything that is no data, or is damaged. Tensors are mapped from the file.
     """
@@ -68,14 +68,16 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is not read: {what}. A pickle can run any program, so its tensors alone are read, and nothing of "
             "this file was run. Take the model's .safetensors, or save the weights alone: "
-            "torch.save(network.state_dict(), FILE)"
+            "torch.save(network.state_dict(), FILE)",
+            code="unsupported",
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path} cannot be read as weights saved by torch.save: {_first_line(error)}. Copy it anew"
+            f"{path} cannot be read as weights saved by torch.save: {_first_line(error)}. Copy the file again",
+            code="damaged",
         ) from error
     if not isinstance(found, Mapping):
-        raise UserError(f"{path} holds {type(found).__name__}, no weights by name")
+        raise UserError(f"{path} holds {type(found).__name__}, no weights by name", code="unsupported")
     return {str(name): value for name, value in found.items()}
 
 
@@ -84,13 +86,14 @@ def _first_line(error: Exception) -> str:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """The weights in a pickled file by name; those of a trainer stand under `state_dict`."""
+    """The weights in a pickled file by name; those of a trainer are under `state_dict`."""
     found: Any = read(path)
     while isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     weights = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
     if not weights:
-        raise UserError(f"{path} holds no weights by name; at its top are: {', '.join(map(str, found)) or 'nothing'}")
+        keys = ", ".join(map(str, found)) or "nothing"
+        raise UserError(f"{path} holds no weights by name; at its top are: {keys}", code="unsupported")
     return weights
 
 
@@ -99,15 +102,15 @@ def folder(path: Path) -> Path:
 
     For a folder in diffusers' layout, or one component of it. Weights that are there in safetensors stay as they are.
     """
-    if not holds(path):
-        return path
     files = _files(path)
-    layout = ",".join(file.relative_to(path).as_posix() for file in files)
-    return conversion_cache.once(files, lambda fresh: convert(path, fresh), layout)
+    if not any(_is_pickled(file) for file in files):
+        return path
+    names = ",".join(file.relative_to(path).as_posix() for file in files)
+    return conversion_cache.once(files, lambda fresh: convert(path, fresh), names)
 
 
 def holds(path: Path) -> bool:
-    """Whether a folder has weights that are there in pickled form alone."""
+    """Whether some weights of a folder are there in pickled form alone."""
     return any(_is_pickled(file) for file in _files(path))
 
 
@@ -122,17 +125,16 @@ def convert(path: Path, fresh: Path) -> None:
         elif _SHARDS.fullmatch(file.name):
             shards(file)  # refuses an index that is damaged or leads elsewhere
             index = json.loads(file.read_bytes())
-            index["weight_map"] = {name: _new_name(shard) for name, shard in index["weight_map"].items()}
-            made.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+            write_json(made, index | {"weight_map": {k: _new_name(v) for k, v in index["weight_map"].items()}})
         elif file.name == "model_index.json":
-            made.write_text(json.dumps(without_unused(json.loads(file.read_bytes())), indent=2) + "\n")
+            write_json(made, without_unused(read_json(file)))
         else:
             shutil.copyfile(file, made)
 
 
 def _files(path: Path) -> list[Path]:
-    """What is converted or copied: small text files, and of each weight the .safetensors, or else the .bin."""
-    folders = [path, *(inner for inner in sorted(path.iterdir()) if inner.is_dir() and inner.name not in _NOT_USED)]
+    """The files to convert or copy: small text files, and of each weight the .safetensors, or else the .bin."""
+    folders = [path, *(inner for inner in sorted(path.iterdir()) if inner.is_dir() and inner.name not in _UNUSED)]
     found = [file for inner in folders for file in sorted(inner.iterdir()) if file.is_file()]
     there = set(found)
     return [
@@ -149,7 +151,7 @@ def _is_pickled(file: Path) -> bool:
 
 
 def _new_name(name: str) -> str:
-    """What a file of weights is called in safetensors: transformers says `model`, diffusers what it said before."""
+    """The name in safetensors of a file of weights: `model` of transformers, the same stem of diffusers."""
     if not (_WEIGHTS.fullmatch(name) or _SHARDS.fullmatch(name)):
         return name
     return re.sub(r"^pytorch_model", "model", name).replace(".bin", ".safetensors")
@@ -157,5 +159,5 @@ def _new_name(name: str) -> str:
 
 def without_unused(index: dict[str, Any]) -> dict[str, Any]:
     """A pipeline's index that no longer asks for what was left out."""
-    left_out = {name: [None, None] for name in _NOT_USED if name in index}
+    left_out = {name: [None, None] for name in _UNUSED if name in index}
     return index | left_out | ({"requires_safety_checker": False} if "safety_checker" in index else {})

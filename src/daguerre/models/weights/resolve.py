@@ -1,6 +1,6 @@
-"""Where pretrained files lie: a folder shipped with the package, a local folder, a single file, or the hub.
+"""Finds the folder of pretrained files: shipped with the package, local, made of a single file, or of the hub.
 
-Finds places and says what is missing there, and how it comes; reads no weights (models/weights/load.py does). Under
+Says which files are missing there and how to get them; reads no weights (models/weights/load.py does). Under
 `torch.device("meta")`, where networks are built without weights, configs alone are asked for.
 """
 
@@ -31,13 +31,11 @@ Needed = Mapping[str, Files]
 
 CONFIG: Files = (("config.json",),)
 TOKENIZER: Files = (("tokenizer_config.json",),)
-SCHEDULER: Files = (("scheduler_config.json",),)
-_STEMS = {"text_encoder": "model", "text_encoder_2": "model"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which files of a place are meant."""
+    """Revision and form of the files of a place."""
 
     revision: str | None = None
     variant: str | None = None
@@ -47,7 +45,7 @@ class Options:
 
 def network(component: str, options: Options) -> Files:
     """Config and weights of a component, as diffusers and transformers name them."""
-    stem = _STEMS.get(component, "diffusion_pytorch_model")
+    stem = "model" if component.startswith("text_encoder") else "diffusion_pytorch_model"
     mark = f".{options.variant}" if options.variant else ""
     names = [f"{stem}{mark}.safetensors", f"{stem}.safetensors.index{mark}.json"]
     if options.pickled:
@@ -72,19 +70,27 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
     UserError says what was looked for, where, and what to do.
     """
     if options.revision is not None and (name in shipped() or Path(name).exists()):
-        raise UserError(f"model.revision has no effect on {name!r}, which is on this machine: set model.revision=null")
+        raise UserError(
+            f"model.revision has no effect on {name!r}, which is on this machine: set model.revision=null",
+            code="unused",
+            setting="model.revision",
+        )
     if name in shipped():
-        return _complete(SHIPPED / name, name, needed, options)
-    if Path(name).is_dir():
-        return _complete(Path(name), name, needed, options)
-    if name.endswith(SINGLE_FILES):
-        return _complete(load.folder(file(name, options), options.pickled), name, needed, options)
-    if _HUB_ID.fullmatch(name):
-        return _complete(_from_hub(name, needed, options), name, needed, options)
-    raise UserError(
-        f"there is no folder {name!r}, and it is no hub id (OWNER/NAME); shipped are: {', '.join(shipped())}. "
-        "Give one of these, a folder in diffusers' layout, a hub id, or a .safetensors file"
-    )
+        folder = SHIPPED / name
+    elif Path(name).is_dir():
+        folder = Path(name)
+    elif name.endswith(SINGLE_FILES):
+        folder = load.folder(file(name, options), options.pickled)
+    elif _HUB_ID.fullmatch(name):
+        folder = _from_hub(name, needed, options)
+    else:
+        raise UserError(
+            f"there is no folder {name!r}, and it is no hub id (OWNER/NAME); shipped are: {', '.join(shipped())}. "
+            "Give one of these, a folder in diffusers' layout, a hub id, or a .safetensors file",
+            code="missing",
+        )
+    _check_complete(folder, name, needed, options)
+    return pickled.folder(folder) if options.pickled and missing_files(folder, _unpickled(needed)) else folder
 
 
 def file(name: str, options: Options) -> Path:
@@ -92,16 +98,18 @@ def file(name: str, options: Options) -> Path:
     if Path(name).is_file():
         return Path(name)
     if (match := _HUB_FILE.fullmatch(name)) is None or Path(name).is_absolute():
-        raise UserError(f"there is no file {name!r}, and it is no file of the hub (OWNER/NAME/FILE.safetensors)")
+        raise UserError(
+            f"there is no file {name!r}, and it is no file of the hub (OWNER/NAME/FILE.safetensors)", code="missing"
+        )
     repository, path = match.groups()
     try:
         return Path(huggingface_hub.hf_hub_download(repository, path, revision=options.revision))
     except OSError as error:
-        raise _unreachable(name, repository, f"daguerre fetch {name} -o DIR", error) from error
+        raise _unreachable(name, repository, error) from error
 
 
 def missing_files(folder: Path, needed: Needed) -> list[str]:
-    """What of `needed` is not in `folder`, as COMPONENT/FILE (the first of several names), shards among it."""
+    """Files in `needed` that are not in `folder`, as COMPONENT/FILE (the first of several names), shards among them."""
     missing = []
     for part, files in needed.items():
         for names in files:
@@ -115,7 +123,7 @@ def missing_files(folder: Path, needed: Needed) -> list[str]:
 
 
 def here(name: str, options: Options) -> Path | None:
-    """Where the files of a place are on this machine, without asking the hub; a file as its folder. None: nowhere."""
+    """The folder of the files of a place on this machine, without asking the hub; None if there is none."""
     if name in shipped():
         return SHIPPED / name
     if Path(name).exists():
@@ -137,8 +145,7 @@ def _cached(repository: str, options: Options) -> Path:
         return Path(found)
 
 
-def _complete(folder: Path, name: str, needed: Needed, options: Options) -> Path:
-    """The folder, if it holds all that is needed; one whose weights are pickled is converted first."""
+def _check_complete(folder: Path, name: str, needed: Needed, options: Options) -> None:
     if missing := missing_files(folder, needed):
         variant = f" of the variant {options.variant!r}" if options.variant else ""
         old = [] if options.pickled else [*folder.glob("*/*.bin"), *folder.glob("*.bin")]
@@ -146,15 +153,10 @@ def _complete(folder: Path, name: str, needed: Needed, options: Options) -> Path
         raise UserError(
             f"{name} ({folder}) lacks {', '.join(missing)}; needed is a folder in diffusers' layout with "
             f"{', '.join(filter(None, needed))} and weights in safetensors{variant}{hint}. Point to a complete one, or "
-            "copy the missing files there"
+            "copy the missing files there",
+            code="missing",
+            setting="model.pickled_weights" if old else None,
         )
-    if options.pickled and any(
-        not any((folder / part / name).is_file() for name in names if not name.endswith(".bin"))
-        for part, files in needed.items()
-        for names in files
-    ):
-        return pickled.folder(folder)
-    return folder
 
 
 def _from_hub(name: str, needed: Needed, options: Options) -> Path:
@@ -166,18 +168,17 @@ def _from_hub(name: str, needed: Needed, options: Options) -> Path:
         pass  # not in the cache: ask the hub
     if without_weights() and (known := architectures.find(name)) is not None and not missing_files(known, needed):
         return known
+
+    def download(patterns: list[str]) -> Path:
+        return Path(huggingface_hub.snapshot_download(name, revision=options.revision, allow_patterns=patterns))
+
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(name, revision=options.revision, allow_patterns=_patterns(needed))
-        )
+        folder = download(_patterns(_unpickled(needed)))
         if options.pickled and missing_files(folder, _unpickled(needed)):
-            bins = [f"{part}/{name}" for part, files in needed.items() for names in files for name in names]
-            huggingface_hub.snapshot_download(
-                name, revision=options.revision, allow_patterns=[path for path in bins if path.endswith(".bin")]
-            )
+            download([path for path in _paths(needed) if path.endswith(".bin")])
         return folder
     except OSError as error:
-        raise _unreachable(name, name, f"daguerre fetch {name} -o DIR", error) from error
+        raise _unreachable(name, name, error) from error
 
 
 def _unpickled(needed: Needed) -> Needed:
@@ -187,26 +188,32 @@ def _unpickled(needed: Needed) -> Needed:
     }
 
 
+def _paths(needed: Needed) -> list[str]:
+    """Every name that a file can have, with its folder."""
+    return [f"{part}/{name}".lstrip("/") for part, files in needed.items() for names in files for name in names]
+
+
 def _patterns(needed: Needed) -> list[str]:
-    """What to download: the files with their shards, and small text files beside them."""
+    """Patterns to download by: the files with their shards, and small text files beside them."""
     found = ["tokenizer*/*.json", "tokenizer*/*.txt", "tokenizer*/*.model", "scheduler/*.json"]
-    for part, files in _unpickled(needed).items():
-        for name in [name for names in files for name in names]:
-            found.append(f"{part}/{name}".lstrip("/"))
-            if ".index" in name:
-                stem, mark = name.partition(".")[0], name.partition(".index")[2].removesuffix(".json")
-                found += [f"{part}/{stem}{mark}-*-of-*.safetensors".lstrip("/")]
-                found += [f"{part}/{stem}-*-of-*{mark}.safetensors".lstrip("/")] if mark else []  # as it was once named
+    for path in _paths(needed):
+        found.append(path)
+        if ".index" in path:
+            folder, _, name = path.rpartition("/")
+            stem, mark = name.partition(".")[0], name.partition(".index")[2].removesuffix(".json")
+            # with a variant, as shards are named, and as they once were
+            shard_names = {f"{stem}{mark}-*-of-*.safetensors", f"{stem}-*-of-*{mark}.safetensors"}
+            found += [f"{folder}/{shard}".lstrip("/") for shard in shard_names]
     return found
 
 
-def _unreachable(name: str, repository: str, command: str, error: OSError) -> Absent:
+def _unreachable(name: str, repository: str, error: OSError) -> Absent:
     reason = str(error.__cause__ or error).strip().splitlines()[0]
     there = architectures.moved(repository)
     hint = f" Its publisher took it down; the hub keeps it as {there}." if there else ""
     return Absent(
         f"there is nothing {name!r} on this machine, and the hub did not give the model {repository!r}: {reason}."
         f"{hint} Its files are not in the local cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine "
-        f"with a connection run `{command.replace(repository, there or repository)}`, copy DIR here and give its path, "
-        f"or take one that is shipped: {', '.join(shipped())}"
+        f"with a connection run `daguerre fetch {name.replace(repository, there or repository)} -o DIR`, copy DIR here "
+        f"and give its path, or take one that is shipped: {', '.join(shipped())}"
     )

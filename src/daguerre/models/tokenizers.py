@@ -1,0 +1,136 @@
+"""Tokenizers of CLIP's form: OpenAI's own, one learnt from a list of words, and a stand-in that only counts tokens.
+
+Vocabularies alone are made here; splitting text and adding the start and end tokens are transformers' own. OpenAI's
+vocabulary (MIT licence, beside it in assets) is what every Stable Diffusion reads with and no single file holds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tokenizers import pre_tokenizers
+from transformers import CLIPTokenizer
+
+WORD_END = "</w>"
+START, END = "<|startoftext|>", "<|endoftext|>"
+CLIP_TOKENS = 49408
+_CLIP_WINDOW = 77
+_CLIP_MERGES = Path(__file__).parents[1] / "assets" / "clip_merges.txt.gz"
+_T5_WINDOW = 512
+Merges = Sequence[tuple[str, str]]
+
+
+def learn(words: Sequence[str], max_tokens: int) -> Any:
+    """A CLIPTokenizer in which each of `words` (lower case) is one token; any other text is spelled in pieces.
+
+    The end token also pads, as in CLIP. `max_tokens` is how many an encoded text has at most.
+    """
+    return _tokenizer(_learnt_merges(words), max_tokens, END)
+
+
+def clip(pad: str) -> Any:
+    """OpenAI's tokenizer, which pads with `pad`: the end token in 1.x, "!" in 2.x and SDXL's second."""
+    return _tokenizer(_clip_merges(), _CLIP_WINDOW, pad)
+
+
+def files(tokenizer: Any) -> dict[str, bytes]:
+    """The tokenizer's files by name. Save one that was not used yet: use leaves its padding and truncation behind."""
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def clip_padding(found: Mapping[str, bytes]) -> str | None:
+    """The token with which the tokenizer of these files pads, if it is OpenAI's and reads 77 tokens; else None."""
+    config = json.loads(found.get("tokenizer_config.json", b"{}"))
+    pad = config.get("pad_token")
+    pad = pad.get("content") if isinstance(pad, dict) else pad
+    is_clip = config.get("model_max_length") == _CLIP_WINDOW and pad in (END, "!")
+    return pad if is_clip and _vocabulary_in(found) == _vocabulary(_clip_merges()) else None
+
+
+def _vocabulary_in(found: Mapping[str, bytes]) -> dict[str, int]:
+    if "tokenizer.json" in found:
+        whole = json.loads(found["tokenizer.json"])
+        return {**whole["model"]["vocab"], **{word["content"]: word["id"] for word in whole.get("added_tokens", [])}}
+    return {**json.loads(found.get("vocab.json", b"{}")), **json.loads(found.get("added_tokens.json", b"{}"))}
+
+
+def _vocabulary(merges: Merges) -> dict[str, int]:
+    """256 byte symbols, the same at a word's end, one token a merge, start and end: CLIP's order (Radford et al. 2021).
+
+    Sorted, the symbols are printable Latin-1, which stands for itself, and then the characters from 256 on.
+    """
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*symbols, *(symbol + WORD_END for symbol in symbols), *map("".join, merges), START, END]
+    return {token: i for i, token in enumerate(tokens)}
+
+
+def _tokenizer(merges: Any, max_tokens: int, pad: str) -> Any:
+    vocabulary = _vocabulary(merges)
+    made = CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=max_tokens, pad_token=pad)
+    assert len(made) == len(vocabulary), "transformers silently ignores what it does not expect"
+    return made
+
+
+@cache
+def _clip_merges() -> list[tuple[str, str]]:
+    lines = gzip.decompress(_CLIP_MERGES.read_bytes()).decode("utf-8").splitlines()
+    return [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+
+
+def _learnt_merges(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs in the order in which they are joined, until each word is one token: the most frequent first, of equals the
+    first in the alphabet. The order is the tokens' ids, and a library that breaks ties by its hashes gives others to
+    each process: a run that goes on would read with the wrong rows of its embeddings."""
+    spelled = [[*word[:-1], word[-1] + WORD_END] for text in words for word in text.lower().split()]
+    merges = []
+    while counts := Counter(pair for word in spelled for pair in pairwise(word)):
+        joined = min(counts, key=lambda pair: (-counts[pair], pair))
+        merges.append(joined)
+        spelled = [_joined(word, joined) for word in spelled]
+    return merges
+
+
+def _joined(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    """The symbols of a word with each occurrence of the pair as one, from the left."""
+    found: list[str] = []
+    for symbol in symbols:
+        if found and (found[-1], symbol) == pair:
+            found[-1] += symbol
+        else:
+            found.append(symbol)
+    return found
+
+
+@dataclass(frozen=True)
+class AbsentTokenizer:
+    """Stands for a tokenizer whose files are not here, where networks are built without weights: every text has as many
+    tokens as the encoder reads, and none of them means anything. For counting, never for training."""
+
+    model_max_length: int
+    pad_token_id: int = 0
+    bos_token_id: int = 0
+    eos_token_id: int = 0
+
+    @classmethod
+    def of(cls, encoder: Any) -> AbsentTokenizer:
+        """One for texts as long as this encoder reads."""
+        return cls(int(getattr(encoder.config, "max_position_embeddings", None) or _T5_WINDOW))
+
+    def __call__(self, texts: Sequence[str], return_tensors: str | None = None, **options: Any) -> SimpleNamespace:
+        """Full windows where tensors are wanted, and nothing but start and end where lists are."""
+        if return_tensors is None:
+            return SimpleNamespace(input_ids=[[] for _ in texts])
+        return SimpleNamespace(input_ids=torch.zeros(len(texts), self.model_max_length, dtype=torch.int64))
