@@ -1,6 +1,6 @@
-"""A run that goes on with another training.duration: what becomes of a learning rate that falls until the run's end.
+"""The schedule of a run in updates: intervals, length, and the learning rate after a new training.duration.
 
-The schedule of a run is a function of its recorded settings alone: what is chosen here becomes a stage of
+The learning rate is a function of recorded settings alone: a choice of lr_scheduler.on_new_duration becomes a stage of
 lr_scheduler.stages, so that a run that is killed after the change goes on with the same rates.
 """
 
@@ -11,11 +11,42 @@ from dataclasses import dataclass
 from daguerre.build.parts import BatchSizes
 from daguerre.config.config import Config
 from daguerre.errors import UserError
-from daguerre.run.intervals import intervals
-from daguerre.run.resume import Beginning
+from daguerre.run.resume import StartPoint
 from daguerre.settings import Duration
 from daguerre.training import schedules
 from daguerre.training.settings import LRSchedulerSettings, Stage
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Durations of a recipe in updates; None is never."""
+
+    total: int
+    warmup: int
+    decay: int
+    log: int
+    checkpoint: int | None
+    backup: int | None
+    validation: int | None
+
+
+def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> Intervals:
+    """Converts durations in samples and epochs to updates of the global batch, rounded up."""
+
+    def steps(duration: Duration) -> int:
+        return duration.steps(sizes.whole, samples_per_epoch)
+
+    total, decay, stages = steps(config.training.duration), config.lr_scheduler.decay, config.lr_scheduler.stages
+    first = stages[0].planned if stages else total
+    return Intervals(
+        total=total,
+        warmup=steps(config.lr_scheduler.warmup),
+        decay=-(-first // 10) if decay is None else steps(decay),
+        log=max(1, total if config.logging.every is None else steps(config.logging.every)),
+        checkpoint=None if config.checkpoint.every is None else max(1, steps(config.checkpoint.every)),
+        backup=None if config.checkpoint.backup_every is None else max(1, steps(config.checkpoint.backup_every)),
+        validation=None if config.validation.every is None else max(1, steps(config.validation.every)),
+    )
 
 
 @dataclass(frozen=True)
@@ -29,7 +60,7 @@ class Schedule:
 
     @classmethod
     def of(cls, config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> Schedule:
-        """That of a recipe."""
+        """The schedule of a recipe."""
         every = intervals(config, sizes, samples_per_epoch)
         return cls(config.lr_scheduler, every.warmup, every.total, every.decay)
 
@@ -39,12 +70,11 @@ class Schedule:
 
 
 def settled(
-    config: Config, beginning: Beginning, sizes: BatchSizes, samples_per_epoch: int | None
+    config: Config, start: StartPoint, sizes: BatchSizes, samples_per_epoch: int | None
 ) -> tuple[Config, list[str]]:
-    """The config with the stages of its learning rate, and what to say of a change. UserError where the duration is
-    another than the run's, the updates that are done had other rates than they would have had, and nothing says what
-    is to be done."""
-    done, known = beginning.step, beginning.schedule
+    """The config with the stages of its learning rate, and notices of a change. UserError if the duration is not the
+    run's, the updates that are done would have had other rates, and lr_scheduler.on_new_duration does not choose."""
+    done, known = start.step, start.schedule
     if not done or known is None:
         return config, []
     settings = LRSchedulerSettings.model_validate(known["lr_scheduler"])
@@ -59,24 +89,25 @@ def settled(
         return config, []
     choice = config.lr_scheduler.on_new_duration
     if choice == "refuse":
-        raise UserError(_choices(config, old, new, done))
-    if choice == "stretch":
-        return config, [_told(choice, old, new, done)]
-    config = _with_stages(config, [*_begun(old, done), _stage(config, old, done)])
-    return config, [_told(choice, old, Schedule.of(config, sizes, samples_per_epoch), done)]
+        raise UserError(_choices(config, old, new, done), code="changed", setting="lr_scheduler.on_new_duration")
+    if choice != "stretch":
+        # Stages that were still to come are dropped.
+        begun = [stage for stage in old.settings.stages if stage.start < done]
+        config = _with_stages(config, [*begun, _stage(config, old, done)])
+        new = Schedule.of(config, sizes, samples_per_epoch)
+    return config, [
+        f"{new.total:,} updates in place of {old.total:,} (lr_scheduler.on_new_duration={choice}): the learning rate "
+        f"was {_percent(old.at(done - 1))} of its peak in update {done:,}, is {_percent(new.at(done))} in the next one "
+        f"and {_percent(new.at(new.total - 1))} in the last"
+    ]
 
 
 def _with_stages(config: Config, stages: list[Stage]) -> Config:
     return config.model_copy(update={"lr_scheduler": config.lr_scheduler.model_copy(update={"stages": stages})})
 
 
-def _begun(old: Schedule, done: int) -> list[Stage]:
-    """Those that the updates done belong to; one that was still to come is no more."""
-    return [stage for stage in old.settings.stages if stage.start < done]
-
-
 def _stage(config: Config, old: Schedule, done: int) -> Stage:
-    """What `hold` and `decay` mean for a run that has done so many updates. UserError where nothing would be learnt."""
+    """The stage of `hold` or `decay` after so many updates. UserError if nothing would be learnt."""
     _, planned = schedules.under_way(old.settings, done - 1, old.total)
     name = config.lr_scheduler.on_new_duration
     assert name in ("hold", "decay")
@@ -86,13 +117,15 @@ def _stage(config: Config, old: Schedule, done: int) -> Stage:
         raise UserError(
             f"lr_scheduler.on_new_duration={name}: the learning rate of this run is 0 after update {start:,}, so that "
             "nothing more would be learnt. Give lr_scheduler.restart_from, the share of the peak learning rate to go "
-            "on from, such as lr_scheduler.restart_from=0.1"
+            "on from, such as lr_scheduler.restart_from=0.1",
+            code="missing",
+            setting="lr_scheduler.restart_from",
         )
     return Stage(start=start, planned=planned, name=name, share=share)
 
 
 def _choices(config: Config, old: Schedule, new: Schedule, done: int) -> str:
-    """The refusal, with what can be chosen."""
+    """The message with all choices."""
     ended, final = old.at(old.total), old.settings.final
 
     def unless(rate: float) -> str:
@@ -109,14 +142,6 @@ def _choices(config: Config, old: Schedule, new: Schedule, done: int) -> str:
         f"  lr_scheduler.on_new_duration=decay     a new decay from the present rate to {_percent(final)} over the "
         f"{new.total - done:,} updates that are left{unless(old.at(done))}\n"
         "A rate that does not fall (lr_scheduler.name=constant) needs no such choice. docs/optimizers.md says more."
-    )
-
-
-def _told(choice: str, old: Schedule, new: Schedule, done: int) -> str:
-    return (
-        f"{new.total:,} updates in place of {old.total:,} (lr_scheduler.on_new_duration={choice}): the learning rate "
-        f"was {_percent(old.at(done - 1))} of its peak in update {done:,}, is {_percent(new.at(done))} in the next one "
-        f"and {_percent(new.at(new.total - 1))} in the last"
     )
 
 
