@@ -75,5 +75,5 @@ def test_it_stops_between_batches_and_keeps_what_is_drawn(built, tmp_path):
     )
     wanted = [generate.ImageRequest(i, Prompt(PROMPT), 5 + i, SIZE, SAMPLING.guidance_scale) for i in range(5)]
     for drawn in generate.generate_batch(built, SAMPLING, wanted):
-        found_px = pixels(tmp_path / f"drawn-0000{drawn.wanted.number}.png")
+        found_px = pixels(tmp_path / f"drawn-0000{drawn.request.number}.png")
         assert np.abs(found_px - drawn.pixels_HWC).max() <= 1

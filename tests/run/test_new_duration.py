@@ -37,8 +37,8 @@ def settled(old, new, done):
 
 
 def rates(config):
-    found = schedule.Schedule.of(config, SIZES, None)
-    return [found.at(step) for step in range(found.total)]
+    found = schedule.loop_config(config, SIZES, None)
+    return [found.share_at(step) for step in range(found.total_steps)]
 
 
 LONGER = "training.duration=70 steps"

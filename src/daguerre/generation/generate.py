@@ -59,7 +59,7 @@ class ImageRequest:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What the images of one batch have in common."""
+        """Properties that the images of one batch share."""
         return self.size_px, self.guidance_scale
 
 
@@ -71,7 +71,7 @@ class GeneratedImage:
     pixels_HWC: np.ndarray
     """[H, W, 3] uint8."""
     truncated: str | None
-    """What was done to a prompt that is longer than the family reads."""
+    """The truncation of a prompt that is longer than the family reads, in words."""
 
 
 class Stopped(Exception):
@@ -171,14 +171,16 @@ def _conditioning(parts: Parts, batch: Sequence[ImageRequest], guided: bool) -> 
 
 
 def _as_batch(parts: Parts, requests: Sequence[ImageRequest], texts: list[str]) -> Batch:
-    """Requests as the batch that adapters read: keys are (seed, 0, 0), images are those of the prompts, uncropped."""
+    """Requests as the batch that adapters read: keys are (seed, 0, 0); images are those that all prompts have in one
+    size, uncropped."""
     (height, width), count = requests[0].size_px, len(requests)
     keys = np.array([(request.seed, 0, 0) for request in requests], dtype=np.int64)
     shape = parts.family.latent_shape((3, height, width))
-    images = {
-        name: torch.stack([torch.from_numpy(request.prompt.images[name]).permute(2, 0, 1) for request in requests])
-        for name in requests[0].prompt.images
-    }
+    images = {}
+    for name in frozenset.intersection(*(frozenset(request.prompt.images) for request in requests)):
+        of_name = [request.prompt.images[name] for request in requests]
+        if len({image.shape for image in of_name}) == 1:
+            images[name] = torch.from_numpy(np.stack(of_name)).permute(0, 3, 1, 2)
     sizes = np.tile(np.array([height, width, 0, 0, height, width], dtype=np.int32), (count, 1))
     names = [str(request.number) for request in requests]
     draws = parts.attached.random_inputs(parts.seed, keys, shape)

@@ -83,7 +83,7 @@ class Files:
         return self.folder / numbered(request.number // FILES_A_FOLDER, -(-self.total // FILES_A_FOLDER)) / name
 
     def is_whole(self, request: ImageRequest) -> bool:
-        """Whether an image is there, every byte as it was written, and is the one that is requested."""
+        """True if an image is there, every byte as it was written, and is the one that is requested."""
         path = self.image(request)
         try:
             known = json.loads(path.with_name(f"{path.stem}.json").read_bytes())

@@ -57,7 +57,7 @@ class Folder:
             ) from error
 
     def goes_on(self, asked: Mapping[str, Any]) -> bool:
-        """Whether the same request was begun here. UserError shows what is requested otherwise now."""
+        """True if the same request was begun here. UserError shows what is requested otherwise now."""
         before = self.asked()
         if before is None:
             return False

@@ -42,7 +42,7 @@ class RequestList:
     taken: frozenset[str] = field(default=frozenset())
     """Keys of an image's JSON that a file's columns must leave alone."""
     captioned: bool = False
-    """Whether each image needs words, as samples of a data set do."""
+    """Each image needs words, as samples of a data set do."""
 
     def __iter__(self) -> Iterator[ImageRequest]:
         number = 0

@@ -26,8 +26,8 @@ from daguerre.distributed.parallelize import blocks
 from daguerre.distributed.parts import own_region
 from daguerre.memory.static import Count, Held
 from daguerre.models.placement import frozen
-from daguerre.training import cuda_types, step
-from daguerre.training.memory_tracker import Live
+from daguerre.training import step
+from daguerre.training.memory_tracker import Live, use_cuda_types
 from daguerre.training.state import TrainState
 from daguerre.types import IMAGE, Batch
 
@@ -83,7 +83,7 @@ class Rehearsal:
         self._together = frozenset(apart if count.mesh.degree("fsdp") > 1 else ())
         if on_gpu:
             for network in (parts.net, *frozen(parts.net, parts.family.components).values()):
-                cuda_types.enable(network)
+                use_cuda_types(network)
         with self._inside():
             _fill(parts)
             self._state = _begun(config, parts)

@@ -37,6 +37,7 @@ from daguerre.run import state_io
 from daguerre.run.distribute import run_on_rank0
 from daguerre.run.storage import LocalStorage, RunStorage
 from daguerre.tracking.sinks import cut_after
+from daguerre.training.guard import misfits
 from daguerre.training.settings import largest_divisor
 from daguerre.training.state import TrainState, adopt
 
@@ -47,7 +48,6 @@ _NEWEST = ("latest", "never")
 """resume_from_checkpoint: `never` is refused if there is a run, so that a fresh one is all that it finds."""
 _WRAPPER = "text_model."
 """Stands before the names of text encoders in files of older versions of transformers."""
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -261,18 +261,11 @@ def read_averages(path: Path, net: nn.Module, saved: Collection[str] | None = No
     trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
     known = set(net.state_dict() if saved is None else saved)
     found = {_own_name(name, known): tensor for name, tensor in _tensors(path.expanduser(), known)}
-    problems = [f"missing {name}" for name in trained.keys() - found.keys()]
-    problems += [f"unknown {name}" for name in found.keys() - known if not name.endswith(".position_ids")]
-    problems += [
-        f"{name} is {list(found[name].shape)}, the network has {list(p.shape)}"
-        for name, p in trained.items()
-        if name in found and found[name].shape != p.shape
-    ]
-    if problems:
-        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        listed = "; ".join(sorted(problems)[:_SHOWN])
+    # Frozen weights may be there as well, and buffers of old versions of transformers.
+    spare = {name for name in found.keys() - trained.keys() if name in known or name.endswith(".position_ids")}
+    if problems := misfits(trained, {name: tensor for name, tensor in found.items() if name not in spare}):
         raise UserError(
-            f"ema.path={path}: these weights do not fit what is trained: {listed}{more}",
+            f"ema.path={path}: these weights do not fit what is trained: {problems}",
             code="conflict",
             setting="ema.path",
         )

@@ -14,6 +14,7 @@ from daguerre.errors import UserError
 from daguerre.run.resume import StartPoint
 from daguerre.settings import Duration
 from daguerre.training import schedules
+from daguerre.training.loop import LoopConfig
 from daguerre.training.settings import LRSchedulerSettings, Stage
 
 
@@ -49,24 +50,24 @@ def intervals(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) 
     )
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate over a run, as a share of its peak."""
+def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
+    """The recipe's, times the global batch with `scale_lr`."""
+    return config.optimizer.learning_rate * (sizes.whole if config.optimizer.scale_lr else 1)
 
-    settings: LRSchedulerSettings
-    warmup: int
-    total: int
-    decay: int
 
-    @classmethod
-    def of(cls, config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> Schedule:
-        """The schedule of a recipe."""
-        every = intervals(config, sizes, samples_per_epoch)
-        return cls(config.lr_scheduler, every.warmup, every.total, every.decay)
-
-    def at(self, step: int) -> float:
-        """Share of the peak in update `step`, from 0."""
-        return schedules.factor(self.settings, step, self.warmup, self.total, self.decay)
+def loop_config(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> LoopConfig:
+    """The numbers of the loop."""
+    every = intervals(config, sizes, samples_per_epoch)
+    return LoopConfig(
+        total_steps=every.total,
+        learning_rate=peak_learning_rate(config, sizes),
+        warmup_steps=every.warmup,
+        lr_scheduler=config.lr_scheduler,
+        max_grad_norm=config.training.max_grad_norm,
+        max_nonfinite_steps=config.training.max_nonfinite_steps,
+        log_every=every.log,
+        decay_steps=every.decay,
+    )
 
 
 def settled(
@@ -84,21 +85,25 @@ def settled(
         config = _with_stages(config, settings.stages)
     training = config.training.model_copy(update={"duration": Duration(known["duration"])})
     before = config.model_copy(update={"training": training, "lr_scheduler": settings})
-    old, new = (Schedule.of(one, sizes, samples_per_epoch) for one in (before, config))
-    if new.total == old.total or new.total <= done or old.at(done - 1) == new.at(done - 1):
+    old, new = (loop_config(one, sizes, samples_per_epoch) for one in (before, config))
+    same = old.share_at(done - 1) == new.share_at(done - 1)
+    if same or new.total_steps == old.total_steps or new.total_steps <= done:
         return config, []
     choice = config.lr_scheduler.on_new_duration
     if choice == "refuse":
         raise UserError(_choices(config, old, new, done), code="changed", setting="lr_scheduler.on_new_duration")
     if choice != "stretch":
         # Stages that were still to come are dropped.
-        begun = [stage for stage in old.settings.stages if stage.start < done]
+        begun = [stage for stage in old.lr_scheduler.stages if stage.start < done]
         config = _with_stages(config, [*begun, _stage(config, old, done)])
-        new = Schedule.of(config, sizes, samples_per_epoch)
+        new = loop_config(config, sizes, samples_per_epoch)
+    last, following, final = (
+        _percent(rate) for rate in (old.share_at(done - 1), new.share_at(done), new.share_at(new.total_steps - 1))
+    )
     return config, [
-        f"{new.total:,} updates in place of {old.total:,} (lr_scheduler.on_new_duration={choice}): the learning rate "
-        f"was {_percent(old.at(done - 1))} of its peak in update {done:,}, is {_percent(new.at(done))} in the next one "
-        f"and {_percent(new.at(new.total - 1))} in the last"
+        f"{new.total_steps:,} updates in place of {old.total_steps:,} (lr_scheduler.on_new_duration={choice}): the "
+        f"learning rate was {last} of its peak in update {done:,}, is {following} in the next one "
+        f"and {final} in the last"
     ]
 
 
@@ -106,13 +111,13 @@ def _with_stages(config: Config, stages: list[Stage]) -> Config:
     return config.model_copy(update={"lr_scheduler": config.lr_scheduler.model_copy(update={"stages": stages})})
 
 
-def _stage(config: Config, old: Schedule, done: int) -> Stage:
+def _stage(config: Config, old: LoopConfig, done: int) -> Stage:
     """The stage of `hold` or `decay` after so many updates. UserError if nothing would be learnt."""
-    _, planned = schedules.under_way(old.settings, done - 1, old.total)
+    _, planned = schedules.under_way(old.lr_scheduler, done - 1, old.total_steps)
     name = config.lr_scheduler.on_new_duration
     assert name in ("hold", "decay")
     start = planned if name == "hold" else done
-    share = config.lr_scheduler.restart_from or old.at(start)
+    share = config.lr_scheduler.restart_from or old.share_at(start)
     if not share:
         raise UserError(
             f"lr_scheduler.on_new_duration={name}: the learning rate of this run is 0 after update {start:,}, so that "
@@ -124,23 +129,24 @@ def _stage(config: Config, old: Schedule, done: int) -> Stage:
     return Stage(start=start, planned=planned, name=name, share=share)
 
 
-def _choices(config: Config, old: Schedule, new: Schedule, done: int) -> str:
+def _choices(config: Config, old: LoopConfig, new: LoopConfig, done: int) -> str:
     """The message with all choices."""
-    ended, final = old.at(old.total), old.settings.final
+    ended, final = old.share_at(old.total_steps), old.lr_scheduler.final
 
     def unless(rate: float) -> str:
         return "" if rate else ": nothing would be learnt, so add lr_scheduler.restart_from=0.1, a share of the peak"
 
     return (
-        f"training.duration is {str(config.training.duration)!r} ({new.total:,} updates), and this run was planned for "
-        f"{old.total:,} updates with a learning rate that falls until then (lr_scheduler.name={old.settings.name}); "
-        f"{done:,} are done.\nSay what becomes of the rate, which is {_percent(old.at(done))} of its peak now:\n"
+        f"training.duration is {str(config.training.duration)!r} ({new.total_steps:,} updates), and this run was "
+        f"planned for {old.total_steps:,} updates with a learning rate that falls until then "
+        f"(lr_scheduler.name={old.lr_scheduler.name}); "
+        f"{done:,} are done.\nSay what becomes of the rate, which is {_percent(old.share_at(done))} of its peak now:\n"
         f"  lr_scheduler.on_new_duration=stretch   as if the run had had that length from the start: now "
-        f"{_percent(new.at(done))}\n"
+        f"{_percent(new.share_at(done))}\n"
         f"  lr_scheduler.on_new_duration=hold      the old schedule to its end, then the rate of its end, "
         f"{_percent(ended)}{unless(ended)}\n"
         f"  lr_scheduler.on_new_duration=decay     a new decay from the present rate to {_percent(final)} over the "
-        f"{new.total - done:,} updates that are left{unless(old.at(done))}\n"
+        f"{new.total_steps - done:,} updates that are left{unless(old.share_at(done))}\n"
         "A rate that does not fall (lr_scheduler.name=constant) needs no such choice. docs/optimizers.md says more."
     )
 

@@ -33,7 +33,7 @@ from daguerre.run.schedule import Intervals, intervals
 from daguerre.run.storage import RunStorage
 from daguerre.tracking.console import Progress, duration_text
 from daguerre.tracking.sinks import MetricsFile, Sink, TensorBoard, read_metrics
-from daguerre.training import device, loop, oom
+from daguerre.training import device, oom
 from daguerre.training.state import TrainState
 from daguerre.types import Batch
 
@@ -148,7 +148,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
-    notices += [*of_state, *of_duration, *_about_rate(config, sizes), *summary.about_warmup(every)]
+    notices += [*of_state, *of_duration, *summary.about_rate(config, sizes), *summary.about_warmup(every)]
     validates = every.validation is not None
     notices += summary.about_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)
     terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
@@ -217,13 +217,6 @@ def _announced(run: Run, probe: Batch, notices: Sequence[str], storage: RunStora
     return run
 
 
-def _about_rate(config: Config, sizes: BatchSizes) -> list[str]:
-    if not config.optimizer.scale_lr:
-        return []
-    rate = config.optimizer.learning_rate
-    return [f"learning rate {rate:g} x {sizes.whole} samples = {peak_learning_rate(config, sizes):g} (scale_lr)"]
-
-
 def _ranks(config: Config, processes: Processes) -> ranks.Ranks:
     """The ranks that save together: a group of its own, as saving goes on beside training."""
     if processes.world.size == 1:
@@ -243,22 +236,3 @@ def _sinks(config: Config, folder: RunFolder, step: int | None, stack: ExitStack
     for sink in found:
         stack.callback(close, sink)
     return found
-
-
-def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
-    """The recipe's, times the global batch with `scale_lr`."""
-    return config.optimizer.learning_rate * (sizes.whole if config.optimizer.scale_lr else 1)
-
-
-def loop_config(run: Run) -> loop.Plan:
-    """The numbers of the loop."""
-    return loop.Plan(
-        total_steps=run.every.total,
-        learning_rate=peak_learning_rate(run.config, run.sizes),
-        warmup_steps=run.every.warmup,
-        lr_scheduler=run.config.lr_scheduler,
-        max_grad_norm=run.config.training.max_grad_norm,
-        max_nonfinite_steps=run.config.training.max_nonfinite_steps,
-        log_every=run.every.log,
-        decay_steps=run.every.decay,
-    )

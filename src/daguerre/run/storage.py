@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +29,11 @@ class LocalStorage:
         """RunFolderHeld, naming the process, if one works there."""
         refuse_if_held(self.folder.path)
 
-    def hold(self) -> AbstractContextManager[RunFolder]:
+    @contextmanager
+    def hold(self) -> Iterator[None]:
         """Keeps every other process out within the context; rank 0 alone. RunFolderHeld, RunFolderError."""
-        return self.folder.hold()
+        with self.folder.hold():
+            yield
 
     def abandon(self) -> None:
         """For a process that ends at once: the kernel lets go of a folder."""

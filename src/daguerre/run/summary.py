@@ -22,7 +22,7 @@ from daguerre.models.weights import resolve
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.run import resume
-from daguerre.run.schedule import Intervals
+from daguerre.run.schedule import Intervals, peak_learning_rate
 
 
 def count_text(count: float) -> str:
@@ -68,6 +68,14 @@ def about_levels(config: Config, objective: Objective) -> list[str]:
         return []
     shifts = {str(bucket): objective.settings.schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
     return _wrapped(f"shift of the noise levels: {', '.join(f'{size} {shift:.4g}' for size, shift in shifts.items())}")
+
+
+def about_rate(config: Config, sizes: BatchSizes) -> list[str]:
+    """The peak learning rate with `scale_lr`."""
+    if not config.optimizer.scale_lr:
+        return []
+    rate, peak = config.optimizer.learning_rate, peak_learning_rate(config, sizes)
+    return [f"learning rate {rate:g} x {sizes.whole} samples = {peak:g} (scale_lr)"]
 
 
 def about_warmup(every: Intervals) -> list[str]:

@@ -30,7 +30,8 @@ from daguerre.memory import advice
 from daguerre.remote import local_copy
 from daguerre.run import resume, samples, state_io
 from daguerre.run.distribute import process_group, run_on_rank0
-from daguerre.run.setup import Run, loop_config, start
+from daguerre.run.schedule import loop_config
+from daguerre.run.setup import Run, start
 from daguerre.run.storage import RunStorage
 from daguerre.tracking.sinks import read_metrics
 from daguerre.training import device, loop, oom, validation
@@ -52,7 +53,8 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
             return 0
         run.status("running")
         publish_if_missing(run)
-        updates = loop.train(run.state, batches(run, stack), run.parts.loss, loop_config(run), run.parts.autocast)
+        plan = loop_config(run.config, run.sizes, run.dataset.count)
+        updates = loop.train(run.state, batches(run, stack), run.parts.loss, plan, run.parts.autocast)
         signal = None
         with run.enough_memory():
             for update in updates:
@@ -82,7 +84,7 @@ def check_mesh(loaded: Loaded, storage: RunStorage, own: World) -> None:
 
 
 def was_finished(run: Run) -> bool:
-    """Whether this run has come to its end before."""
+    """True if this run was finished before."""
     return (run.folder.read_status() or {}).get("state") == "finished"
 
 
@@ -135,7 +137,7 @@ def validate(run: Run) -> None:
             run.held_out, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks, run.parts.images
         )
         values = validation.validation_losses(
-            device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels, sharding
+            (device.on(run.parts.device, batch) for batch in named(run, made)), loss_at, settings.num_levels, sharding
         )
     if values:
         run.log(values)
@@ -211,7 +213,7 @@ def busy(run: Run, what: str, on_out_of_memory: Callable[[advice.Names], str] | 
 
 
 def generates(run: Run) -> bool:
-    """Whether this process takes part in generation: all do if they hold the networks together."""
+    """True if this process takes part in generation: all do if they hold the networks together."""
     return run.parts.family.generates and (run.processes.leads or run.state.sharding.splits)
 
 

@@ -47,7 +47,7 @@ def _first(settings: LRSchedulerSettings, step: int, warmup_steps: int, total_st
 
 
 def _remaining(settings: LRSchedulerSettings, progress: float) -> float:
-    """What is left of a fall from 1 to 0 after a share of it."""
+    """The rest of a fall from 1 to 0 after a share of it."""
     shape = settings.decay_shape if settings.name == "warmup_stable_decay" else settings.name
     if shape == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * progress))
