@@ -55,7 +55,12 @@ def run(arguments: list[str]) -> int:
     wanted = [*given.overrides, *own_place(given.recipe, given.overrides)]
     own = environment.World() if dry_run else environment.read()
     try:
-        loaded = _loaded(given.recipe, wanted, dry_run, first_look=own.size == 1 and not dry_run)
+        # Several processes look when they have met: they must not wait for one that has left.
+        if own.size == 1 and not dry_run:
+            storage.of(*in_memory.peek(given.recipe, wanted)).refuse_if_held()
+        loaded = in_memory.load(given.recipe, wanted)
+        if not dry_run:
+            refuse_nothing_to_train(loaded.config, given.recipe)
     except UserError as error:
         if own.local_rank:  # each node has files of its own, of which its first process tells
             raise SaidElsewhere(error) from None
@@ -66,17 +71,6 @@ def run(arguments: list[str]) -> int:
 
     of_run = storage.of(loaded.config.output_dir, loaded.config.run_name)
     return dry.describe(loaded, of_run, full) if dry_run else trainer.train(loaded, of_run)
-
-
-def _loaded(recipe: str, wanted: Sequence[str], dry_run: bool, first_look: bool) -> configs.Loaded:
-    """The checked recipe. UserError if there is nothing to train, or, at a `first_look`, if another process works in
-    the run folder; several processes must not wait for one that has left, so they look when they have met."""
-    if first_look:
-        storage.of(*in_memory.peek(recipe, wanted)).refuse_if_held()
-    loaded = in_memory.load(recipe, wanted)
-    if not dry_run:
-        refuse_nothing_to_train(loaded.config, recipe)
-    return loaded
 
 
 def refuse_nothing_to_train(config: configs.Config, recipe: str) -> None:

@@ -171,8 +171,7 @@ def _conditioning(parts: Parts, batch: Sequence[ImageRequest], guided: bool) -> 
 
 
 def _as_batch(parts: Parts, requests: Sequence[ImageRequest], texts: list[str]) -> Batch:
-    """Requests as the batch that adapters read: keys are (seed, 0, 0); images are those that all prompts have in one
-    size, uncropped."""
+    """Requests as the batch that adapters read: keys (seed, 0, 0), and images that all prompts have in one size."""
     (height, width), count = requests[0].size_px, len(requests)
     keys = np.array([(request.seed, 0, 0) for request in requests], dtype=np.int64)
     shape = parts.family.latent_shape((3, height, width))

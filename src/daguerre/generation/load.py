@@ -144,8 +144,7 @@ def _base(target: str, source: str, folder: Path, defaults: tuple[str, ...] = ()
 
 
 def _of_file(target: str, file: Path, place: Sequence[str]) -> Model:
-    """A single-file checkpoint, as the pipeline that it is made into once. For a pickled one a recipe has to say
-    model.pickled_weights."""
+    """A single-file checkpoint, converted to a pipeline once; a pickled one needs a recipe's model.pickled_weights."""
     _check_unplaced(target, place, "file")
     folder = single_file_load.folder(file, pickled=False)
     if not (folder / "model_index.json").is_file():

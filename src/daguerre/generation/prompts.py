@@ -24,6 +24,8 @@ KNOWN = ("prompt", "negative_prompt", "seed", "num_images", "guidance_scale", "h
 """Columns that decide an image; others are kept in its JSON."""
 STAND_IN = {"caption": "prompt", "uid": "file_name"}
 """Columns of open-diffusion's lists of captions, and what they are here if there is no column `prompt`."""
+_LEAST = {"seed": 0, "num_images": 1, "height": 1, "width": 1}
+"""Columns of whole numbers, and their least values."""
 _FILE = "sampling.prompts_file"
 _EXAMPLE = '{"prompt": "a cat", "seed": 7}'
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -167,18 +169,10 @@ def _row(cells: Mapping[str, Any], where: str) -> Row:
     for name, value in (("prompt", prompt), ("negative_prompt", negative)):
         if not isinstance(value, str) or "\0" in value or not is_text(value):
             raise UserError(f"{where}: {name} is {value!r}: write text")
-    return Row(
-        str(prompt).strip(),
-        where,
-        str(negative).strip() or None,
-        _whole(given["seed"], "seed", where, least=0),
-        _whole(given["num_images"], "num_images", where, least=1),
-        _scale(given["guidance_scale"], where),
-        _whole(given["height"], "height", where, least=1),
-        _whole(given["width"], "width", where, least=1),
-        _file_name(given["file_name"], where),
-        about,
-    )
+    numbers = {name: _whole(given[name], name, where, least) for name, least in _LEAST.items()}
+    scale, file_name = _scale(given["guidance_scale"], where), _file_name(given["file_name"], where)
+    text, negative = str(prompt).strip(), str(negative).strip() or None
+    return Row(text, where, negative, guidance_scale=scale, file_name=file_name, about=about, **numbers)
 
 
 def _number(value: Any, name: str, where: str) -> float | None:

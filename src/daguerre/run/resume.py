@@ -81,8 +81,7 @@ def find_start(loaded: Loaded, folder: RunFolder, store: RunStore, processes: Pr
 
 
 def foresee_start(loaded: Loaded, storage: RunStorage) -> StartPoint:
-    """The start point that `find_start` would find, with its UserErrors; changes nothing. A run in an object store is
-    not read: it counts as a fresh one."""
+    """Finds what `find_start` would, with its UserErrors; changes nothing. A run in an object store counts as fresh."""
     if not isinstance(storage, LocalStorage):
         return StartPoint(None, {}, None, [])
     storage.refuse_if_held()
@@ -151,8 +150,7 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
 
 
 def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> list[Change]:
-    """UserError if the recipe differs in what is learnt from the one that the run was begun with. Returns the changes
-    that `allow_change` names."""
+    """UserError if the recipe differs from the run's in what is learnt; returns changes that `allow_change` names."""
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
     # Left out, these are the recorded ones.
     changes = [change for change in changes if change.new or change.path not in _RECORDED]

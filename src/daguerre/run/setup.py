@@ -175,8 +175,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
 def _state(
     config: Config, parts: Parts, point: resume.StartPoint, mesh: Mesh, processes: Processes, stop: StopSignals
 ) -> tuple[TrainState, list[str]]:
-    """The state around networks that are sharded over the mesh, and notices. Whatever needs whole networks comes
-    first."""
+    """The state around sharded networks, and notices. Whatever needs whole networks comes first."""
     attached = parts.attached
     notices = resume.first_weights(attached, point, config)
     averages = resume.first_averages(attached, point, config)

@@ -25,8 +25,7 @@ def store(storage: RunStorage, ranks: Ranks) -> ShardedStore | RemoteStore:
 
 
 def groups(state: TrainState) -> Groups:
-    """This device's slices by file and name; views, so that a copy or a save must come before the next update. A
-    collective call."""
+    """This device's slices by file and name: views, to be copied before the next update. A collective call."""
     return {
         file: {name: _sliced(tensor, _part_of(state, file, name, tensor.shape)) for name, tensor in tensors.items()}
         for file, tensors in state.tensors().items()

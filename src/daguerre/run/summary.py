@@ -194,8 +194,7 @@ def dry_run(
     notices: Sequence[str],
     full: bool = False,
 ) -> str:
-    """Settings (all if `full`), networks, their files, data, plan and notices. `total_steps` is None if the data that
-    would tell is not here."""
+    """The text of a dry run, with all settings if `full`. `total_steps` is None if it depends on data not here."""
     sections = {
         **about_settings(config, full),
         "Networks": about_networks(parts),

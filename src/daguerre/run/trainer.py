@@ -73,8 +73,7 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
 
 
 def check_mesh(loaded: Loaded, storage: RunStorage, own: World) -> None:
-    """UserError for a mesh or a batch that does not fit the processes: before they meet, and before anything is
-    written."""
+    """UserError for a mesh or a batch that does not fit the processes, before they meet or write anything."""
     try:
         resume.foreseen_sizes(loaded, storage, loaded.config.mesh.resolved(own.size, own.nodes))
     except UserError as error:
@@ -218,8 +217,7 @@ def generates(run: Run) -> bool:
 
 
 def whole(run: Run) -> Attached:
-    """The adapters with whole present weights, on rank 0. Sharded weights are copied one after the other into the
-    host's memory; all processes call this."""
+    """The adapters with whole present weights, on rank 0; sharded ones in the host's memory. All processes call it."""
     if not run.state.sharding.splits:
         return run.parts.attached
     return run.gathered.take(run.state.sharding, run.parts.attached)

@@ -28,8 +28,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def prepare(settings: TrainingSettings, device: torch.device) -> None:
-    """Sets the precision of float32 products and the limit of memory for the whole process. UserError for a limit that
-    the device does not have."""
+    """Sets the precision of float32 products and the limit of memory. UserError for a limit above the device's."""
     torch.set_float32_matmul_precision(settings.matmul_precision)
     if device.type == "cuda":
         # torch wants a number here: `cuda` alone is the GPU that this process uses.

@@ -62,8 +62,7 @@ class EMA:
         return cls(settings, parameters, copy() if settings.enabled else {}, {w: copy() for w in settings.post_hoc})
 
     def next(self, step: int) -> Average | None:
-        """The average to evaluate with and its share of the weights after update `step` (from 1); None if it stands
-        still."""
+        """The average to evaluate with and its share after update `step` (from 1); None if it stands still."""
         share = 1.0 - decay_at(self.settings, step) if self.settings.enabled else 0.0
         return Average({self.parameters[name]: a for name, a in self.averages.items()}, share) if share else None
 

@@ -69,8 +69,7 @@ class Guard:
 
 
 def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
-    """UserError naming the first saved tensors with NaN or infinity: no run saves such, so the file was damaged before
-    it was saved, or forged."""
+    """UserError naming the first saved tensors with NaN or infinity: the file is damaged or forged."""
     odd = sorted(name for name, each in tensors.items() if each.is_floating_point() and not torch.isfinite(each).all())
     if odd:
         shown = ", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")

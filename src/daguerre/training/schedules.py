@@ -26,8 +26,7 @@ def factor(
 
 
 def under_way(settings: LRSchedulerSettings, step: int, total_steps: int) -> tuple[Stage | None, int]:
-    """The stage that update `step` belongs to, None for the schedule itself; and the update at which that was to
-    end."""
+    """The stage of update `step`, None for the schedule itself; and the update at which that was to end."""
     begun = [stage for stage in settings.stages if stage.start <= step]
     ends = [*(stage.planned for stage in settings.stages), total_steps]
     return begun[-1] if begun else None, ends[len(begun)]

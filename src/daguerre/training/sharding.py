@@ -78,8 +78,7 @@ class Sharding:
 
     @contextmanager
     def swapped(self, net: nn.Module, held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Within the context the held parts of these parameters are `values`; afterwards they are restored to the
-        bit."""
+        """Within the context the held parts of these parameters are `values`; then they are restored to the bit."""
         exchange(held, values)
         try:
             yield

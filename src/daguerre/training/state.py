@@ -194,8 +194,7 @@ def _of(weights: Mapping[str, Tensor], names: Collection[str] | None) -> dict[st
 
 
 def _rounding(precision: Precision, seed: int, trained: Mapping[str, nn.Parameter]) -> Rounding | None:
-    """The rounding of the optimizer's weights. UserError if some have 16 bits and some do not: it moves all of them in
-    the same memory."""
+    """The rounding of weights. UserError if some have 16 bits and some do not: all are moved in the same memory."""
     few = [name for name, p in trained.items() if p.element_size() < 4]
     if few and len(few) < len(trained):
         raise UserError(

@@ -52,6 +52,5 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
 
 
 def update_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Taken while an update is computed: copies of weights and moments. For `daguerre plan`, which cannot compute this
-    one without memory."""
+    """Taken during an update: copies of weights and moments. `daguerre plan` cannot compute it without memory."""
     return 4 * math.prod(shape) + state_bytes(settings, name, shape)

@@ -68,6 +68,5 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
 
 
 def update_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Taken while an update is computed: nothing to speak of, as it goes tensor by tensor. For `daguerre plan`, which
-    cannot compute this one without memory."""
+    """Taken during an update: next to nothing. `daguerre plan` cannot compute it without memory."""
     return 0

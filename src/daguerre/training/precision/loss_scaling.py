@@ -27,8 +27,7 @@ class Scaler:
         return None
 
     def moved(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Notes an update by its loss and gradient norm. Returns whether the scale alone made it non-finite (0-dim bool
-        on the device)."""
+        """Notes an update; returns whether the scale alone made it non-finite (0-dim bool on the device)."""
         return torch.zeros_like(norm, dtype=torch.bool)
 
     def read(self) -> dict[str, float]:
