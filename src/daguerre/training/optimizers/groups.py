@@ -33,9 +33,9 @@ def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[
     by_rate = {pattern: {name for name in trained if fnmatchcase(name, pattern)} for pattern in rates}
     groups = []
     for pattern, names in {"": set(trained).difference(*by_rate.values()), **by_rate}.items():
-        share = rates.get(pattern, settings.learning_rate) / settings.learning_rate
+        rate = rates.get(pattern, settings.learning_rate)
         for decay, some in ((settings.weight_decay, names - spared), (0.0, names & spared)):
-            facts = {"weight_decay": decay, "share": share, "pattern": pattern}
+            facts = {"lr": rate, "weight_decay": decay, "share": rate / settings.learning_rate, "pattern": pattern}
             chosen = [p for name, p in trained.items() if name in some]
             groups += [{"params": piece, **facts} for piece in stochastic_rounding.pieces(chosen)]
     return groups
