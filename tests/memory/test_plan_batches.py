@@ -168,10 +168,10 @@ def test_a_raised_batch_is_recorded_and_read_back(tmp_path, monkeypatch, capsys)
 
     leads = SimpleNamespace(world=SimpleNamespace(rank=0), agreement=SimpleNamespace(tell=lambda what: what))
     store = SimpleNamespace(recover=lambda: SimpleNamespace(path=None, notices=[]))
-    assert resume.begin(loaded, folder, store, leads).global_batch_size == 18
+    assert resume.find_start(loaded, folder, store, leads).global_batch_size == 18
     typed = configs.load("sd15", [f"output_dir={tmp_path}", "training.global_batch_size=16"])
     with pytest.raises(UserError, match="the run has 18, this command says 16"):
-        resume.begin(typed, folder, store, leads)
+        resume.find_start(typed, folder, store, leads)
 
     monkeypatch.setattr(local, "run", lambda command, count: errors.DONE)
     assert (
