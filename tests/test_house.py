@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "run": {
         *("adapters", "build", "checkpoint", "config", "data", "distributed", "generation", "memory", "models"),
-        *("objectives", "remote", "report", "storage", "tracking", "training"),
+        *("objectives", "remote", "report", "samplers", "storage", "tracking", "training"),
     },
     "bench": {"build", "config", "config_import", "data", "models", "run", "training"},
     "cli": {

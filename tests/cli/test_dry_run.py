@@ -8,6 +8,7 @@ import socket
 
 import huggingface_hub
 import pytest
+import tiny_runs
 from twins import base, shards, tree
 
 from daguerre import errors
@@ -99,3 +100,31 @@ def _terms(text):
 def test_what_the_device_has_not_is_refused_here_too(capsys):
     assert main.run(["train", "quickstart", "--dry-run", "training.max_device_memory=59GB"]) == errors.REFUSED
     assert "max_device_memory=59GB has no effect on a CPU" in capsys.readouterr().err
+
+
+def refused(capsys, place, *given):
+    """What `train` and `--dry-run` say of the same command, which they both refuse."""
+    said = []
+    for flags in ([], ["--dry-run"]):
+        capsys.readouterr()
+        assert main.run([*tiny_runs.arguments(place, *given), *flags]) == errors.REFUSED
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    return said[0]
+
+
+def test_what_train_refuses_of_a_run_that_exists_is_refused_here_too(tmp_path, capsys):
+    tiny = ["training.duration=2 steps", "lr_scheduler.name=linear", "lr_scheduler.warmup=0 steps"]
+    tiny += ["sampling.num_images=0", "data.checked_prompts=1", "checkpoint.export=false"]
+    assert tiny_runs.train(tmp_path, *tiny, "resume_from_checkpoint=never") == errors.DONE
+    before = sorted(path for path in tmp_path.rglob("*"))
+    assert "seed: the run has 0, this command says 1" in refused(capsys, tmp_path, *tiny, "seed=1")
+    assert "resume_from_checkpoint=never" in refused(capsys, tmp_path, *tiny, "resume_from_checkpoint=never")
+    assert "'step-7'" in refused(capsys, tmp_path, *tiny, "resume_from_checkpoint=step-7")
+    longer = [*tiny[1:], "training.duration=4 steps"]
+    assert "lr_scheduler.on_new_duration" in refused(capsys, tmp_path, *longer)
+    assert main.run([*tiny_runs.arguments(tmp_path, *longer, "on_new_duration=hold"), "--dry-run"]) == errors.REFUSED
+    chosen = [*longer, "lr_scheduler.on_new_duration=decay", "lr_scheduler.restart_from=0.5"]
+    assert main.run([*tiny_runs.arguments(tmp_path, *chosen), "--dry-run"]) == errors.DONE
+    assert "the run goes on from step-00000002" in capsys.readouterr().out
+    assert sorted(path for path in tmp_path.rglob("*")) == before

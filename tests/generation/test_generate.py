@@ -96,7 +96,7 @@ def test_the_newest_averaged_weights_are_used(run, recipe, tmp_path):
     built = parts.build(config)
     built.net.load_state_dict(weights(-0.02, built))
     built.net.eval()
-    expected = list(generation_generate.draw_pictures(built, 64, config.sampling, [PROMPT], [7]))
+    expected = list(generation_generate.generate_images(built, (64, 64), config.sampling, [PROMPT], [7]))
     assert np.array_equal(draw(run, tmp_path / "a", "seed=7"), np.stack(expected))
     older = draw(run, tmp_path / "b", "seed=7", "resume_from_checkpoint=step-00000001")
     assert not np.array_equal(older, np.stack(expected))
@@ -186,7 +186,7 @@ def test_the_negative_prompt_counts(run, tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "what shall be drawn"),
+        ([], "no prompt given"),
         (["prompt=a", "prompts_file=b"], "choose one"),
         (["prompts_file=missing.txt"], "cannot be read"),
         (["prompt=a", "objective.name=x0"], "fixed when"),

@@ -25,10 +25,10 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import webdataset
 from daguerre.errors import UserError
 from daguerre.generation import generate as generation_generate
-from daguerre.generation import prompts, ranks
-from daguerre.generation.generate import Wanted, batches
+from daguerre.generation import jobs, prompts
+from daguerre.generation.generate import ImageRequest, batches
 from daguerre.generation.output_dir import Folder
-from daguerre.generation.requests import PictureList
+from daguerre.generation.requests import RequestList
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Prompt
 
@@ -165,7 +165,7 @@ def test_processes_that_start_at_once_take_one_folder(run, tmp_path, capsys):
     with pytest.raises(UserError, match="seed: 0 -> 1"):
         second.begin({"seed": 1})
     code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)"
-    for part in (ranks.Part(), ranks.Part(1, 2)):  # either holds what the second of two would
+    for part in (jobs.TaskShard(), jobs.TaskShard(1, 2)):  # either holds what the second of two would
         with first.held(part):
             found = subprocess.run([sys.executable, "-c", code, str(first.path / "request.json")], capture_output=True)
             assert b"BlockingIOError" in found.stderr
@@ -215,15 +215,15 @@ def test_a_changed_list_is_another_request(run, tmp_path, capsys):
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """A SIGTERM comes while that batch is drawn."""
-    draw_batch, drawn_batches = generation_generate.draw_batch, []
+    generate_batch, drawn_batches = generation_generate.generate_batch, []
 
     def draw(*given):
         drawn_batches.append(given)
         if len(drawn_batches) == batches:
             os.kill(os.getpid(), signal.SIGTERM)
-        return draw_batch(*given)
+        return generate_batch(*given)
 
-    monkeypatch.setattr(generation_generate, "draw_batch", draw)
+    monkeypatch.setattr(generation_generate, "generate_batch", draw)
 
 
 def test_a_signal_keeps_what_is_drawn(run, tmp_path, capsys, monkeypatch):
@@ -390,7 +390,7 @@ def test_a_long_list_is_never_held():
             read += 1
             yield prompts.Row(f"prompt {i}", height=64 if i % 3 else 32)
 
-    listed = PictureList(prompts.Prompts("many", "", rows), SamplingSettings(num_images=1), 32)
+    listed = RequestList(prompts.Prompts("many", "", rows), SamplingSettings(num_images=1), (32, 32))
     assert listed.survey().sizes_px == {(32, 32): 33_334, (64, 32): 66_666}
     read = 0
     first = next(batches(iter(listed), 16))
@@ -399,7 +399,7 @@ def test_a_long_list_is_never_held():
 
 
 def test_batches_are_of_one_kind_and_led_by_the_first_that_waits():
-    wanted = [Wanted(i, Prompt(""), i, (8, 8 + i % 3), 1.0 + i % 2) for i in range(50)]
+    wanted = [ImageRequest(i, Prompt(""), i, (8, 8 + i % 3), 1.0 + i % 2) for i in range(50)]
     made = list(batches(iter(wanted), 4))
     assert sorted(one.number for batch in made for one in batch) == list(range(50))
     assert all(len({one.kind for one in batch}) == 1 for batch in made)
@@ -419,28 +419,28 @@ def test_batches_are_of_one_kind_and_led_by_the_first_that_waits():
     ],
 )
 def test_parts_of_launchers(environ, part):
-    found = ranks.part(None, environ)
+    found = jobs.task_shard(None, environ)
     assert (found.index, found.count) == part
-    assert ranks.part("2/8", environ).index == 1
-    numbers = [n for i in range(3) for n in range(10) if n in ranks.Part(i, 3)]
+    assert jobs.task_shard("2/8", environ).index == 1
+    numbers = [n for i in range(3) for n in range(10) if n in jobs.TaskShard(i, 3)]
     assert sorted(numbers) == list(range(10))
-    assert ranks.Part(1, 3).share(10) == 3
+    assert jobs.TaskShard(1, 3).share(10) == 3
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])
 def test_parts_that_cannot_be(shard):
     with pytest.raises(UserError, match="counted from 1"):
-        ranks.part(shard, {})
+        jobs.task_shard(shard, {})
     with pytest.raises(UserError, match="do not fit"):
-        ranks.part(None, torchrun(4, 4))
+        jobs.task_shard(None, torchrun(4, 4))
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "2", "WORLD_SIZE": "4"}, {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}])
 def test_what_a_launcher_says_in_part_needs_a_word(environ):
     """A shell of a job that srun did not start would draw one part of four, and nobody the others."""
     with pytest.raises(UserError, match="or give shard=I/N"):
-        ranks.part(None, environ)
-    assert ranks.part("1/1", environ).count == 1
+        jobs.task_shard(None, environ)
+    assert jobs.task_shard("1/1", environ).count == 1
 
 
 def test_pictures_of_a_list_have_the_seeds_of_their_places(run, tmp_path):

@@ -17,7 +17,7 @@ from daguerre import keys
 from daguerre.build.parts import Parts
 from daguerre.errors import UserError
 from daguerre.generation import generate
-from daguerre.generation.generate import Wanted
+from daguerre.generation.generate import ImageRequest
 from daguerre.models.pixel_codec import levels
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Cond, Latents, Prompt
@@ -32,9 +32,9 @@ def built(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
 
 
 def drawn(built: Parts, prompts: Sequence[Prompt], batch_size: int = 4, scale: float = 3.0) -> list[np.ndarray]:
-    wanted = (Wanted(i, prompt, 7 + i, SIZE, scale) for i, prompt in enumerate(prompts))
+    wanted = (ImageRequest(i, prompt, 7 + i, SIZE, scale) for i, prompt in enumerate(prompts))
     sampling = SAMPLING.model_copy(update={"batch_size": batch_size})
-    return [one.pixels_HWC for one in generate.draw_all(built, sampling, wanted)]
+    return [one.pixels_HWC for one in generate.generate(built, sampling, wanted)]
 
 
 @dataclass(frozen=True)

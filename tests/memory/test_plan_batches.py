@@ -22,7 +22,7 @@ from daguerre.config import recipe
 from daguerre.distributed.launch import local
 from daguerre.errors import UserError
 from daguerre.run import resume, storage
-from daguerre.run.resume import Beginning
+from daguerre.run.resume import StartPoint
 
 DEVICES = (1, 2, 4, 8, 16, 64, 128)
 LAUNCHED = (1, 8, 128)
@@ -162,16 +162,16 @@ def test_a_raised_batch_is_recorded_and_read_back(tmp_path, monkeypatch, capsys)
     folder = RunFolder(tmp_path / "sd15")
     folder.path.mkdir()
     sizes, _ = told("sd15", 6)
-    resume.record(loaded.config, folder, Beginning(None, {}, None, []), sizes, {})
+    resume.record(loaded.config, folder, StartPoint(None, {}, None, []), sizes, {})
     recorded = configs.load(str(folder.path)).config.training
     assert (recorded.global_batch_size, recorded.per_device_batch_size) == (18, 3)
 
     leads = SimpleNamespace(world=SimpleNamespace(rank=0), agreement=SimpleNamespace(tell=lambda what: what))
     store = SimpleNamespace(recover=lambda: SimpleNamespace(path=None, notices=[]))
-    assert resume.begin(loaded, folder, store, leads).global_batch_size == 18
+    assert resume.find_start(loaded, folder, store, leads).global_batch_size == 18
     typed = configs.load("sd15", [f"output_dir={tmp_path}", "training.global_batch_size=16"])
     with pytest.raises(UserError, match="the run has 18, this command says 16"):
-        resume.begin(typed, folder, store, leads)
+        resume.find_start(typed, folder, store, leads)
 
     monkeypatch.setattr(local, "run", lambda command, count: errors.DONE)
     assert (

@@ -21,7 +21,7 @@ from daguerre.remote import export, local_copy, mirror, sealed_files
 from daguerre.remote.mirror import Mirror
 from daguerre.remote.run import RemoteHome
 from daguerre.run import storage
-from daguerre.run.stores import store
+from daguerre.run.state_io import store
 from daguerre.storage import clients
 
 

@@ -64,7 +64,7 @@ def given(base, tmp_path):
 
 def draw(given, *more, stop=lambda: 0):
     loaded = config.load("sd15_dreambooth", [*given, *more]).config
-    return class_images.draw(loaded, build(loaded), stop)
+    return class_images.generate_missing(loaded, build(loaded), stop)
 
 
 def train(given, *more):

@@ -10,7 +10,7 @@ from whole_store import WholeStore
 from daguerre import errors
 from daguerre.errors import UserError
 from daguerre.families import sdxl
-from daguerre.run import ema_start
+from daguerre.run import resume
 from daguerre.training.ema import EMA, decay_at
 from daguerre.training.settings import EMASettings
 
@@ -38,12 +38,12 @@ def assert_equal(found, net, factor=1.0):
 
 
 def test_a_folder_in_diffusers_layout(pipeline, net):
-    assert_equal(ema_start.read(pipeline, net), net)
+    assert_equal(resume.read_averages(pipeline, net), net)
 
 
 def test_a_file_of_the_nets_own_names(tmp_path, net):
     save_file(weights(net), tmp_path / "all.safetensors")
-    assert_equal(ema_start.read(tmp_path / "all.safetensors", net), net)
+    assert_equal(resume.read_averages(tmp_path / "all.safetensors", net), net)
 
 
 def test_text_encoders_of_older_files(tmp_path, pipeline, net):
@@ -55,7 +55,7 @@ def test_text_encoders_of_older_files(tmp_path, pipeline, net):
         if wrapper:
             tensors["text_model.embeddings.position_ids"] = torch.arange(24)[None]
         save_file(tensors, tmp_path / component / file.name)
-    assert_equal(ema_start.read(tmp_path, net), net)
+    assert_equal(resume.read_averages(tmp_path, net), net)
 
 
 @pytest.mark.parametrize("renamed", [False, True])
@@ -65,8 +65,8 @@ def test_one_network_by_itself(tmp_path, pipeline, renamed):
     if renamed:
         folder = tmp_path / "averages"
         folder.symlink_to(pipeline / "unet")
-    assert_equal(ema_start.read(folder, net), net)
-    assert_equal(ema_start.read(folder / "diffusion_pytorch_model.safetensors", net), net)
+    assert_equal(resume.read_averages(folder, net), net)
+    assert_equal(resume.read_averages(folder / "diffusion_pytorch_model.safetensors", net), net)
 
 
 @pytest.mark.parametrize("averaged", [True, False])
@@ -76,8 +76,8 @@ def test_a_run_and_one_of_its_checkpoints(tmp_path, net, averaged):
         model = {name: torch.zeros_like(p) if averaged else p * factor for name, p in weights(net).items()}
         averages = {"ema": {name: p * factor for name, p in weights(net).items()}} if averaged else {}
         store.save(f"step-{step:08d}", {"model": model, **averages}, {"state": {"step": step}})
-    assert_equal(ema_start.read(tmp_path, net), net, 3.0)
-    assert_equal(ema_start.read(tmp_path / "checkpoints" / "step-00000001", net), net, 2.0)
+    assert_equal(resume.read_averages(tmp_path, net), net, 3.0)
+    assert_equal(resume.read_averages(tmp_path / "checkpoints" / "step-00000001", net), net, 2.0)
 
 
 def test_what_does_not_fit_is_listed(tmp_path, net):
@@ -87,26 +87,26 @@ def test_what_does_not_fit_is_listed(tmp_path, net):
     save_file(tensors, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match=r"do not fit what is trained: missing unet.conv_out.bias; unet.conv_in.bias is "
                                         r"\[3\], the network has \[32\]; unknown unet.more"):  # fmt: skip
-        ema_start.read(tmp_path / "other.safetensors", net)
+        resume.read_averages(tmp_path / "other.safetensors", net)
 
 
 def test_a_part_that_is_trained_too_may_not_be_missing(pipeline, net):
     with pytest.raises(UserError, match=r"missing text_encoder\..*; and \d+ more"):
-        ema_start.read(pipeline / "unet", net)
+        resume.read_averages(pipeline / "unet", net)
 
 
 def test_places_where_there_is_nothing_are_refused(tmp_path, net):
     with pytest.raises(UserError, match="there is nothing; give a run folder"):
-        ema_start.read(tmp_path / "nowhere", net)
+        resume.read_averages(tmp_path / "nowhere", net)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no weights in safetensors"):
-        ema_start.read(tmp_path / "empty", net)
+        resume.read_averages(tmp_path / "empty", net)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match="no checkpoint that can be read"):
-        ema_start.read(tmp_path, net)
+        resume.read_averages(tmp_path, net)
     (tmp_path / "text.safetensors").write_bytes(b"none")
     with pytest.raises(UserError, match="cannot be read as safetensors"):
-        ema_start.read(tmp_path / "text.safetensors", net)
+        resume.read_averages(tmp_path / "text.safetensors", net)
 
 
 @pytest.mark.parametrize("name", ["diffusers", "mindone", "stable_cascade"])

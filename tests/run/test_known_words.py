@@ -48,15 +48,15 @@ def test_which_words_are_known(recipe, given, found):
 
 def test_few_known_words_are_listed_and_many_are_counted(monkeypatch):
     quickstart = config.load("quickstart").config
-    assert known_words.told(quickstart, ["A small, RED star!", ""]) == []
-    (line,) = known_words.told(quickstart, ["a star", "a red dog on a beach", "a dog"])
+    assert known_words.notices(quickstart, ["A small, RED star!", ""]) == []
+    (line,) = known_words.notices(quickstart, ["a star", "a red dog on a beach", "a dog"])
     assert STRANGE in line
     assert KNOWS in line
-    (line,) = known_words.told(quickstart, [" ".join(f"w{i}" for i in range(30))])
+    (line,) = known_words.notices(quickstart, [" ".join(f"w{i}" for i in range(30))])
     assert "w9, ... (as in" in line
     assert "w10," not in line.partition("(as in")[0]
     monkeypatch.setattr(known_words, "_FEW", 25)
-    assert known_words.told(quickstart, ["dog"])[0].endswith("it knows 26 others")
+    assert known_words.notices(quickstart, ["dog"])[0].endswith("it knows 26 others")
 
 
 def test_generate_says_it(run, tmp_path, capsys):

@@ -13,8 +13,8 @@ from daguerre.build.parts import BatchSizes
 from daguerre.cli import main
 from daguerre.config import config as configs
 from daguerre.errors import UserError
-from daguerre.run import new_duration
-from daguerre.run.resume import Beginning
+from daguerre.run import schedule
+from daguerre.run.resume import StartPoint
 from daguerre.training import step
 
 SIZES = BatchSizes(16, 16)
@@ -29,16 +29,16 @@ def beginning(config, done):
     """What the folder of a run holds that did so many updates by this config."""
     schedule = {"duration": config.training.duration, "lr_scheduler": config.lr_scheduler.model_dump(mode="json")}
     checkpoint = None if done is None else Path(f"step-{done:08d}")
-    return Beginning(checkpoint, {"state": {"step": done}}, 16, [], schedule)
+    return StartPoint(checkpoint, {"state": {"step": done}}, 16, [], schedule)
 
 
 def settled(old, new, done):
-    return new_duration.settled(new, beginning(old, done), SIZES, None)
+    return schedule.settled(new, beginning(old, done), SIZES, None)
 
 
 def rates(config):
-    schedule = new_duration.Schedule.of(config, SIZES, None)
-    return [schedule.at(step) for step in range(schedule.total)]
+    found = schedule.loop_config(config, SIZES, None)
+    return [found.share_at(step) for step in range(found.total_steps)]
 
 
 LONGER = "training.duration=70 steps"

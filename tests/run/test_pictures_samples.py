@@ -23,7 +23,7 @@ def recipe(tiny_sd: Path, tmp_path: Path) -> Path:
 
 def wanted(recipe: Path, *given: str):
     config = configs.load(str(recipe), ["sampling.num_images=5", "sampling.seed=10", *given]).config
-    return samples.wanted(config, lambda count: [f"caption {i}" for i in range(count)])
+    return samples.requests(config, lambda count: [f"caption {i}" for i in range(count)])
 
 
 def test_prompts_come_in_turn(recipe, tmp_path):

@@ -6,7 +6,7 @@ from daguerre.build.parts import BatchSizes
 from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError
 from daguerre.run import summary
-from daguerre.run.intervals import Intervals, intervals
+from daguerre.run.schedule import Intervals, intervals
 
 
 def load(*given, recipe="quickstart"):

@@ -49,7 +49,7 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
     assert group is not None
     agreement = Agreement(group)
     here: Any = SimpleNamespace(world=SimpleNamespace(rank=rank), agreement=agreement)
-    sharding, _ = distribute.spread(config, parts, here, mesh)
+    sharding, _ = distribute.shard_networks(config, parts, here, mesh)
     state = TrainState.start(
         parts.net, parts.objective.learnt, config.optimizer, config.ema, parts.numerics, config.seed, sharding
     )

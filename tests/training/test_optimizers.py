@@ -18,7 +18,7 @@ from daguerre.build.parts import batch_sizes
 from daguerre.config import config as configs
 from daguerre.config.errors import ConfigError
 from daguerre.errors import UserError, install
-from daguerre.run.setup import peak_learning_rate
+from daguerre.run.schedule import peak_learning_rate
 from daguerre.training import step
 from daguerre.training.optimizers import adamw_8bit
 from daguerre.training.optimizers.optimizer import Optimizer, build

@@ -78,7 +78,7 @@ def test_schedule_and_scale_act_on_all_alike_and_each_is_logged(toy):
     state = toy.state(learning_rates={"inner.*": 0.002, "out.bias": 0.04})
     lines = [u.values for u in train(state, toy.batches(), toy.loss_fn, toy.plan(log_every=1), nullcontext)]
     for number, values in enumerate(lines):
-        rate = toy.plan().learning_rate_at(number)
+        rate = toy.plan().learning_rate * toy.plan().share_at(number)
         assert values["learning/current_learning_rate"] == rate
         assert values["learning/current_learning_rate/inner.*"] == pytest.approx(0.2 * rate, rel=1e-12)
         assert values["learning/current_learning_rate/out.bias"] == pytest.approx(4 * rate, rel=1e-12)

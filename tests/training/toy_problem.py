@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from daguerre import plugins
 from daguerre.objectives.objective import NothingLearnt
-from daguerre.training.loop import Plan
+from daguerre.training.loop import LoopConfig
 from daguerre.training.settings import EMASettings, LRSchedulerSettings
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
@@ -61,7 +61,7 @@ def batches(start: int = 0, **given) -> Iterator[list[Batch]]:
         start += 1
 
 
-def plan(**changes) -> Plan:
+def plan(**changes) -> LoopConfig:
     facts = {
         "total_steps": 20,
         "learning_rate": 0.01,
@@ -71,4 +71,4 @@ def plan(**changes) -> Plan:
         "max_nonfinite_steps": 3,
         "log_every": 4,
     }
-    return Plan(**{**facts, **changes})
+    return LoopConfig(**{**facts, **changes})

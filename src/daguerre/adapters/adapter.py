@@ -47,7 +47,8 @@ class Trainable(ABC):
     """Whether these weights stay float32, whatever type the base is stored in (training.weights_dtype)."""
 
     def condition(self, batch: Batch, cond: Cond) -> Cond:
-        """Conditioning of a batch on the device, with what the adapter adds to it. No gradient flows into it."""
+        """Conditioning of a batch on the device, with what the adapter adds to it. No gradient flows into it. Images
+        that are generated ask for each side of guidance: `texts` are its prompts, and keys (seed, 0, 0)."""
         return cond
 
     def random_inputs(self, seed: int, keys: np.ndarray, shape: tuple[int, ...]) -> dict[str, Tensor]:

@@ -1,33 +1,41 @@
-"""`daguerre train --dry-run`: what would happen, from the recipe, the networks and the data; nothing is written."""
+"""`daguerre train --dry-run`: what would happen, by the recipe, networks, data and run; nothing is written.
+
+It refuses what `train` refuses, as far as weights, other processes and object stores are not needed to know.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
-from daguerre.build.parts import batch_sizes, outline
-from daguerre.config.config import Config
+from daguerre.build.parts import batch_sizes, held, outline, refuse_cut_batches
+from daguerre.config.config import Loaded
 from daguerre.data.dataset import open_dataset
+from daguerre.data.loading.loader import Loading
 from daguerre.data.sources import huggingface
 from daguerre.errors import Absent
-from daguerre.run import class_images, samples, summary
-from daguerre.run.intervals import intervals
-from daguerre.run.storage import Home
+from daguerre.run import class_images, resume, samples, schedule, summary
+from daguerre.run.storage import RunStorage
 from daguerre.training import device
 from daguerre.training.optimizers import optimizer
 
 
-def describe(config: Config, home: Home, notices: Sequence[str], full: bool) -> int:
-    """Prints it, with all settings if `full`; the exit code."""
+def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
+    """Prints the description, with all settings if `full`; returns the exit code."""
+    config = loaded.config
+    start = resume.foresee_start(loaded, storage)
     parts = outline(config)
-    device.prepare(config.training, parts.device)  # for what it refuses
+    device.prepare(config.training, parts.device)  # for its UserErrors
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}
-    optimizer.build(config.optimizer, trained)  # for what it refuses: patterns, libraries, devices
+    optimizer.build(config.optimizer, trained)  # for its UserErrors: patterns, libraries, devices
     samples.check(config, parts)
-    sizes = batch_sizes(config)
-    class_images.refuse_other_predictions(config, parts)
-    data = class_images.told(config)
-    dataset, said = None, list(notices)
+    if start.global_batch_size is None:
+        sizes = batch_sizes(config)
+    else:
+        sizes = batch_sizes(config, start.global_batch_size, held=held(loaded))
+    refuse_cut_batches(config, parts.objective, sizes)
+    class_images.check_prediction(config, parts)
+    data = class_images.planned(config) if start.checkpoint is None else []
+    dataset, notices = None, [*loaded.notices, *start.notices, *sizes.notices]
     try:
         with huggingface.from_cache_alone():
             if data:
@@ -46,9 +54,14 @@ def describe(config: Config, home: Home, notices: Sequence[str], full: bool) -> 
         dataset.refuse_without(parts.images)
         dataset.plan(config.seed, sizes.whole)
         data = summary.about_source(dataset, config, sizes.whole, parts.images)
-        every = intervals(config, sizes, dataset.count)
+        config, changed = schedule.settled(config, start, sizes, dataset.count)
+        if start.checkpoint is not None:
+            sized = sizes.whole, sizes.micro
+            loading = Loading(dataset, config.loader, config.seed, *sized, parts.draws, parts.family.truncated)
+            resume.restore_loading(loading, start, config)
+        every = schedule.intervals(config, sizes, dataset.count)
         total = every.total
-        said += summary.about_warmup(every)
-    said += samples.strange_words(config)
-    print(summary.dry_run(config, parts, sizes, total, data, said, full))
+        notices += [*changed, *summary.about_warmup(every)]
+    notices += samples.unknown_words(config)
+    print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))
     return 0

@@ -1,12 +1,11 @@
-"""`daguerre generate`: draws pictures from prompts, one or a hundred thousand, and goes on where it was stopped."""
+"""`daguerre generate`: one image or a hundred thousand; the same command goes on where it was stopped."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -17,17 +16,15 @@ from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.formatting import duration_text
-from daguerre.generation import contact_sheet, generate, load, output_dir, ranks
+from daguerre.generation import contact_sheet, generate, jobs, load, output_dir
 from daguerre.generation import prompts as generation_prompts
-from daguerre.generation.generate import Drawn, Stopped, Wanted
-from daguerre.generation.image_files import Encoding
-from daguerre.generation.jobs import FileWork, ShardWork, Work
+from daguerre.generation.generate import GeneratedImage, ImageRequest
+from daguerre.generation.image_files import Encoding, FileOutput
+from daguerre.generation.image_shards import ShardOutput
 from daguerre.generation.load import Loading
 from daguerre.generation.output_dir import Folder
-from daguerre.generation.ranks import Part
-from daguerre.generation.requests import PictureList, Survey
+from daguerre.generation.requests import RequestList, Survey
 from daguerre.run import known_words
-from daguerre.samplers.settings import SamplingSettings
 from daguerre.tracking.progress import Counter
 from daguerre.training import device
 from daguerre.training.precision import dtypes
@@ -76,54 +73,62 @@ Writes 000.png, 001.png ... and a JSON beside each, which says how it was made. 
 
 @dataclass(frozen=True)
 class Job:
-    """A list of pictures, and what draws it."""
+    """A list of images, and what generates it."""
 
     arguments: Arguments
     loading: Loading
-    part: Part
-    pictures: PictureList
+    part: jobs.TaskShard
+    requests: RequestList
     survey: Survey
     asked: dict[str, Any]
     folder: Folder
 
+    @cached_property
+    def output(self) -> FileOutput | ShardOutput:
+        """Files or shards of this process."""
+        options = self.arguments.options
+        kind = ShardOutput if options.format == "webdataset" else FileOutput
+        encoding = Encoding(options.image, options.quality)
+        return kind(self.folder.path, self.requests, self.survey.images, self.part, self.asked, encoding=encoding)
+
 
 def run(arguments: list[str]) -> int:
-    """Draws what the command line asks for; 0, the code of a signal, or a UserError."""
+    """Generates what the command line asks for. Returns 0 or the code of a signal; UserError."""
     job = prepare(arguments)
     began = job.folder.goes_on(job.asked)
     parts = None if began else ready(job)
     if not began:
         job.folder.begin(job.asked)
     with job.folder.held(job.part):
-        work = work_of(job)
-        left = work.left(began)
-        if work.kept:
-            print(f"{work.kept:,} of {work.share:,} pictures are there and are whole: kept")
-        if left:
-            code = draw(job, work, parts or ready(job))
-            if code:
-                return code
-        return conclude(job, work, left)
+        output = job.output
+        if began:
+            output.find_kept()
+        if output.kept:
+            print(f"{output.kept:,} of {output.share:,} pictures are there and are whole: kept")
+        left = output.share - output.kept
+        if left and (code := write_images(job, parts or ready(job), left)):
+            return code
+        return conclude(job, left)
 
 
 def prepare(arguments: list[str]) -> Job:
-    """All that can be known, and refused, before any weight is read."""
+    """Everything that can be known, and refused, before any weight is read."""
     asked_for = generate_options.read(arguments)
     for notice in asked_for.notices:
         print(notice)
-    part = ranks.part(asked_for.options.shard)
-    if part.said:
-        print(part.said)
+    part = jobs.task_shard(asked_for.options.shard)
+    if part.notice:
+        print(part.notice)
     config = asked_for.config
-    captioned = asked_for.options.format == "webdataset"
-    listed = PictureList(prompts(asked_for), config.sampling, config.data.resolution, generate.KEYS, captioned)
-    survey = listed.survey()
-    if not survey.pictures:
-        raise UserError("num_images=0: there is nothing to draw")
+    captioned, size_px = asked_for.options.format == "webdataset", generate.image_size(config, "sample")
+    requests = RequestList(prompts(asked_for), config.sampling, size_px, generate.KEYS, captioned)
+    survey = requests.survey()
+    if not survey.images:
+        raise UserError("num_images=0: there is nothing to draw", code="empty", setting="sampling.num_images")
     loading = load.choose(asked_for.model, config, asked_for.options.weights)
-    asked = record(asked_for, listed, survey, loading)
-    folder = output_dir.place(asked_for.options.out, asked_for.model.home, listed.prompts.name, asked)
-    return Job(asked_for, loading, part, listed, survey, asked, folder)
+    asked = record(asked_for, requests, survey, loading)
+    folder = output_dir.place(asked_for.options.out, asked_for.model.home, requests.prompts.name, asked)
+    return Job(asked_for, loading, part, requests, survey, asked, folder)
 
 
 def prompts(arguments: Arguments) -> generation_prompts.Prompts:
@@ -134,22 +139,25 @@ def prompts(arguments: Arguments) -> generation_prompts.Prompts:
     if sampling.prompts_file is not None:
         return generation_prompts.of_file(sampling.prompts_file)
     if not sampling.prompts:
-        raise UserError('what shall be drawn? Give prompt="..." or prompts_file=FILE (one prompt a line)')
+        raise UserError(
+            'no prompt given: pass prompt="..." or prompts_file=FILE (one prompt a line)',
+            code="missing",
+            setting="sampling.prompts",
+        )
     return generation_prompts.inline(sampling.prompts)
 
 
-def record(arguments: Arguments, listed: PictureList, survey: Survey, loading: Loading) -> dict[str, Any]:
-    """What decides the pictures of the list: they are gone on with only where it is the same."""
+def record(arguments: Arguments, requests: RequestList, survey: Survey, loading: Loading) -> dict[str, Any]:
+    """Everything that decides the images of the list: it is gone on with only if all of this is the same."""
     sampling, options, training = arguments.config.sampling, arguments.options, arguments.config.training
     names = ("seed", "num_images", "negative_prompt", "sampler", "num_inference_steps", "eta", "guidance_scale")
-    height, width = sampling.size_px(listed.resolution)
-    encoding = Encoding(options.image, options.quality)
+    height, width = requests.size_px
     shards = {"shard_samples": options.shard_samples, "shard_image": options.image}
     return {
         **dict(recipe.paths(loading.made_with)),
-        "prompts": listed.prompts.name,
-        "prompts_sha256": listed.prompts.digest,
-        "pictures": survey.pictures,
+        "prompts": requests.prompts.name,
+        "prompts_sha256": requests.prompts.digest,
+        "pictures": survey.images,
         **{name: getattr(sampling, name) for name in (*names, "guidance_rescale", "timestep_spacing")},
         **sampling.churn,
         **({} if sampling.shift is None else {"shift": sampling.shift}),
@@ -159,102 +167,73 @@ def record(arguments: Arguments, listed: PictureList, survey: Survey, loading: L
         "matmul_precision": training.matmul_precision,
         "format": options.format,
         **(shards if options.format == "webdataset" else {}),
-        "quality": encoding.used_quality,
+        "quality": Encoding(options.image, options.quality).used_quality,
     }
 
 
 def ready(job: Job) -> Parts:
-    """The networks, if they can draw pictures of all the sizes that are asked for."""
-    ranks.use_own_gpu(job.part)
-    print(f"drawing with {job.loading.said}")
-    prompts = (row.prompt for row in job.pictures.prompts.rows())
-    for line in known_words.told(job.arguments.config, chain(prompts, [job.arguments.config.sampling.negative_prompt])):
+    """The networks. UserError if they cannot generate images of all the sizes that are asked for."""
+    jobs.use_own_gpu(job.part)
+    print(f"drawing with {job.loading.description}")
+    texts = (row.prompt for row in job.requests.prompts.rows())
+    negative = job.arguments.config.sampling.negative_prompt
+    for line in known_words.notices(job.arguments.config, chain(texts, [negative])):
         print(line)
     parts = job.loading.parts()
-    family, _ = generate.drawing(parts)
+    family, _ = generate.generative(parts)
     for height, width in job.survey.sizes_px:
         family.latent_shape((3, height, width))
     return parts
 
 
-def work_of(job: Job) -> Work:
-    """Files or shards, and which of them are this process's."""
-    options = job.arguments.options
-    encoding = Encoding(options.image, options.quality)
-    kind = ShardWork if options.format == "webdataset" else FileWork
-    return kind(job.folder.path, job.pictures, job.survey.pictures, job.part, encoding, job.asked)
-
-
-def draw(job: Job, work: Work, parts: Parts) -> int:
-    """Draws what is left of this part; 0, or the exit code of a signal."""
+def write_images(job: Job, parts: Parts, total: int) -> int:
+    """Generates what is left of this part. Returns 0, or the exit code of a signal."""
     sampling = job.arguments.config.sampling
-    total = work.share - work.kept
     sizes = ", ".join(f"{height}x{width}" for height, width in list(job.survey.sizes_px)[:4])
     sizes += ", ..." if len(job.survey.sizes_px) > 4 else ""
     print(f"drawing {total:,} picture{'s' * (total != 1)} of {sizes} px (height x width) into {job.folder.path}")
-    cut = Cut()
+    truncated: dict[str, list[int]] = {}
+
+    def about(request: ImageRequest) -> dict[str, Any]:
+        return {**request.about, **generate.about(parts, sampling, request), **job.loading.made_with}
+
     with StopSignals() as stop, Counter("drawing", total, unit="pictures") as counter:
 
-        def drawn(wanted: Iterable[Wanted]) -> Iterator[Drawn]:
-            for one in generate.draw_all(parts, sampling, wanted, lambda: stop.requested):
-                cut.look(one)
+        def generated(requests: Iterable[ImageRequest]) -> Iterator[GeneratedImage]:
+            for image in generate.generate(parts, sampling, requests, lambda: stop.requested):
+                if image.truncated is not None:
+                    truncated.setdefault(image.truncated, []).append(image.request.number)
                 counter.add(1)
-                yield one
+                yield image
 
-        began = time.monotonic()
         counter.add(0)  # the first batch takes a while: the line is there before it
-        with suppress(Stopped):
-            work.draw(drawn, partial(describe, parts, sampling, job.loading.made_with))
-        done, seconds = counter.done, time.monotonic() - began
-    cut.say()
+        with suppress(generate.Stopped):
+            job.output.write(generated, about)
+        done, seconds = counter.done, counter.seconds
+    for how, numbers in truncated.items():
+        shown = ", ".join(str(number) for number in numbers[:5]) + ", ..." * (len(numbers) > 5)
+        many = f"{len(numbers):,} prompts are" if len(numbers) > 1 else "one prompt is"
+        print(f"{many} longer than is read, and {how}: picture {shown}")
     if stop.requested:
         assert stop.signal is not None
-        print(f"stopped by {stop.signal.name}: {work.saved(done)}; the same command goes on from there")
+        print(f"stopped by {stop.signal.name}: {job.output.saved(done)}; the same command goes on from there")
         return stop.exit_code
     print(f"drawn: {done:,} picture{'s' * (done != 1)} in {duration_text(seconds)}")
     return 0
 
 
-def describe(parts: Parts, sampling: SamplingSettings, made_with: dict[str, Any], one: Wanted) -> dict[str, Any]:
-    """The JSON of a picture: columns of its file, how it was made, and with what."""
-    return {**one.about, **generate.about(parts, sampling, one), **made_with}
-
-
-def conclude(job: Job, work: Work, left: int) -> int:
-    """Says where the pictures are, and whether those of other parts are there, too."""
-    missing = work.missing()
-    if missing:
-        print(f"{missing:,} of the list's {work.total:,} pictures are for other parts to draw, and not there yet")
+def conclude(job: Job, left: int) -> int:
+    """Prints where the images are, or how many are for other parts; writes the contact sheet of a whole list."""
+    output = job.output
+    if missing := output.missing():
+        print(f"{missing:,} of the list's {output.total:,} pictures are for other parts to draw, and not there yet")
         return 0
-    print(work.where())
-    wanted = job.arguments.options.contact_sheet and work.total > 1
+    print(output.where())
+    wanted = job.arguments.options.contact_sheet and output.total > 1
     if wanted and (left or not (job.folder.path / contact_sheet.NAME).exists()):
-        print(f"to look at: {contact_sheet.write(job.folder.path, work.examples(), work.total, made_with(job))}")
+        sampling = job.arguments.config.sampling
+        steps = f"{sampling.sampler}, {sampling.num_inference_steps} step{'s' * (sampling.num_inference_steps != 1)}"
+        guided = f"guidance {sampling.guidance_scale:g}" if sampling.guided else "no guidance"
+        made_with = f"Drawn with {job.loading.description}: {steps}, {guided}."
+        print(f"to look at: {contact_sheet.write(job.folder.path, output.examples(), output.total, made_with)}")
     return 0
-
-
-def made_with(job: Job) -> str:
-    """The model and the settings that all pictures have in common, for the contact sheet."""
-    sampling = job.arguments.config.sampling
-    steps = f"{sampling.sampler}, {sampling.num_inference_steps} step{'s' * (sampling.num_inference_steps != 1)}"
-    guided = f"guidance {sampling.guidance_scale:g}" if sampling.guided else "no guidance"
-    return f"Drawn with {job.loading.said}: {steps}, {guided}."
-
-
-class Cut:
-    """Counts prompts that are longer than the family reads."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, list[int]] = {}
-
-    def look(self, drawn: Drawn) -> None:
-        """Notes one picture."""
-        if drawn.cut is not None:
-            self.numbers.setdefault(drawn.cut, []).append(drawn.wanted.number)
-
-    def say(self) -> None:
-        """One line for each thing that was done."""
-        for how, numbers in self.numbers.items():
-            shown = ", ".join(str(number) for number in numbers[:5]) + ", ..." * (len(numbers) > 5)
-            many = f"{len(numbers):,} prompts are" if len(numbers) > 1 else "one prompt is"
-            print(f"{many} longer than is read, and {how}: picture {shown}")

@@ -1,13 +1,13 @@
-"""The command line of `generate`, sorted: its own options, settings that pictures depend on, and what only trains.
+"""The command line of `generate`: its own options, and settings that images depend on.
 
-Names that other trainers use are accepted as in `train`; those that say nothing about pictures are named in a line.
+Names that other trainers use are accepted as in `train`; a notice names those that images do not depend on.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -36,38 +36,36 @@ MAY_CHANGE = (
     "training.max_device_memory",
     "resume_from_checkpoint",
 )
-"""Settings that pictures of a trained run may be drawn with in another way; those of its networks are fixed."""
+"""Settings that may differ from those of a trained run; those of its networks are fixed."""
 _OF_BASE = ("model.", "objective.")
 _BATCH = "training.per_device_batch_size"
-
-
 EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out"}
 """Flags of open-diffusion's generate_examples.py that are options here."""
 
 
 class Options(Settings):
-    """What `generate` takes beside settings."""
+    """Options of `generate` beside settings."""
 
     prompt: str | None = None
-    """What to draw."""
+    """Text of the images."""
     out: Annotated[str | None, ADDRESS] = None
-    """Folder for the pictures."""
+    """Folder for the images."""
     format: Literal["png", "jpeg", "webp", "webdataset"] = "png"
-    """Files of pictures, or tar shards of them."""
+    """Image files, or tar shards of them."""
     quality: int | None = Field(None, ge=1, le=100)
     """Of JPEG and WebP."""
     shard_image: Literal["jpeg", "png", "webp"] = "jpeg"
-    """What the pictures in shards are."""
+    """Format of the images in shards."""
     shard_samples: int = Field(1000, ge=1)
-    """Pictures of a shard."""
+    """Images of a shard."""
     shard: str | None = None
-    """Which part of the list is drawn, such as 2/8."""
+    """Part of the list to generate, such as 2/8."""
     contact_sheet: bool = True
-    """Write a page that shows the pictures."""
+    """Write a page that shows the images."""
     base: bool = False
-    """Draw with the pretrained networks as they are."""
+    """Use the pretrained networks as they are."""
     weights: Literal["ema", "raw"] | None = None
-    """Which weights of a checkpoint; None: the averaged ones, if it has them."""
+    """Weights of the checkpoint; None: the averaged ones, if it has them."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("shard_image", "shard_samples"), lambda own: own.format != "webdataset", "only with format=webdataset"),
@@ -80,55 +78,59 @@ class Options(Settings):
 
     @property
     def image(self) -> Literal["jpeg", "png", "webp"]:
-        """What pictures are, alone or in shards."""
+        """Format of the images, alone or in shards."""
         return self.shard_image if self.format == "webdataset" else self.format
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the command line asks for."""
+    """A command line that was read."""
 
     options: Options
     model: Model
     config: Config
     """With the settings of the command line."""
     notices: tuple[str, ...]
-    own_prompts_file: bool
-    """Whether the command line names one."""
-
-
-@dataclass
-class _Sorted:
-    """Settings of the command line, by what they are for."""
-
-    place: list[str] = field(default_factory=list)
-    others: list[tuple[str, str]] = field(default_factory=list)
 
 
 def read(arguments: Sequence[str]) -> Arguments:
-    """UserError or ConfigError for what cannot be."""
-    words = [f"out={arguments[i + 1]}" if word == "-o" else word for i, word in _words(arguments)]
+    """Reads the command line. UserError or ConfigError if it cannot be used."""
     notices: list[str] = []
-    given = _of_examples(overrides.split(words), notices)
+    given = _of_examples(overrides.split(_without_short(arguments)), notices)
     options, rest = config_options.own_options(given.overrides, Options)
-    pairs = [overrides.pair(override) for override in rest]
-    place = [f"{path}={text}" for key, text in pairs for path, text in _place(key, text)]
+    place: list[str] = []
+    pairs: list[tuple[str, str]] = []
+    for key, text in map(overrides.pair, rest):
+        of_place = [] if key in SAMPLING or key == "resolution" else lookup.translate(key, text).values
+        of_place = [(path, value) for path, value in of_place if path in PLACE]
+        place += [f"{path}={value}" for path, value in of_place]
+        pairs += [] if of_place else [(key, text)]
     model = load.find(given.recipe, place, options.base)
     plain = model.trained or model.config(()).config
-    changes = _changes(model, plain, [pair for pair in pairs if not _place(*pair)], notices)
+    changes = _changes(model, plain, pairs, notices)
     set_now = {change.partition("=")[0] for change in changes}
     if "sampling.num_images" not in set_now:
         changes.append("sampling.num_images=1")
     loaded = model.config(changes)
-    _refuse_other_changes(model, plain, loaded.config)
-    own_file = "sampling.prompts_file" in set_now
-    if own_file and options.prompt is not None:
-        raise UserError("prompt and prompts_file were both given: choose one")
-    return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*notices, *loaded.notices])), own_file)
+    _check_changes(model, plain, loaded.config)
+    if "sampling.prompts_file" in set_now and options.prompt is not None:
+        raise UserError("prompt and prompts_file were both given: choose one", code="conflict")
+    return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*notices, *loaded.notices])))
+
+
+def _without_short(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `out=FOLDER` in place of `-o FOLDER`."""
+    words = list(arguments)
+    while "-o" in words:
+        at = words.index("-o")
+        if at + 1 == len(words):
+            raise UserError("-o needs a value: write -o FOLDER", code="missing", setting="out")
+        words[at : at + 2] = [f"out={words[at + 1]}"]
+    return words
 
 
 def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Arguments:
-    """The arguments without flags of generate_examples.py: what each is here."""
+    """The arguments with flags of generate_examples.py translated."""
     recipe, kept = given.recipe, []
     for key, text in map(overrides.pair, given.overrides):
         if key == "pipeline" and not recipe:
@@ -142,26 +144,8 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
     return replace(given, recipe=recipe, overrides=tuple(kept))
 
 
-def _words(arguments: Sequence[str]) -> list[tuple[int, str]]:
-    """The words with their places; what follows `-o` is taken with it."""
-    found = []
-    for i, word in enumerate(arguments):
-        if word == "-o" and i + 1 == len(arguments):
-            raise UserError("-o needs a value: write -o FOLDER")
-        if i == 0 or arguments[i - 1] != "-o":
-            found.append((i, word))
-    return found
-
-
-def _place(key: str, text: str) -> list[tuple[str, str]]:
-    """What a pair says about where the run is, by our own names or others'."""
-    if key in SAMPLING or key == "resolution":
-        return []
-    return [(path, value) for path, value in lookup.translate(key, text).values if path in PLACE]
-
-
 def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], notices: list[str]) -> list[str]:
-    """Overrides of the config for what pictures depend on; what only matters for training is said and left out."""
+    """Overrides of the settings that images depend on; a notice names those that only matter for training."""
     tree = plain.model_dump()
     leaves, sections = fields.leaves(Config, tree), list(fields.sections(Config, tree))
     look = look_in(dict(pairs), source_forms.flat(tree))
@@ -179,22 +163,17 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
             found = overrides.find(path, leaves, sections)
             full = ".".join([found[0], *found[1]]) if found else path
             if found is None:
-                _refuse_misspelt(key)
-            is_theirs = path != key or "." not in key
+                # The config knows which settings are near; here it is the options.
+                near = difflib.get_close_matches(key, [*Options.model_fields, *SAMPLING], n=1, cutoff=0.75)
+                if near:
+                    raise UserError(f"there is no option {key}; did you mean {near[0]}?", code="unknown")
             if full == _BATCH:
                 changes.append(f"sampling.batch_size={value}")
-            elif found and is_theirs and not full.startswith(_allowed(model)):
+            elif found and (path != key or "." not in key) and not full.startswith(_allowed(model)):
                 notices.append(f"{key} matters for training alone, and not for pictures: left out")
             else:
                 changes.append(f"{full}={value}")
     return changes
-
-
-def _refuse_misspelt(key: str) -> None:
-    """UserError for an unknown key that is nearly one of `generate`; the config knows what other keys are near."""
-    near = difflib.get_close_matches(key, [*Options.model_fields, *SAMPLING], n=1, cutoff=0.75)
-    if near:
-        raise UserError(f"there is no option {key}; did you mean {near[0]}?")
 
 
 def _allowed(model: Model) -> tuple[str, ...]:
@@ -202,8 +181,8 @@ def _allowed(model: Model) -> tuple[str, ...]:
     return MAY_CHANGE if model.kind == "run" else (*MAY_CHANGE, *_OF_BASE)
 
 
-def _refuse_other_changes(model: Model, plain: Config, config: Config) -> None:
-    """UserError for settings that were given but are fixed by the run, or mean nothing here."""
+def _check_changes(model: Model, plain: Config, config: Config) -> None:
+    """UserError for settings that are fixed by the run, or have no effect on images."""
     paths = [change.path for change in configs.diff(plain, config) if not change.path.startswith(_allowed(model))]
     if not paths:
         return
@@ -211,5 +190,6 @@ def _refuse_other_changes(model: Model, plain: Config, config: Config) -> None:
     known = [name for name in Options.model_fields if name != "base"]
     raise UserError(
         f"{', '.join(paths)}: {fixed}without effect on pictures; `generate` takes "
-        f"{', '.join([*known, *SAMPLING, *(name.rstrip('.') for name in _allowed(model)[1:])])}"
+        f"{', '.join([*known, *SAMPLING, *(name.rstrip('.') for name in _allowed(model)[1:])])}",
+        code="unused",
     )

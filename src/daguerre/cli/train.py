@@ -51,11 +51,16 @@ def run(arguments: list[str]) -> int:
     given = overrides.split(arguments, flags=("--dry-run", "--full"))
     dry_run, full = "--dry-run" in given.flags, "--full" in given.flags
     if full and not dry_run:
-        raise UserError("--full goes with --dry-run: it shows every setting, the defaults among them")
+        raise UserError("--full goes with --dry-run: it shows every setting, the defaults among them", code="unused")
     wanted = [*given.overrides, *own_place(given.recipe, given.overrides)]
     own = environment.World() if dry_run else environment.read()
     try:
-        loaded = _loaded(given.recipe, wanted, dry_run, first_look=own.size == 1 and not dry_run)
+        # Several processes look when they have met: they must not wait for one that has left.
+        if own.size == 1 and not dry_run:
+            storage.of(*in_memory.peek(given.recipe, wanted)).refuse_if_held()
+        loaded = in_memory.load(given.recipe, wanted)
+        if not dry_run:
+            refuse_nothing_to_train(loaded.config, given.recipe)
     except UserError as error:
         if own.local_rank:  # each node has files of its own, of which its first process tells
             raise SaidElsewhere(error) from None
@@ -64,44 +69,33 @@ def run(arguments: list[str]) -> int:
     from daguerre.cli import dry_run as dry
     from daguerre.run import trainer
 
-    home = storage.of(loaded.config.output_dir, loaded.config.run_name)
-    if dry_run:
-        return dry.describe(loaded.config, home, loaded.notices, full)
-    return trainer.train(loaded, home)
-
-
-def _loaded(recipe: str, wanted: Sequence[str], dry_run: bool, first_look: bool) -> configs.Loaded:
-    """The checked recipe. UserError where there is nothing to train, or, at a `first_look`, where another process works
-    in the run folder; several processes must not wait for one that has left, so they look when they have met."""
-    if first_look:
-        storage.of(*in_memory.peek(recipe, wanted)).refuse_if_held()
-    loaded = in_memory.load(recipe, wanted)
-    if not dry_run:
-        refuse_nothing_to_train(loaded.config, recipe)
-    return loaded
+    of_run = storage.of(loaded.config.output_dir, loaded.config.run_name)
+    return dry.describe(loaded, of_run, full) if dry_run else trainer.train(loaded, of_run)
 
 
 def refuse_nothing_to_train(config: configs.Config, recipe: str) -> None:
-    """UserError for a recipe to draw with."""
+    """UserError for a recipe that is there for generation."""
     if config.training.duration.number == 0:
         raise UserError(
             "training.duration is 0: there is nothing to train. To draw with the networks as they are: "
-            f"daguerre generate {recipe}; to train, give a duration, such as training.duration='1k steps'"
+            f"daguerre generate {recipe}; to train, give a duration, such as training.duration='1k steps'",
+            code="empty",
+            setting="training.duration",
         )
 
 
 def own_place(target: str, given: Sequence[str]) -> list[str]:
     """Overrides by which a run folder means itself, from wherever it is seen and wherever it was moved to.
 
-    None where the target is no run folder, or where the command names another place: that is a new run of its recipe.
+    None if the target is no run folder, or if the command names another place: that is a new run of its recipe.
     """
+    path = Path(target).expanduser()
+    if not address.is_far(target) and (not target or target in shipped() or not path.is_dir()):
+        return []
+    if configs.peek(target, given) != configs.peek(target):
+        return []
     if address.is_far(target):
         above, _, name = address.checked(target).rpartition("/")
-        return (
-            [] if configs.peek(target, given) != configs.peek(target) else [f"output_dir={above}", f"run_name={name}"]
-        )
-    path = Path(target).expanduser()
-    if not target or target in shipped() or not path.is_dir() or configs.peek(target, given) != configs.peek(target):
-        return []
+        return [f"output_dir={above}", f"run_name={name}"]
     path = path if path.name not in ("", "..") else path.resolve()
     return [f"output_dir={path.parent}", f"run_name={path.name}"]

@@ -16,10 +16,10 @@ from daguerre.distributed import collectives, parallelize
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.rank0 import Agreement
 from daguerre.distributed.sharding_rules import Placed, own_region
-from daguerre.training.sharding import Part, exchange
+from daguerre.training.sharding import Part, Sharding, exchange
 
 
-class MeshSharding:
+class MeshSharding(Sharding):
     """This process among those of a mesh. `net` must have been split already; all calls are collective."""
 
     def __init__(

@@ -1,10 +1,10 @@
-"""What a metric gives back: shares with the marks they have to reach.
+"""The result of a metric: shares, with the marks that they have to reach.
 
 A file of this folder with this function is a metric:
 
     def evaluate(settings: SourceSettings, draw: Draw) -> Result
 
-where `settings` are those of the source that names the metric and `draw` yields one picture [H, W, 3] uint8 a prompt.
+where `settings` are those of the source that names the metric and `draw` yields one image [H, W, 3] uint8 a prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 Draw = Callable[[Sequence[str]], Iterable[np.ndarray]]
-"""Pictures of prompts, in their order, by the weights that are evaluated."""
+"""Images of prompts, in their order, by the weights that are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Row:
     value: float
     """A share in [0, 1]; higher is better."""
     must: float | None = None
-    """What it has to reach, if there is such a mark."""
+    """Least value, if there is such a mark."""
     aim: float | None = None
-    """What it is hoped to reach."""
+    """Value to aim at."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The rows of a metric over `count` pictures."""
+    """The rows of a metric over `count` images."""
 
     count: int
     rows: tuple[Row, ...]

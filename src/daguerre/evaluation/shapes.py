@@ -1,7 +1,6 @@
-"""Reads background, colour, shape and size off pictures of the `shapes` source: measured, no network.
+"""Metric of the `shapes` source: reads background, colour, shape and size off pixels, without a network.
 
-Holds the pixel checker and the table of shares that it leads to. The pictures and their facts (palette,
-radii, outlines) are `daguerre.data.sources.shapes`.
+The images and their facts (palette, radii, outlines) are `daguerre.data.sources.shapes`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from daguerre.data.sources.shapes import (
     PICTURE_PX,
     RADII_PX,
     SHAPES,
-    Combination,
     Prompt,
     Settings,
     coverage,
@@ -28,7 +26,7 @@ from daguerre.evaluation.result import Draw, Result, Row
 NONE = "none"
 ATTRIBUTES = ("background", "colour", "shape", "size")
 MARKS = {"background": (0.95, 0.98), "colour": (0.95, 0.98), "shape": (0.80, 0.95), "size": (0.80, 0.90)}
-"""What the quickstart must reach, and aims at."""
+"""Shares that the quickstart must reach, and aims at."""
 
 _BORDER_PX = 2
 _BORDER_SHARE = 0.7  # of the border must show one colour for it to be the background
@@ -44,7 +42,7 @@ _SIZE_FACTOR = 1.25  # a radius farther than this factor from each size is no si
 
 @dataclass(frozen=True)
 class Reading:
-    """What a picture shows; each field is a word of the `shapes` source, or "none": unreadable."""
+    """Attributes of an image; each is a word of the `shapes` source, or "none": unreadable."""
 
     background: str
     colour: str
@@ -73,31 +71,29 @@ def check(picture: np.ndarray) -> Reading:
 
 def shares(asked: Sequence[Prompt], pictures: Sequence[np.ndarray]) -> dict[str, float]:
     """Share in [0, 1] of pictures that show what their prompt asks for: by attribute, and `all` four."""
-    wanted = [p.combination for p in asked]
-    right = np.array([_agree(w, check(p)) for w, p in zip(wanted, pictures, strict=True)], dtype=bool)
+    right = np.array(
+        [
+            [getattr(prompt.combination, name) == getattr(seen, name) for name in ATTRIBUTES]
+            for prompt, seen in zip(asked, map(check, pictures), strict=True)
+        ],
+        dtype=bool,
+    )
     table = {name: float(right[:, i].mean()) for i, name in enumerate(ATTRIBUTES)}
     return table | {"all": float(right.all(axis=1).mean())}
 
 
 def evaluate(settings: Settings, draw: Draw) -> Result:
-    """Draws prompts of combinations that training never saw, and reads the pictures."""
+    """Generates prompts of combinations that training never saw, and reads the images."""
     asked = prompts("held_out", settings.checked_prompts, seed=0)
     pictures = list(draw([prompt.text for prompt in asked]))
     rows = tuple(Row(name, value, *MARKS.get(name, ())) for name, value in shares(asked, pictures).items())
     return Result(len(asked), rows)
 
 
-def _agree(wanted: Combination, seen: Reading) -> list[bool]:
-    return [getattr(wanted, name) == getattr(seen, name) for name in ATTRIBUTES]
-
-
-def _palette() -> np.ndarray:
-    return np.array(list(COLOURS.values()), np.float32)
-
-
 def _nearest_colours(pixels: np.ndarray) -> np.ndarray:
     """Index of each pixel's palette colour, -1 where none is near: (64, 64) int."""
-    squared = np.square(pixels[:, :, None, :] - _palette()).sum(axis=-1)
+    palette = np.array(list(COLOURS.values()), np.float32)
+    squared = np.square(pixels[:, :, None, :] - palette).sum(axis=-1)
     return np.where(squared.min(axis=-1) <= _COLOUR_DISTANCE**2, squared.argmin(axis=-1), -1)
 
 
@@ -132,7 +128,7 @@ def _levels(colour: str) -> np.ndarray:
 
 
 def _covered(pixels: np.ndarray, background: str, colour: str) -> np.ndarray:
-    """How much of each pixel is the shape, between the two colours: (64, 64) float32 in [0, 1]."""
+    """The share of the shape in each pixel, between the two colours: (64, 64) float32 in [0, 1]."""
     across = _levels(colour) - _levels(background)
     return np.clip((pixels - _levels(background)) @ across / np.square(across).sum(), 0.0, 1.0)
 
@@ -154,14 +150,12 @@ def _outline(mask: np.ndarray) -> tuple[str, float]:
     centre_px = (float(mask.sum(axis=0) @ axis) / area, float(mask.sum(axis=1) @ axis) / area)
     radii = {shape: (area / _unit_area(shape)) ** 0.5 for shape in SHAPES}
     ideals = {shape: _sharpened(coverage(shape, radii[shape], centre_px)) for shape in SHAPES}
-    overlaps = {shape: _overlap(mask, ideal) for shape, ideal in ideals.items()}
+    overlaps = {
+        shape: float(np.minimum(mask, ideal).sum() / np.maximum(mask, ideal).sum()) for shape, ideal in ideals.items()
+    }
     second, best = sorted(overlaps, key=overlaps.__getitem__)[-2:]
     clear = overlaps[best] >= overlaps[second] + _MARGIN and _off_px(mask, ideals[best]) <= _OFF_PX
     return (best, radii[best]) if clear else (NONE, 0.0)
-
-
-def _overlap(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.minimum(a, b).sum() / np.maximum(a, b).sum())
 
 
 def _off_px(mask: np.ndarray, ideal: np.ndarray) -> float:

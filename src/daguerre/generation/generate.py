@@ -1,7 +1,7 @@
-"""Pictures from prompts, for the samples of a run, for its evaluation and for `daguerre generate`.
+"""Images from prompts, for the samples of a run, for its evaluation and for `daguerre generate`.
 
-Puts together what the family, the objective and the samplers do. Which weights the net holds, and which prompts there
-are, is the caller's affair; how pictures become files is in generation/image_files.py.
+Puts together what the family, the adapters, the objective and the samplers do. Callers decide which weights the net
+holds and which prompts there are; generation/image_files.py writes images to files.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from daguerre import __version__
 from daguerre.build.parts import Parts
+from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.memory import advice
 from daguerre.models.family import Family
@@ -24,24 +26,24 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.samplers.draw import draw, initial_noise
 from daguerre.samplers.settings import CHURN, SamplingSettings
 from daguerre.training import oom
-from daguerre.types import Latents, Prompt
+from daguerre.types import Batch, Cond, Latents, Prompt
 
 _SETTINGS = ("sampler", "num_inference_steps", "eta", "timestep_spacing")
-_OF_PICTURE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
+_OF_IMAGE = ("prompt", "negative_prompt", "seed", "height", "width", "guidance_scale", "guidance_rescale")
 _OF_FILE = ("file", "file_name", "bytes", "xxh3_128", "daguerre_id", "prompt_was", "initial_noise_sha256")
 _OF_MODEL = ("run", "checkpoint", "step", "weights", "base", "pipeline", "model", "objective")
 _OF_CODE = ("precision", "code_version")
-KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_PICTURE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
-"""What the JSON of a picture says itself: a list of prompts may have no column of these names, beside its own."""
+KEYS = frozenset({*_SETTINGS, "shift", *CHURN, *_OF_IMAGE, *_OF_FILE, *_OF_MODEL, *_OF_CODE})
+"""Keys of an image's JSON: a list of prompts may have no column of these names, beside its own."""
 _BATCHES_AHEAD = 16
-"""How many batches further a list is read to fill one with pictures of one size."""
+"""Look-ahead, in batches, when grouping requests of one image size."""
 _DECODED_PX = 1 << 20
 """An autoencoder takes ten times the memory of the UNet: this many pixels are decoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A picture that is to be drawn."""
+class ImageRequest:
+    """An image that is to be generated."""
 
     number: int
     """Its place among all; unique."""
@@ -51,160 +53,196 @@ class Wanted:
     """Height and width."""
     guidance_scale: float
     name: str | None = None
-    """What its file is to be called, without suffix; None: by its number."""
+    """Name of its file without suffix; None: by its number."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known of it, for its JSON."""
+    """Further entries of its JSON."""
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What the pictures of one batch have in common."""
+        """Properties that the images of one batch share."""
         return self.size_px, self.guidance_scale
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A picture that was drawn."""
+class GeneratedImage:
+    """An image that was generated."""
 
-    wanted: Wanted
+    request: ImageRequest
     pixels_HWC: np.ndarray
     """[H, W, 3] uint8."""
-    cut: str | None
-    """What was done to a prompt that is longer than the family reads."""
+    truncated: str | None
+    """The truncation of a prompt that is longer than the family reads, in words."""
 
 
 class Stopped(Exception):
-    """Drawing was told to stop; what was yielded is all there is."""
+    """Generation was asked to stop; what was yielded is all there is."""
 
 
-def draw_all(
-    parts: Parts, sampling: SamplingSettings, wanted: Iterable[Wanted], stop: Callable[[], bool] = lambda: False
-) -> Iterator[Drawn]:
-    """Draws each of `wanted`, batch after batch; those of one size and guidance come in their order.
+def image_size(config: Config, purpose: Literal["sample", "evaluation", "class_image"]) -> tuple[int, int]:
+    """Height and width of the images that are generated for a purpose.
 
-    Picture i depends on its own prompt and seed: its noise to the bit, its pixels within 1/255 whatever else is in
-    the batch. The net is used as it is: in evaluation mode, with the weights that the pictures are wanted of. A few
-    batches of `wanted` are held, whatever their number. `stop` is asked before each batch: Stopped is raised where it
-    says so.
+    Samples of a run and `daguerre generate` follow sampling.height and sampling.width. Class images are trained on and
+    evaluation compares with what is trained on, so both have the size of the training images.
     """
-    for batch in batches(wanted, sampling.batch_size):
+    side = config.data.resolution
+    return config.sampling.size_px(side) if purpose == "sample" else (side, side)
+
+
+def generate(
+    parts: Parts,
+    sampling: SamplingSettings,
+    requests: Iterable[ImageRequest],
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[GeneratedImage]:
+    """Generates each of `requests`, batch after batch; those of one size and guidance come in their order.
+
+    Image i depends on its own prompt and seed: its noise to the bit, its pixels within 1/255 whatever else is in
+    the batch. The net is used as it is: in evaluation mode, with the weights to generate with. A few batches of
+    `requests` are held, whatever their number. Raises Stopped if `stop`, asked before each batch, says so.
+    """
+    for batch in batches(requests, sampling.batch_size):
         if stop():
             raise Stopped
         with oom.explained("drawing pictures", lambda: advice.of_drawing(sampling)):
-            yield from draw_batch(parts, sampling, batch)
+            yield from generate_batch(parts, sampling, batch)
 
 
-def in_order(draw: Callable[[Iterable[Wanted]], Iterator[Drawn]], wanted: Iterable[Wanted]) -> Iterator[Drawn]:
-    """What `draw` makes of `wanted`, in their order; those that come early are held."""
+def in_order(
+    generate_each: Callable[[Iterable[ImageRequest]], Iterator[GeneratedImage]], requests: Iterable[ImageRequest]
+) -> Iterator[GeneratedImage]:
+    """The images that `generate_each` makes, in the order of `requests`; those that come early are held."""
     order: deque[int] = deque()
-    ready: dict[int, Drawn] = {}
+    ready: dict[int, GeneratedImage] = {}
 
-    def read() -> Iterator[Wanted]:
-        for one in wanted:
-            order.append(one.number)
-            yield one
+    def read() -> Iterator[ImageRequest]:
+        for request in requests:
+            order.append(request.number)
+            yield request
 
-    for drawn in draw(read()):
-        ready[drawn.wanted.number] = drawn
+    for image in generate_each(read()):
+        ready[image.request.number] = image
         while order and order[0] in ready:
             yield ready.pop(order.popleft())
 
 
-def batches(wanted: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
-    """Pictures of one size and guidance each, led by the first that was in no batch yet."""
-    source = iter(wanted)
-    waiting: list[Wanted] = []
+def batches(requests: Iterable[ImageRequest], batch_size: int) -> Iterator[list[ImageRequest]]:
+    """Batches of one size and guidance each, led by the first request that was in no batch yet."""
+    source = iter(requests)
+    waiting: list[ImageRequest] = []
     while True:
         waiting += islice(source, batch_size * _BATCHES_AHEAD - len(waiting))
         if not waiting:
             return
-        batch: list[Wanted] = []
-        others: list[Wanted] = []
-        for one in waiting:
-            fits = len(batch) < batch_size and one.kind == waiting[0].kind
-            (batch if fits else others).append(one)
+        batch: list[ImageRequest] = []
+        others: list[ImageRequest] = []
+        for request in waiting:
+            fits = len(batch) < batch_size and request.kind == waiting[0].kind
+            (batch if fits else others).append(request)
         waiting = others
         yield batch
 
 
-def draw_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[Wanted]) -> Iterator[Drawn]:
-    """The pictures of one batch, all of one size and guidance."""
-    family, objective = drawing(parts)
+def generate_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[ImageRequest]) -> Iterator[GeneratedImage]:
+    """The images of one batch, all of one size and guidance."""
+    family, objective = generative(parts)
     height, width = batch[0].size_px
     shape = family.latent_shape((3, height, width))
     settings = sampling.model_copy(update={"guidance_scale": batch[0].guidance_scale})
-    prompts, seeds = [one.prompt for one in batch], [one.seed for one in batch]
-    cond, null = family.encode_prompts(prompts, (3, height, width), settings.guided)
+    prompts, seeds = [request.prompt for request in batch], [request.seed for request in batch]
+    cond, null = _conditioning(parts, batch, settings.guided)
     with parts.autocast():
         x0 = draw(objective, parts.net, cond, null, shape, seeds, settings, parts.device)
     latents = Latents(x0, prompts, seeds)
-    cut = family.truncated([prompt.text for prompt in prompts])
+    truncated = family.truncated([prompt.text for prompt in prompts])
     at_once = max(1, _DECODED_PX // (height * width))
     for first in range(0, len(batch), at_once):
         for i, pixels in enumerate(family.decode(latents[first : first + at_once]), first):
-            yield Drawn(batch[i], pixels, cut.get(i))
+            yield GeneratedImage(batch[i], pixels, truncated.get(i))
 
 
-def draw_pictures(
+def _conditioning(parts: Parts, batch: Sequence[ImageRequest], guided: bool) -> tuple[Cond, Cond | None]:
+    """Conditioning by the family and then by the adapters, as in training; where `guided`, also the unguided side."""
+    prompts, size_px = [request.prompt for request in batch], batch[0].size_px
+    cond, null = parts.family.encode_prompts(prompts, (3, *size_px), guided)
+    cond = parts.attached.condition(_as_batch(parts, batch, [prompt.text for prompt in prompts]), cond)
+    if null is not None:
+        null = parts.attached.condition(_as_batch(parts, batch, [prompt.negative for prompt in prompts]), null)
+    return cond, null
+
+
+def _as_batch(parts: Parts, requests: Sequence[ImageRequest], texts: list[str]) -> Batch:
+    """Requests as the batch that adapters read: keys (seed, 0, 0), and images that all prompts have in one size."""
+    (height, width), count = requests[0].size_px, len(requests)
+    keys = np.array([(request.seed, 0, 0) for request in requests], dtype=np.int64)
+    shape = parts.family.latent_shape((3, height, width))
+    images = {}
+    for name in frozenset.intersection(*(frozenset(request.prompt.images) for request in requests)):
+        of_name = [request.prompt.images[name] for request in requests]
+        if len({image.shape for image in of_name}) == 1:
+            images[name] = torch.from_numpy(np.stack(of_name)).permute(0, 3, 1, 2)
+    sizes = np.tile(np.array([height, width, 0, 0, height, width], dtype=np.int32), (count, 1))
+    names = [str(request.number) for request in requests]
+    draws = parts.attached.random_inputs(parts.seed, keys, shape)
+    batch = Batch(keys, images, texts, torch.ones(count), names, sizes, draws)
+    return batch.map(lambda tensor: tensor.to(parts.device))
+
+
+def generate_images(
     parts: Parts,
-    resolution: int,
+    size_px: tuple[int, int],
     sampling: SamplingSettings,
     prompts: Sequence[str],
     seeds: Sequence[int],
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[np.ndarray]:
-    """Yields one picture [resolution, resolution, 3] uint8 for each prompt and seed, in their order; see `draw_all`.
-
-    For metrics, which read pictures as large as those that are trained on.
-    """
-    size_px, negative, scale = (resolution, resolution), sampling.negative_prompt, sampling.guidance_scale
-    pairs = enumerate(zip(prompts, seeds, strict=True))
-    wanted = (Wanted(i, Prompt(prompt, negative), seed, size_px, scale) for i, (prompt, seed) in pairs)
-    for drawn in draw_all(parts, sampling, wanted, stop):
-        yield drawn.pixels_HWC
+    """Yields one image [H, W, 3] uint8 for each prompt and seed, in their order; see `generate`."""
+    negative, scale = sampling.negative_prompt, sampling.guidance_scale
+    requests = (
+        ImageRequest(i, Prompt(prompt, negative), seed, size_px, scale)
+        for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+    )
+    for image in generate(parts, sampling, requests, stop):
+        yield image.pixels_HWC
 
 
 def numbered(number: int, total: int) -> str:
-    """The name of picture `number` of `total`."""
+    """The name of image `number` of `total`."""
     return f"{number:0{max(3, len(str(total - 1)))}d}"
 
 
-def about(parts: Parts, sampling: SamplingSettings, one: Wanted) -> dict[str, Any]:
-    """All that a picture depends on beside the weights, and what tells its noise."""
-    height, width = one.size_px
+def about(parts: Parts, sampling: SamplingSettings, request: ImageRequest) -> dict[str, Any]:
+    """Everything that an image depends on beside the weights, and the digest of its noise, float32 in memory order."""
+    height, width = request.size_px
+    family, objective = generative(parts)
+    noise = initial_noise([request.seed], family.latent_shape((3, height, width)))
+    schedule, shift = objective.settings.schedule, {}
+    if sampling.shift is not None:
+        shift = {"shift": sampling.shift}
+    elif schedule.resolution_shift.name != "none":
+        shift = {"shift": schedule.at(height * width).shift}
     return {
-        "prompt": one.prompt.text,
-        "negative_prompt": one.prompt.negative,
-        "seed": one.seed,
+        "prompt": request.prompt.text,
+        "negative_prompt": request.prompt.negative,
+        "seed": request.seed,
         "height": height,
         "width": width,
-        "guidance_scale": one.guidance_scale,
-        "guidance_rescale": sampling.guidance_rescale if one.guidance_scale > 1 else 0.0,
+        "guidance_scale": request.guidance_scale,
+        "guidance_rescale": sampling.guidance_rescale if request.guidance_scale > 1 else 0.0,
         **{name: getattr(sampling, name) for name in _SETTINGS},
         **sampling.churn,
-        **_shift(parts, sampling, height * width),
+        **shift,
         "precision": parts.precision,
-        "initial_noise_sha256": digest(one.seed, drawing(parts)[0].latent_shape((3, height, width))),
+        "initial_noise_sha256": sha256(noise.numpy().tobytes()).hexdigest(),
         "code_version": __version__,
     }
 
 
-def _shift(parts: Parts, sampling: SamplingSettings, area_px: int) -> dict[str, float]:
-    """The shift of the noise levels, where the recipe's schedule does not say it by itself."""
-    schedule = drawing(parts)[1].settings.schedule
-    if sampling.shift is not None:
-        return {"shift": sampling.shift}
-    return {} if schedule.resolution_shift.name == "none" else {"shift": schedule.at(area_px).shift}
-
-
-def digest(seed: int, shape: tuple[int, ...]) -> str:
-    """SHA-256 of a picture's initial noise, float32 in memory order."""
-    return sha256(initial_noise([seed], shape).numpy().tobytes()).hexdigest()
-
-
-def drawing(parts: Parts) -> tuple[Family, Diffusion]:
-    """Family and objective, if they can draw from prompts; else UserError."""
+def generative(parts: Parts) -> tuple[Family, Diffusion]:
+    """Family and objective. UserError if they cannot generate from prompts."""
     if not parts.family.generates or not isinstance(parts.objective, Diffusion):
         raise UserError(
-            "this model does not draw pictures from prompts: that takes a text-to-image family and a diffusion"
+            "this model does not generate images from prompts: that takes a text-to-image family and a diffusion "
+            "objective",
+            code="unsupported",
         )
     return parts.family, parts.objective

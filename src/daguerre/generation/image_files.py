@@ -1,6 +1,6 @@
-"""Drawn pictures as files: PNG, JPEG or WebP with a JSON beside each, whole or not at all.
+"""Generated images as files: PNG, JPEG or WebP with a JSON beside each, whole or not at all.
 
-The JSON is written last and holds size and digest of the picture, so what is there can be told from what is whole.
+The JSON is written last and holds size and digest of the image, which tell whether it is whole.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,21 +21,24 @@ import xxhash
 from PIL import Image
 
 from daguerre.checkpoint.atomic import make_folder, to_json, write_bytes_atomically
-from daguerre.generation.generate import Drawn, Wanted, numbered
+from daguerre.generation.contact_sheet import Example
+from daguerre.generation.generate import GeneratedImage, ImageRequest, numbered
+from daguerre.generation.jobs import About, Generate, Output
+from daguerre.tracking.progress import Counter
 
 FILES_A_FOLDER = 10_000
-"""Longer lists are spread over folders of this many pictures."""
+"""Longer lists are spread over folders of this many images."""
 _QUALITY = {"jpeg": 95, "webp": 90}
 _SUFFIXES = {"png": "png", "jpeg": "jpg", "webp": "webp"}
-_AHEAD = 64
-"""Pictures that wait for a thread to write them, at most."""
+_WAITING = 64
+"""Most images that wait for a thread to write them."""
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How pixels become a file."""
+    """Encodes pixels as a file."""
 
     format: Literal["png", "jpeg", "webp"] = "png"
     quality: int | None = None
@@ -42,19 +46,16 @@ class Encoding:
 
     @property
     def suffix(self) -> str:
-        """What files are called, without the dot."""
+        """Without the dot."""
         return _SUFFIXES[self.format]
 
     def __call__(self, pixels_HWC: np.ndarray) -> bytes:
-        """The file of a picture [H, W, 3] uint8."""
+        """The file of an image [H, W, 3] uint8."""
+        options: dict[str, Any] = {} if self.format == "png" else {"quality": self.used_quality}
+        if self.format == "jpeg":  # no colour at half the resolution: fine edges of colour stay
+            options["subsampling"] = 0
         buffer = io.BytesIO()
-        image = Image.fromarray(pixels_HWC)
-        if self.format == "png":
-            image.save(buffer, "PNG")
-        elif self.format == "jpeg":  # no colour at half the resolution: fine edges of colour stay
-            image.save(buffer, "JPEG", quality=self.used_quality, subsampling=0)
-        else:
-            image.save(buffer, "WEBP", quality=self.used_quality)
+        Image.fromarray(pixels_HWC).save(buffer, self.format, **options)
         return buffer.getvalue()
 
     @property
@@ -65,67 +66,131 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Files:
-    """The pictures of a list in a folder."""
+    """The images of a list in a folder."""
 
     folder: Path
     total: int
-    """Pictures of the whole list, over all ranks."""
+    """Images of the whole list, over all processes."""
     encoding: Encoding
-    about: Callable[[Wanted], dict[str, Any]]
-    """What the JSON of a picture says."""
 
-    def image(self, one: Wanted) -> Path:
-        """Where a picture is, or will be."""
-        if one.name is not None:
-            return self.folder / f"{one.name}.{self.encoding.suffix}"
-        name = f"{numbered(one.number, self.total)}.{self.encoding.suffix}"
+    def image(self, request: ImageRequest) -> Path:
+        """Path of an image, there or not."""
+        if request.name is not None:
+            return self.folder / f"{request.name}.{self.encoding.suffix}"
+        name = f"{numbered(request.number, self.total)}.{self.encoding.suffix}"
         if self.total <= FILES_A_FOLDER:
             return self.folder / name
-        return self.folder / numbered(one.number // FILES_A_FOLDER, -(-self.total // FILES_A_FOLDER)) / name
+        return self.folder / numbered(request.number // FILES_A_FOLDER, -(-self.total // FILES_A_FOLDER)) / name
 
-    def is_whole(self, one: Wanted) -> bool:
-        """Whether a picture is there, every byte as it was written, and is the one that is wanted."""
-        path = self.image(one)
+    def is_whole(self, request: ImageRequest) -> bool:
+        """True if an image is there, every byte as it was written, and is the one that is requested."""
+        path = self.image(request)
         try:
             known = json.loads(path.with_name(f"{path.stem}.json").read_bytes())
-            if (known["prompt"], known["seed"]) != (one.prompt.text, one.seed):
+            if (known["prompt"], known["seed"]) != (request.prompt.text, request.seed):
                 return False
             return bool(known["bytes"] == path.stat().st_size and known["xxh3_128"] == _digest(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def write(self, drawn: Drawn) -> Path:
-        """The picture, then its JSON."""
-        path = self.image(drawn.wanted)
+    def write(self, image: GeneratedImage, about: Mapping[str, Any]) -> Path:
+        """Writes the image, then its JSON."""
+        path = self.image(image.request)
         if path.parent != self.folder:
             make_folder(path.parent)
-        content = self.encoding(drawn.pixels_HWC)
+        content = self.encoding(image.pixels_HWC)
         write_bytes_atomically(path, content)
         sizes = {"bytes": len(content), "xxh3_128": _digest(content)}
-        document = {"file": path.name, **described(self.about(drawn.wanted), drawn), **sizes}
+        document = {"file": path.name, **described(about, image), **sizes}
         write_bytes_atomically(path.with_name(f"{path.stem}.json"), to_json(document))
         return path
 
 
-def described(about: Mapping[str, Any], drawn: Drawn) -> dict[str, Any]:
-    """The JSON of a picture, and what was done to its prompt."""
-    return {**about, **({"prompt_was": drawn.cut} if drawn.cut else {})}
+def described(about: Mapping[str, Any], image: GeneratedImage) -> dict[str, Any]:
+    """The JSON of an image, with what was done to its prompt."""
+    return {**about, **({"prompt_was": image.truncated} if image.truncated else {})}
 
 
 def _digest(content: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def in_threads(work: Callable[[In], Out], items: Iterable[In], ahead: int = _AHEAD) -> Iterator[Out]:
-    """`work` of each item, in their order, in threads: files are written while the next pictures are drawn.
+def in_threads(work: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
+    """`work` of each item, in their order, in threads: files are written while the next images are generated.
 
-    What was begun is finished when the caller stops in the middle.
+    Started work is finished when the caller stops in the middle.
     """
     waiting: deque[Future[Out]] = deque()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for item in items:
             waiting.append(pool.submit(work, item))
-            while waiting and (len(waiting) > ahead or waiting[0].done()):
+            while waiting and (len(waiting) > _WAITING or waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+@dataclass
+class FileOutput(Output):
+    """One file for each image."""
+
+    encoding: Encoding = field(default_factory=Encoding)
+    _whole: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+
+    @property
+    def share(self) -> int:
+        """Images of this part."""
+        return self.part.share(self.total)
+
+    def find_kept(self) -> None:
+        """Finds the images of this part that are there, by every byte."""
+        self._whole = np.zeros(self.total, dtype=bool)
+        with Counter("looking at what is there", self.share, unit="pictures") as counter:
+            for number, whole in in_threads(lambda one: (one.number, self._files.is_whole(one)), self._own()):
+                self._whole[number] = whole
+                counter.add(1)
+        self.kept = int(self._whole.sum())
+
+    def write(self, generate: Generate, about: About) -> None:
+        """Generates and writes the rest of this part."""
+        rest = (one for one in self._own() if not (self._whole.size and self._whole[one.number]))
+        for _ in in_threads(lambda image: self._files.write(image, about(image.request)), generate(rest)):
+            pass
+
+    def missing(self) -> int:
+        """Images of the whole list that are not there; by their names alone, as other parts looked at theirs."""
+        if self.part.count == 1:
+            return 0
+        names: dict[Path, set[str]] = {}  # each folder is listed once: quicker than asking for each file
+        count = 0
+        for request in self.requests:
+            path = self._files.image(request)
+            if path.parent not in names:
+                names[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
+            count += path.name not in names[path.parent]
+        return count
+
+    def examples(self) -> Iterator[Example]:
+        """Some images of the whole list, evenly spread."""
+        for one in self.requests:
+            if one.number in self.shown:
+                path = self._files.image(one)
+                link = path.relative_to(self.folder).as_posix()
+                yield Example(path.read_bytes(), one.prompt.text, one.seed, one.size_px, link, link)
+
+    def where(self) -> str:
+        """The place of the images, for people."""
+        if self.total > 1:
+            return f"{self.folder}: {self.total:,} pictures, a JSON beside each"
+        return f"{self._files.image(next(iter(self.requests)))}, a JSON beside it"
+
+    def saved(self, generated: int) -> str:
+        """For people: how much is kept of so many images that were generated when a signal came."""
+        return f"{generated:,} pictures were drawn and are kept"
+
+    def _own(self) -> Iterator[ImageRequest]:
+        return (one for one in self.requests if one.number in self.part)
+
+    @cached_property
+    def _files(self) -> Files:
+        return Files(self.folder, self.total, self.encoding)

@@ -1,7 +1,7 @@
-"""Drawn pictures as tar shards that webdataset and our own source read, with an index beside each and a dataset.json.
+"""Generated images as tar shards that webdataset and our own source read, with an index beside each and a dataset.json.
 
-A shard holds a stretch of the list's numbers, whoever draws it, and has its name once it is whole; what is whole is
-told by the index, which holds the shard's digest.
+A shard holds a range of the list's numbers, whoever generates it, and gets its name once it is whole. The index holds
+the shard's digest, which tells whether it is whole.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from hashlib import blake2b
-from pathlib import Path
+from itertools import groupby
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,40 +28,98 @@ from daguerre.data.skipped import SkipReport
 from daguerre.data.tools import pack
 from daguerre.data.tools.manifest import Listing
 from daguerre.data.tools.pack import Packed, Packer, Shard
-from daguerre.generation.generate import Drawn, Wanted
+from daguerre.generation.contact_sheet import Example
+from daguerre.generation.generate import GeneratedImage, in_order
 from daguerre.generation.image_files import Encoding, described, in_threads
+from daguerre.generation.jobs import About, Generate, Output
+from daguerre.tracking.progress import Counter
 from daguerre.types import IMAGE, Record
 
+_LISTING_PAUSE = 20
+"""Listing shards reads the index of each: this many times as long passes before they are listed again."""
 
-@dataclass(frozen=True)
-class Shards:
-    """The pictures of a list in shards of one folder."""
 
-    folder: Path
-    total: int
-    """Pictures of the whole list, over all ranks."""
-    samples_per_shard: int
-    encoding: Encoding
-    about: Callable[[Wanted], dict[str, Any]]
-    """What the JSON of a picture says."""
-    asked: Mapping[str, Any]
-    """What decides the pictures; dataset.json says it as their source."""
+@dataclass
+class ShardOutput(Output):
+    """A tar shard for each range of the list."""
 
-    def all(self) -> list[Shard]:
-        """Every shard of the list, in order: as records, it holds the numbers of its pictures."""
-        return pack.shards(np.arange(self.total), self.samples_per_shard)
+    encoding: Encoding = field(default_factory=Encoding)
+    written: int = 0
+    """Images of shards that were finished since."""
+    _whole: frozenset[str] = frozenset()
 
-    def is_whole(self, shard: Shard) -> bool:
-        """Whether a shard is there, every byte as it was written."""
-        packed = self._indexed(shard)
-        path = self.folder / shard.name
-        return packed is not None and path.is_file() and cache.file_digest(path) == packed.digest
+    @property
+    def share(self) -> int:
+        """Images of this part."""
+        return sum(len(shard.numbers) for shard in self._own().values())
 
-    def write(self, shard: Shard, drawn: Iterable[Drawn]) -> Packed:
-        """Writes a shard of pictures that come in the order of its numbers, and its index."""
-        source = _Arriving(in_threads(self._record, drawn))
-        packer = Packer(source, headers.USUAL, str(self.folder))
-        steps = packer(shard)
+    def find_kept(self) -> None:
+        """Finds the shards of this part that are there, by every byte."""
+        whole = []
+        with Counter("looking at what is there", self.share, unit="pictures") as counter:
+            for shard in self._own().values():
+                packed, path = self._indexed(shard), self.folder / shard.name
+                if packed is not None and path.is_file() and cache.file_digest(path) == packed.digest:
+                    whole.append(shard)
+                counter.add(len(shard.numbers))
+        self._whole = frozenset(shard.name for shard in whole)
+        self.kept = sum(len(shard.numbers) for shard in whole)
+
+    def write(self, generate: Generate, about: About) -> None:
+        """Generates and writes the rest of this part."""
+        self._list_up()
+        own = {i: shard for i, shard in self._own().items() if shard.name not in self._whole}
+        listed_until = 0.0
+        for i, requests in groupby(self.requests, lambda one: one.number // self._size):
+            if i in own:
+                self.written += self._pack(own[i], in_order(generate, requests), about).samples
+                if (begun := time.monotonic()) >= listed_until:
+                    self._list_up()
+                    listed_until = begun + _LISTING_PAUSE * (time.monotonic() - begun)
+
+    def missing(self) -> int:
+        """Images of the whole list that are not there; by names alone, as other parts looked at theirs."""
+        if self._list_up():
+            return 0
+        return sum(len(shard.numbers) for shard in self._shards if not (self.folder / shard.name).is_file())
+
+    def examples(self) -> Iterator[Example]:
+        """Some images of the whole list, evenly spread."""
+        for shard in self._shards:
+            numbers = [number for number in shard.numbers.tolist() if number in self.shown]
+            for number, image, known in self._read(shard, numbers):
+                size_px = known["height"], known["width"]
+                yield Example(image, known["prompt"], known["seed"], size_px, f"{shard.name}, {number:09d}", None)
+
+    def where(self) -> str:
+        """The place of the images, for people."""
+        shards = f"{len(self._shards):,} shards" if len(self._shards) > 1 else "one shard"
+        return (
+            f"{self.folder}: {self.total:,} pictures in {shards}; train on them with data.source=webdataset "
+            f"data.path={shlex.quote(str(self.folder))}"
+        )
+
+    def saved(self, generated: int) -> str:
+        """For people: how much is kept of so many images that were generated when a signal came."""
+        lost = generated - self.written
+        return f"{self.written:,} pictures are in finished shards, {lost:,} of the open shard are lost"
+
+    @property
+    def _size(self) -> int:
+        return int(self.asked["shard_samples"])
+
+    @cached_property
+    def _shards(self) -> list[Shard]:
+        """Every shard of the list, in order."""
+        return pack.shards(np.arange(self.total), self._size)
+
+    def _own(self) -> dict[int, Shard]:
+        return {i: shard for i, shard in enumerate(self._shards) if i in self.part}
+
+    def _pack(self, shard: Shard, images: Iterable[GeneratedImage], about: About) -> Packed:
+        """Writes a shard of images that come in the order of its numbers, and its index."""
+        source = _Arriving(in_threads(partial(self._record, about), images))
+        steps = Packer(source, headers.USUAL, str(self.folder))(shard)
         while True:
             try:
                 next(steps)
@@ -66,28 +127,31 @@ class Shards:
                 packed: Packed = stopped.value[0]
                 return packed
 
-    def list_up(self) -> bool:
-        """Writes dataset.json from the indexes that are there; whether every shard is. Of several ranks the last one
-        to come finds all of them."""
-        shards = self.all()
-        with _alone(self.folder):
-            listing = Listing(str(self.folder), self._made_of(), len(shards))
-            listing.done = {shard.name: packed for shard in shards if (packed := self._indexed(shard)) is not None}
-            complete = len(listing.done) == len(shards)
+    def _record(self, about: About, image: GeneratedImage) -> tuple[int, Record]:
+        one = image.request
+        metadata = described(about(one), image) | ({"file_name": one.name} if one.name else {})
+        caption = one.prompt.text if one.prompt.text.strip() else ""
+        pixels = self.encoding(image.pixels_HWC)
+        return one.number, Record(str(one.number), {IMAGE: pixels}, {"text": caption}, metadata)
+
+    def _list_up(self) -> bool:
+        """Writes dataset.json from the indexes that are there; returns whether every shard is. Of several processes the
+        last one to come finds all of them."""
+        fingerprint = blake2b(json.dumps(dict(self.asked), sort_keys=True).encode(), digest_size=16).hexdigest()
+        made_of = {
+            "fingerprint": fingerprint,
+            "samples_per_shard": self._size,
+            "order": "source",
+            "source": {"source": "generate", **self.asked},
+            "samples_of_source": self.total,
+            "left_out": {},
+        }
+        with self._alone():
+            listing = Listing(str(self.folder), made_of, len(self._shards))
+            listing.done = {shard.name: packed for shard in self._shards if (packed := self._indexed(shard))}
+            complete = len(listing.done) == len(self._shards)
             listing.save(complete)
         return complete
-
-    def read(self, shard: Shard, numbers: Sequence[int]) -> Iterator[tuple[int, bytes, bytes]]:
-        """(number, picture, JSON) of some pictures of a finished shard."""
-        if not numbers:
-            return
-        index = cache.load(self.folder / (shard.name + SUFFIX))
-        names = index.about.own["names"]
-        with (self.folder / shard.name).open("rb") as file:
-            for number in numbers:
-                row = index.table.slice(number - shard.first, 1).to_pylist()[0]
-                document = next(part for part in row["parts"] if names[part["name"]] == "json")
-                yield number, _bytes(file, row), _bytes(file, document)
 
     def _indexed(self, shard: Shard) -> Packed | None:
         """A finished shard by its index alone."""
@@ -98,18 +162,27 @@ class Shards:
             return None
         return Packed(shard.name, index.table.num_rows, about.shard_bytes, about.shard_digest)
 
-    def _made_of(self) -> dict[str, Any]:
-        """What dataset.json says beside the shards, as `data pack` writes it."""
-        told = blake2b(json.dumps(dict(self.asked), sort_keys=True).encode(), digest_size=16).hexdigest()
-        own = {"fingerprint": told, "samples_per_shard": self.samples_per_shard, "order": "source"}
-        return {**own, "source": {"source": "generate", **self.asked}, "samples_of_source": self.total, "left_out": {}}
+    def _read(self, shard: Shard, numbers: Sequence[int]) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+        """(number, image, JSON) of some images of a finished shard."""
+        if not numbers:
+            return
+        index = cache.load(self.folder / (shard.name + SUFFIX))
+        names = index.about.own["names"]
+        with (self.folder / shard.name).open("rb") as file:
+            for number in numbers:
+                row = index.table.slice(number - shard.first, 1).to_pylist()[0]
+                document = next(part for part in row["parts"] if names[part["name"]] == "json")
+                yield number, _bytes(file, row), json.loads(_bytes(file, document))
 
-    def _record(self, drawn: Drawn) -> tuple[int, Record]:
-        one = drawn.wanted
-        about = described(self.about(one), drawn)
-        about |= {"file_name": one.name} if one.name else {}
-        prompt = one.prompt.text if one.prompt.text.strip() else ""
-        return one.number, Record(str(one.number), {IMAGE: self.encoding(drawn.pixels_HWC)}, {"text": prompt}, about)
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes from writing dataset.json."""
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
 
 @dataclass
@@ -118,10 +191,10 @@ class _Arriving:
 
     records: Iterator[tuple[int, Record]]
     index: None = None
-    metric: str | None = field(default=None)
+    metric: str | None = None
 
     def sample_id(self, number: int) -> int:
-        """The picture's number in the list: the same whoever draws it."""
+        """The image's number in the list: the same whoever generates it."""
         return number
 
     def name(self, number: int) -> str:
@@ -142,14 +215,3 @@ class _Arriving:
 def _bytes(file: BinaryIO, where: Mapping[str, Any]) -> bytes:
     file.seek(where["offset"])
     return file.read(where["size"])
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time writes dataset.json."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,6 @@
-"""What `generate` draws with: a run's checkpoint, the pretrained networks of a recipe as they are, or a pipeline.
+"""The model that `generate` uses: a run's checkpoint, the pretrained networks of a recipe as they are, or a pipeline.
 
-Nothing stands in for another in silence: which of them it is, is asked for or said.
+None stands in for another in silence: the command asks for one, or a notice says which it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from daguerre.build import base_digests
 from daguerre.build.parts import Parts, build
 from daguerre.checkpoint.run_dir import RunFolder
-from daguerre.checkpoint.store import Checkpoint, Store
+from daguerre.checkpoint.store import Checkpoint, Found, Store
 from daguerre.config import config as configs
 from daguerre.config import recipe
 from daguerre.config.config import Config
@@ -35,21 +35,21 @@ _OBJECTIVES = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
 
 @dataclass(frozen=True)
 class Model:
-    """Networks that can be asked for, and what is known of them before any weight is read."""
+    """Networks that can be asked for, before any weight is read."""
 
     kind: str
     """`run`, `base` or `pipeline`."""
     name: str
-    """What it was called on the command line."""
+    """Its name on the command line."""
     source: str | recipe.Tree
-    """What `config.load` takes (a run folder, a recipe), or the recipe itself."""
+    """A run folder or recipe for `config.load`, or the recipe itself."""
     home: Path
-    """Folder for pictures where the command names none."""
+    """Default folder for the images."""
     defaults: tuple[str, ...] = ()
     """Settings that the source lacks, as overrides."""
     run: RunFolder | None = None
     trained: Config | None = None
-    """Of a run: its config, without what the command says."""
+    """Of a run: its config, without the command's settings."""
 
     def config(self, given: Sequence[str]) -> configs.Loaded:
         """The config with the command's settings."""
@@ -60,7 +60,7 @@ class Model:
             path.write_text(json.dumps(self.source), encoding="utf-8")
             try:
                 return configs.load(str(path), given)
-            except ConfigError as error:  # the file that was just written tells nobody anything
+            except ConfigError as error:  # the name of the file just written would help nobody
                 raise ConfigError(error.problems, self.name) from None
 
 
@@ -68,33 +68,39 @@ class Model:
 class Loading:
     """Weights that were chosen."""
 
-    said: str
+    description: str
     """For people."""
     made_with: dict[str, Any]
-    """For the JSON of each picture, and for telling one request from another."""
+    """For the JSON of each image, and for telling one request from another."""
     parts: Callable[[], Parts]
 
 
 def find(target: str, place: Sequence[str], base: bool) -> Model:
-    """What is meant by the command's bare word. UserError where there is nothing to draw with."""
+    """The model that the command's bare word means. UserError if there is none."""
     if not target:
         known = ", ".join(recipe.shipped())
-        raise UserError(f"which run? Give a run folder, such as runs/quickstart, or a recipe ({known})")
+        raise UserError(f"which run? Give a run folder, such as runs/quickstart, or a recipe ({known})", code="missing")
     folder = local_copy.located(target)
     if folder.is_file() and folder.suffix in SINGLE_FILES:
         return _of_file(target, folder, place)
     if not folder.is_dir() or target in recipe.shipped():
         return _of_recipe(target, place, base)
-    if place:
-        raise UserError(f"{target} is a folder: {' '.join(place)} would have no effect, leave it out")
+    _check_unplaced(target, place, "folder")
     if (folder / "config.yaml").is_file():
         return _base(target, str(folder), folder) if base else _of_run(target, RunFolder(folder))
     if (folder / "model_index.json").is_file():
         return _of_pipeline(target, folder, folder.resolve().name)
     raise UserError(
         f"{target} is no run folder (it has no config.yaml) and no pipeline (no model_index.json): give a run's "
-        "folder, a diffusers pipeline or a recipe"
+        "folder, a diffusers pipeline or a recipe",
+        code="missing",
     )
+
+
+def _check_unplaced(target: str, place: Sequence[str], kind: str) -> None:
+    """UserError for output_dir and run_name beside a path, which is the place."""
+    if place:
+        raise UserError(f"{target} is a {kind}: {' '.join(place)} would have no effect, leave it out", code="unused")
 
 
 def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
@@ -104,16 +110,17 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
         if not base:
             raise
         output_dir, run_name = in_memory.peek(target, [*place, f"run_name={Path(target).stem}"])
-    if address.is_far(output_dir) and base:  # pictures are written to this machine
+    if address.is_far(output_dir) and base:  # images are written to this machine
         output_dir = "runs"
     folder = RunFolder(local_copy.located(f"{output_dir.rstrip('/')}/{run_name}"))
     if folder.config.is_file() and not base:
         return _of_run(target, folder)
-    # A recipe whose run takes no updates is there for drawing with the networks as they are.
+    # A recipe whose run takes no updates is there for generating with the networks as they are.
     if not base and not _trains_nothing(target):
         raise UserError(
             f"there is no run in {folder.path}: train one with `daguerre train {target}`, give the folder of another, "
-            "or say base=true to draw with the pretrained networks as they are"
+            "or say base=true to draw with the pretrained networks as they are",
+            code="missing",
         )
     return _base(target, target, Path(output_dir) / run_name, (f"output_dir={output_dir}", f"run_name={run_name}"))
 
@@ -137,16 +144,15 @@ def _base(target: str, source: str, folder: Path, defaults: tuple[str, ...] = ()
 
 
 def _of_file(target: str, file: Path, place: Sequence[str]) -> Model:
-    """A single-file checkpoint, as the pipeline that it is made into once. A pickled one is not read without being
-    asked for: a recipe says model.pickled_weights."""
-    if place:
-        raise UserError(f"{target} is a file: {' '.join(place)} would have no effect, leave it out")
+    """A single-file checkpoint, converted to a pipeline once; a pickled one needs a recipe's model.pickled_weights."""
+    _check_unplaced(target, place, "file")
     folder = single_file_load.folder(file, pickled=False)
     if not (folder / "model_index.json").is_file():
         held = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise UserError(
             f"{target} holds {held} alone: give a recipe for the rest, such as `daguerre generate sd15 base=true "
-            f"model.{held.partition(',')[0]}={target}`"
+            f"model.{held.partition(',')[0]}={target}`",
+            code="missing",
         )
     return _of_pipeline(target, folder, file.stem)
 
@@ -157,12 +163,13 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     if above.config.is_file():
         raise UserError(
             f"{target} is the pipeline of a run: give the run, {local_copy.shown(above.path)}, whose recipe knows how "
-            "to draw"
+            "to draw",
+            code="conflict",
         )
     class_name = _json(folder / "model_index.json").get("_class_name")
     families = catalogue.pipelines()
     if class_name not in families:
-        raise UserError(f"{target} is a {class_name}; what is drawn with: {', '.join(families)}")
+        raise UserError(f"{target} is a {class_name}; what is drawn with: {', '.join(families)}", code="unsupported")
     family = catalogue.pretrained()[families[class_name]]
     (denoiser,), (autoencoder,) = (
         [_json(folder / name / "config.json") for name in family.networks(role)] for role in ("denoiser", "autoencoder")
@@ -176,18 +183,18 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
     }
-    home = Path("runs") / "generated" / name
-    return Model("pipeline", target, tree, home)
+    return Model("pipeline", target, tree, Path("runs") / "generated" / name)
 
 
 def _objective(target: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """The objective that a scheduler's config means. UserError for one that has none here."""
+    """The objective of a scheduler's config. UserError if there is none here."""
     prediction = scheduler.get("prediction_type", "epsilon")
     betas = scheduler.get("beta_schedule", "linear")
     if prediction not in _OBJECTIVES or betas != "scaled_linear" or scheduler.get("trained_betas") is not None:
         raise UserError(
             f"{target}: its scheduler predicts {prediction} on a {betas} schedule of its own, for which there is no "
-            f"objective here; known are {', '.join(_OBJECTIVES)} on scaled_linear. Give the recipe or run that it is of"
+            f"objective here; known are {', '.join(_OBJECTIVES)} on scaled_linear. Give its recipe or run",
+            code="unsupported",
         )
     schedule = {
         name: scheduler[name] for name in ("beta_start", "beta_end", "num_train_timesteps") if name in scheduler
@@ -201,69 +208,65 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
     if not isinstance(found, dict):
-        raise UserError(f"{path} holds no object")
+        raise UserError(f"{path} holds no object", code="damaged")
     return found
 
 
 def choose(model: Model, config: Config, weights: str | None) -> Loading:
-    """The weights that are drawn with: of a run, those of a checkpoint. UserError where there are none."""
+    """The weights to generate with: of a run, those of a checkpoint. UserError if there are none."""
     if model.run is None:
         if weights is not None:
             raise UserError(
-                f"weights={weights} is for the checkpoint of a run: leave it out, a {model.kind} has one set"
+                f"weights={weights} is for the checkpoint of a run: leave it out, a {model.kind} has one set",
+                code="unused",
+                setting="weights",
             )
-        _refuse_random(model, config)
-        place = str(getattr(config.model, "pretrained_model_name_or_path", model.name))
-        settings = config.model.model_dump(mode="json", exclude_defaults=True)
-        place = model.name if model.kind == "pipeline" else place
-        made_with = {model.kind: place, "model": settings, "objective": config.objective.model_dump(mode="json")}
-        return Loading(_said(model, config), made_with, partial(_as_they_are, config))
+        _check_pretrained(model, config)
+        base = str(getattr(config.model, "pretrained_model_name_or_path", model.name))
+        made_with = {
+            model.kind: model.name if model.kind == "pipeline" else base,
+            "model": config.model.model_dump(mode="json", exclude_defaults=True),
+            "objective": config.objective.model_dump(mode="json"),
+        }
+        places = [f"{name} from {value}" for name, value in config.model.places.items() if value not in (BASE, None)]
+        description = f"the pretrained networks of {', '.join([base, *places])} as they are: nothing was trained"
+        if model.kind == "pipeline":
+            description = f"the pipeline {model.name}"
+        return Loading(description, made_with, partial(_build, config))
     checkpoint, place = newest(model.run, config.resume_from_checkpoint), local_copy.shown(model.run.path)
     averaged = "ema" in checkpoint.tensors
     if weights == "ema" and not averaged:
-        raise UserError(f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out")
+        raise UserError(
+            f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out",
+            code="missing",
+            setting="weights",
+        )
     raw = weights == "raw" or not averaged
     made_with = {"run": place, "checkpoint": checkpoint.name}
     made_with |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
-    said = f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)"
-    return Loading(said, made_with, partial(load, config, checkpoint, raw))
+    description = f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)"
+    return Loading(description, made_with, partial(load, config, checkpoint, raw))
 
 
-def _said(model: Model, config: Config) -> str:
-    place = getattr(config.model, "pretrained_model_name_or_path", "")
-    if model.kind == "pipeline":
-        return f"the pipeline {model.name}"
-    other = [
-        f"{name} from {value}"
-        for name, value in config.model.places.items()
-        if isinstance(value, str) and value != BASE
-    ]
-    return f"the pretrained networks of {', '.join([place, *other])} as they are: nothing was trained"
-
-
-def _refuse_random(model: Model, config: Config) -> None:
-    """UserError where a network would start from random weights: its pictures are noise."""
+def _check_pretrained(model: Model, config: Config) -> None:
+    """UserError if a network would start from random weights: its images are noise."""
     random = [name for name, place in config.model.places.items() if not isinstance(place, str)]
     if random or not config.model.places:
         what = ", ".join(f"model.{name}" for name in random) or f"the family {config.model.family}"
         raise UserError(
             f"{model.name}: {what} starts from random weights, so there is no base model to draw with: train it first "
-            f"(`daguerre train {model.name}`), or give a place for it"
+            f"(`daguerre train {model.name}`), or give a place for it",
+            code="missing",
         )
 
 
-def _built(config: Config) -> Parts:
-    """The parts as they draw: what only serves gradients is left out, and kernels are those of this device."""
-    training = config.training
-    kernels = "plain" if training.kernels == "plain" else "auto"
-    drawing = training.model_copy(update={"compile": False, "kernels": kernels, "gradient_checkpointing": False})
-    return build(config.model_copy(update={"training": drawing}))
-
-
-def _as_they_are(config: Config) -> Parts:
-    parts = _built(config)
+def _build(config: Config) -> Parts:
+    """The parts for generation: without what only serves gradients, with the kernels of this device."""
+    kernels = "plain" if config.training.kernels == "plain" else "auto"
+    settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False}
+    parts = build(config.model_copy(update={"training": config.training.model_copy(update=settings)}))
     parts.net.eval()
     return parts
 
@@ -272,34 +275,30 @@ def newest(folder: RunFolder, name: str) -> Checkpoint:
     """The newest checkpoint whose every byte is as saved, or the one of this name, without the optimizer's tensors.
     UserError if there is none."""
     store, place = Store(folder.checkpoints), local_copy.shown(folder.path)
-    for notice in local_copy.bring(folder.path, name):
+    notices, path = local_copy.bring(folder.path, name), folder.checkpoints / name
+    found = store.newest_verified() if name == "latest" else Found(path, [])
+    for notice in [*notices, *found.notices]:
         print(notice)
-    if name != "latest":
-        if name not in store.names():
-            raise UserError(f"{place} has no checkpoint {name!r}; it has: {', '.join(store.names()) or 'none yet'}")
-        return _without_optimizer(store, folder.checkpoints / name)
-    found = store.newest_verified()
-    for notice in found.notices:
-        print(notice)
+    if name != "latest" and name not in store.names():
+        raise UserError(
+            f"{place} has no checkpoint {name!r}; it has: {', '.join(store.names()) or 'none yet'}",
+            code="unknown",
+            setting="resume_from_checkpoint",
+        )
     if found.path is None:
         raise UserError(
-            f"{place} has no checkpoint yet: wait for its first save, or go on with `daguerre train {place}`"
+            f"{place} has no checkpoint yet: wait for its first save, or go on with `daguerre train {place}`",
+            code="missing",
         )
-    return _without_optimizer(store, found.path)
-
-
-def _without_optimizer(store: Store, path: Path) -> Checkpoint:
-    there = store.groups(path)
-    kept = [name for name in ("model", "ema", "objective") if name in there]
-    return store.load(path, only=kept)
+    groups = store.groups(found.path)
+    return store.load(found.path, only=[name for name in ("model", "ema", "objective") if name in groups])
 
 
 def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Parts:
-    """The parts with the checkpoint's weights, the averaged ones where it has them, ready to draw."""
-    parts = _built(config)
+    """The parts with the checkpoint's weights, the averaged ones if it has them, ready to generate with."""
+    parts = _build(config)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
     base_digests.refuse_another(checkpoint.documents.get("base"), base_digests.of(config, parts), checkpoint.name)
     load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
     parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
-    parts.net.eval()
     return parts

@@ -1,4 +1,4 @@
-"""The folder that a list of pictures is drawn into: what was asked for there first holds for all who go on with it."""
+"""The folder that a list of images is generated into: the first request there holds for all who go on with it."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ from typing import Any
 from daguerre import __version__, errors
 from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json
 from daguerre.errors import UserError
-from daguerre.generation.ranks import Part
+from daguerre.generation.jobs import TaskShard
 
 NAME = "request.json"
 _PARTS = 1 << 20
 
 
 class Held(UserError):
-    """Somebody else draws the same part."""
+    """Another process generates the same part."""
 
     exit_code = errors.HELD
+    code = "in_use"
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of pictures, there or not."""
+    """A folder of images, there or not."""
 
     path: Path
 
     def asked(self) -> dict[str, Any] | None:
-        """What its pictures are; None where nothing was begun. UserError for a folder of other things."""
+        """The request of its images; None if nothing was begun. UserError for a folder of other things."""
         if not self.path.exists():
             return None
         try:
             found: dict[str, Any] = json.loads((self.path / NAME).read_bytes())["asked"]
             return found
         except FileNotFoundError:
-            if self.path.is_dir() and not any(self._others()):
+            # A request that another process is about to begin does not count.
+            if self.path.is_dir() and all(path.name.startswith(f".{NAME}.") for path in self.path.iterdir()):
                 return None
             raise UserError(
                 f"{self.path} exists and holds no {NAME} of `generate`: pictures are never put among other files; "
-                "choose another with out=FOLDER"
+                "choose another with out=FOLDER",
+                code="conflict",
+                setting="out",
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.path / NAME} is damaged ({error}): choose another folder, or remove it") from error
-
-    def _others(self) -> Iterator[Path]:
-        """What lies here beside a request that another process is about to begin."""
-        return (path for path in self.path.iterdir() if not path.name.startswith(f".{NAME}."))
+            raise UserError(
+                f"{self.path / NAME} is damaged ({error}): choose another folder, or remove it", code="damaged"
+            ) from error
 
     def goes_on(self, asked: Mapping[str, Any]) -> bool:
-        """Whether the same pictures were begun here; UserError shows what is asked for otherwise now."""
+        """True if the same request was begun here. UserError shows what is requested otherwise now."""
         before = self.asked()
         if before is None:
             return False
@@ -63,12 +65,13 @@ class Folder:
             lines = "\n".join(f"  {line}" for line in changes)
             raise UserError(
                 f"{self.path} holds pictures of another request:\n{lines}\n"
-                "Ask as before to go on with them, or choose another folder with out=FOLDER"
+                "Ask as before to go on with them, or choose another folder with out=FOLDER",
+                code="changed",
             )
         return True
 
     def begin(self, asked: Mapping[str, Any]) -> None:
-        """Creates the folder and says in it what is drawn. Of several processes at once, one does."""
+        """Creates the folder and records the request in it. Of several processes at once, one does."""
         make_folder(self.path)
         temporary = self.path / f".{NAME}.{os.getpid()}.tmp"
         temporary.write_bytes(to_json({"made_by": f"daguerre {__version__}", "asked": dict(asked)}))
@@ -83,8 +86,8 @@ class Folder:
         self.goes_on(asked)
 
     @contextmanager
-    def held(self, part: Part) -> Iterator[None]:
-        """Nobody else draws this part meanwhile."""
+    def held(self, part: TaskShard) -> Iterator[None]:
+        """Keeps other processes from generating this part."""
         with (self.path / NAME).open("rb+") as file:
             start, length = (0, _PARTS) if part.count == 1 else (part.index, 1)
             try:
@@ -95,22 +98,25 @@ class Folder:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each thing that is asked for otherwise."""
+    """One line for each entry that is not the same."""
+
+    def shown(asked: Mapping[str, Any], name: str) -> str:
+        return json.dumps(asked[name], ensure_ascii=False) if name in asked else "(not given)"
+
     names = dict.fromkeys([*before, *now])
     return [
-        f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names if before.get(name) != now.get(name)
+        f"{name}: {shown(before, name)} -> {shown(now, name)}" for name in names if before.get(name) != now.get(name)
     ]
 
 
-def _shown(asked: Mapping[str, Any], name: str) -> str:
-    return json.dumps(asked[name], ensure_ascii=False) if name in asked else "(not given)"
-
-
 def place(out: str | None, home: Path, name: str, asked: Mapping[str, Any]) -> Folder:
-    """The folder that was asked for; else one in `home`, named after the prompt: that of the same request, or a new
-    one."""
+    """The folder `out`; else one in `home`, named after the prompt: that of the same request, or a new one."""
     if out is not None and "://" in out:
-        raise UserError(f"out={out}: pictures are written to a folder of this machine; copy it from there")
+        raise UserError(
+            f"out={out}: pictures are written to a folder of this machine; copy it from there",
+            code="unsupported",
+            setting="out",
+        )
     if out is not None:
         return Folder(Path(out).expanduser())
     slug = re.sub(r"\W+", "-", name.lower()).strip("-")[:60].strip("-") or "empty"

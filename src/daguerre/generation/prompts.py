@@ -1,6 +1,6 @@
-"""Prompts of `generate`: from the command line, a recipe, or a file that is read row by row and never held.
+"""Prompts: from the command line, a recipe, or a file that is read row by row and never held.
 
-A row is one prompt with what its file says of it; which pictures follow from rows is generation/requests.py.
+A row is one prompt with the columns of its file; generation/requests.py makes image requests of rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TextIO
 
 from daguerre.errors import UserError
 from daguerre.samplers.settings import unguided_or_more
@@ -21,16 +21,19 @@ from daguerre.unicode import is_text, mended
 TABLES: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson")
 KNOWN = ("prompt", "negative_prompt", "seed", "num_images", "guidance_scale", "height", "width", "file_name")
-"""Columns that decide what is drawn; others are kept in the JSON of each picture."""
+"""Columns that decide an image; others are kept in its JSON."""
 STAND_IN = {"caption": "prompt", "uid": "file_name"}
-"""Columns of open-diffusion's lists of captions, which stand for ours where there is no column `prompt`."""
-_READ_BYTES = 1 << 20
+"""Columns of open-diffusion's lists of captions, and what they are here if there is no column `prompt`."""
+_LEAST = {"seed": 0, "num_images": 1, "height": 1, "width": 1}
+"""Columns of whole numbers, and their least values."""
+_FILE = "sampling.prompts_file"
+_EXAMPLE = '{"prompt": "a cat", "seed": 7}'
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt; what is None is as the command says."""
+    """A prompt; fields that are None are as the command says."""
 
     prompt: str
     where: str = ""
@@ -42,39 +45,41 @@ class Row:
     height: int | None = None
     width: int | None = None
     file_name: str | None = None
-    """Name of the picture without its suffix; may hold folders."""
+    """Name of the image without its suffix; may hold folders."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """The other columns."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Where prompts come from."""
+    """A source of prompts."""
 
     name: str
-    """For people, and for the folder of the pictures."""
+    """For people, and for the folder of the images."""
     digest: str
-    """SHA-256 of what is asked for, hex."""
+    """SHA-256 of the prompts or their file, hex."""
     rows: Callable[[], Iterator[Row]]
     """All of them, from the start."""
 
 
 def inline(prompts: list[str]) -> Prompts:
-    """Prompts that are at hand."""
+    """Prompts of a list."""
     digest = sha256(json.dumps(prompts).encode()).hexdigest()
-    return Prompts(prompts[0], digest, lambda: (Row(prompt) for prompt in prompts))
+    return Prompts(prompts[0], digest, lambda: map(Row, prompts))
 
 
 def of_file(name: str) -> Prompts:
-    """The prompts of a file: its ending says of which kind. UserError where it cannot be read."""
+    """The prompts of a file, whose suffix says its format. UserError if it cannot be read."""
     path = Path(name).expanduser()
-    digest = sha256()
     try:
         with local_files.opened(path) as file:
-            while part := file.read(_READ_BYTES):
+            digest = sha256()
+            while part := file.read(1 << 20):
                 digest.update(part)
     except OSError as error:
-        raise UserError(f"prompts_file={name} cannot be read: {error.strerror or error}") from error
+        raise UserError(
+            f"prompts_file={name} cannot be read: {error.strerror or error}", code="missing", setting=_FILE
+        ) from error
     return Prompts(path.stem, digest.hexdigest(), lambda: rows(path))
 
 
@@ -82,103 +87,92 @@ def rows(path: Path) -> Iterator[Row]:
     """The rows of a file of prompts, read as they are asked for. UserError names the line that cannot be used."""
     suffix = path.suffix.lower()
     if suffix == ".json":
-        raise UserError(f"prompts_file={path}: give JSONL, one object a line such as {_EXAMPLE}, in a .jsonl file")
+        raise UserError(
+            f"prompts_file={path}: give JSONL, one object a line such as {_EXAMPLE}, in a .jsonl file", setting=_FILE
+        )
     read = _table if suffix in TABLES else _lines_of_json if suffix in LINES else _text
     empty = True
     try:
-        for row in read(path):
-            empty = False
-            yield row
+        with path.open(encoding="utf-8-sig", newline="" if suffix in TABLES else None) as file:
+            for row in read(path, file):
+                empty = False
+                yield row
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"prompts_file={path} cannot be read as UTF-8 text: {error}") from error
+        raise UserError(
+            f"prompts_file={path} cannot be read as UTF-8 text: {error}", code="damaged", setting=_FILE
+        ) from error
     except csv.Error as error:
-        raise UserError(f"prompts_file={path} is no table as its ending says: {error}") from error
+        raise UserError(
+            f"prompts_file={path} is no table as its ending says: {error}", code="damaged", setting=_FILE
+        ) from error
     if empty:
-        raise UserError(f"prompts_file={path} holds no prompt: write one a line")
+        raise UserError(f"prompts_file={path} holds no prompt: write one a line", code="empty", setting=_FILE)
 
 
-_EXAMPLE = '{"prompt": "a cat", "seed": 7}'
+def _text(path: Path, file: TextIO) -> Iterator[Row]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield Row(line.strip(), f"line {number}")
 
 
-def _text(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield Row(line.strip(), f"line {number}")
-
-
-def _lines_of_json(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path.name} line {number}"
-            try:
-                found = json.loads(line, parse_constant=_no_number)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{where} is no JSON: {error}. Write one object a line, such as {_EXAMPLE}") from error
-            if not isinstance(found, dict):
-                raise UserError(f"{where} is no object: write one a line, such as {_EXAMPLE}")
-            found = dict(zip(_named(list(found)), found.values(), strict=True))
-            _has_prompt(list(found), where)
-            yield _row(found, where)
+def _lines_of_json(path: Path, file: TextIO) -> Iterator[Row]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{path.name} line {number}"
+        try:
+            found = json.loads(line, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} is no JSON: {error}. Write one object a line, such as {_EXAMPLE}") from error
+        if not isinstance(found, dict):
+            raise UserError(f"{where} is no object: write one a line, such as {_EXAMPLE}")
+        yield _row(dict(zip(_columns(list(found), where), found.values(), strict=True)), where)
 
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number of JSON")
 
 
-def _table(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
-        header = _named([name.strip() for name in next(reader, [])])
-        _has_prompt(header, f"{path.name}")
-        if twins := sorted({name for name in header if header.count(name) > 1}):
-            raise UserError(f"{path.name} has the column {', '.join(twins)} twice: rename one")
-        for cells in reader:
-            if not cells:
-                continue
-            where = f"{path.name} line {reader.line_num}"
-            if len(cells) != len(header):
-                raise UserError(f"{where} has {len(cells)} cells and the header {len(header)}: a comma needs quotes")
-            yield _row(dict(zip(header, cells, strict=True)), where)
+def _table(path: Path, file: TextIO) -> Iterator[Row]:
+    reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
+    header = _columns([name.strip() for name in next(reader, [])], path.name)
+    if twins := sorted({name for name in header if header.count(name) > 1}):
+        raise UserError(f"{path.name} has the column {', '.join(twins)} twice: rename one", code="conflict")
+    for cells in reader:
+        if not cells:
+            continue
+        where = f"{path.name} line {reader.line_num}"
+        if len(cells) != len(header):
+            raise UserError(f"{where} has {len(cells)} cells and the header {len(header)}: a comma needs quotes")
+        yield _row(dict(zip(header, cells, strict=True)), where)
 
 
-def _named(columns: list[str]) -> list[str]:
-    """The columns by our own names."""
-    theirs = "prompt" not in columns and "caption" in columns
-    return [STAND_IN.get(name, name) for name in columns] if theirs else columns
-
-
-def _has_prompt(columns: list[str], where: str) -> None:
-    if "prompt" not in columns:
-        shown = ", ".join(repr(name) for name in columns) or "none"
-        raise UserError(
-            f"{where}: there is no column 'prompt' among its columns ({shown}): call the one that holds prompts so. "
-            f"Columns with a meaning: {', '.join(KNOWN)}"
-        )
+def _columns(columns: list[str], where: str) -> list[str]:
+    """The columns by our own names. UserError if none holds prompts."""
+    if "prompt" in columns:
+        return columns
+    if "caption" in columns:
+        return [STAND_IN.get(name, name) for name in columns]
+    shown = ", ".join(repr(name) for name in columns) or "none"
+    raise UserError(
+        f"{where}: there is no column 'prompt' among its columns ({shown}): call the one that holds prompts so. "
+        f"Columns with a meaning: {', '.join(KNOWN)}",
+        code="missing",
+    )
 
 
 def _row(cells: Mapping[str, Any], where: str) -> Row:
-    """The row of these columns; an empty cell of a table, and null, say nothing."""
+    """The row of these columns; an empty cell of a table, and null, mean that nothing is given."""
     given = {name: cells.get(name) for name in KNOWN}
     about = mended({name: value for name, value in cells.items() if name not in KNOWN and name.strip()})
     prompt, negative = given["prompt"], given["negative_prompt"] or ""
     for name, value in (("prompt", prompt), ("negative_prompt", negative)):
         if not isinstance(value, str) or "\0" in value or not is_text(value):
             raise UserError(f"{where}: {name} is {value!r}: write text")
-    return Row(
-        str(prompt).strip(),
-        where,
-        str(negative).strip() or None,
-        _whole(given["seed"], "seed", where, least=0),
-        _whole(given["num_images"], "num_images", where, least=1),
-        _scale(given["guidance_scale"], where),
-        _whole(given["height"], "height", where, least=1),
-        _whole(given["width"], "width", where, least=1),
-        _file_name(given["file_name"], where),
-        about,
-    )
+    numbers = {name: _whole(given[name], name, where, least) for name, least in _LEAST.items()}
+    scale, file_name = _scale(given["guidance_scale"], where), _file_name(given["file_name"], where)
+    text, negative = str(prompt).strip(), str(negative).strip() or None
+    return Row(text, where, negative, guidance_scale=scale, file_name=file_name, about=about, **numbers)
 
 
 def _number(value: Any, name: str, where: str) -> float | None:

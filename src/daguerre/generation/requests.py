@@ -1,17 +1,18 @@
-"""Which pictures follow from prompts: each with its number, seed and size; and which of them are this process's.
+"""Image requests made of prompts, each with its number, seed and size.
 
-A list is walked over from its start whenever it is needed, so that one of any length takes no memory.
+A list is read from its start whenever it is needed, so that one of any length takes no memory.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import xxhash
 
 from daguerre.errors import UserError
-from daguerre.generation.generate import Wanted
+from daguerre.generation.generate import ImageRequest
 from daguerre.generation.prompts import Prompts, Row
 from daguerre.samplers.settings import SamplingSettings
 from daguerre.types import Prompt
@@ -22,72 +23,68 @@ RESERVED = frozenset({"request"})
 
 @dataclass(frozen=True)
 class Survey:
-    """What a list asks for, as a whole."""
+    """Counts of a whole list."""
 
-    prompts: int
-    pictures: int
+    images: int
     sizes_px: Mapping[tuple[int, int], int]
-    """Pictures by height and width."""
-    own_seeds: bool
-    """Whether the file gives any."""
+    """Images by height and width."""
 
 
 @dataclass(frozen=True)
-class PictureList:
-    """The pictures of all prompts, in their order."""
+class RequestList:
+    """The images of all prompts, in their order."""
 
     prompts: Prompts
     sampling: SamplingSettings
-    """`num_images` of each prompt, where its row says nothing else."""
-    resolution: int
-    """Side of a picture where neither row nor settings say one."""
+    """`num_images` of each prompt, if its row gives no number."""
+    size_px: tuple[int, int]
+    """Height and width of an image whose row gives none."""
     taken: frozenset[str] = field(default=frozenset())
-    """Keys of a picture's JSON that a file's columns must leave alone."""
+    """Keys of an image's JSON that a file's columns must leave alone."""
     captioned: bool = False
-    """Whether each picture needs words, as samples of a data set do."""
+    """Each image needs words, as samples of a data set do."""
 
-    def __iter__(self) -> Iterator[Wanted]:
+    def __iter__(self) -> Iterator[ImageRequest]:
         number = 0
         for row in self.prompts.rows():
             for copy in range(self._copies(row)):
-                yield self._wanted(row, number, copy)
+                yield self._request(row, number, copy)
                 number += 1
 
     def survey(self) -> Survey:
-        """Walks over the list once. UserError for a row that cannot be drawn, or names that are not unique."""
+        """Reads the list once. UserError for a row that cannot be generated, or names that are not unique."""
         names: set[int] = set()
-        sizes: dict[tuple[int, int], int] = {}
-        prompts = pictures = 0
-        own_seeds = False
+        sizes: Counter[tuple[int, int]] = Counter()
+        images = 0
         for row in self.prompts.rows():
-            prompts += 1
-            own_seeds |= row.seed is not None
             self._check(row)
             for copy in range(self._copies(row)):
-                one = self._wanted(row, pictures, copy)
-                pictures += 1
-                sizes[one.size_px] = sizes.get(one.size_px, 0) + 1
-                _take(one, row, names)
-        if names and len(names) < pictures:
+                one = self._request(row, images, copy)
+                images += 1
+                sizes[one.size_px] += 1
+                _note_name(one, row, names)
+        if names and len(names) < images:
             raise UserError(
-                f"{self.prompts.name}: {pictures - len(names):,} of {pictures:,} pictures have no file_name: give each "
-                "row one, or none"
+                f"{self.prompts.name}: {images - len(names):,} of {images:,} pictures have no file_name: give each "
+                "row one, or none",
+                code="missing",
             )
-        return Survey(prompts, pictures, sizes, own_seeds)
+        return Survey(images, sizes)
 
     def _copies(self, row: Row) -> int:
         return self.sampling.num_images if row.num_images is None else row.num_images
 
-    def _wanted(self, row: Row, number: int, copy: int) -> Wanted:
-        height, width = self.sampling.size_px(self.resolution)
-        name = row.file_name
-        scale, negative = row.guidance_scale, row.negative_prompt
-        scale = self.sampling.guidance_scale if scale is None else scale
-        # A row without guidance has no unguided side, so what the command leads away from does not concern it.
+    def _scale(self, row: Row) -> float:
+        return self.sampling.guidance_scale if row.guidance_scale is None else row.guidance_scale
+
+    def _request(self, row: Row, number: int, copy: int) -> ImageRequest:
+        height, width = self.size_px
+        name, scale = row.file_name, self._scale(row)
+        # A row without guidance has no unguided side, so the command's negative prompt does not concern it.
         usual = self.sampling.negative_prompt if scale > 1 else ""
-        return Wanted(
+        return ImageRequest(
             number,
-            Prompt(row.prompt, usual if negative is None else negative),
+            Prompt(row.prompt, usual if row.negative_prompt is None else row.negative_prompt),
             self.sampling.seed + number if row.seed is None else row.seed + copy,
             (row.height or height, row.width or width),
             scale,
@@ -96,22 +93,24 @@ class PictureList:
         )
 
     def _check(self, row: Row) -> None:
-        scale = self.sampling.guidance_scale if row.guidance_scale is None else row.guidance_scale
+        scale = self._scale(row)
         if row.negative_prompt and scale <= 1:
             raise UserError(
                 f"{row.where}: negative_prompt is {row.negative_prompt!r} and guidance_scale is {scale:g}, which runs "
-                "no unguided side: raise guidance_scale or drop negative_prompt"
+                "no unguided side: raise guidance_scale or drop negative_prompt",
+                code="unused",
             )
         if self.captioned and not row.prompt.strip():
             raise UserError(f"{row.where}: an empty prompt, and samples of shards need a caption: leave it out")
         if clash := sorted(self.taken & row.about.keys()):
             raise UserError(
-                f"{row.where}: the JSON of each picture says {', '.join(clash)} itself: rename the column, or remove it"
+                f"{row.where}: the JSON of each picture says {', '.join(clash)} itself: rename or remove the column",
+                code="conflict",
             )
 
 
-def _take(one: Wanted, row: Row, names: set[int]) -> None:
-    """Notes a name of the file's own; UserError where it was there before. Digests take a tenth of the names."""
+def _note_name(one: ImageRequest, row: Row, names: set[int]) -> None:
+    """Notes a name of the file's own. UserError if it was there before. Digests take a tenth of the names' memory."""
     if one.name is None:
         return
     key = xxhash.xxh3_64_intdigest(one.name.lower().encode("utf-8", "replace"))

@@ -27,8 +27,8 @@ from daguerre.distributed.parallelize import blocks
 from daguerre.distributed.sharding_rules import own_region
 from daguerre.memory.static import MemoryCount, ResidentTensor
 from daguerre.models.placement import frozen
-from daguerre.training import cuda_types, step
-from daguerre.training.memory_tracker import Live
+from daguerre.training import step
+from daguerre.training.memory_tracker import Live, use_cuda_types
 from daguerre.training.state import TrainState
 from daguerre.types import IMAGE, Batch
 
@@ -84,7 +84,7 @@ class SimulatedStep:
         self._together = apart if count.mesh.degree("fsdp") > 1 else set()
         if on_gpu:
             for network in (parts.net, *frozen(parts.net, parts.family.components).values()):
-                cuda_types.enable(network)
+                use_cuda_types(network)
         with self._mode, self._live:
             _fill(parts)
             self._state = _begun(config, parts)

@@ -1,8 +1,7 @@
-"""Pictures that a source wants drawn before training: DreamBooth's class pictures, so that a model that learns one
-thing does not forget its kind.
+"""Class images of DreamBooth, generated before training so that a model that learns one thing does not forget its kind.
 
-They are drawn by the model that training starts from, once: what is in the folder is kept and counted. How pictures are
-drawn and written is generation/fill.py.
+They are generated once, by the model that training starts from. Images that are in the folder count, whoever made them;
+each missing one is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -10,38 +9,45 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from daguerre.build.parts import Parts
+from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
-from daguerre.data.settings import GenerateSettings
+from daguerre.data.folder.scan import EXTENSIONS
 from daguerre.data.sources import folder
 from daguerre.errors import FAILED, UserError
 from daguerre.formatting import duration_text
-from daguerre.generation import fill, generate
+from daguerre.generation import generate
+from daguerre.generation.generate import GeneratedImage, ImageRequest, image_size
+from daguerre.generation.image_files import Encoding, Files, in_threads
 from daguerre.models import compatibility
 from daguerre.models.settings import BASE
+from daguerre.samplers.settings import SamplingSettings
+from daguerre.tracking.progress import Counter
+from daguerre.types import Prompt
 
 _FIRST = "drawn-00000.json"
 
 
 class Stopped(UserError):
-    """A signal came while pictures were drawn; there is no run yet that could be saved."""
+    """A signal came while images were generated; there is no run yet that could be saved."""
 
     def __init__(self, text: str, exit_code: int) -> None:
-        super().__init__(text)
+        super().__init__(text, code="failed")
         self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Pictures that a source wants."""
+class ClassImageRequest:
+    """Images that a source asks for."""
 
     setting: str
-    """Where it is said, such as `data.sources.class.generate`."""
+    """Path of the setting, such as `data.sources.class.generate`."""
     folder: Path
     prompt: str
     count: int
@@ -49,90 +55,151 @@ class Wish:
 
     @property
     def missing(self) -> int:
-        """Pictures that are still to be drawn."""
-        return max(0, self.count - fill.pictures_in(self.folder))
+        """Images that are still to be generated."""
+        return max(0, self.count - images_in(self.folder))
 
 
-def wishes(config: Config) -> Iterator[Wish]:
-    """What the sources of a recipe want."""
+def requests(config: Config) -> list[ClassImageRequest]:
+    """Everything that the sources of a recipe ask for."""
+    found = []
     for name, source in config.data.named().items():
-        if isinstance(source, folder.Settings) and source.generate is not None:
-            made: GenerateSettings = source.generate
-            prompt = made.prompt or source.captions.text
+        if isinstance(source, folder.Settings) and (asked := source.generate) is not None:
+            prompt = asked.prompt or source.captions.text
             assert prompt is not None, "the settings have checked it"
             setting = f"data{name and '.sources.' + name}.generate"
-            yield Wish(setting, Path(source.path).expanduser(), prompt, made.count, made.seed)
+            found.append(ClassImageRequest(setting, Path(source.path).expanduser(), prompt, asked.count, asked.seed))
+    return found
 
 
-def told(config: Config) -> list[str]:
-    """What would be drawn before training, in lines; nothing where no source wants more than there is."""
+def planned(config: Config) -> list[str]:
+    """Lines about what would be generated before training."""
     return [
-        f"{wish.setting}: {wish.missing:,} pictures of {wish.prompt!r} will be drawn into {wish.folder} before training"
-        for wish in wishes(config)
-        if wish.missing
+        f"{each.setting}: {each.missing:,} pictures of {each.prompt!r} will be drawn into {each.folder} before training"
+        for each in requests(config)
+        if each.missing
     ]
 
 
-def draw(config: Config, parts: Parts, stop: Callable[[], int]) -> list[str]:
-    """Draws what is missing with the net as it is; says what was done, a line each.
+def generate_missing(config: Config, parts: Parts, stop: Callable[[], int]) -> list[str]:
+    """Generates what is missing with the net as it is; returns a line for each request.
 
-    UserError where the model cannot draw, or a folder holds pictures that were drawn otherwise. `stop` is asked between
-    batches and gives the exit code where a signal came, else 0: then `Stopped` is raised.
+    UserError if the model cannot generate, or a folder holds images that were generated otherwise. `stop` is asked
+    between batches and gives the exit code of a signal, else 0; at a signal this raises `Stopped`.
     """
-    refuse_other_predictions(config, parts)
-    wanted, made_with = list(wishes(config)), _made_with(config)
-    for wish in wanted:
-        _refuse_others(wish, config, made_with)
-        if wish.missing:
-            _refuse_strangers(wish, config, parts)
-    if any(wish.missing for wish in wanted):
+    check_prediction(config, parts)
+    asked, made_with = requests(config), _made_with(config)
+    for each in asked:
+        _check_same(each, config, made_with)
+        if each.missing:
+            _check_generates(each, config, parts)
+    if any(each.missing for each in asked):
         open_others(config)
-    return [_drawn(wish, config, parts, made_with, stop) for wish in wanted if wish.missing]
+    return [_generate(each, config, parts, made_with, stop) for each in asked if each.missing]
 
 
-def refuse_other_predictions(config: Config, parts: Parts) -> None:
-    """UserError where DreamBooth starts from a UNet that predicts something else: its few updates teach one thing."""
-    pretrained = parts.family.pretrained
-    wish = next(wishes(config), None)
-    if wish is None or config.init_from is not None or pretrained is None:
+def check_prediction(config: Config, parts: Parts) -> None:
+    """UserError if DreamBooth starts from a UNet that predicts something else: its few updates teach one thing."""
+    asked, pretrained = requests(config), parts.family.pretrained
+    if not asked or config.init_from is not None or pretrained is None:
         return
     if why := compatibility.prediction(pretrained, parts.objective):
         raise UserError(
-            f"{wish.setting}: DreamBooth takes too few updates for this: {why}. Take the objective of the base, or "
-            "train another one all the same with model.scheduler=null, which compares nothing"
+            f"{asked[0].setting}: DreamBooth takes too few updates for this: {why}. Take the objective of the base, or "
+            "train another one all the same with model.scheduler=null, which compares nothing",
+            code="conflict",
+            setting="objective.name",
         )
 
 
 def open_others(config: Config) -> None:
-    """UserError where what is trained on beside these pictures cannot be read: minutes earlier than after drawing."""
+    """Opens the other sources, so that one that cannot be read is refused before minutes of generation."""
     for source in config.data.sources.values():
         if getattr(source, "generate", None) is None:
             open_dataset(source, "train")
 
 
-def _drawn(wish: Wish, config: Config, parts: Parts, made_with: Mapping[str, Any], stop: Callable[[], int]) -> str:
-    side = config.data.resolution
-    sampling = config.sampling.model_copy(update={"seed": wish.seed})
-    print(f"{wish.setting}: drawing {wish.missing:,} pictures of {wish.prompt!r} into {wish.folder}", flush=True)
+def _generate(
+    each: ClassImageRequest, config: Config, parts: Parts, made_with: Mapping[str, Any], stop: Callable[[], int]
+) -> str:
+    sampling = config.sampling.model_copy(update={"seed": each.seed})
+    print(f"{each.setting}: drawing {each.missing:,} pictures of {each.prompt!r} into {each.folder}", flush=True)
     began, training = time.monotonic(), parts.net.training
     parts.net.eval()
-    filled = fill.fill(
-        parts, sampling, wish.prompt, wish.folder, wish.count, size_px=(side, side), made_with=made_with,
-        stop=lambda: bool(stop()),
+    filled = fill(
+        parts, sampling, each.prompt, each.folder, each.count,
+        size_px=image_size(config, "class_image"), made_with=made_with, stop=lambda: bool(stop()),
     )  # fmt: skip
     parts.net.train(training)
     if filled.missing:
         raise Stopped(
-            f"stopped while class pictures were drawn: {wish.folder} has {wish.count - filled.missing:,} of "
-            f"{wish.count:,}, and the same command draws the others",
+            f"stopped while class pictures were drawn: {each.folder} has {each.count - filled.missing:,} of "
+            f"{each.count:,}, and the same command draws the others",
             stop() or FAILED,
         )
     took = duration_text(time.monotonic() - began)
-    return f"{wish.setting}: drew {filled.drawn:,} pictures of {wish.prompt!r} (seed {wish.seed}) in {took}"
+    return f"{each.setting}: drew {filled.generated:,} pictures of {each.prompt!r} (seed {each.seed}) in {took}"
+
+
+class Filled(NamedTuple):
+    """Counts of images."""
+
+    kept: int
+    """Images that were there."""
+    generated: int
+    missing: int
+    """Images that are still to be generated, after `stop`."""
+
+
+def fill(
+    parts: Parts,
+    sampling: SamplingSettings,
+    prompt: str,
+    folder: Path,
+    count: int,
+    *,
+    size_px: tuple[int, int],
+    made_with: Mapping[str, Any],
+    stop: Callable[[], bool] = lambda: False,
+) -> Filled:
+    """Brings `folder` to `count` images in all, those of folders inside counted.
+
+    Image i of those that are generated is drawn-0000i.png, of seed `sampling.seed` + i; beside it are a .txt with the
+    prompt, which data.source=folder reads, and a .json with everything that it depends on and `made_with`. Height and
+    width are `size_px`. The net is used as it is. `stop` is asked before each batch.
+    """
+    files = Files(folder, count, Encoding("png"))
+    make_folder(folder)
+    asked, scale = Prompt(prompt, sampling.negative_prompt), sampling.guidance_scale
+    every = [ImageRequest(i, asked, sampling.seed + i, size_px, scale, f"drawn-{i:05d}") for i in range(count)]
+    not_whole = [one for one in every if not files.is_whole(one)]
+    kept = images_in(folder) - sum(files.image(one).exists() for one in not_whole)
+    missing = max(0, count - kept)
+
+    def write(image: GeneratedImage) -> None:
+        # The caption first: an image that is there has one.
+        caption = files.image(image.request).with_suffix(".txt")
+        write_bytes_atomically(caption, (image.request.prompt.text + "\n").encode())
+        files.write(image, {**generate.about(parts, sampling, image.request), **made_with})
+
+    def counted() -> Iterator[GeneratedImage]:
+        for image in generate.generate(parts, sampling, not_whole[:missing], stop):
+            counter.add(1)
+            yield image
+
+    with Counter("drawing pictures", missing, unit="pictures") as counter, suppress(generate.Stopped):
+        for _ in in_threads(write, counted()):
+            pass
+    return Filled(kept, counter.done, missing - counter.done)
+
+
+def images_in(folder: Path) -> int:
+    """Images in a folder and in those inside; 0 if there is none."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return sum(path.suffix.lower() in EXTENSIONS for path in files)
 
 
 def _made_with(config: Config) -> dict[str, Any]:
-    """Which model draws; a folder by its whole path, wherever the command is given."""
+    """The model, for the JSON of each image; folders by their absolute paths, wherever the command is given."""
     model = config.model
     found: dict[str, Any] = {
         "base": getattr(model, "pretrained_model_name_or_path", None),
@@ -140,52 +207,53 @@ def _made_with(config: Config) -> dict[str, Any]:
         **{name: value for name, value in model.places.items() if value != BASE},
         "init_from": config.init_from,
     }
-    return {name: _whole(value) for name, value in found.items() if value is not None}
+    return {
+        name: str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
-def _whole(value: Any) -> Any:
-    return str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
-
-
-def _refuse_others(wish: Wish, config: Config, made_with: Mapping[str, Any]) -> None:
-    """UserError where the folder's drawn pictures are of another prompt, size or model."""
-    path = wish.folder / _FIRST
+def _check_same(each: ClassImageRequest, config: Config, made_with: Mapping[str, Any]) -> None:
+    """UserError if the folder's generated images are of another prompt, size or model."""
+    path = each.folder / _FIRST
     if not path.is_file():
         return
-    side = config.data.resolution
-    wanted = {"prompt": wish.prompt, "height": side, "width": side, **made_with}
+    height, width = image_size(config, "class_image")
+    now = {"prompt": each.prompt, "height": height, "width": width, **made_with}
     before: dict[str, Any] = json.loads(path.read_bytes())
-    names = [
-        *wanted,
-        *(
-            name
-            for name in ("revision", *config.model.networks(), "init_from")
-            if name in before.keys() - wanted.keys()
-        ),
+    no_more = [
+        name for name in ("revision", *config.model.networks(), "init_from") if name in before.keys() - now.keys()
     ]
-    differs = [name for name in names if before.get(name) != wanted.get(name)]
+    differs = [name for name in [*now, *no_more] if before.get(name) != now.get(name)]
     if differs:
-        listed = ", ".join(f"{name} {before.get(name)!r}, now {wanted.get(name)!r}" for name in differs)
+        listed = ", ".join(f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in differs)
         raise UserError(
-            f"{wish.setting}: the pictures in {wish.folder} were drawn otherwise ({listed}). Give another folder, "
-            "remove this one to have them drawn anew, or remove the setting to train on them as they are"
+            f"{each.setting}: the pictures in {each.folder} were drawn otherwise ({listed}). Give another folder, "
+            "remove this one to have them drawn anew, or remove the setting to train on them as they are",
+            code="changed",
+            setting=each.setting,
         )
 
 
-def _refuse_strangers(wish: Wish, config: Config, parts: Parts) -> None:
-    """UserError where the model that training starts from cannot draw yet."""
-    way_out = f"Put {wish.count:,} pictures into {wish.folder}, or remove the setting"
+def _check_generates(each: ClassImageRequest, config: Config, parts: Parts) -> None:
+    """UserError if the model that training starts from cannot generate yet."""
+    way_out = f"Put {each.count:,} pictures into {each.folder}, or remove the setting"
     try:
-        generate.drawing(parts)
+        generate.generative(parts)
     except UserError as error:
-        raise UserError(f"{wish.setting}: {error}. {way_out}") from None
+        raise UserError(f"{each.setting}: {error}. {way_out}", code=error.code, setting=each.setting) from None
     if config.init_from is not None:
         return
     random = [f"model.{name}" for name, place in config.model.places.items() if not isinstance(place, str)]
     if random:
         why = f"{', '.join(random)} starts from random weights, which draw noise"
-    elif said := parts.family.remarks(parts.objective):
-        why = f"this recipe's objective is not what the weights were trained for ({'; '.join(said)})"
+    elif remarks := parts.family.remarks(parts.objective):
+        why = f"this recipe's objective is not what the weights were trained for ({'; '.join(remarks)})"
     else:
         return
-    raise UserError(f"{wish.setting}: nothing can be drawn before training: {why}. {way_out}")
+    raise UserError(
+        f"{each.setting}: nothing can be drawn before training: {why}. {way_out}",
+        code="unsupported",
+        setting=each.setting,
+    )

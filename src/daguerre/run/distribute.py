@@ -1,7 +1,4 @@
-"""A run on several devices: spreads its networks over the mesh, and lets one process act for all.
-
-What happens in a run is run/trainer.py's; here is what only several processes need.
-"""
+"""Multi-device runs: shards the networks over the mesh; runs an action on rank 0 and shares its result or error."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from daguerre.distributed.sharding import MeshSharding
 from daguerre.distributed.watchdog.failure import Failure
 from daguerre.errors import UserError
 from daguerre.models.placement import frozen, of_net, placement
-from daguerre.run.storage import Home
+from daguerre.run.storage import RunStorage
 from daguerre.training import device as devices
 from daguerre.training.sharding import UNSHARDED, Sharding
 
@@ -38,37 +35,37 @@ _ENTRIES = ("encode", "decode")
 
 
 @contextmanager
-def together(config: Config, home: Home, stop: StopSignals) -> Iterator[Processes]:
+def process_group(config: Config, storage: RunStorage, stop: StopSignals) -> Iterator[Processes]:
     """The processes of a run, on their devices, each with its watchdog; they leave together."""
 
     def on_end(failure: Failure) -> None:
-        known = home.folder.read_status() or {}
+        known = storage.folder.read_status() or {}
         counts = {name: known.get(name, 0) for name in ("step", "samples", "total_steps")}
-        home.folder.write_status("failed", reason=failure.text, **counts)
-        home.abandon()
+        storage.folder.write_status("failed", reason=failure.text, **counts)
+        storage.abandon()
 
     kind = devices.choose_device(config.training.device).type
     own = environment.read()
-    stacks = home.folder.path / "stacks" if own.size > 1 else None
+    stacks = storage.folder.path / "stacks" if own.size > 1 else None
     with start(own, config.distributed, kind, Watching(stacks, on_end, lambda: stop.exit_code)) as processes:
         yield processes
 
 
-def led(processes: Processes, act: Callable[[], _T]) -> _T:
-    """Rank 0's result, as JSON on every rank; so is its UserError."""
+def run_on_rank0(processes: Processes, act: Callable[[], _T]) -> _T:
+    """Runs `act` on rank 0; every rank gets its result, as JSON, or its UserError."""
     return processes.agreement.led(act)
 
 
-def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tuple[Sharding, list[str]]:
-    """Splits all networks of a run over the mesh; and what a person should know of it. All ranks hold all weights
-    before. UserError where these differ, or where rules and networks do not fit."""
+def shard_networks(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tuple[Sharding, list[str]]:
+    """Splits all networks of a run over the mesh; returns notices, too. All ranks hold all weights before.
+    UserError if these differ, or if rules and networks do not fit."""
     if mesh.devices == 1:
         return UNSHARDED, []
     still = frozen(parts.net, parts.family.components)
-    refuse_other_weights({"what is trained": parts.net, **still}, processes.agreement)
+    check_same_weights({"what is trained": parts.net, **still}, processes.agreement)
     parts.numerics.store(parts.net, parts.attached.float32)
     axis_rules = config.mesh.logical_axis_rules
-    said = sharding_rules.check(axis_rules, mesh)
+    notices = sharding_rules.check(axis_rules, mesh)
     grid = parallelize.device_mesh(mesh, parts.device.type)
     classes = parts.family.block_classes, parts.family.gated_classes
     found = of_net(parts.net, parts.family.components, axis_rules, mesh)
@@ -82,31 +79,36 @@ def spread(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tu
             for entry in (each for each in _ENTRIES if hasattr(network, each)):
                 register_fsdp_forward_method(network, entry)
     sharding = MeshSharding(parts.net, mesh, found.placed, split, processes.world.rank, processes.agreement)
-    return sharding, said + _summary(problems)
+    if problems:
+        name, why = problems[0]
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        notices.append(f"not split as the rules say: {name} ({why}){more}; `daguerre plan` lists all")
+    return sharding, notices
 
 
-def refuse_other_weights(networks: Mapping[str, nn.Module], agreement: Agreement) -> None:
-    """UserError where ranks have loaded different weights: another version of the base in a node's cache."""
+def check_same_weights(networks: Mapping[str, nn.Module], agreement: Agreement) -> None:
+    """UserError if ranks have loaded different weights: another version of the base in a node's cache."""
     everyone = agreement.gather({name: base_digests.digest_of(network) for name, network in networks.items()})
     for rank, theirs in enumerate(everyone):
         if other := [name for name, digest in theirs.items() if digest != everyone[0][name]]:
             raise UserError(
                 f"rank {rank} has other weights than rank 0 in {', '.join(other)}: their nodes read different files. "
-                "Give all nodes the same (a shared folder, or the same revision in each cache)"
+                "Give all nodes the same (a shared folder, or the same revision in each cache)",
+                code="conflict",
             )
 
 
 @dataclass
-class Whole:
-    """The model with whole networks, in the memory of rank 0's host, for exports of what is split over devices."""
+class GatheredModel:
+    """The model with whole networks, in the memory of rank 0's host, for exports of networks that are sharded."""
 
     config: Config
     leads: bool
     _attached: Attached | None = field(default=None, init=False, repr=False)
 
     def take(self, sharding: Sharding, own: Attached) -> Attached:
-        """Takes up the present weights of what is trained, one tensor after the other, on the same base; the adapters
-        that have them on rank 0, its `own` elsewhere. All ranks call this."""
+        """Copies the present weights of what is trained, one tensor after the other, onto the same base. Returns the
+        adapters that have them on rank 0, its `own` elsewhere. All ranks call this."""
         assert isinstance(sharding, MeshSharding)
         if self.leads and self._attached is None:
             self._attached = load(self.config)[1]
@@ -117,11 +119,3 @@ class Whole:
                 if self._attached is not None:
                     weights[name].copy_(tensor)
         return self._attached or own
-
-
-def _summary(problems: list[tuple[str, str]]) -> list[str]:
-    if not problems:
-        return []
-    name, why = problems[0]
-    more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return [f"not split as the rules say: {name} ({why}){more}; `daguerre plan` lists all"]

@@ -1,7 +1,6 @@
-"""Words of prompts that a model never saw: told before it draws, where all words of its training captions are known.
+"""Notices of words in prompts that a model never saw, for a denoiser trained from random weights on generated captions.
 
-That is where a denoiser was trained from random weights on captions which the settings of its source say. A pretrained
-one knows more than the captions of a run, and captions in files are not read for this.
+A pretrained one knows more than the captions of a run, and captions in files are not read for this.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from daguerre.config.config import Config
 from daguerre.data.images.words import words
 
 _FEW = 60
-"""As many known words are listed."""
+"""Most known words that are listed."""
 _SHOWN = 10
 
 
 def known(config: Config) -> frozenset[str] | None:
-    """Every word that training captions held; None where nobody can say."""
+    """Every word of the training captions; None if they are not known."""
     return config.data.words() if config.model.denoises_anew and config.init_from is None else None
 
 
-def told(config: Config, prompts: Iterable[str]) -> list[str]:
-    """What to say of prompts with words that the model does not know, a line at most."""
+def notices(config: Config, prompts: Iterable[str]) -> list[str]:
+    """A line about words in the prompts that the model does not know, or none."""
     vocabulary = known(config)
     if vocabulary is None:
         return []

@@ -1,5 +1,5 @@
-"""The passes before the first update: how much arithmetic a sample is, how long it takes, and whether compiled blocks
-compute what the networks say. Weights, running statistics and random numbers stay as they are."""
+"""The passes before the first update: arithmetic of a sample, seconds, and a check of compiled blocks. Weights, running
+statistics and random numbers stay as they are."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from daguerre.training.performance import flops, peak_rates
 from daguerre.types import Batch
 
 _WRONG = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 1e-2), torch.float16: (0.3, 1e-2)}
-"""From where on a gradient counts as wrong: how far off, of its own norm and of that of the whole gradient. Code that
-was compiled wrongly is off by all of it; roundings by a thousandth of this in float32, by a tenth in 16 bits."""
+"""Least error of a wrong gradient, as shares of its own norm and of the whole gradient's. Code that was compiled
+wrongly is off by all of it; roundings by a thousandth of this in float32, by a tenth in 16 bits."""
 
 
 def seconds(parts: Parts, batch: Batch) -> float:
@@ -46,9 +46,9 @@ def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
 
 @torch.no_grad()
 def refuse_wrong_code(parts: Parts, batch: Batch) -> None:
-    """UserError where gradients of compiled blocks are others than without compiling: some releases of torch compile
-    some networks wrongly, and say nothing. It sees the shapes of this batch alone. Gradients that are not finite
-    uncompiled are not compared: other guards tell of these."""
+    """UserError if gradients of compiled blocks are not those without compiling: some releases of torch compile some
+    networks wrongly, silently. It sees the shapes of this batch alone. Gradients that are not finite uncompiled are
+    left to other guards."""
     compiled = {name: gradient.cpu() for name, gradient in _gradients(parts, batch)}
     with torch.compiler.set_stance("force_eager"):
         plain = dict(_gradients(parts, batch))
@@ -65,7 +65,9 @@ def refuse_wrong_code(parts: Parts, batch: Batch) -> None:
         raise UserError(
             f"training.compile=blocks: torch {torch.__version__} compiled these networks wrongly: gradients of "
             f"{len(wrong)} of {len(plain)} parameters are not those that they have uncompiled, {wrong[0]} for one. "
-            "Train with training.compile=false, or with another release of torch"
+            "Train with training.compile=false, or with another release of torch",
+            code="unsupported",
+            setting="training.compile",
         )
 
 

@@ -1,22 +1,28 @@
-"""How a run begins: fresh, from another run's weights, or where it was stopped. Training itself is run/trainer.py."""
+"""The start point of a run: fresh, from weights of elsewhere (init_from, ema.path), or where it was stopped.
+
+Training itself is run/trainer.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from daguerre.adapters.adapter import Attached
 from daguerre.build.parts import BatchSizes, shared_out
+from daguerre.checkpoint import manifest
 from daguerre.checkpoint.atomic import write_bytes_atomically, write_json_atomically
 from daguerre.checkpoint.environment import environment
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.store import Store
+from daguerre.checkpoint.store import Found, Store
 from daguerre.config import config as configs
 from daguerre.config.config import Change, Config, Loaded
 from daguerre.config.errors import shown
@@ -24,31 +30,39 @@ from daguerre.data.loading.loader import Loading
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
 from daguerre.errors import UserError
+from daguerre.models.single_file import load as single_file
+from daguerre.models.weights import files
 from daguerre.remote import local_copy
-from daguerre.run import ema_start, state_io
-from daguerre.run.distribute import led
-from daguerre.run.storage import Home, LocalHome
+from daguerre.run import state_io
+from daguerre.run.distribute import run_on_rank0
+from daguerre.run.storage import LocalStorage, RunStorage
 from daguerre.tracking.sinks import cut_after
+from daguerre.training.guard import misfits
 from daguerre.training.settings import largest_divisor
 from daguerre.training.state import TrainState, adopt
 
-_RECORDED = ("training.global_batch_size", "lr_scheduler.stages")
+_BATCH = "training.global_batch_size"
+_RECORDED = (_BATCH, "lr_scheduler.stages")
 """Settings that a run decides once: a command that leaves them out means those of the run."""
+_NEWEST = ("latest", "never")
+"""resume_from_checkpoint: `never` is refused if there is a run, so that a fresh one is all that it finds."""
+_WRAPPER = "text_model."
+"""Stands before the names of text encoders in files of older versions of transformers."""
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What a run goes on from: what its folder holds."""
+class StartPoint:
+    """The content of a run's folder to go on from."""
 
     checkpoint: Path | None
-    """The one to go on from, verified; None for a fresh run."""
+    """Verified; None for a fresh run."""
     documents: Mapping[str, Any]
-    """Of it: `state`, `loading` and `base`."""
+    """Of the checkpoint: `state`, `loading` and `base`."""
     global_batch_size: int | None
     """The global batch of the run's first start, which holds for good; None for a fresh run."""
     notices: list[str]
     schedule: Mapping[str, Any] | None = None
-    """`duration` and `lr_scheduler` that the run was last started with; None for a fresh run."""
+    """`duration` and `lr_scheduler` of the run's last start; None for a fresh run."""
 
     @property
     def step(self) -> int | None:
@@ -56,142 +70,162 @@ class Beginning:
         return None if self.checkpoint is None else int(self.documents["state"]["step"])
 
 
-def begin(loaded: Loaded, folder: RunFolder, store: ShardedStore, processes: Processes) -> Beginning:
-    """Finds the checkpoint to go on from, after refusing a folder that belongs to another recipe.
+def find_start(loaded: Loaded, folder: RunFolder, store: ShardedStore, processes: Processes) -> StartPoint:
+    """The start point of a run. UserError shows the differences if the folder belongs to another recipe.
 
-    Call it on all ranks while rank 0 holds the folder. UserError shows what differs from the recipe that the run was
-    begun with.
+    Call it on all ranks while rank 0 holds the folder.
     """
-    config = loaded.config
-    known = led(processes, lambda: _recorded(_without_shipped_batch(loaded), folder))
-    name = config.resume_from_checkpoint
-    found = store.recover() if name == "latest" else store.rewind(name)
-    documents = {} if found.path is None else _documents(found.path)
+    known = run_on_rank0(processes, lambda: _recorded(_without_shipped_batch(loaded), folder))
+    name = loaded.config.resume_from_checkpoint
+    return _start(store.recover() if name in _NEWEST else store.rewind(name), known)
+
+
+def foresee_start(loaded: Loaded, storage: RunStorage) -> StartPoint:
+    """Finds what `find_start` would, with its UserErrors; changes nothing. A run in an object store counts as fresh."""
+    if not isinstance(storage, LocalStorage):
+        return StartPoint(None, {}, None, [])
+    storage.refuse_if_held()
+    known = _recorded(_without_shipped_batch(loaded), storage.folder)
+    store, name = Store(storage.folder.checkpoints), loaded.config.resume_from_checkpoint
+    if name in _NEWEST:
+        return _start(store.newest_verified(), known)
+    if name not in store.names():
+        raise UserError(
+            f"there is no checkpoint {name!r} in {store.root}; there are: {', '.join(store.names()) or 'none'}",
+            code="unknown",
+            setting="resume_from_checkpoint",
+        )
+    store.read_all(store.root / name)
+    return _start(Found(store.root / name, []), known)
+
+
+def _start(found: Found, known: Mapping[str, Any]) -> StartPoint:
+    documents = {}
+    if found.path is not None:
+        with opened(found.path) as reader:
+            documents = {name: reader.document(name) for name in ("state", "loading", "base") if reader.has(name)}
     notices = [*found.notices, *known["allowed"]]
-    return Beginning(found.path, documents, known["global_batch_size"], notices, known["schedule"])
+    return StartPoint(found.path, documents, known["global_batch_size"], notices, known["schedule"])
 
 
-def foreseen_sizes(loaded: Loaded, home: Home, mesh: Mesh) -> BatchSizes | None:
-    """Batch sizes of a run that has not begun, or of one that will go on with its batch; nothing is written. None for
-    a run in an object store, which is not asked. UserError for a mesh that it cannot be trained on."""
-    if not isinstance(home, LocalHome):
+def foreseen_sizes(loaded: Loaded, storage: RunStorage, mesh: Mesh) -> BatchSizes | None:
+    """Batch sizes of a run before it starts or goes on; nothing is written. None for a run in an object store, which is
+    not read. UserError for a mesh that it cannot be trained on."""
+    if not isinstance(storage, LocalStorage):
         return None
     recorded = None
-    if home.folder.config.exists():
+    if storage.folder.config.exists():
         chosen = _without_shipped_batch(loaded).training.global_batch_size  # another one is refused, or allowed, later
-        recorded = chosen or configs.load(str(home.folder.path)).config.training.global_batch_size
+        recorded = chosen or configs.load(str(storage.folder.path)).config.training.global_batch_size
     return shared_out(loaded, mesh, recorded)
 
 
 def _without_shipped_batch(loaded: Loaded) -> Config:
-    """The config without a global batch that only a shipped recipe says: the one that a run was begun with holds."""
-    if "training.global_batch_size" in loaded.chosen:
+    """The config without a shipped recipe's global batch, which gives way to the one that a run was begun with."""
+    if _BATCH in loaded.chosen:
         return loaded.config
     training = loaded.config.training.model_copy(update={"global_batch_size": None})
     return loaded.config.model_copy(update={"training": training})
 
 
 def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
-    """What a run was begun with; `allowed` are lines about what differs and may."""
+    """The settings that a run was begun with; `allowed` are lines about differences that are allowed."""
     if not folder.config.exists():
         return {"global_batch_size": None, "allowed": [], "schedule": None}
     if config.resume_from_checkpoint == "never":
         raise UserError(
             f"{local_copy.shown(folder.path)} holds a run already, and resume_from_checkpoint=never: give this run "
-            "another run_name, or leave it out to go on with that one"
+            "another run_name, or leave it out to go on with that one",
+            code="conflict",
+            setting="run_name",
         )
     old = configs.load(str(folder.path)).config
     allowed = refuse_other_recipe(old, config, folder)
     whole = old.training.global_batch_size
-    if any(change.path == "training.global_batch_size" for change in allowed):
+    if any(change.path == _BATCH for change in allowed):
         whole = config.training.global_batch_size
     schedule = {"duration": old.training.duration, "lr_scheduler": old.lr_scheduler.model_dump(mode="json")}
-    told = [f"allow_change: {_told(change)}" for change in allowed]
-    return {"global_batch_size": whole, "allowed": told, "schedule": schedule}
-
-
-def _documents(checkpoint: Path) -> dict[str, Any]:
-    with opened(checkpoint) as reader:
-        return {name: reader.document(name) for name in ("state", "loading", "base") if reader.has(name)}
+    lines = [f"allow_change: {_difference(change)}" for change in allowed]
+    return {"global_batch_size": whole, "allowed": lines, "schedule": schedule}
 
 
 def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> list[Change]:
-    """A run goes on only with the recipe it was begun with; settings that do not touch what is learnt may change, and
-    those that `allow_change` names: these are returned."""
+    """UserError if the recipe differs from the run's in what is learnt; returns changes that `allow_change` names."""
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
     # Left out, these are the recorded ones.
     changes = [change for change in changes if change.new or change.path not in _RECORDED]
-    allowed = [change for change in changes if any(_is_in(change.path, path) for path in new.allow_change)]
+    allowed = [
+        change
+        for change in changes
+        if any(change.path == path or change.path.startswith(f"{path}.") for path in new.allow_change)
+    ]
     changes = [change for change in changes if change not in allowed]
     if not changes:
         return allowed
-    lines, place = [f"  {_told(change)}" for change in changes], local_copy.shown(folder.path)
+    lines, place = [f"  {_difference(change)}" for change in changes], local_copy.shown(folder.path)
     raise UserError(
         f"{place} holds a run of another recipe; it differs in\n" + "\n".join(lines) + "\n"
         "Give the new run another run_name, repeat the command that began this one, or, to start from its weights, "
         f"use another run_name with init_from={place}. To go on all the same, with another setting from here on: "
-        f"allow_change='[{', '.join(change.path for change in changes)}]'"
+        f"allow_change='[{', '.join(change.path for change in changes)}]'",
+        code="changed",
+        setting=changes[0].path if len(changes) == 1 else None,
     )
 
 
-def _told(change: Change) -> str:
+def _difference(change: Change) -> str:
     return f"{change.path}: the run has {shown(change.old)}, this command says {shown(change.new)}"
 
 
-def _is_in(path: str, allowed: str) -> bool:
-    return path == allowed or path.startswith(f"{allowed}.")
-
-
-def first_weights(attached: Attached, beginning: Beginning, config: Config) -> list[str]:
-    """Puts another run's weights into the net of a fresh run, before it is split, if the recipe says so; says what was
-    done."""
-    if beginning.checkpoint is not None or config.init_from is None:
+def first_weights(attached: Attached, start: StartPoint, config: Config) -> list[str]:
+    """Puts the weights of `init_from` into the net of a fresh run, before it is split. Returns notices."""
+    if start.checkpoint is not None or config.init_from is None:
         return []
-    return _other_weights(attached, config.init_from)
-
-
-def restore(state: TrainState, beginning: Beginning, config: Config, given: Mapping[str, Tensor] | None) -> list[str]:
-    """Puts the checkpoint into the state, or into a fresh one the averages `given`; says what was done."""
-    if beginning.checkpoint is not None:
-        state_io.restore(state, beginning.checkpoint)
-        return [f"going on from {beginning.checkpoint.name}"]
-    if given is None:
-        return []
-    state.start_averages(given)
-    return [f"the averages start from the weights of {config.ema.path}"]
-
-
-def restore_loading(loading: Loading, beginning: Beginning, config: Config) -> None:
-    """The place in the data and what was skipped there. UserError where the data are others than those of the run."""
-    if beginning.checkpoint is None:
-        loading.skips.begin()
-        return
-    may_differ = any(path.partition(".")[0] == "data" for path in config.allow_change)
-    loading.restore(beginning.documents["loading"], may_differ)
-
-
-def first_averages(attached: Attached, beginning: Beginning, config: Config) -> dict[str, Tensor] | None:
-    """Whole weights from which the averages of a fresh run start, where the recipe names some; the net is whole."""
-    if beginning.checkpoint is not None or config.ema.path is None:
-        return None
-    return dict(ema_start.read(local_copy.located(config.ema.path), attached.net, attached.names))
-
-
-def _other_weights(attached: Attached, init_from: str) -> list[str]:
-    other = RunFolder(local_copy.located(init_from))
+    other = RunFolder(local_copy.located(config.init_from))
     notices, place = local_copy.bring(other.path), f"{local_copy.shown(other.path)}/checkpoints"
     found = Store(other.checkpoints).newest_verified()
     if found.path is None:
         raise UserError(
-            f"init_from={init_from}: there is no checkpoint in {place}; train that run first, or "
-            "give the folder of another"
+            f"init_from={config.init_from}: there is no checkpoint in {place}; train that run first, or "
+            "give the folder of another",
+            code="missing",
+            setting="init_from",
         )
     notices += [*found.notices, f"starting from the weights of {place}/{found.path.name}"]
     return [*notices, *adopt(attached.net, Store(other.checkpoints).load(found.path).tensors, attached.names)]
 
 
-def foreseen(config: Config) -> list[str]:
-    """What a fresh run would start from, for people; nothing is read but the names of checkpoints."""
+def first_averages(attached: Attached, start: StartPoint, config: Config) -> dict[str, Tensor] | None:
+    """Whole weights of `ema.path` for the averages of a fresh run, if the recipe names some; the net is whole."""
+    if start.checkpoint is not None or config.ema.path is None:
+        return None
+    return read_averages(local_copy.located(config.ema.path), attached.net, attached.names)
+
+
+def restore(state: TrainState, start: StartPoint, config: Config, averages: Mapping[str, Tensor] | None) -> list[str]:
+    """Puts the checkpoint into the state, or `averages` into that of a fresh run. Returns notices."""
+    if start.checkpoint is not None:
+        state_io.restore(state, start.checkpoint)
+        return [f"going on from {start.checkpoint.name}"]
+    if averages is None:
+        return []
+    state.start_averages(averages)
+    return [f"the averages start from the weights of {config.ema.path}"]
+
+
+def restore_loading(loading: Loading, start: StartPoint, config: Config) -> None:
+    """Restores the position in the data and the skipped samples. UserError if the data are not those of the run."""
+    if start.checkpoint is None:
+        loading.skips.begin()
+        return
+    may_differ = any(path.partition(".")[0] == "data" for path in config.allow_change)
+    loading.restore(start.documents["loading"], may_differ)
+
+
+def describe_start(config: Config, start: StartPoint) -> list[str]:
+    """Lines about the weights that a run would start from; nothing is read but the names of checkpoints."""
+    if start.checkpoint is not None:
+        return [f"the run goes on from {start.checkpoint.name}"]
     if config.init_from is None:
         return []
     names = local_copy.names(config.init_from) or Store(RunFolder(Path(config.init_from)).checkpoints).names()
@@ -200,9 +234,9 @@ def foreseen(config: Config) -> list[str]:
 
 
 def record(
-    config: Config, folder: RunFolder, beginning: Beginning, sizes: BatchSizes, parameters: Mapping[str, int]
+    config: Config, folder: RunFolder, start: StartPoint, sizes: BatchSizes, parameters: Mapping[str, int]
 ) -> None:
-    """Writes the resolved recipe and the environment, and cuts numbers that are newer than the checkpoint."""
+    """Writes the resolved recipe and the environment, and cuts metrics that are newer than the checkpoint."""
     batch = {"global_batch_size": sizes.whole}
     if micro := config.training.per_device_batch_size:
         batch["per_device_batch_size"] = largest_divisor(sizes.whole, micro)
@@ -213,4 +247,101 @@ def record(
     resolved = config.model_copy(update={"training": training, **of_this_start})
     write_bytes_atomically(folder.config, configs.dump(resolved).encode())
     write_json_atomically(folder.environment, {**environment(), "parameters": parameters})
-    cut_after(folder.metrics, -1 if beginning.step is None else beginning.step)
+    cut_after(folder.metrics, -1 if start.step is None else start.step)
+
+
+def read_averages(path: Path, net: nn.Module, saved: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Weights of `ema.path` for every trained parameter of `net`, by its name: a run's averages if it has them, else
+    weights. `saved` are the names that a checkpoint holds, by default all of the net.
+
+    UserError if there is nothing to read; it lists names that are missing or unknown, and other shapes.
+    """
+    trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    known = set(net.state_dict() if saved is None else saved)
+    found = {_own_name(name, known): tensor for name, tensor in _tensors(path.expanduser(), known)}
+    # Frozen weights may be there as well, and buffers of old versions of transformers.
+    spare = {name for name in found.keys() - trained.keys() if name in known or name.endswith(".position_ids")}
+    if problems := misfits(trained, {name: tensor for name, tensor in found.items() if name not in spare}):
+        raise UserError(
+            f"ema.path={path}: these weights do not fit what is trained: {problems}",
+            code="conflict",
+            setting="ema.path",
+        )
+    return {name: found[name] for name in trained}
+
+
+def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a place, each with its component before its name."""
+    local_copy.bring(path)
+    components = sorted({name.partition(".")[0] for name in known})
+    if path.is_file():
+        yield from _of_file(path, components, known)
+    elif (path / "checkpoints").is_dir():
+        found = Store(RunFolder(path).checkpoints).newest_verified()
+        if found.path is None:
+            raise UserError(
+                f"ema.path={path}: this run has no checkpoint that can be read", code="missing", setting="ema.path"
+            )
+        yield from _of_checkpoint(found.path)
+    elif (path / manifest.NAME).is_file():
+        yield from _of_checkpoint(path)
+    elif any((path / component).is_dir() for component in components):
+        for component in components:
+            if (path / component).is_dir():
+                yield from _prefixed(component, files.read(path / component))
+    elif path.is_dir():
+        tensors = files.read(path)
+        own = path.name if path.name in components else _meant(tensors, components, known)
+        yield from _prefixed(own or path.name, tensors)
+    else:
+        raise UserError(
+            f"ema.path={path}: there is nothing; give a run folder, one of its checkpoints, a folder in diffusers' "
+            "layout or a .safetensors file",
+            code="missing",
+            setting="ema.path",
+        )
+
+
+def _of_checkpoint(path: Path) -> Iterator[tuple[str, Tensor]]:
+    store = Store(path.parent)
+    wanted = ("model", "ema") if "ema" in store.groups(path) else ("model",)
+    groups = store.load(path, wanted).tensors
+    yield from groups["model"].items()
+    yield from groups.get("ema", {}).items()  # later, so that they count
+
+
+def _of_file(path: Path, components: list[str], known: set[str]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in the net's names, in those of one component, or of a whole checkpoint in the original layout."""
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"ema.path={path} cannot be read as safetensors: {error}", code="damaged", setting="ema.path"
+        ) from error
+    if any(name in known for name in tensors):
+        yield from tensors.items()
+    elif (component := _meant(tensors, components, known)) is not None:
+        yield from _prefixed(component, tensors)
+    else:
+        for component in components:
+            names = [name.removeprefix(f"{component}.") for name in known if name.startswith(f"{component}.")]
+            yield from _prefixed(component, single_file.network_tensors(path, component, names, pickled=False))
+
+
+def _prefixed(component: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    return ((f"{component}.{name}", tensor) for name, tensor in tensors.items())
+
+
+def _meant(tensors: Mapping[str, Tensor], components: list[str], known: set[str]) -> str | None:
+    """The component that has most of these names; None if none has any."""
+    shared = {part: sum(_own_name(f"{part}.{name}", known) in known for name in tensors) for part in components}
+    best = max(shared, key=lambda part: shared[part])
+    return best if shared[best] else None
+
+
+def _own_name(name: str, known: set[str]) -> str:
+    """The net's name of a parameter that a text encoder's file may call by another."""
+    component, _, rest = name.partition(".")
+    other = rest.removeprefix(_WRAPPER) if rest.startswith(_WRAPPER) else f"{_WRAPPER}{rest}"
+    other = f"{component}.{other}"
+    return other if name not in known and other in known else name

@@ -1,4 +1,4 @@
-"""The pictures that a run draws of itself at each save: which they are, and their files in the run folder."""
+"""The sample images of a run at each save, and their files in the run folder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.generation import generate
 from daguerre.generation import prompts as generation_prompts
-from daguerre.generation.generate import Drawn, Wanted
+from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.prompts import Prompts, Row
-from daguerre.generation.requests import PictureList
+from daguerre.generation.requests import RequestList
 from daguerre.run import known_words
 
 LISTING = "samples.json"
 
 
-def wanted(config: Config, captions: Callable[[int], list[str]]) -> list[Wanted]:
-    """`sampling.num_images` pictures of the prompts of the recipe or of its file, in turn; without either, of
-    `captions`. Picture i has the seed `sampling.seed` + i, where its row in the file says no other."""
+def requests(config: Config, captions: Callable[[int], list[str]]) -> list[ImageRequest]:
+    """`sampling.num_images` images of the prompts of the recipe or of its file, in turn; without either, of
+    `captions`. Image i has the seed `sampling.seed` + i, unless its row in the file gives one."""
     sampling = config.sampling
     if not sampling.num_images:
         return []
@@ -36,63 +36,65 @@ def wanted(config: Config, captions: Callable[[int], list[str]]) -> list[Wanted]
         rows = [Row(prompt) for prompt in sampling.prompts or captions(sampling.num_images)]
     each = [_in_turn(rows[i % len(rows)], i // len(rows)) for i in range(sampling.num_images)]
     single = sampling.model_copy(update={"num_images": 1})
-    listed = PictureList(Prompts("prompts_file", "", lambda: iter(each)), single, config.data.resolution, generate.KEYS)
-    listed.survey()  # for what it refuses
-    return list(listed)
+    prompts, size_px = Prompts("prompts_file", "", lambda: iter(each)), generate.image_size(config, "sample")
+    found = RequestList(prompts, single, size_px, generate.KEYS)
+    found.survey()  # for its UserErrors
+    return list(found)
 
 
 def _in_turn(row: Row, turn: int) -> Row:
-    """The row for its picture number `turn`."""
+    """The row for its image number `turn`."""
     if row.num_images is not None:
         raise UserError(
             f"{row.where}: the column num_images is for `generate`: a run draws sampling.num_images pictures in all at "
-            "each save; remove the column, or repeat the row"
+            "each save; remove the column, or repeat the row",
+            code="unused",
         )
     return replace(row, seed=None if row.seed is None else row.seed + turn, file_name=None)
 
 
 def check(config: Config, parts: Parts) -> None:
-    """UserError for pictures that could not be drawn: now, and not after hours of training."""
+    """UserError for images that could not be generated: now, and not after hours of training."""
     if not config.sampling.num_images or not parts.family.generates:
         return
-    for height, width in {one.size_px for one in wanted(config, lambda count: [""] * count)}:
+    for height, width in {one.size_px for one in requests(config, lambda count: [""] * count)}:
         parts.family.latent_shape((3, height, width))
 
 
-def strange_words(config: Config) -> list[str]:
-    """What to say of words in the prompts of the recipe that training does not teach; its captions it does."""
-    prompts = [one.prompt.text for one in wanted(config, lambda count: [""] * count)]
-    return known_words.told(config, [*prompts, *([config.sampling.negative_prompt] if prompts else [])])
+def unknown_words(config: Config) -> list[str]:
+    """Notices of words in the prompts of the recipe that no caption teaches."""
+    prompts = [one.prompt.text for one in requests(config, lambda count: [""] * count)]
+    return known_words.notices(config, [*prompts, *([config.sampling.negative_prompt] if prompts else [])])
 
 
 def write(
     parts: Parts,
     config: Config,
-    each: Sequence[Wanted],
+    each: Sequence[ImageRequest],
     folder: Path | None,
     made_with: Mapping[str, Any],
-    show: Callable[[Drawn], None] = lambda drawn: None,
+    show: Callable[[GeneratedImage], None] = lambda image: None,
 ) -> None:
-    """Draws `each` into `folder`/000.png, 001.png ...; without a folder for nothing but the company of other devices.
+    """Generates `each` into `folder`/000.png, 001.png ...; without a folder only to take part with other devices.
 
-    `folder`/samples.json, written last, says of each how it was made; `made_with` goes into each entry. Files of the
-    same names are overwritten. `show` gets each picture that was written.
+    `folder`/samples.json, written last, has how each was made and `made_with`. Files of the same names are overwritten.
+    `show` gets each image that was written.
     """
     refused: OSError | None = None
     listing: dict[int, dict[str, Any]] = {}
-    for drawn in generate.draw_all(parts, config.sampling, each):
-        one = drawn.wanted
+    for image in generate.generate(parts, config.sampling, each):
+        one = image.request
         if folder is None or refused:
-            continue  # other devices still need this one to draw
+            continue  # other devices still need this one to take part
         path = folder / f"{generate.numbered(one.number, len(each))}.png"
         try:
             make_folder(folder)
-            Image.fromarray(drawn.pixels_HWC).save(path)
-            show(drawn)
+            Image.fromarray(image.pixels_HWC).save(path)
+            show(image)
         except OSError as error:
             refused = error
-        listing[one.number] = {"file": path.name, **one.about, **generate.about(parts, config.sampling, one)}
-        listing[one.number] |= dict(made_with)
+        made = generate.about(parts, config.sampling, one)
+        listing[one.number] = {"file": path.name, **one.about, **made, **made_with}
     if refused is not None:
         raise refused
     if folder is not None:

@@ -1,4 +1,4 @@
-"""A training state as a checkpoint's slices, and back: what each device holds of it, whoever saved it."""
+"""The checkpoint store of a run; a training state as slices of a checkpoint, one device's each, and back."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import torch
 from torch import Tensor
 
 from daguerre.checkpoint.shard_reader import SliceReader, opened
+from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import Groups, Piece, Sliced, in_order
+from daguerre.ranks import Ranks
+from daguerre.remote.checkpoint_store import RemoteStore
+from daguerre.run.storage import LocalStorage, RunStorage
 from daguerre.training.sharding import Part
 from daguerre.training.state import TrainState
 
 
+def store(storage: RunStorage, ranks: Ranks) -> ShardedStore:
+    """The checkpoints of a run, for all ranks; those that it finds are in a folder of this machine."""
+    if isinstance(storage, LocalStorage):
+        return ShardedStore(storage.folder.checkpoints, ranks)
+    return RemoteStore(storage.folder.checkpoints, ranks, storage.run, storage.before_commit)
+
+
 def groups(state: TrainState) -> Groups:
-    """What this device holds, by file and name; views, so that a copy or a save must come before the next update. A
-    collective call."""
+    """This device's slices by file and name: views, to be copied before the next update. A collective call."""
     return {
         file: {name: _sliced(tensor, _part_of(state, file, name, tensor.shape)) for name, tensor in tensors.items()}
         for file, tensors in state.tensors().items()
@@ -23,7 +33,7 @@ def groups(state: TrainState) -> Groups:
 
 
 def restore(state: TrainState, folder: Path) -> None:
-    """Takes over a verified checkpoint, whatever the devices were that saved it. UserError where it does not fit."""
+    """Takes over a verified checkpoint, whatever devices saved it. UserError if it does not fit."""
     with opened(folder) as reader:
         found = {
             file: {name: _read(reader, state, file, name, stored.shape) for name, stored in named.items()}
@@ -33,7 +43,7 @@ def restore(state: TrainState, folder: Path) -> None:
 
 
 def _part_of(state: TrainState, file: str, name: str, held_shape: torch.Size) -> Part | None:
-    """Which part of a parameter's tensor this is; None for a tensor that is no parameter's, or held whole."""
+    """The part of a parameter that this tensor is; None for other tensors, and for a parameter that is held whole."""
     parameter = state.parameter_of(file, name)
     if parameter is None or held_shape != state.held(parameter).shape:
         return None
@@ -49,7 +59,7 @@ def _sliced(tensor: Tensor, part: Part | None) -> Sliced:
 
 
 def _read(reader: SliceReader, state: TrainState, file: str, name: str, shape: tuple[int, ...]) -> Tensor:
-    """What this device holds of a tensor of the checkpoint."""
+    """This device's slice of a tensor of the checkpoint."""
     parameter = state.parameter_of(file, name)
     part = None if parameter is None else state.sharding.part(parameter)
     if parameter is None or part is None or part.whole != shape:

@@ -1,5 +1,4 @@
-"""Where a run lives: a folder of this machine, or a place in an object store with a working folder here. No torch here:
-its checkpoints are run/stores.py."""
+"""The place of a run: a folder of this machine, or one in an object store with a working folder here. No torch here."""
 
 from __future__ import annotations
 
@@ -14,17 +13,16 @@ from daguerre.storage import address, bucket
 
 
 @dataclass
-class LocalHome:
+class LocalStorage:
     """A run in a folder that all ranks see."""
 
     folder: RunFolder
-    """To read and write."""
     say: Callable[[str], None] = print
-    """Tells a person; a local folder has nothing to say."""
+    """For messages; a local folder has none."""
 
     @property
     def name(self) -> str:
-        """What people are shown."""
+        """For people."""
         return str(self.folder.path)
 
     def refuse_if_held(self) -> None:
@@ -33,7 +31,7 @@ class LocalHome:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keeps every other process out while the block runs; rank 0 alone. RunFolderHeld, RunFolderError."""
+        """Keeps every other process out within the context; rank 0 alone. RunFolderHeld, RunFolderError."""
         with self.folder.hold():
             yield
 
@@ -41,14 +39,14 @@ class LocalHome:
         """For a process that ends at once: the kernel lets go of a folder."""
 
 
-Home = LocalHome | RemoteHome
+RunStorage = LocalStorage | RemoteHome
 
 
-def of(output_dir: str, run_name: str) -> Home:
-    """The home of a run; nothing is created or asked for. UserError for an address that cannot be one.
+def of(output_dir: str, run_name: str) -> RunStorage:
+    """The storage of a run; nothing is created or read. UserError for an address that cannot be one.
 
-    `home.hold()` on rank 0 alone; other ranks must not read `home.folder`: on another machine it is not there.
+    `hold()` on rank 0 alone; other ranks must not read `folder`: on another machine it is not there.
     """
     if address.is_far(output_dir):
         return RemoteHome(bucket.prefix(output_dir) / run_name)
-    return LocalHome(RunFolder(Path(output_dir) / run_name))
+    return LocalStorage(RunFolder(Path(output_dir) / run_name))

@@ -1,4 +1,4 @@
-"""What a run is, in words: the lines before it starts, and `train --dry-run`. Nothing here changes anything."""
+"""Descriptions of a run for people: the lines before it starts, and `train --dry-run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from daguerre.build.parts import BatchSizes, Parts
 from daguerre.config import config as configs
 from daguerre.config.config import Config
-from daguerre.config.recipe import Tree, paths
+from daguerre.config.recipe import paths
 from daguerre.data import skipped
 from daguerre.data.dataset import Dataset
 from daguerre.data.plan.buckets import buckets
@@ -22,7 +22,7 @@ from daguerre.models.weights import resolve
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.run import resume
-from daguerre.run.intervals import Intervals
+from daguerre.run.schedule import Intervals, peak_learning_rate
 
 
 def count_text(count: float) -> str:
@@ -41,7 +41,7 @@ def parameter_counts(parts: Parts) -> dict[str, int]:
 
 
 def device_text(device: torch.device) -> str:
-    """The device of a run, as a person knows it."""
+    """The name of a device for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -49,7 +49,7 @@ def device_text(device: torch.device) -> str:
 
 
 def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None, length: str = "") -> list[str]:
-    """How much will be trained and for how long; then what, on what, on which device."""
+    """Length of the training; then model, objective, data and device."""
     trained = count_text(parameter_counts(parts)["trained"])
     samples = f"{config.training.duration} in updates of {sizes.whole} samples"
     if steps is not None:
@@ -63,15 +63,23 @@ def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None,
 
 
 def about_levels(config: Config, objective: Objective) -> list[str]:
-    """The shift of the noise levels for each size that is trained on, where it follows the size."""
+    """The shift of the noise levels for each size that is trained on, if it follows the size."""
     if not isinstance(objective, Diffusion) or objective.settings.schedule.resolution_shift.name == "none":
         return []
     shifts = {str(bucket): objective.settings.schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
     return _wrapped(f"shift of the noise levels: {', '.join(f'{size} {shift:.4g}' for size, shift in shifts.items())}")
 
 
+def about_rate(config: Config, sizes: BatchSizes) -> list[str]:
+    """The peak learning rate with `scale_lr`."""
+    if not config.optimizer.scale_lr:
+        return []
+    rate, peak = config.optimizer.learning_rate, peak_learning_rate(config, sizes)
+    return [f"learning rate {rate:g} x {sizes.whole} samples = {peak:g} (scale_lr)"]
+
+
 def about_warmup(every: Intervals) -> list[str]:
-    """A warm-up that is longer than the run, where only the data or the batch tell."""
+    """A notice if the warm-up is longer than the run, which only the data or the batch may tell."""
     if every.warmup <= every.total or not every.total:
         return []
     return [
@@ -83,7 +91,7 @@ def about_warmup(every: Intervals) -> list[str]:
 def about_data(
     dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, draws: bool, images: Sequence[str] = ()
 ) -> list[str]:
-    """What is read of a data set that has an end, what was left out, and which measurements it does not allow."""
+    """Extent of the data, samples that are left out, and measurements that it does not allow."""
     lines = []
     if dataset.size is not None:
         lines.append(f"data: {extent(dataset)}, {held_out.size or 0:,} held out")
@@ -98,7 +106,7 @@ def about_data(
 
 
 def extent(dataset: Dataset) -> str:
-    """How much there is to train on."""
+    """Number of samples to train on."""
     if dataset.size is None:
         return "endless"
     if dataset.count is None:
@@ -108,7 +116,7 @@ def extent(dataset: Dataset) -> str:
 
 
 def about_source(dataset: Dataset, config: Config, batch_size: int, images: Sequence[str] = ()) -> list[str]:
-    """What there is to train on, in which shapes, and what is left out."""
+    """Extent of the data, its buckets, and samples that are left out."""
     left_out = skipped.merged(dataset.report(), dataset.notes(batch_size, images)).items()
     shapes = [f"buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []
     return [
@@ -119,7 +127,7 @@ def about_source(dataset: Dataset, config: Config, batch_size: int, images: Sequ
 
 
 def about_files(config: Config) -> list[str]:
-    """Where the files of pretrained networks come from: each place, whether it is on this machine, and its files."""
+    """Places of the files of pretrained networks: whether each is on this machine, and its files."""
     if not isinstance(config.model, PretrainedSettings):
         return []
     lines = []
@@ -141,22 +149,18 @@ def _wrapped(text: str) -> list[str]:
 
 
 def about_settings(config: Config, full: bool) -> dict[str, list[str]]:
-    """The recipe as YAML, under a title that says which part of it this is."""
+    """The recipe as YAML under a title: all of it if `full`, else the settings that differ from the defaults."""
     whole = configs.dump(config)
     if full:
         return {"Settings": whole.splitlines()}
     differing = configs.differing(config)
     count, every = (sum(1 for _ in paths(tree)) for tree in (differing, config.model_dump(mode="json")))
-    return {f"Settings ({count} that differ from the defaults; --full shows all {every})": as_lines(differing)}
-
-
-def as_lines(tree: Tree) -> list[str]:
-    """Settings as YAML for a terminal: short lists on one line, long texts over several."""
-    return yaml.dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110).splitlines()
+    lines = yaml.dump(differing, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110).splitlines()
+    return {f"Settings ({count} that differ from the defaults; --full shows all {every})": lines}
 
 
 def about_networks(parts: Parts) -> list[str]:
-    """Each network with its class and size, and how much of it is trained."""
+    """Each network with its class, its parameters, and those that are trained."""
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
     lines = []
     for name, part in parts.family.components.items():
@@ -166,15 +170,17 @@ def about_networks(parts: Parts) -> list[str]:
     return lines
 
 
-def about_plan(config: Config, parts: Parts, sizes: BatchSizes, total_steps: int | None) -> list[str]:
-    """How long is trained, in which batches, and from which weights."""
+def about_plan(
+    config: Config, parts: Parts, sizes: BatchSizes, total_steps: int | None, start: resume.StartPoint
+) -> list[str]:
+    """Length, batches and start point of the training."""
     if total_steps == 0:
         return ["no updates: the networks are there to be drawn with as they are (daguerre generate)"]
     cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
     return [
         *headline(config, parts, sizes, total_steps),
         f"a global batch of {sizes.whole} samples is computed as {cut}",
-        *resume.foreseen(config),
+        *resume.describe_start(config, start),
     ]
 
 
@@ -183,19 +189,18 @@ def dry_run(
     parts: Parts,
     sizes: BatchSizes,
     total_steps: int | None,
+    start: resume.StartPoint,
     data: Sequence[str],
     notices: Sequence[str],
     full: bool = False,
 ) -> str:
-    """The settings (those that differ from the defaults, or in `full`), the networks with parameter counts, their
-    files, the data, the plan, and what to know of it. `total_steps` is None where the data that would tell is not
-    here."""
+    """The text of a dry run, with all settings if `full`. `total_steps` is None if it depends on data not here."""
     sections = {
         **about_settings(config, full),
         "Networks": about_networks(parts),
         "Files": about_files(config),
         "Data": data,
-        "Plan": about_plan(config, parts, sizes, total_steps),
+        "Plan": about_plan(config, parts, sizes, total_steps, start),
         "Notes": [line for note in [*notices, *parts.family.remarks(parts.objective)] for line in _wrapped(note)],
     }
     lines: list[str] = []

@@ -1,7 +1,7 @@
-"""A training run, in the order in which things happen. What is computed is the loop's; what is kept is decided here.
+"""A training run, in the order in which things happen: the loop computes; saves, samples and reports are here.
 
-Order of a save: the numbers of the step, the checkpoint (only then is it saved), then what follows from it: export,
-pictures, report. A run that is killed in between makes on restart what is missing.
+Order of a save: the numbers of the step, the checkpoint, then export, sample images and report. A run that is killed in
+between makes on restart what is missing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from signal import Signals
 from typing import Any
@@ -29,30 +29,32 @@ from daguerre.generation import generate
 from daguerre.memory import advice
 from daguerre.remote import local_copy
 from daguerre.run import resume, samples, state_io
-from daguerre.run.distribute import led, together
-from daguerre.run.setup import Run, loop_plan, start
-from daguerre.run.storage import Home
+from daguerre.run.distribute import process_group, run_on_rank0
+from daguerre.run.schedule import loop_config
+from daguerre.run.setup import Run, start
+from daguerre.run.storage import RunStorage
 from daguerre.tracking.sinks import read_metrics
 from daguerre.training import device, loop, oom, validation
 from daguerre.training.state import evaluating
 from daguerre.types import Batch, LossTerms
 
 
-def train(loaded: Loaded, home: Home) -> int:
+def train(loaded: Loaded, storage: RunStorage) -> int:
     """Trains until the recipe's duration, a signal or an error; returns the exit code. For all processes of a run."""
     config = loaded.config
-    refuse_mesh(loaded, home, environment.read())
+    check_mesh(loaded, storage, environment.read())
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals(launched=environment.read().launcher != "none"))
-        processes = stack.enter_context(together(config, home, stop))
-        led(processes, lambda: stack.enter_context(home.hold()))
-        run = start(loaded, home, stack, stop, processes)
-        if run.state.step >= run.every.total and led(processes, lambda: was_finished(run)):
+        processes = stack.enter_context(process_group(config, storage, stop))
+        run_on_rank0(processes, lambda: stack.enter_context(storage.hold()))
+        run = start(loaded, storage, stack, stop, processes)
+        if run.state.step >= run.every.total and run_on_rank0(processes, lambda: was_finished(run)):
             run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
             return 0
         run.status("running")
         publish_if_missing(run)
-        updates = loop.train(run.state, batches(run, stack), run.parts.loss, loop_plan(run), run.parts.autocast)
+        plan = loop_config(run.config, run.sizes, run.dataset.count)
+        updates = loop.train(run.state, batches(run, stack), run.parts.loss, plan, run.parts.autocast)
         signal = None
         with run.enough_memory():
             for update in updates:
@@ -70,11 +72,10 @@ def train(loaded: Loaded, home: Home) -> int:
             return max(processes.agreement.gather(code))
 
 
-def refuse_mesh(loaded: Loaded, home: Home, own: World) -> None:
-    """UserError for a mesh or a batch that does not fit the processes: before they meet, and before anything is
-    written."""
+def check_mesh(loaded: Loaded, storage: RunStorage, own: World) -> None:
+    """UserError for a mesh or a batch that does not fit the processes, before they meet or write anything."""
     try:
-        resume.foreseen_sizes(loaded, home, loaded.config.mesh.resolved(own.size, own.nodes))
+        resume.foreseen_sizes(loaded, storage, loaded.config.mesh.resolved(own.size, own.nodes))
     except UserError as error:
         if own.local_rank:
             raise SaidElsewhere(error) from None
@@ -82,19 +83,18 @@ def refuse_mesh(loaded: Loaded, home: Home, own: World) -> None:
 
 
 def was_finished(run: Run) -> bool:
-    """Whether this run has come to its end before."""
+    """True if this run was finished before."""
     return (run.folder.read_status() or {}).get("state") == "finished"
 
 
 def batches(run: Run, stack: ExitStack) -> Iterator[list[Batch]]:
-    """The micro-batches of each update on the device, from the state's position in the plan, their numbers drawn
-    ahead."""
+    """The micro-batches of each update on the device, from the state's position in the plan."""
     updates = stack.enter_context(run.loading.updates(run.state.slots))
     return ([device.on(run.parts.device, batch) for batch in update] for update in updates)
 
 
 def after(run: Run, update: loop.Update, stopping: bool) -> None:
-    """What happens after an update: numbers, validation and saving, each at its interval and at the end."""
+    """Writes numbers, validates and saves after an update, each at its interval and at the end."""
     run.terminal.update(update.step, run.state.samples, (update.values or {}).get("learning/loss"))
     if update.values is not None:
         run.loading.share(run.state.sharding.gather)
@@ -131,20 +131,19 @@ def validate(run: Run) -> None:
             return run.parts.loss(run.parts.net, replace(batch, draws=draws))
 
     settings, sharding = run.config.validation, run.state.sharding
-    told = oom.explained("validating", lambda: advice.of_validation(run.saver))
-    with run.terminal.busy("validating"), run.processes.watch.doing("validating"), evaluating(run.state), told:
+    with busy(run, "validating", advice.of_validation), evaluating(run.state):
         made = loader.fixed_batches(
             run.held_out, settings.num_samples, run.loading.micro_size, sharding.rank, sharding.ranks, run.parts.images
         )
         values = validation.validation_losses(
-            device.moved(named(run, made), run.parts.device), loss_at, settings.num_levels, sharding
+            (device.on(run.parts.device, batch) for batch in named(run, made)), loss_at, settings.num_levels, sharding
         )
     if values:
         run.log(values)
 
 
 def named(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches; held-out samples of them that cannot be decoded are said, once."""
+    """The same batches; shows a message, once, for each held-out sample that cannot be decoded."""
     for batch in batches:
         broken = [name for name, valid in zip(batch.names, batch.valid_B.tolist(), strict=True) if not valid]
         run.say([f"held-out sample that cannot be decoded, left out of the validation loss: {name}" for name in broken])
@@ -152,7 +151,7 @@ def named(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def save(run: Run) -> None:
-    """Begins a checkpoint, then makes what follows from it."""
+    """Begins a checkpoint, then publishes its state."""
     run.loading.share(run.state.sharding.gather)
     documents = {
         "state": run.state.document(),
@@ -161,85 +160,92 @@ def save(run: Run) -> None:
         "code": {"version": __version__},
         "base": run.base,
     }
-    told = oom.explained("saving", lambda: advice.of_saving(run.saver))
-    with run.terminal.busy("saving"), run.processes.watch.doing("saving"), told:
+    with busy(run, "saving", advice.of_saving):
         name, files = f"step-{run.state.step:08d}", run.parts.family.files()
         run.saved(run.saver.save(name, state_io.groups(run.state), documents, files))
     publish(run)
 
 
 def publish_if_missing(run: Run) -> None:
-    """After a restart: makes what a kill right after a save has left out."""
+    """After a restart: publishes a state that was killed right after its save."""
 
     def published() -> int:
         known = json.loads(run.folder.data.read_bytes()) if run.folder.data.exists() else {}
         return int(known.get("step", 0))
 
-    if run.state.step and led(run.processes, published) != run.state.step:
+    if run.state.step and run_on_rank0(run.processes, published) != run.state.step:
         publish(run, again=True)
 
 
 def publish(run: Run, again: bool = False) -> None:
-    """Export, sample pictures, what was skipped and the report, of the state that was just saved; `again`: some of them
-    may have been made before.
+    """Makes the export, sample images, counts of skipped samples and the report of the state that was just saved;
+    `again`: some of them may have been made before.
 
-    A disk that refuses them does not end the run: all are made again at the next save.
+    An error of the disk does not end the run: all are made again at the next save.
     """
-    watch, leads = run.processes.watch, run.processes.leads
     with evaluating(run.state):
         if run.config.checkpoint.export:
-            told = oom.explained("exporting", lambda: advice.of_exporting(run.saver))
-            with run.terminal.busy("exporting"), watch.doing("exporting"), told:
+            with busy(run, "exporting", advice.of_exporting):
                 attached = whole(run)
-                if leads:
+                if run.processes.leads:
                     with run.tolerant("exporting"):
                         run.say(attached.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
-        if run.config.sampling.num_images and draws(run):
-            with run.terminal.busy("drawing pictures"), watch.doing("drawing pictures"), run.tolerant("drawing"):
-                draw_samples(run, again)
+        if run.config.sampling.num_images and generates(run):
+            with busy(run, "drawing pictures"), run.tolerant("drawing"):
+                write_samples(run, again)
     with run.tolerant("reporting"):
-        if leads:
+        if run.processes.leads:
             write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
         run.status("running")
         run.page()
 
 
-def draws(run: Run) -> bool:
-    """Whether this process takes part in drawing: all do where they hold the networks together."""
+@contextmanager
+def busy(run: Run, what: str, on_out_of_memory: Callable[[advice.Names], str] | None = None) -> Iterator[None]:
+    """Shows what the run is doing, to the person and to the watchdog, with advice if memory runs out."""
+    with ExitStack() as stack:
+        stack.enter_context(run.terminal.busy(what))
+        stack.enter_context(run.processes.watch.doing(what))
+        if on_out_of_memory is not None:
+            stack.enter_context(oom.explained(what, lambda: on_out_of_memory(run.saver)))
+        yield
+
+
+def generates(run: Run) -> bool:
+    """True if this process takes part in generation: all do if they hold the networks together."""
     return run.parts.family.generates and (run.processes.leads or run.state.sharding.splits)
 
 
 def whole(run: Run) -> Attached:
-    """What is trained, with the present weights, whole: on the process that leads. Where they are split, a copy in the
-    host's memory takes them up one after the other; all processes call this."""
+    """The adapters with whole present weights, on rank 0; sharded ones in the host's memory. All processes call it."""
     if not run.state.sharding.splits:
         return run.parts.attached
-    return run.whole.take(run.state.sharding, run.parts.attached)
+    return run.gathered.take(run.state.sharding, run.parts.attached)
 
 
-def draw_samples(run: Run, again: bool = False) -> None:
-    """The recipe's prompts, or captions of held-out samples, drawn from fixed seeds; TensorBoard gets each once."""
+def write_samples(run: Run, again: bool = False) -> None:
+    """Generates the recipe's prompts, or captions of held-out samples, from fixed seeds; sinks get each once."""
 
-    def show(drawn: generate.Drawn) -> None:
-        name, one = f"samples/{drawn.wanted.number:03d}", drawn.wanted
+    def show(image: generate.GeneratedImage) -> None:
+        one = image.request
         for sink in run.sinks:
-            sink.show(run.state.step, name, drawn.pixels_HWC, f"{one.prompt.text}\nseed {one.seed}")
+            text = f"{one.prompt.text}\nseed {one.seed}"
+            sink.show(run.state.step, f"samples/{one.number:03d}", image.pixels_HWC, text)
 
-    each = samples.wanted(run.config, lambda count: captions(run, count))
+    each = samples.requests(run.config, lambda count: captions(run, count))
     folder = run.folder.samples / f"step-{run.state.step:08d}" if run.processes.leads else None
     shown = again and folder is not None and (folder / samples.LISTING).is_file()
-    made_with = {"step": run.state.step}
-    samples.write(run.parts, run.config, each, folder, made_with, (lambda drawn: None) if shown else show)
+    samples.write(run.parts, run.config, each, folder, {"step": run.state.step}, (lambda _: None) if shown else show)
 
 
 def captions(run: Run, count: int) -> list[str]:
-    """Captions of the first held-out samples; of trained ones where none are held out."""
+    """Captions of the first held-out samples; of trained ones if none are held out."""
     dataset = run.held_out if run.held_out.size != 0 else run.dataset
     return loader.fixed_captions(dataset, count)
 
 
 def stopped(run: Run, signal: Signals) -> int:
-    """The last words of a run that was told to stop; its state is saved."""
+    """Records that a run was stopped by a signal; its state is saved. Returns the exit code."""
     run.status("saved", reason=f"stopped by {signal.name}")
     run.page()
     run.say([f"stopped by {signal.name} and saved at step {run.state.step:,}; the same command goes on from there"])
@@ -247,21 +253,21 @@ def stopped(run: Run, signal: Signals) -> int:
 
 
 def finish(run: Run, stop: StopSignals) -> int:
-    """Evaluation, the report and where everything is; the exit code. All is saved, so that a signal ends it."""
-    told: list[Signals] = []
+    """Evaluates and reports; returns the exit code. All is saved, so that a signal ends it."""
+    signals: list[Signals] = []
 
     def stopping() -> bool:
-        # Where all processes draw, they stop at the same picture; where one does, the others wait for it.
+        # If all processes generate, they stop at the same image; if one does, the others wait for it.
         signal = run.processes.agreement.signalled(stop.signal) if run.state.sharding.splits else stop.signal
-        told.extend([signal] if signal is not None else [])
+        signals.extend([signal] if signal is not None else [])
         return signal is not None
 
-    if run.dataset.metric is not None and draws(run):
+    if run.dataset.metric is not None and generates(run):
         try:
             with run.processes.watch.doing("evaluating"):
                 evaluate(run, run.dataset.metric, stopping)
         except generate.Stopped:
-            return stopped(run, told[0])
+            return stopped(run, signals[0])
     run.status("finished")
     run.page()
     run.say([f"finished: {run.state.step:,} updates. {where(run)}"])
@@ -269,11 +275,11 @@ def finish(run: Run, stop: StopSignals) -> int:
 
 
 def evaluate(run: Run, metric: str, stop: Callable[[], bool]) -> None:
-    """What the source's metric reads off pictures of held-out prompts, by the averaged weights."""
+    """Measures the source's metric on images of held-out prompts, by the averaged weights."""
 
     def draw(prompts: Sequence[str]) -> Iterator[Any]:
-        side, seeds = run.config.data.resolution, list(range(len(prompts)))
-        return generate.draw_pictures(run.parts, side, run.config.sampling, prompts, seeds, stop)
+        size_px, seeds = generate.image_size(run.config, "evaluation"), list(range(len(prompts)))
+        return generate.generate_images(run.parts, size_px, run.config.sampling, prompts, seeds, stop)
 
     with run.terminal.busy(f"evaluating ({metric})"), evaluating(run.state):
         (source,) = run.config.data.sources.values()
@@ -289,6 +295,6 @@ def evaluate(run: Run, metric: str, stop: Callable[[], bool]) -> None:
 
 
 def where(run: Run) -> str:
-    """Where a person finds what was made."""
+    """The places of the results, for people."""
     place = local_copy.shown(run.folder.path)
     return f"pictures: {place}/samples, pipeline: {place}/pipeline, report: {place}/report.html"

@@ -1,4 +1,4 @@
-"""Which device a run computes on, what is set there for the whole process, and the way of a batch onto it."""
+"""The device of a run, settings of the whole process there, and moving batches to it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not available:
         raise UserError(
             "training.device=cuda, but torch sees no GPU; use training.device=cpu, or install a CUDA build of torch "
-            "(`daguerre doctor` shows what is there)"
+            "(`daguerre doctor` shows what is there)",
+            code="resources",
+            setting="training.device",
         )
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
 def prepare(settings: TrainingSettings, device: torch.device) -> None:
-    """Sets what holds for the whole process: how float32 is multiplied, and how much memory may be taken. UserError
-    for a limit that the device does not have."""
+    """Sets the precision of float32 products and the limit of memory. UserError for a limit above the device's."""
     torch.set_float32_matmul_precision(settings.matmul_precision)
     if device.type == "cuda":
         # torch wants a number here: `cuda` alone is the GPU that this process uses.
@@ -36,27 +37,25 @@ def prepare(settings: TrainingSettings, device: torch.device) -> None:
     elif settings.max_device_memory is not None:
         raise UserError(
             f"training.max_device_memory={settings.max_device_memory} has no effect on a CPU, whose memory is the "
-            "system's to limit (ulimit -v, a cgroup): remove it"
+            "system's to limit (ulimit -v, a cgroup): remove it",
+            code="unused",
+            setting="training.max_device_memory",
         )
 
 
 def _share(settings: TrainingSettings, device: torch.device) -> float:
-    """Of the GPU's memory that may be taken."""
+    """The share of the GPU's memory that may be taken."""
     if settings.max_device_memory is None:
         return 1.0
     most, there_is = bytes_of(settings.max_device_memory), torch.cuda.get_device_properties(device).total_memory
     if most > there_is:
         raise UserError(
             f"training.max_device_memory={settings.max_device_memory}: {torch.cuda.get_device_name(device)} has "
-            f"{there_is / 1e9:.1f} GB; give less, or null for all of it"
+            f"{there_is / 1e9:.1f} GB; give less, or null for all of it",
+            code="resources",
+            setting="training.max_device_memory",
         )
     return most / there_is
-
-
-def moved(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The same batches with their tensors by name on `device`; `valid_B` stays on the CPU."""
-    for batch in batches:
-        yield on(device, batch)
 
 
 def on(device: torch.device, batch: Batch) -> Batch:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.training import post_hoc
-from daguerre.training.finite import refuse_not_finite
+from daguerre.training.guard import check_finite, misfits
 from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.precision import stochastic_rounding
 from daguerre.training.settings import EMASettings
@@ -48,7 +48,7 @@ class EMA:
     settings: EMASettings
     parameters: Mapping[str, nn.Parameter]
     averages: Mapping[str, Tensor]
-    """What is evaluated with; empty if the average is switched off."""
+    """Weights to evaluate with; empty if the average is switched off."""
     profiles: Mapping[float, Mapping[str, Tensor]]
     """Power-function averages by their width."""
 
@@ -62,7 +62,7 @@ class EMA:
         return cls(settings, parameters, copy() if settings.enabled else {}, {w: copy() for w in settings.post_hoc})
 
     def next(self, step: int) -> Average | None:
-        """The average to evaluate with and how it moves after update `step` (from 1); None where it stands still."""
+        """The average to evaluate with and its share after update `step` (from 1); None if it stands still."""
         share = 1.0 - decay_at(self.settings, step) if self.settings.enabled else 0.0
         return Average({self.parameters[name]: a for name, a in self.averages.items()}, share) if share else None
 
@@ -94,14 +94,9 @@ class EMA:
         """Puts back what `tensors` gave; names and shapes must be those of the trained parameters."""
         for file, averages in self._every().items():
             saved = files.get(file, {}) if averages else {}
-            if saved.keys() != averages.keys():
-                odd = sorted(saved.keys() ^ averages.keys())
-                raise UserError(f"the saved averages do not fit the trained parameters; they differ in {odd[:5]}")
-            for name, average in averages.items():
-                if saved[name].shape != average.shape:
-                    here, there = list(average.shape), list(saved[name].shape)
-                    raise UserError(f"the saved averages do not fit: {name} is {there}, the network has {here}")
-            refuse_not_finite("the saved averages", saved)
+            if problems := misfits(averages, saved):
+                raise UserError(f"the saved averages do not fit: {problems}", code="conflict")
+            check_finite("the saved averages", saved)
             for name, average in averages.items():
                 average.copy_(saved[name])
 

@@ -1,9 +1,9 @@
-"""The guard against non-finite updates: counts them without waiting for the device, and stops a hopeless run."""
+"""Guards against non-finite numbers: in updates, counted without waiting for the device, and in saved tensors."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class NonFiniteError(UserError):
     """Too many updates in a row had a non-finite loss or gradient."""
 
     exit_code = FAILED
+    code = "failed"
 
 
 class Guard:
@@ -65,3 +66,27 @@ class Guard:
             "its weights are those before them. The samples of these updates:\n" + "\n".join(lines) + "\n"
             "Try a lower optimizer.learning_rate or training.mixed_precision=no, and look at these samples."
         )
+
+
+def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
+    """UserError naming the first saved tensors with NaN or infinity: the file is damaged or forged."""
+    odd = sorted(name for name, each in tensors.items() if each.is_floating_point() and not torch.isfinite(each).all())
+    if odd:
+        shown = ", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+        raise UserError(
+            f"{what} hold NaN or infinity in {shown}: no run saves such numbers. Go back to another checkpoint "
+            "(resume_from_checkpoint=step-...), or start a new run",
+            code="damaged",
+        )
+
+
+def misfits(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
+    """The first names and shapes in which tensors differ from those of the network; "" if they fit."""
+    problems = [f"missing {name}" for name in own.keys() - tensors.keys()]
+    problems += [f"unknown {name}" for name in tensors.keys() - own.keys()]
+    problems += [
+        f"{name} is {list(tensors[name].shape)}, the network has {list(own[name].shape)}"
+        for name in own.keys() & tensors.keys()
+        if own[name].shape != tensors[name].shape
+    ]
+    return "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")

@@ -1,7 +1,7 @@
-"""The training loop: the one function through which every model is trained.
+"""The training loop, through which every model is trained.
 
-It sees a `loss_fn`, never a family, an image or a caption. It has no callbacks: it is a generator that
-yields after each update, and the command that drives it saves, samples, validates and logs.
+It sees a `loss_fn`, never a family, an image or a caption. It has no callbacks: it is a generator that yields after
+each update, and its caller saves, samples, validates and logs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from daguerre.types import Batch
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The numbers that one run of the loop needs, resolved from the recipe."""
+class LoopConfig:
+    """The numbers of a run of the loop, resolved from the recipe."""
 
     total_steps: int
     learning_rate: float
@@ -33,15 +33,14 @@ class Plan:
     decay_steps: int = 0
     """Updates of the fall of warmup_stable_decay."""
 
-    def learning_rate_at(self, step: int) -> float:
-        """Learning rate of update `step`, from 0."""
-        share = schedules.factor(self.lr_scheduler, step, self.warmup_steps, self.total_steps, self.decay_steps)
-        return self.learning_rate * share
+    def share_at(self, step: int) -> float:
+        """Share of the peak learning rate in update `step`, from 0."""
+        return schedules.factor(self.lr_scheduler, step, self.warmup_steps, self.total_steps, self.decay_steps)
 
 
 @dataclass(frozen=True)
 class Update:
-    """What the loop yields after each update."""
+    """One update, as the loop yields it."""
 
     step: int
     values: Mapping[str, float] | None
@@ -49,50 +48,49 @@ class Update:
 
 
 def train(
-    state: TrainState, batches: Iterator[Sequence[Batch]], loss_fn: step.LossFn, plan: Plan, autocast: Autocast
+    state: TrainState, batches: Iterator[Sequence[Batch]], loss_fn: step.LossFn, config: LoopConfig, autocast: Autocast
 ) -> Iterator[Update]:
-    """Trains until `plan.total_steps`, moving `state` in place, and yields after every update.
+    """Trains until `config.total_steps`, moving `state` in place, and yields after every update.
 
     `batches` yields the micro-batches of one update after the other, from the state's position in the plan, on the
-    device. Raises NonFiniteError after `plan.max_nonfinite_steps` non-finite updates in a row, naming the samples, at
+    device. Raises NonFiniteError after `config.max_nonfinite_steps` non-finite updates in a row, naming the samples, at
     the first reading of the guard that finds them: with the numbers, and every `READ_EVERY` updates.
     """
     clock = Clock()
     state.net.train()
-    while state.step < plan.total_steps:
+    while state.step < config.total_steps:
         clock.start()
         micro_batches = next(batches)
         clock.data_is_here()
-        slots = state.slots
-        rate = plan.learning_rate_at(state.step)
+        slots, rate = state.slots, config.learning_rate * config.share_at(state.step)
         finite = step.update(
-            state,
-            micro_batches,
-            loss_fn,
-            learning_rate=rate,
-            max_grad_norm=plan.max_grad_norm,
-            autocast=autocast,
+            state, micro_batches, loss_fn, learning_rate=rate, max_grad_norm=config.max_grad_norm, autocast=autocast
         )
         state.guard.note(state.step, finite, micro_batches)
-        values = None
-        logs = state.step % plan.log_every == 0 or state.step == plan.total_steps
+        logs = state.step % config.log_every == 0 or state.step == config.total_steps
         if logs or state.step % READ_EVERY == 0:
-            state.guard.check(plan.max_nonfinite_steps, state.sharding)
-        if logs:
-            values = {"learning/current_learning_rate": rate, "learning/nonfinite_steps": state.guard.counts()[0]}
-            values |= {f"learning/current_learning_rate/{of}": r for of, r in state.optimizer.learning_rates().items()}
-            values |= state.scaler.read() | state.meter.read()
+            state.guard.check(config.max_nonfinite_steps, state.sharding)
+        values = _numbers(state, rate) if logs else None
         clock.stop(state.slots - slots)
         yield Update(state.step, values and values | clock.read())
 
 
+def _numbers(state: TrainState, learning_rate: float) -> dict[str, float]:
+    """Numbers since the last reading. Reads the device."""
+    by_pattern = state.optimizer.learning_rates().items()
+    return {
+        "learning/current_learning_rate": learning_rate,
+        "learning/nonfinite_steps": state.guard.counts()[0],
+        **{f"learning/current_learning_rate/{pattern}": rate for pattern, rate in by_pattern},
+        **state.scaler.read(),
+        **state.meter.read(),
+    }
+
+
 class Clock:
-    """Where the seconds of training went since the last reading; what the driver does in between is not counted."""
+    """Seconds of training since the last reading; time that the caller takes in between does not count."""
 
     def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
         self._steps, self._samples, self._seconds, self._waited = 0, 0, 0.0, 0.0
 
     def start(self) -> None:
@@ -104,7 +102,7 @@ class Clock:
         self._waited += time.perf_counter() - self._started
 
     def stop(self, samples: int) -> None:
-        """It is done (on a GPU: queued, and done where numbers were read)."""
+        """It is done (on a GPU: queued, and done if numbers were read)."""
         self._seconds += time.perf_counter() - self._started
         self._samples += samples
         self._steps += 1
@@ -116,5 +114,5 @@ class Clock:
             "perf/samples_per_second": self._samples / self._seconds,
             "perf/data_wait_seconds": self._waited / self._steps,
         }
-        self._reset()
+        self._steps, self._samples, self._seconds, self._waited = 0, 0, 0.0, 0.0
         return values

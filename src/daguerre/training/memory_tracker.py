@@ -1,7 +1,7 @@
-"""How much memory tensors hold at once while something is computed, counted operation by operation.
+"""Counts the memory that tensors hold at once while something is computed, operation by operation.
 
-Works on real tensors and on torch's fake ones, which have shapes and no memory. What a kernel takes for itself and
-gives back before it returns is not seen.
+Works on real tensors and on torch's fake ones, which have shapes and no memory. Memory that a kernel takes and gives
+back before it returns is not seen.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -57,3 +58,22 @@ class Live(TorchDispatchMode):
     def _freed(self, key: int, count: int) -> None:
         self._known.discard(key)
         self.now -= count
+
+
+def use_cuda_types(network: nn.Module) -> int:
+    """From now on norms of `network` have a GPU's types under autocast of a CPU; returns how many there are.
+
+    Autocast of a CPU and of a GPU agree on products, convolutions and attention. A GPU takes and returns norms in
+    float32, which doubles what is kept of them for the backward pass. Norms that a kernel of ours computes have their
+    own types.
+    """
+    found = [module for module in network.modules() if type(module) in (nn.GroupNorm, nn.LayerNorm)]
+    for module in found:
+        module.register_forward_pre_hook(_wide)
+    return len(found)
+
+
+def _wide(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not torch.is_autocast_enabled("cpu"):
+        return inputs
+    return tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)

@@ -52,9 +52,8 @@ class Meter:
         """All means since the last reading, `learning/` before each name; one without samples is left out."""
         values: dict[str, float] = {}
         for name, (totals, counts) in self.state().items():
-            for index, (total, count) in enumerate(
-                zip(totals.view(-1).tolist(), counts.view(-1).tolist(), strict=True)
-            ):
+            pairs = zip(totals.view(-1).tolist(), counts.view(-1).tolist(), strict=True)
+            for index, (total, count) in enumerate(pairs):
                 label = f"learning/{name}_{index}" if totals.ndim else f"learning/{name}"
                 values |= {label: total / count} if count else {}
         self._totals = {}

@@ -1,4 +1,4 @@
-"""Running out of memory: what is said in place of a traceback, and the largest micro-batch that has room."""
+"""Running out of memory: advice in place of a traceback, and the largest micro-batch that fits."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ _SIGNS = ("DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_ALLOC_FAIL
 
 
 class OutOfMemory(UserError):
-    """The device has no room for what was asked; the message says of what there may be less."""
+    """The device ran out of memory; the message says what can be made smaller."""
 
     exit_code = FAILED
+    code = "resources"
 
 
 def ran_out(error: RuntimeError | MemoryError) -> bool:
-    """Whether this error of torch means that memory ran out."""
-    told = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return told or any(sign in str(error) for sign in _SIGNS)
+    """True if this error of torch means that memory ran out."""
+    typed = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return typed or any(sign in str(error) for sign in _SIGNS)
 
 
 @contextmanager
 def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
-    """Within the context, running out of memory is an OutOfMemory that says during what, and what to do: `advice` is
-    asked for once the memory of what failed is free again."""
+    """Within the context, running out of memory is an OutOfMemory with advice, which is asked for once the memory of
+    the failed computation is free again."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -41,17 +42,14 @@ def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
             raise
         traceback.clear_frames(error.__traceback__)
         free()
-        raise OutOfMemory(f"out of memory while {what}: {first_line(error)}\n{advice()}") from None
-
-
-def first_line(error: BaseException) -> str:
-    """What torch says of sizes, without its advice."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text if len(text) < 300 else text[:300] + " ..."
+        # The first line has the sizes, the others torch's own advice.
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        text = text if len(text) < 300 else text[:300] + " ..."
+        raise OutOfMemory(f"out of memory while {what}: {text}\n{advice()}") from None
 
 
 def free() -> None:
-    """Gives back what nothing holds any more."""
+    """Gives back memory that nothing holds any more."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -75,14 +73,22 @@ def divisors(whole: int, most: int) -> list[int]:
 
 
 def update_fits(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast: Autocast) -> bool:
-    """Whether an update of `batch` has room: forward and backward pass, and an optimizer that leaves it out.
+    """True if an update of `batch` fits: forward and backward pass, and an optimizer that skips the update.
 
-    No weight and no moment moves, but moments that were never made are, so that their room counts. What an optimizer
-    and the meters count does go on: the state is not to be trained on or saved afterwards.
+    No weight and no moment moves, but moments that were never made are, so that they count. Counts of the optimizer and
+    the meters do go on: the state is not to be trained on or saved afterwards.
     """
-    fits = True
+    fits, sharding = True, state.sharding
+    state.net.train()
     try:
-        _rehearse(state, batch, loss_fn, autocast)
+        step.backward(
+            state.net, [batch], loss_fn, len(batch.names), autocast, state.meter.add_terms, state.scaler, sharding
+        )
+        _, factor = step.clip(state.parameters, 1.0, state.scaler.inverse(), sharding)
+        skip = torch.ones((), dtype=torch.bool, device=state.parameters[0].device)
+        state.optimizer.step(0.0, skip, factor)
+        if skip.device.type == "cuda":
+            torch.cuda.synchronize(skip.device)
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
@@ -90,16 +96,3 @@ def update_fits(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast:
     state.optimizer.zero_grad()
     free()
     return fits
-
-
-def _rehearse(state: TrainState, batch: Batch, loss_fn: step.LossFn, autocast: Autocast) -> None:
-    state.net.train()
-    sharding = state.sharding
-    step.backward(
-        state.net, [batch], loss_fn, len(batch.names), autocast, state.meter.add_terms, state.scaler, sharding
-    )
-    _, factor = step.clip(state.parameters, 1.0, state.scaler.inverse(), sharding)
-    skip = torch.ones((), dtype=torch.bool, device=state.parameters[0].device)
-    state.optimizer.step(0.0, skip, factor)
-    if skip.device.type == "cuda":
-        torch.cuda.synchronize(skip.device)

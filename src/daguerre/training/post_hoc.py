@@ -28,7 +28,7 @@ class Rebuilt:
     tensors: dict[str, Tensor]
     """float32."""
     error: float
-    """How far its profile is from the one asked for, as a share of that (root of the squared distance): 0 is exact,
+    """Distance of its profile from the one asked for, as a share of that (root of the squared distance): 0 is exact,
     and above `POOR` the average can be off by more than a twentieth of the way between it and the last weights."""
 
 

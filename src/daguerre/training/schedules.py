@@ -26,8 +26,7 @@ def factor(
 
 
 def under_way(settings: LRSchedulerSettings, step: int, total_steps: int) -> tuple[Stage | None, int]:
-    """The stage that update `step` belongs to, None for the schedule itself; and the update at which that was to
-    end."""
+    """The stage of update `step`, None for the schedule itself; and the update at which that was to end."""
     begun = [stage for stage in settings.stages if stage.start <= step]
     ends = [*(stage.planned for stage in settings.stages), total_steps]
     return begun[-1] if begun else None, ends[len(begun)]
@@ -47,7 +46,7 @@ def _first(settings: LRSchedulerSettings, step: int, warmup_steps: int, total_st
 
 
 def _remaining(settings: LRSchedulerSettings, progress: float) -> float:
-    """What is left of a fall from 1 to 0 after a share of it."""
+    """The rest of a fall from 1 to 0 after a share of it."""
     shape = settings.decay_shape if settings.name == "warmup_stable_decay" else settings.name
     if shape == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -13,7 +13,7 @@ from daguerre.settings import ADDRESS, ELASTIC, FREE, Choice, Duration, Idle, Se
 
 _BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _COMPUTES = {"float32": ("auto", "no", "bf16", "fp16"), "bfloat16": ("auto", "bf16"), "float16": ("auto", "fp16")}
-"""What mixed_precision may be with each weights_dtype."""
+"""Values of mixed_precision that go with each weights_dtype."""
 
 
 def bytes_of(text: str) -> int:
@@ -49,13 +49,13 @@ class TrainingSettings(Settings):
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Global gradient norm above which gradients are scaled down; null for no clipping."""
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """What the trained networks compute with: `no`: float32; `bf16`, `fp16` (which scales the loss): autocast over
+    """Type in which the trained networks compute: `no`: float32; `bf16`, `fp16` (which scales the loss): autocast over
     the weights; `auto`: that of weights_dtype, and for float32 weights bf16 on a GPU, float32 on a CPU."""
     weights_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """How the trained weights are stored. Moments, averages and the arithmetic of an update stay float32, and so do
-    the weights of frozen networks."""
+    """Type in which the trained weights are stored. Moments, averages and the arithmetic of an update stay float32, and
+    so do the weights of frozen networks."""
     frozen_precision: Literal["no", "bf16"] = "no"
-    """What the frozen autoencoder and text encoders encode with: `no`: float32; `bf16`: autocast, which takes a
+    """Type in which the frozen autoencoder and text encoders encode: `no`: float32; `bf16`: autocast, which takes a
     fraction of the time on a GPU and moves latents and text features by some thousandths."""
     stochastic_rounding: bool = True
     """bfloat16, float16 weights: round up or down by chance after an update, so that on average none is too small to
@@ -70,7 +70,7 @@ class TrainingSettings(Settings):
     computed and remembered on this machine; `auto`: measured on a GPU, else torch chooses; `math`: plain products;
     `flash`, `efficient`, `cudnn`: this one or an error; `fused`: the best of these for the device and precision."""
     kernels: Literal["auto", "plain", "triton"] = Field("auto", json_schema_extra=ELASTIC)
-    """What computes norms, gates and matrix products: `plain`: torch's own operators; `triton`: GroupNorm with SiLU,
+    """Code for norms, gates and matrix products: `plain`: torch's own operators; `triton`: GroupNorm with SiLU,
     and GEGLU, each as one kernel, or an error; `auto`: these on a GPU; on a CPU the faster library for each product."""
     channels_last: Literal["auto"] | bool = Field("auto", json_schema_extra=ELASTIC)
     """Pictures inside the networks have their channels last in memory, which convolutions compute faster; `auto`: on a
@@ -87,7 +87,7 @@ class TrainingSettings(Settings):
     max_device_memory: str | None = Field(None, json_schema_extra=FREE)
     """Most memory of the GPU that is taken, such as `59GB` (1e9 bytes) or `40GiB` (2^30); null for all of it."""
     device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=ELASTIC)
-    """Where the run computes; `auto` takes a GPU if there is one."""
+    """Device of the run; `auto` takes a GPU if there is one."""
     max_nonfinite_steps: int = Field(5, ge=1, json_schema_extra=FREE)
     """Updates in a row with a non-finite loss or gradient (each is skipped and counted) after which the run stops.
     Overflows by which the loss scale of fp16 finds its size do not count."""
@@ -121,10 +121,10 @@ class TrainingSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """What every optimizer's `Settings` starts from. An optimizer's file narrows `name` and adds its own fields."""
+    """Base of every optimizer's `Settings`. An optimizer's file narrows `name` and adds its own fields."""
 
     averages_weights: ClassVar[bool] = False
-    """Whether it evaluates at averaged weights of its own, which an EMA and a falling learning rate would spoil."""
+    """It evaluates at averaged weights of its own, which an EMA and a falling learning rate would spoil."""
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("weight_decay_exclude",), lambda own: own.weight_decay == 0, "no effect while weight_decay is 0"),
     )
@@ -145,8 +145,21 @@ class OptimizerSettings(Settings):
     than two dims (biases and norms)."""
 
 
+class AdamSettings(OptimizerSettings):
+    """Settings of optimizers with AdamW's two moments."""
+
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+
+
 class Stage(Settings):
-    """What a falling learning rate does after training.duration of a run was changed. Written by the program."""
+    """A falling learning rate after training.duration of a run was changed. Written by the program."""
 
     start: int = Field(ge=0)
     """Updates that are done when it begins."""
@@ -188,13 +201,13 @@ class LRSchedulerSettings(Choice):
     decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
     """warmup_stable_decay: a line, half a cosine, or 1 - sqrt(share of the fall), which falls fast at first."""
     on_new_duration: Literal["refuse", "stretch", "hold", "decay"] = Field("refuse", json_schema_extra=FREE)
-    """What a run does that goes on with another training.duration while the rate falls: `stretch`: the schedule as if
+    """A run that goes on with another training.duration while the rate falls: `stretch`: the schedule as if
     it had had that duration from the start, so that the rate jumps; `hold`: the old schedule to its end, then its last
     rate; `decay`: from the present rate to `final` over the updates that are left; `refuse`: asks. For this start."""
     restart_from: float | None = Field(None, gt=0, le=1, json_schema_extra=FREE)
     """hold, decay: share of the peak learning rate to go on from in place of the rate that was reached."""
     stages: list[Stage] = Field([])
-    """What on_new_duration has made of the schedule so far. Written by the program; left out, the run's are taken."""
+    """Changes that on_new_duration has made to the schedule. Written by the program; left out, the run's are taken."""
 
     @field_validator("stages")
     @classmethod
@@ -227,7 +240,7 @@ class EMASettings(Choice):
     """Weights from which the average starts in place of the network's: a run folder, a checkpoint, a folder in
     diffusers' layout or a .safetensors file. It is then taken for an old one: the decay begins without a warm-up."""
     name: Literal["diffusers", "mindone", "stable_cascade"] = "diffusers"
-    """How the decay of update n comes about: diffusers: min(decay, n / (9 + n)); mindone: decay x (1 - exp(-n /
+    """Decay of update n: diffusers: min(decay, n / (9 + n)); mindone: decay x (1 - exp(-n /
     ramp_steps)); stable_cascade: decay in every so manieth update, a copy of the weights before a start."""
     decay: float = Field(0.9999, ge=0, lt=1)
     """Largest decay."""
@@ -250,7 +263,7 @@ class EMASettings(Choice):
 
 
 class LoggingSettings(Settings):
-    """How often numbers are written, and where to."""
+    """Intervals and places of logged numbers."""
 
     every: Duration | None = Field(Duration("10 steps"), json_schema_extra=FREE)
     """Interval between lines of metrics, and one at the end; null for that alone. Updates in between do not wait for

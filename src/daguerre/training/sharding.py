@@ -1,16 +1,15 @@
-"""What training needs of the other devices that train the same model, and the one device that needs nothing.
+"""The interface of training to the other devices that train the same model, and its form for one device.
 
-The loop, the update, the averages and the optimizer see this and no process group. Optimizer and averages work on what
-this device holds of each parameter, as plain tensors: their arithmetic goes element by element.
-`distributed/sharding.py` has the devices of a mesh.
+The loop, the update, the averages and the optimizer see this and no process group. Optimizer and averages work on this
+device's part of each parameter, as plain tensors: their arithmetic goes element by element.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,118 +17,68 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Part:
-    """What this device holds of a parameter that is split: a rectangle of it."""
+    """This device's part of a parameter that is split: a rectangle of it."""
 
     offsets: tuple[int, ...]
-    """Where it begins, a dim each."""
+    """Its start, a dim each."""
     whole: tuple[int, ...]
     """Shape of all of the parameter."""
     order: Tensor | None = None
-    """Which of the parameter's own rows stands at which place, where its rows were put into another order."""
+    """Indices of the parameter's own rows, if they were put into another order."""
 
 
-class Sharding(Protocol):
-    """How a model and its batches are spread over devices. All devices call every method, in the same order."""
+class Sharding:
+    """A model and its batches on one device, which holds everything; `distributed/sharding.py` has several devices.
 
-    rank: int
-    """Which part of each global batch this device computes, from 0."""
-    ranks: int
+    All devices call every method, in the same order.
+    """
+
+    rank: int = 0
+    """Number of the part of each global batch that this device computes, from 0."""
+    ranks: int = 1
     """Into how many parts a global batch is cut."""
 
     @property
     def splits(self) -> bool:
-        """Whether a device holds only a part of some parameters."""
-        ...
+        """True if a device holds only a part of some parameters."""
+        return False
 
     def held(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        """What this device holds of each parameter, in the order of the net: in the same memory."""
-        ...
-
-    def weights(self, net: nn.Module) -> dict[str, Tensor]:
-        """The same of everything in the net's state dict, buffers included."""
-        ...
-
-    def part(self, name: str) -> Part | None:
-        """Which part of a parameter is held; None for all of it."""
-        ...
-
-    def rewritten(self, net: nn.Module) -> None:
-        """To be called after what is held was written to: gathered copies are dropped."""
-        ...
-
-    def total(self, count: int) -> int:
-        """Sum over the parts of the batch of a count that the host knows."""
-        ...
-
-    def sum(self, value: Tensor) -> Tensor:
-        """Sum over the parts of the batch."""
-        ...
-
-    def before_backward(self, net: nn.Module, last: bool) -> None:
-        """Before each backward pass of an update; gradients are shared in the `last` one."""
-        ...
-
-    def after_backward(self) -> None:
-        """After the last one: gradients of the held parts are the sums over the whole batch."""
-        ...
-
-    def norm(self, held: Sequence[nn.Parameter]) -> Tensor:
-        """The norm of all gradients of the model, 0-dim, at least float32, alike on all devices."""
-        ...
-
-    def swapped(
-        self, net: nn.Module, held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]
-    ) -> AbstractContextManager[None]:
-        """Within the context what is held of these parameters is `values`; afterwards what it was, to the bit."""
-        ...
-
-    def gather(self, document: Any) -> list[Any]:
-        """A small JSON document of each device, in the order of devices."""
-        ...
-
-
-class Unsharded:
-    """One device, which holds everything."""
-
-    rank, ranks, splits = 0, 1, False
-
-    def held(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters themselves."""
+        """This device's part of each parameter, in the order of the net: in the same memory."""
         return dict(net.named_parameters())
 
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
-        """The state dict."""
+        """The same of everything in the net's state dict, buffers included."""
         return dict(net.state_dict())
 
     def part(self, name: str) -> Part | None:
-        """All of it."""
+        """The part of a parameter that is held; None for all of it."""
         return None
 
     def rewritten(self, net: nn.Module) -> None:
-        """There are no other copies."""
+        """To be called after held parts were written to: gathered copies are dropped."""
 
     def total(self, count: int) -> int:
-        """The count."""
+        """Sum over the parts of the batch of a count that the host knows."""
         return count
 
     def sum(self, value: Tensor) -> Tensor:
-        """The value."""
+        """Sum over the parts of the batch."""
         return value
 
     def before_backward(self, net: nn.Module, last: bool) -> None:
-        """Gradients are not shared."""
+        """Before each backward pass of an update; gradients are shared in the `last` one."""
 
     def after_backward(self) -> None:
-        """They are complete."""
+        """After the last one: gradients of the held parts are the sums over the whole batch."""
 
     def norm(self, held: Sequence[nn.Parameter]) -> Tensor:
-        """Of the gradients as they are."""
-        gradients = [p.grad for p in held if p.grad is not None]
-        return torch.linalg.vector_norm(norms(gradients))
+        """The norm of all gradients of the model, 0-dim, at least float32, alike on all devices."""
+        return torch.linalg.vector_norm(norms([p.grad for p in held if p.grad is not None]))
 
     @contextmanager
     def swapped(self, net: nn.Module, held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Nothing is copied."""
+        """Within the context the held parts of these parameters are `values`; then they are restored to the bit."""
         exchange(held, values)
         try:
             yield
@@ -137,11 +86,11 @@ class Unsharded:
             exchange(held, values)
 
     def gather(self, document: Any) -> list[Any]:
-        """Its own."""
+        """A small JSON document of each device, in the order of devices."""
         return [document]
 
 
-UNSHARDED = Unsharded()
+UNSHARDED = Sharding()
 
 
 def norms(gradients: Sequence[Tensor]) -> Tensor:

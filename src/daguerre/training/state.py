@@ -1,4 +1,4 @@
-"""Everything that a run has learnt, and its conversion to and from a checkpoint's tensors and documents."""
+"""The state of training, and its conversion to and from a checkpoint's tensors and documents."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from daguerre import keys
 from daguerre.errors import UserError
 from daguerre.training.ema import EMA
-from daguerre.training.finite import refuse_not_finite
-from daguerre.training.guard import Guard
+from daguerre.training.guard import Guard, check_finite, misfits
 from daguerre.training.meters import Meter
 from daguerre.training.optimizers.optimizer import Optimizer, build
 from daguerre.training.precision.dtypes import Precision
-from daguerre.training.precision.loss_scaling import Scaler, Unscaled
+from daguerre.training.precision.loss_scaling import Scaler
 from daguerre.training.precision.stochastic_rounding import Rounding
 from daguerre.training.settings import EMASettings, OptimizerSettings
 from daguerre.training.sharding import UNSHARDED, Sharding, cut
@@ -37,7 +36,7 @@ class TrainState:
 
     net: nn.Module
     trained: dict[str, nn.Parameter]
-    """What of the net is trained, by its name and in its order; of split parameters the part that is held here."""
+    """Trained parameters by name, in the order of the net; of split ones this device's part."""
     optimizer: Optimizer
     ema: EMA
     objective: Stateful
@@ -51,17 +50,16 @@ class TrainState:
     """Samples trained on."""
     guard: Guard = field(default_factory=Guard)
     """Counts of the updates that were skipped because the loss or a gradient was not finite."""
-    scaler: Scaler = field(default_factory=Unscaled)
-    """What multiplies the loss before the backward pass."""
+    scaler: Scaler = field(default_factory=Scaler)
+    """Multiplies the loss before the backward pass."""
     sharding: Sharding = UNSHARDED
-    """How net and batches are spread over devices."""
     seed: int = 0
     saved: frozenset[str] = frozenset()
     """Names in the net's state dict of what a checkpoint holds; the rest is the base, which never changes."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained, in the order of the net."""
+        """Trained parameters, in the order of the net."""
         return list(self.trained.values())
 
     @classmethod
@@ -77,10 +75,10 @@ class TrainState:
         saved: frozenset[str] | None = None,
         float32: frozenset[str] = frozenset(),
     ) -> TrainState:
-        """The state before the first update, around the weights that `net` has now, stored as `precision` says. `seed`
-        decides how those of 16 bits are rounded, and dropout inside the net. A checkpoint holds what is `saved`, by
-        default all of the net; parameters in `float32` keep that type. UserError for an optimizer that needs whole
-        parameters where `sharding` splits them."""
+        """The state before the first update, around the present weights of `net`, stored as `precision` says. `seed`
+        decides rounding to 16 bits, and dropout inside the net. A checkpoint holds the names in `saved`, by default all
+        of the net; parameters in `float32` keep that type. UserError for an optimizer that needs whole parameters if
+        `sharding` splits them."""
         precision.store(net, float32)
         device = next(net.parameters()).device
         trained = {name: p for name, p in sharding.held(net).items() if p.requires_grad}
@@ -89,7 +87,9 @@ class TrainState:
             raise UserError(
                 f"optimizer.name={optimizer.name} works on whole parameters, and this mesh splits them over devices "
                 "(mesh.*_fsdp_parallelism, mesh.*_tensor_parallelism): use adamw, lion or schedule_free, or data "
-                "parallelism alone"
+                "parallelism alone",
+                code="conflict",
+                setting="optimizer.name",
             )
         averages, scaler, meter = EMA.of(ema, trained), precision.scaler(device), Meter(device, sharding)
         saved = frozenset(sharding.weights(net)) if saved is None else saved
@@ -98,13 +98,13 @@ class TrainState:
         )
 
     def see(self, terms: LossTerms, valid_B: Tensor) -> None:
-        """Takes note of the losses of a micro-batch, for the means that are logged and for the objective."""
+        """Notes the losses of a micro-batch, for the means that are logged and for the objective."""
         self.meter.add_terms(terms, valid_B)
         self.objective.observe(terms, valid_B)
 
     def move(self, learning_rate: float, skip: Tensor, factor: Tensor | None) -> None:
-        """One update of weights, moments and averages by the gradients times `factor`, which are dropped, and of what
-        the objective learns; where `skip`, all but the averages stay, and these go on around the weights."""
+        """Updates weights, moments and averages by the gradients times `factor`, which are dropped, and the learnt
+        values of the objective; if `skip`, all but the averages stay, and these go on around the weights."""
         average = self.ema.next(self.step + 1)
         moved = self.optimizer.step(learning_rate, skip, factor, self.step, average)
         self.optimizer.zero_grad()
@@ -113,8 +113,7 @@ class TrainState:
         self.objective.absorb(self.sharding.sum, skip)
 
     def dropout_seed(self) -> int:
-        """What dropout inside the net draws from in the next update: the one thing of chance that another cut of the
-        batches changes."""
+        """The seed of dropout inside the net in the next update: the only chance that depends on the cut of batches."""
         return int(keys.words(self.seed, "dropout", self.step, self.sharding.rank, count=1)[0] >> 1)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -128,7 +127,7 @@ class TrainState:
         return {name: tensors for name, tensors in files.items() if tensors}
 
     def optimizer_averages(self) -> dict[str, Tensor]:
-        """Averaged weights that the optimizer keeps by itself, copies by name; nothing for most."""
+        """Averaged weights that the optimizer keeps itself, copies by name; nothing for most."""
         averages = self.optimizer.averages()
         return {name: averages[p] for name, p in self.trained.items() if p in averages}
 
@@ -140,7 +139,7 @@ class TrainState:
         return name if file in ("model", "ema", *self.ema.tensors()) and name in self._held else None
 
     def held(self, name: str) -> nn.Parameter:
-        """What this device holds of a parameter, trained or not."""
+        """This device's part of a parameter, trained or not."""
         return self._held[name]
 
     @cached_property
@@ -161,19 +160,15 @@ class TrainState:
     def document(self) -> dict[str, Any]:
         """The counts, as JSON."""
         steps, in_a_row = self.guard.counts()
-        return {
-            "step": self.step,
-            "slots": self.slots,
-            "samples": self.samples,
-            "nonfinite_steps": steps,
-            "nonfinite_in_a_row": in_a_row,
-        }
+        counts = {"step": self.step, "slots": self.slots, "samples": self.samples}
+        return {**counts, "nonfinite_steps": steps, "nonfinite_in_a_row": in_a_row}
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], document: Mapping[str, Any]) -> None:
-        """Takes over a checkpoint; raises UserError where its tensors do not fit this run's networks."""
+        """Takes over a checkpoint. UserError if its tensors do not fit this run's networks."""
         known = {"model", "optimizer", "ema", *self.ema.tensors(), "objective", "meter", "scaler"}
         if unknown := sorted(tensors.keys() - known):
-            raise UserError(f"the checkpoint holds {', '.join(unknown)}, which this run would not take over")
+            names = ", ".join(unknown)
+            raise UserError(f"the checkpoint holds {names}, which this run would not take over", code="conflict")
         load_weights(self.net, tensors["model"], self.sharding, self.saved)
         self.optimizer.load(tensors.get("optimizer", {}))
         self.ema.load(tensors)
@@ -193,44 +188,33 @@ def evaluating(state: TrainState) -> Iterator[None]:
     state.net.train()
 
 
-def _of(weights: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Those of these names, in the order of the net."""
-    return {name: tensor for name, tensor in weights.items() if name in names}
+def _of(weights: Mapping[str, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
+    """The weights of these names, by default all, in the order of the net."""
+    return {name: tensor for name, tensor in weights.items() if names is None or name in names}
 
 
 def _rounding(precision: Precision, seed: int, trained: Mapping[str, nn.Parameter]) -> Rounding | None:
-    """How the optimizer rounds weights. UserError where some have 16 bits and some do not: it moves all of them in the
-    same memory."""
+    """The rounding of weights. UserError if some have 16 bits and some do not: all are moved in the same memory."""
     few = [name for name, p in trained.items() if p.element_size() < 4]
     if few and len(few) < len(trained):
         raise UserError(
             f"training.weights_dtype: {few[0]} would be stored in 16 bits, and what an adapter adds in float32, which "
-            "one optimizer cannot train together: leave weights_dtype out, or train one of the adapters"
+            "one optimizer cannot train together: leave weights_dtype out, or train one of the adapters",
+            code="conflict",
+            setting="training.weights_dtype",
         )
     return precision.rounding(seed) if few else None
 
 
 def load_weights(
-    net: nn.Module,
-    tensors: Mapping[str, Tensor],
-    sharding: Sharding = UNSHARDED,
-    saved: Collection[str] | None = None,
+    net: nn.Module, tensors: Mapping[str, Tensor], sharding: Sharding = UNSHARDED, saved: Collection[str] | None = None
 ) -> None:
-    """Loads what this device holds of the weights of `net` that are `saved`, by default all. Each of them must be in
+    """Loads this device's part of the weights of `net` that are `saved`, by default all. Each of them must be in
     `tensors` and nothing else: UserError lists names and shapes that do not fit."""
-    own = sharding.weights(net)
-    own = own if saved is None else _of(own, saved)
-    problems = [f"missing {name}" for name in own.keys() - tensors.keys()]
-    problems += [f"unknown {name}" for name in tensors.keys() - own.keys()]
-    problems += [
-        f"{name} is {list(tensors[name].shape)}, the network has {list(own[name].shape)}"
-        for name in own.keys() & tensors.keys()
-        if own[name].shape != tensors[name].shape
-    ]
-    if problems:
-        shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise UserError(f"the saved weights do not fit this recipe's networks: {shown}")
-    refuse_not_finite("the saved weights", {name: tensors[name] for name in own})
+    own = _of(sharding.weights(net), saved)
+    if problems := misfits(own, tensors):
+        raise UserError(f"the saved weights do not fit this recipe's networks: {problems}", code="conflict")
+    check_finite("the saved weights", {name: tensors[name] for name in own})
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(tensors[name])
@@ -248,14 +232,15 @@ def adopt(
     """
     weights = dict(tensors["model"])
     weights |= tensors.get("ema", {})
-    own = net.state_dict()
-    own = own if saved is None else _of(own, saved)
+    own = _of(net.state_dict(), saved)
     here, there = ({name.partition(".")[0] for name in names} for names in (own, weights))
     if more := sorted(there - here):
         raise UserError(
             f"init_from: that run trained {', '.join(more)}, too, which this recipe takes from elsewhere: train it by "
             f"adapter.train='[{', '.join(sorted(here | there))}]', or give the run's export as its place, "
-            f"{' '.join(f'model.{name}=RUN/pipeline' for name in more)}, with the other components, and no init_from"
+            f"{' '.join(f'model.{name}=RUN/pipeline' for name in more)}, with the other components, and no init_from",
+            code="conflict",
+            setting="init_from",
         )
     new = sorted(here - there)
     load_weights(net, weights | {name: own[name] for name in own if name.partition(".")[0] in new}, saved=saved)

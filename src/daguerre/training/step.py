@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from daguerre.training.precision.dtypes import Autocast
-from daguerre.training.precision.loss_scaling import Scaler, Unscaled
+from daguerre.training.precision.loss_scaling import Scaler
 from daguerre.training.sharding import UNSHARDED, Sharding
 from daguerre.training.state import TrainState
 from daguerre.types import Batch, LossTerms
 
 LossFn = Callable[[nn.Module, Batch], LossTerms]
-_UNSCALED = Unscaled()
+_UNSCALED = Scaler()
 
 
 def update(
@@ -90,13 +90,10 @@ def weighted(terms: LossTerms, batch: Batch) -> LossTerms:
 
 
 def clip(
-    trained: Sequence[nn.Parameter],
-    max_norm: float | None,
-    inverse: Tensor | None,
-    sharding: Sharding = UNSHARDED,
+    trained: Sequence[nn.Parameter], max_norm: float | None, inverse: Tensor | None, sharding: Sharding = UNSHARDED
 ) -> tuple[Tensor, Tensor | None]:
-    """The global norm of the gradients times `inverse`, and what they are to be multiplied with so that it is at most
-    `max_norm`; None for one. The gradients stay as they are: those of 16 bits are multiplied in float32."""
+    """The global norm of the gradients times `inverse`, and the factor of the gradients that makes it at most
+    `max_norm`, None for one. The gradients stay as they are: those of 16 bits are multiplied in float32."""
     norm = sharding.norm(trained)
     if inverse is not None:
         norm = norm * inverse

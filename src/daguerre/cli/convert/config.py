@@ -17,6 +17,7 @@ from daguerre.config_import import files, trainers
 from daguerre.config_import.reader import REQUIRED, Reading
 from daguerre.config_import.trainers import CONVERT
 from daguerre.errors import UserError
+from daguerre.settings import Settings
 
 SUMMARY = "a recipe from a config of another trainer: kohya's TOML, OneTrainer, MaxDiffusion, MindOne ..."
 HELP = """\
@@ -44,6 +45,12 @@ inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/
 
 STAND_IN = {"family": "sd", "pretrained_model_name_or_path": "quickstart"}
 """Takes the place of a family that is not there, while the rest is checked."""
+
+
+class Options(Settings):
+    """Options of `convert config`."""
+
+    out: str | None = None
 
 
 def run(arguments: list[str]) -> int:
@@ -78,13 +85,13 @@ def run(arguments: list[str]) -> int:
 
 def read(arguments: Sequence[str]) -> tuple[Path, Path]:
     """The config and the new file that the command line names."""
-    name, values = options.read(arguments, "convert config", ["out"])
+    name, chosen, _ = options.read(arguments, "convert config", Options)
     path = Path(name).expanduser()
     if not name or not path.is_file():
         stand_in = foreign.stands_for(name)
         hint = f"; its counterpart ships with the package: daguerre recipes {stand_in}" if stand_in else ""
         raise UserError(f"{name or 'which config?'}: give the file of a config{hint}", code="missing")
-    out = Path(values.get("out", f"{path.stem}-daguerre.yaml")).expanduser()
+    out = Path(chosen.out or f"{path.stem}-daguerre.yaml").expanduser()
     if out.exists():
         raise UserError(f"{out} exists: choose another file with out=FILE")
     return path, out

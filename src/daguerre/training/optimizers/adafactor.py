@@ -36,7 +36,6 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     """One part, whose weights and moments are copied around each update."""
     optimizer = Adafactor(
         decay_groups(settings, trained),
-        lr=settings.learning_rate,
         eps=(settings.epsilon, 1e-3),
         clip_threshold=settings.clip_threshold,
         decay_rate=-settings.decay_rate,

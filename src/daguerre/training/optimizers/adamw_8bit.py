@@ -5,30 +5,20 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
-
-from daguerre.errors import UserError, install
+from daguerre.errors import UserError
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part
-from daguerre.training.settings import OptimizerSettings
+from daguerre.training.optimizers.optimizer import Part, not_installed
+from daguerre.training.settings import AdamSettings
 
 _WHOLE_BELOW, _BLOCK = 4096, 256
 """bitsandbytes: tensors of fewer numbers are not quantised; numbers that share a scale."""
 
 
-class Settings(OptimizerSettings):
+class Settings(AdamSettings):
     """AdamW with moments of 8 bits, a quarter of the memory; tensors of under 4096 numbers keep 32 bits."""
 
     name: Literal["adamw_8bit"] = "adamw_8bit"
     """Name of the optimizer."""
-    learning_rate: float = Field(1e-4, gt=0)
-    """Peak learning rate."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of the second moment."""
-    epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
 
 
 def build(settings: Settings, trained: Parameters) -> list[Part]:
@@ -36,7 +26,9 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     if any(p.device.type == "cpu" for p in trained.values()):
         raise UserError(
             "optimizer.name=adamw_8bit spares the memory of a GPU and is slow without one: "
-            "use optimizer.name=adamw on a CPU, which gives the moments all their bits"
+            "use optimizer.name=adamw on a CPU, which gives the moments all their bits",
+            code="unsupported",
+            setting="optimizer.name",
         )
     return [part(settings, trained)]
 
@@ -46,11 +38,9 @@ def part(settings: Settings, trained: Parameters) -> Part:
     try:
         import bitsandbytes
     except ImportError:
-        raise UserError(f"optimizer.name=adamw_8bit needs bitsandbytes: {install('bitsandbytes')}") from None
-    betas = (settings.beta1, settings.beta2)
-    optimizer = bitsandbytes.optim.AdamW8bit(
-        decay_groups(settings, trained), lr=settings.learning_rate, betas=betas, eps=settings.epsilon
-    )
+        raise not_installed("adamw_8bit", "bitsandbytes") from None
+    groups, betas = decay_groups(settings, trained), (settings.beta1, settings.beta2)
+    optimizer = bitsandbytes.optim.AdamW8bit(groups, betas=betas, eps=settings.epsilon)
     return Part(optimizer, "restored", constants=("qmap1", "qmap2"))
 
 
@@ -62,6 +52,5 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
 
 
 def update_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Taken while an update is computed: copies of weights and moments. For `daguerre plan`, which cannot compute this
-    one without memory."""
+    """Taken during an update: copies of weights and moments. `daguerre plan` cannot compute it without memory."""
     return 4 * math.prod(shape) + state_bytes(settings, name, shape)

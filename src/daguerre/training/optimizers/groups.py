@@ -1,12 +1,9 @@
-"""Which trained parameters decay, at which share of the learning rate each is moved, and what patterns of names mean.
-
-No optimizer here.
-"""
+"""Groups of trained parameters by weight decay and learning rate, chosen by patterns of names."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -28,30 +25,20 @@ def decay_groups(settings: OptimizerSettings, trained: Parameters) -> list[dict[
     Beside what torch knows, a group has `share`, its part of the learning rate of an update, and `pattern`, the one in
     `learning_rates` that it comes from ("" for none). Weights of 16 bits make several groups of limited size.
     """
-    spared = _spared(settings, trained)
+    patterns, rates = settings.weight_decay_exclude, settings.learning_rates
+    if patterns is None:  # biases and norms
+        spared = {name for name, p in trained.items() if p.ndim < 2}
+    else:
+        spared = {name for name in trained if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    by_rate = {pattern: {name for name in trained if fnmatchcase(name, pattern)} for pattern in rates}
     groups = []
-    for pattern, names in _by_rate(settings, trained).items():
-        share = settings.learning_rates.get(pattern, settings.learning_rate) / settings.learning_rate
+    for pattern, names in {"": set(trained).difference(*by_rate.values()), **by_rate}.items():
+        rate = rates.get(pattern, settings.learning_rate)
         for decay, some in ((settings.weight_decay, names - spared), (0.0, names & spared)):
-            facts = {"weight_decay": decay, "share": share, "pattern": pattern}
+            facts = {"lr": rate, "weight_decay": decay, "share": rate / settings.learning_rate, "pattern": pattern}
             chosen = [p for name, p in trained.items() if name in some]
             groups += [{"params": piece, **facts} for piece in stochastic_rounding.pieces(chosen)]
     return groups
-
-
-def _by_rate(settings: OptimizerSettings, trained: Parameters) -> dict[str, set[str]]:
-    """Names by the pattern that gives them a learning rate of their own; first, under "", those that none does."""
-    patterns = settings.learning_rates
-    found = {pattern: {name for name in trained if fnmatchcase(name, pattern)} for pattern in patterns}
-    return {"": set(trained).difference(*found.values())} | found
-
-
-def _spared(settings: OptimizerSettings, trained: Parameters) -> set[str]:
-    """Without patterns: tensors of fewer than two dims, which are biases and norms."""
-    patterns = settings.weight_decay_exclude
-    if patterns is None:
-        return {name for name, p in trained.items() if p.ndim < 2}
-    return {name for name in trained if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def check_rates(patterns: Sequence[str], trained: Parameters) -> None:
@@ -62,13 +49,10 @@ def check_rates(patterns: Sequence[str], trained: Parameters) -> None:
         if len(matching) > 1:
             raise UserError(
                 f"optimizer.learning_rates: {name} matches {' and '.join(map(repr, matching))}: write patterns of "
-                "which one alone matches each parameter"
+                "which one alone matches each parameter",
+                code="conflict",
+                setting="optimizer.learning_rates",
             )
-
-
-def learning_rates(groups: Iterator[Mapping[str, Any]]) -> dict[str, float]:
-    """Present learning rates by the patterns that have one of their own."""
-    return {group["pattern"]: group["lr"] for group in groups if group["pattern"]}
 
 
 def check(patterns: Sequence[str], trained: Parameters, setting: str) -> None:
@@ -76,7 +60,8 @@ def check(patterns: Sequence[str], trained: Parameters, setting: str) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in trained):
             near = ", ".join(_near(pattern, list(trained)))
-            raise UserError(f"{setting}: {pattern!r} matches no trained parameter. Near names: {near}")
+            text = f"{setting}: {pattern!r} matches no trained parameter. Near names: {near}"
+            raise UserError(text, code="unknown", setting=setting)
 
 
 def _near(pattern: str, names: list[str]) -> list[str]:

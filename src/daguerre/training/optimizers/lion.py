@@ -31,10 +31,8 @@ class Settings(OptimizerSettings):
 
 def build(settings: Settings, trained: Parameters) -> list[Part]:
     """One part; an update is left out by steps of zero, on the device."""
-    betas = (settings.beta1, settings.beta2)
-    return [
-        Part(Lion(decay_groups(settings, trained), lr=settings.learning_rate, betas=betas), "itself", elementwise=True)
-    ]
+    optimizer = Lion(decay_groups(settings, trained), (settings.beta1, settings.beta2))
+    return [Part(optimizer, "itself", elementwise=True)]
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
@@ -47,8 +45,8 @@ class Lion(torch.optim.Optimizer):
 
     found_inf: Tensor
 
-    def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+    def __init__(self, params: list[dict[str, Any]], betas: tuple[float, float]) -> None:
+        super().__init__(params, {"lr": 0.0, "betas": betas, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # the loop has no closures

@@ -53,18 +53,21 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     check(settings.adamw_for, trained, "optimizer.adamw_for")
     matrices = {name: p for name, p in trained.items() if _is_muons(settings, name, p.ndim)}
     if not matrices:
-        raise UserError("optimizer.name=muon: no matrix is left to it among what is trained; use optimizer.name=adamw")
+        raise UserError(
+            "optimizer.name=muon: no matrix is left to it among what is trained; use optimizer.name=adamw",
+            code="empty",
+            setting="optimizer.name",
+        )
     others = {name: p for name, p in trained.items() if name not in matrices}
     muon = torch.optim.Muon(
         decay_groups(settings, matrices),
-        lr=settings.learning_rate,
         momentum=settings.momentum,
         nesterov=settings.nesterov,
         ns_steps=settings.ns_steps,
         adjust_lr_fn="match_rms_adamw",
     )
-    rate, betas = settings.learning_rate, (settings.beta1, settings.beta2)
-    rest = [adamw.part(decay_groups(settings, others), rate, betas, settings.epsilon)] if others else []
+    betas = (settings.beta1, settings.beta2)
+    rest = [adamw.part(decay_groups(settings, others), betas, settings.epsilon)] if others else []
     return [Part(muon, "restored"), *rest]
 
 

@@ -18,12 +18,12 @@ from daguerre.kernels import adamw_ema
 
 @dataclass(frozen=True)
 class Average:
-    """What follows the weights."""
+    """Averages that follow the weights."""
 
     tensors: Mapping[nn.Parameter, Tensor]
     """The average of each parameter, float32."""
     share: float
-    """How much of the new weights it takes in."""
+    """Share of the new weights in it."""
 
 
 def move(optimizer: torch.optim.Optimizer, skip: Tensor, factor: Tensor | None, average: Average | None) -> None:

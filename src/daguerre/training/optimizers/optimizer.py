@@ -1,30 +1,30 @@
-"""What the loop moves weights with: one or more torch optimizers that leave out non-finite updates, and their state.
+"""The optimizer of the loop: one or more torch optimizers that leave out non-finite updates, and their state.
 
-Each optimizer is a file beside this one, found by its name, which says of what `Part`s it consists. No schedule here.
+Each optimizer is a file beside this one, found by its name, which builds its `Part`s. No schedule here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from daguerre import plugins
-from daguerre.errors import UserError
-from daguerre.training.finite import refuse_not_finite
+from daguerre.errors import UserError, install
+from daguerre.training.guard import check_finite
 from daguerre.training.optimizers import groups, one_pass
 from daguerre.training.optimizers.one_pass import Average
 from daguerre.training.precision.stochastic_rounding import Rounding, widened
 from daguerre.training.settings import OptimizerSettings
 
 _NUMBER = ".number"
+"""Ends the name of a saved tensor that is a Python number while training."""
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 """Entries that have the shape of their parameter."""
-"""Ends the name of a saved tensor that is a Python number while training."""
 _UNTOUCHED = "untouched"
 """Saved for a parameter that no gradient ever reached, such as a layer behind the one that is read."""
 
@@ -110,65 +110,23 @@ class Part:
             return {}
         return {p: self.averaged(p.detach().float(), self.optimizer.state.get(p, {})) for p in self.parameters}
 
-    def in_turn(self) -> Iterator[int]:
-        """One group after the other (all at once where they go together), by its number: while it is yielded, the part
-        consists of it alone."""
+    def in_turn(self) -> list[list[dict[str, Any]]]:
+        """Its groups one after the other; all at once if they go together."""
         every = self.optimizer.param_groups
-        for index, some in enumerate([every] if self.groups_together else [[group] for group in every]):
-            with _only(self.optimizer, some):
-                yield index
+        return [every] if self.groups_together else [[group] for group in every]
 
-
-@contextmanager
-def _only(optimizer: torch.optim.Optimizer, some: list[dict[str, Any]]) -> Iterator[None]:
-    """Within the context the optimizer has these groups and no others."""
-    every, optimizer.param_groups = optimizer.param_groups, some
-    try:
-        yield
-    finally:
-        optimizer.param_groups = every
-
-
-class InPlace:
-    """Updates of weights that are float32 themselves."""
-
-    def begin(self, part: Part) -> None:
-        """As `Part.begin`."""
-        part.begin()
-
-    def step(
-        self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int], average: Average | None
-    ) -> None:
-        """One update with the gradients times `factor`; `average` follows where the part does that."""
-        if part.one_pass:
-            one_pass.move(part.optimizer, skip, factor, average)
-            return
-        gradients = [p.grad for p in part.parameters if p.grad is not None]
-        if factor is not None and gradients:
-            torch._foreach_mul_(gradients, factor)
-        part.step(skip)
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """Updates of weights of 16 bits, with moments and arithmetic of float32."""
-
-    rounding: Rounding
-
-    def begin(self, part: Part) -> None:
-        """As `Part.begin`, with moments of float32."""
-        for index in part.in_turn():
-            with widened(part.parameters, None, self.rounding, 0, index):
-                part.begin()
-
-    def step(
-        self, part: Part, skip: Tensor, factor: Tensor | None, key: tuple[int, int], average: Average | None
-    ) -> None:
-        """One update, group by group; `key` (of the update and the part) decides how each number is rounded."""
-        update, number = key
-        for index in part.in_turn():
-            with widened(part.parameters, factor, self.rounding, update, number << 32 | index):
-                part.step(skip)
+    @contextmanager
+    def widened(
+        self, some: list[dict[str, Any]], rounding: Rounding, factor: Tensor | None, step: int, number: int
+    ) -> Iterator[None]:
+        """Within the context the part consists of these groups alone, with weights and gradients, times `factor`, of
+        float32. `step` and `number` decide how each weight is rounded afterwards."""
+        every, self.optimizer.param_groups = self.optimizer.param_groups, some
+        try:
+            with widened(self.parameters, factor, rounding, step, number):
+                yield
+        finally:
+            self.optimizer.param_groups = every
 
 
 @dataclass(frozen=True)
@@ -176,8 +134,8 @@ class Optimizer:
     """All parts, in the order in which their state is numbered."""
 
     parts: tuple[Part, ...]
-    weights: InPlace | Rounded = field(default_factory=InPlace)
-    """How their updates are computed."""
+    rounding: Rounding | None = None
+    """Of weights of 16 bits, whose moments and arithmetic are float32; None for float32 weights."""
 
     def step(
         self,
@@ -192,17 +150,28 @@ class Optimizer:
         `factor` multiplies the gradients; None for one. They are spent afterwards. Returns whether `average` was moved,
         too, as it is where one pass over memory does both.
         """
-        together = isinstance(self.weights, InPlace) and all(part.one_pass for part in self.parts)
+        together = self.rounding is None and all(part.one_pass for part in self.parts)
         for index, part in enumerate(self.parts):
             for group in part.optimizer.param_groups:
                 group["lr"] = learning_rate * group["share"]
             with torch.no_grad():
-                self.weights.step(part, skip, factor, (number, index), average if together else None)
+                if self.rounding is not None:
+                    for place, some in enumerate(part.in_turn()):
+                        with part.widened(some, self.rounding, factor, number, index << 32 | place):
+                            part.step(skip)
+                elif part.one_pass:
+                    one_pass.move(part.optimizer, skip, factor, average if together else None)
+                else:
+                    gradients = [p.grad for p in part.parameters if p.grad is not None]
+                    if factor is not None and gradients:
+                        torch._foreach_mul_(gradients, factor)
+                    part.step(skip)
         return together and average is not None
 
     def learning_rates(self) -> dict[str, float]:
         """Those of the latest update, of the parameters that have one of their own, by its pattern."""
-        return groups.learning_rates(group for part in self.parts for group in part.optimizer.param_groups)
+        every = [group for part in self.parts for group in part.optimizer.param_groups]
+        return {group["pattern"]: group["lr"] for group in every if group["pattern"]}
 
     def zero_grad(self) -> None:
         """Drops all gradients."""
@@ -240,13 +209,20 @@ class Optimizer:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts back what `tensors` gave; UserError if it belongs to another set of parameters."""
         indexes = {key.partition(".")[0] for key in tensors} - {"group"}
-        count = sum(len(part.parameters) for part in self.parts)
+        count = len(self.parameters)
         if indexes and indexes != set(map(str, range(count))):
-            raise UserError(f"the optimizer state has {len(indexes)} parameters, this run trains {count}")
+            raise UserError(
+                f"the optimizer state has {len(indexes)} parameters, this run trains {count}", code="conflict"
+            )
         if not indexes:
             return
         for part in self.parts:
-            self.weights.begin(part)
+            if self.rounding is None:
+                part.begin()
+            else:
+                for group, some in enumerate(part.in_turn()):
+                    with part.widened(some, self.rounding, None, 0, group):
+                        part.begin()
             part.optimizer.state |= {p: part.optimizer.state.get(p) or {} for p in part.parameters}
         given: dict[str, dict[str, Any]] = {}
         for key, value in tensors.items():
@@ -256,7 +232,7 @@ class Optimizer:
             if name in _MOMENTS and value.shape != self.parameters[int(prefix)].shape:
                 raise UserError(f"the optimizer state does not fit: {key} is {list(value.shape)}, unlike its parameter")
             given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
-        refuse_not_finite("the optimizer state", {key: each for key, each in tensors.items() if key.endswith(_MOMENTS)})
+        check_finite("the optimizer state", {key: each for key, each in tensors.items() if key.endswith(_MOMENTS)})
         device = self.parts[0].parameters[0].device
         for prefix, entry, _ in self._entries():
             new = given.get(prefix, {})
@@ -278,12 +254,18 @@ def build(
 ) -> Optimizer:
     """The optimizer that the settings name, of all these parameters.
 
-    `rounding` is how weights of 16 bits are; None for float32. UserError for a pattern that matches none of them, for a
-    library that is not installed, for a device that it cannot work on.
+    UserError for a pattern that matches none of them, for a library that is not installed, for a device that it cannot
+    work on.
     """
     groups.check(settings.weight_decay_exclude or (), trained, "optimizer.weight_decay_exclude")
     groups.check_rates(list(settings.learning_rates), trained)
     parts: list[Part] = plugins.find("optimizers", settings.name).build(settings, trained)
     every = [group for part in parts for group in part.optimizer.param_groups]
     assert all("share" in group for group in every), "an optimizer's groups are made by groups.decay_groups"
-    return Optimizer(tuple(parts), InPlace() if rounding is None else Rounded(rounding))
+    return Optimizer(tuple(parts), rounding)
+
+
+def not_installed(name: str, package: str) -> UserError:
+    """The error for an optimizer whose library is missing."""
+    text = f"optimizer.name={name} needs {package}: {install(package)}"
+    return UserError(text, code="not_installed", setting="optimizer.name")

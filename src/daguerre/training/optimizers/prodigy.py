@@ -7,27 +7,20 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from daguerre.errors import UserError, install
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part
-from daguerre.training.settings import OptimizerSettings
+from daguerre.training.optimizers.optimizer import Part, not_installed
+from daguerre.training.settings import AdamSettings
 
 
-class Settings(OptimizerSettings):
+class Settings(AdamSettings):
     """Prodigy (Mishchenko and Defazio 2023): AdamW whose learning rate follows from how far the weights have come."""
 
     name: Literal["prodigy"] = "prodigy"
     """Name of the optimizer."""
     learning_rate: float = Field(1.0, gt=0)
     """Factor of the learning rate that it estimates; leave it at 1."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of the second moment."""
     beta3: float | None = Field(None, ge=0, lt=1)
     """Decay of what the estimate is made of; null for the root of beta2."""
-    epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
     d0: float = Field(1e-6, gt=0)
     """First estimate."""
     d_coef: float = Field(1.0, gt=0)
@@ -52,10 +45,9 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     try:
         import prodigyopt
     except ImportError:
-        raise UserError(f"optimizer.name=prodigy needs prodigyopt: {install('prodigyopt')}") from None
+        raise not_installed("prodigy", "prodigyopt") from None
     optimizer = prodigyopt.Prodigy(
         decay_groups(settings, trained),
-        lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         beta3=settings.beta3,
         eps=settings.epsilon,
@@ -76,6 +68,5 @@ def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
 
 
 def update_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:
-    """Taken while an update is computed: nothing to speak of, as it goes tensor by tensor. For `daguerre plan`, which
-    cannot compute this one without memory."""
+    """Taken during an update: next to nothing. `daguerre plan` cannot compute it without memory."""
     return 0

@@ -9,13 +9,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from daguerre.errors import UserError, install
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part
-from daguerre.training.settings import OptimizerSettings
+from daguerre.training.optimizers.optimizer import Part, not_installed
+from daguerre.training.settings import AdamSettings
 
 
-class Settings(OptimizerSettings):
+class Settings(AdamSettings):
     """Schedule-free AdamW (Defazio et al. 2024): needs no falling learning rate, and evaluates at its own averages."""
 
     averages_weights: ClassVar[bool] = True
@@ -26,10 +25,6 @@ class Settings(OptimizerSettings):
     """Learning rate after the warm-up; 1 to 10 times what a schedule would want."""
     beta1: float = Field(0.9, gt=0, lt=1)
     """Share of the average in the weights at which gradients are taken."""
-    beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of the second moment."""
-    epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
     r: float = Field(0.0, ge=0)
     """Update t counts in the average with t^r times a power of the learning rate."""
     weight_lr_power: float = Field(2.0, ge=0)
@@ -41,10 +36,9 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     try:
         import schedulefree
     except ImportError:
-        raise UserError(f"optimizer.name=schedule_free needs schedulefree: {install('schedulefree')}") from None
+        raise not_installed("schedule_free", "schedulefree") from None
     optimizer = schedulefree.AdamWScheduleFree(
         decay_groups(settings, trained),
-        lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
         r=settings.r,

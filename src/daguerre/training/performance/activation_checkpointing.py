@@ -18,29 +18,35 @@ from daguerre.errors import UserError
 _MARKS = ("_supports_gradient_checkpointing", "supports_gradient_checkpointing")
 """By which a network of diffusers, and one of transformers, says that it can."""
 
-Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
-
 
 def enable(net: nn.Module, others: Iterable[nn.Module], again: Callable[[], AbstractContextManager[object]]) -> None:
     """Makes every network in `net` that can compute its activations again do so, within the context `again`.
 
-    So do `others`, through which gradients may flow: a frozen UNet behind a text encoder that is trained. Autocast and
-    random numbers of dropout are torch's affair: what is computed again is equal to the bit. UserError where no network
-    of `net` can.
+    So do `others`, through which gradients may flow: a frozen UNet behind a text encoder that is trained. Activations
+    are equal to the bit, as torch restores autocast and the random state. UserError if no network of `net` can.
     """
     networks = list(_able(net))
     if not networks:
         raise UserError(
             "training.gradient_checkpointing: no network that is trained here can compute its activations again; "
-            "remove it"
+            "remove it",
+            code="unsupported",
+            setting="training.gradient_checkpointing",
         )
 
     def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         return nullcontext(), again()
 
     networks += [network for other in others for network in _able(other)]
-    for network in {id(network): network for network in networks}.values():
-        _switch_on(network, contexts)
+    facts: dict[str, Any] = {"use_reentrant": False, "context_fn": contexts}
+    every: dict[int, Any] = {id(network): network for network in networks}
+    for network in every.values():
+        if hasattr(network, "enable_gradient_checkpointing"):
+            network.enable_gradient_checkpointing(partial(checkpoint, **facts))
+        elif hasattr(network, "activation_checkpointing_enable"):
+            network.activation_checkpointing_enable(activation_checkpointing_kwargs=facts)
+        else:
+            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=facts)
 
 
 def _able(module: nn.Module) -> Iterator[nn.Module]:
@@ -50,13 +56,3 @@ def _able(module: nn.Module) -> Iterator[nn.Module]:
     else:
         for child in module.children():
             yield from _able(child)
-
-
-def _switch_on(network: Any, contexts: Contexts) -> None:
-    facts: dict[str, Any] = {"use_reentrant": False, "context_fn": contexts}
-    if hasattr(network, "enable_gradient_checkpointing"):
-        network.enable_gradient_checkpointing(partial(checkpoint, **facts))
-    elif hasattr(network, "activation_checkpointing_enable"):
-        network.activation_checkpointing_enable(activation_checkpointing_kwargs=facts)
-    else:
-        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=facts)

@@ -1,7 +1,4 @@
-"""How the networks of a run are made fast: which kernels they compute with, layout of pictures, compiling.
-
-What each setting means on a device is decided here; the work is done by `kernels`, from outside the networks.
-"""
+"""Speed of a run's networks on a device: chooses kernels, memory layout and compiling; `kernels` does the work."""
 
 from __future__ import annotations
 
@@ -23,9 +20,8 @@ def apply(
     block_classes: Collection[str],
     device: torch.device,
 ) -> None:
-    """Prepares the trained networks `net`, and what is frozen beside them, for this device. `block_classes` are the
-    names of what may be compiled. To be called once, before they are split over devices; UserError for what the device
-    cannot."""
+    """Prepares the trained networks `net` and the frozen ones for this device, once, before they are sharded.
+    `block_classes` are the names of blocks that may be compiled. UserError if the device cannot."""
     fused = uses_triton(settings, device)
     every = list({id(network): network for network in (net, *frozen)}.values())
     layout(every, fused, pictures_are_last(settings, fused, device))
@@ -37,23 +33,25 @@ def apply(
         ):
             attention.enable(network)
     if settings.frozen_precision == "bf16":
-        _narrow(every, device)
+        if not dtypes.has_bf16(device):
+            raise UserError(
+                "training.frozen_precision=bf16: this GPU has no bf16; it has to be no",
+                code="unsupported",
+                setting="training.frozen_precision",
+            )
+        if not narrow.enable(every, device):
+            raise UserError(
+                "training.frozen_precision=bf16: nothing frozen encodes here, every encoder is trained: remove it",
+                code="unused",
+                setting="training.frozen_precision",
+            )
     if settings.compile:
         blocks.compile_blocks(net, block_classes, device, settings.compile_cache_dir)
 
 
-def _narrow(networks: Iterable[nn.Module], device: torch.device) -> None:
-    if not dtypes.has_bf16(device):
-        raise UserError("training.frozen_precision=bf16: this GPU has no bf16; it has to be no")
-    if not narrow.enable(networks, device):
-        raise UserError(
-            "training.frozen_precision=bf16: nothing frozen encodes here, every encoder is trained: remove it"
-        )
-
-
 def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
-    """What decides which activations are kept for the backward pass: norms and gates as one operator each, and pictures
-    with their channels last. Asks no device."""
+    """Sets norms and gates as one operator each (`fused`) and channels last, which decide the activations that are kept
+    for the backward pass. Asks no device."""
     for network in networks:
         if fused:
             swap.norms(network)
@@ -63,21 +61,25 @@ def layout(networks: Iterable[nn.Module], fused: bool, last: bool) -> None:
 
 
 def uses_triton(settings: TrainingSettings, device: torch.device) -> bool:
-    """Whether norms and gates are Triton kernels. UserError where they were asked for and cannot be."""
+    """True if norms and gates are Triton kernels. UserError if they were asked for and cannot be."""
     if settings.kernels != "triton":
         return settings.kernels == "auto" and available.triton(device)
     if not available.installed():
-        raise UserError(f"training.kernels=triton: Triton is not installed: {install('triton')}; or use auto")
+        text = f"training.kernels=triton: Triton is not installed: {install('triton')}; or use auto"
+        raise UserError(text, code="not_installed", setting="training.kernels")
     if not available.triton(device):
         raise UserError(
             "training.kernels=triton: a CPU computes no Triton kernels but for tests (TRITON_INTERPRET=1, which is "
-            "slow); use auto or plain"
+            "slow); use auto or plain",
+            code="unsupported",
+            setting="training.kernels",
         )
     return True
 
 
 def pictures_are_last(settings: TrainingSettings, fused: bool, device: torch.device) -> bool:
-    """Whether pictures keep their channels last: by default where no norm gives them back otherwise."""
+    """True if activations are channels last. `auto`: on a CPU, and on a GPU with Triton's norms (torch's put channels
+    first again)."""
     if settings.channels_last == "auto":
         return fused or device.type == "cpu"
     return settings.channels_last

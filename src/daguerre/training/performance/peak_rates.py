@@ -1,4 +1,4 @@
-"""What a device can do at best: its rates measured here and now, and those of its datasheet.
+"""Peak rates of a device: measured here and now, and those of its datasheet.
 
 Model FLOP/s are divided by both. A measured rate is the best of several tries over random numbers (zeros run faster
 than data does).
@@ -19,7 +19,7 @@ _SECONDS_A_TRY = 0.2
 
 @dataclass(frozen=True)
 class Datasheet:
-    """What the maker says of a device: dense bf16 products added up in float32, and its memory."""
+    """Rates of the maker: dense bf16 products accumulated in float32, and memory."""
 
     tflops: float
     gb_per_second: float

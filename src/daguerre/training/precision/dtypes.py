@@ -1,9 +1,9 @@
-"""In which types the trained networks compute and are stored, and by which attention kernels."""
+"""Types in which the trained networks compute and are stored, and their attention kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from daguerre.errors import UserError
-from daguerre.training.precision.loss_scaling import DynamicScale, Scaler, Unscaled
+from daguerre.training.precision.loss_scaling import DynamicScale, Scaler
 from daguerre.training.precision.stochastic_rounding import Rounding
 from daguerre.training.settings import TrainingSettings
 
 Autocast = Callable[[], AbstractContextManager[object]]
-"""What a forward pass of the trained networks stands in."""
+"""The context of a forward pass of the trained networks."""
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -31,7 +31,7 @@ _NO_KERNEL = ("No viable backend for scaled_dot_product_attention", "No availabl
 
 @dataclass(frozen=True)
 class Precision:
-    """How the trained networks compute, and how their weights are stored."""
+    """Types of computation and of stored weights."""
 
     compute: torch.dtype = torch.float32
     weights: torch.dtype = torch.float32
@@ -47,7 +47,7 @@ class Precision:
         return f"{_NAMES[self.compute]}{stored}{kernels}"
 
     def notices(self) -> list[str]:
-        """What a person should know of this choice."""
+        """A warning about float16 weights."""
         if self.weights != torch.float16:
             return []
         return [
@@ -57,11 +57,9 @@ class Precision:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """For forward passes of the trained networks. UserError where no chosen kernel can compute their attention."""
-        with ExitStack() as stack:
-            if self.compute != torch.float32:
-                stack.enter_context(torch.autocast(self.device_type, dtype=self.compute))
-            stack.enter_context(self.attention())
+        """For forward passes of the trained networks. UserError if no chosen kernel can compute their attention."""
+        narrow = self.compute != torch.float32
+        with torch.autocast(self.device_type, dtype=self.compute) if narrow else nullcontext(), self.attention():
             try:
                 yield
             except RuntimeError as error:
@@ -69,23 +67,22 @@ class Precision:
                     raise
                 raise UserError(
                     f"training.attention: {' or '.join(self.kernels)} cannot compute the attention of this model "
-                    f"(its shape, its mask, or {_NAMES[self.compute]}); auto lets torch choose"
+                    f"(its shape, its mask, or {_NAMES[self.compute]}); auto lets torch choose",
+                    code="unsupported",
+                    setting="training.attention",
                 ) from None
 
     @contextmanager
     def attention(self) -> Iterator[None]:
         """The chosen kernels alone."""
-        with ExitStack() as stack:
-            if self.kernels:
-                stack.enter_context(sdpa_kernel([_KERNELS[name] for name in self.kernels], set_priority=True))
+        chosen = [_KERNELS[name] for name in self.kernels]
+        with sdpa_kernel(chosen, set_priority=True) if chosen else nullcontext():
             yield
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """For frozen networks inside `forward`: whatever kernel can compute theirs."""
-        with ExitStack() as stack:
-            if self.kernels:
-                stack.enter_context(sdpa_kernel(list(_KERNELS.values())))
+        with sdpa_kernel(list(_KERNELS.values())) if self.kernels else nullcontext():
             yield
 
     @torch.no_grad()
@@ -96,16 +93,16 @@ class Precision:
                 p.data = p.data.to(self.weights)
 
     def rounding(self, seed: int) -> Rounding | None:
-        """How an optimizer rounds the weights; None where it need not."""
+        """The rounding of an optimizer's weights; None for float32."""
         return None if self.weights == torch.float32 else Rounding(self.stochastic, seed)
 
     def scaler(self, device: torch.device) -> Scaler:
-        """What scales the loss."""
-        return DynamicScale(device) if self.compute == torch.float16 else Unscaled()
+        """The scale of the loss."""
+        return DynamicScale(device) if self.compute == torch.float16 else Scaler()
 
 
 def choose(settings: TrainingSettings, device: torch.device) -> Precision:
-    """The precision of these settings on a device; UserError for what the device cannot."""
+    """The precision of these settings on a device. UserError if the device cannot compute so."""
     weights = getattr(torch, settings.weights_dtype)
     compute = _compute(settings, weights, device)
     kernels = () if settings.attention in ("auto", "measured") else _kernels(settings.attention, compute, device)
@@ -120,25 +117,32 @@ def _compute(settings: TrainingSettings, weights: torch.dtype, device: torch.dev
     else:
         chosen = torch.bfloat16
     if chosen == torch.bfloat16 and not has_bf16(device):
-        raise UserError("this GPU has no bf16; use training.mixed_precision=fp16 or no")
+        raise UserError(
+            "this GPU has no bf16; use training.mixed_precision=fp16 or no",
+            code="unsupported",
+            setting="training.mixed_precision",
+        )
     return chosen
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device computes in bf16 by itself; every CPU does, if slowly."""
+    """True if a device computes in bf16 itself; every CPU does, if slowly."""
     return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _kernels(name: str, compute: torch.dtype, device: torch.device) -> tuple[str, ...]:
-    """The kernels that a name means. UserError where the device or the precision has none."""
+    """The kernels that a name means. UserError if the device or the precision has none."""
     able = available_kernels(compute, device)
     if name == "fused":
         return able[:-1]  # `math` is last
     if name in able:
         return (name,)
+    described = "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
     raise UserError(
-        f"training.attention={name}: there is no such kernel for {_NAMES[compute]} on {_described(device)}; there are "
-        f"{', '.join(sorted(able))} (fused takes the best, auto lets torch choose)"
+        f"training.attention={name}: there is no such kernel for {_NAMES[compute]} on {described}; there are "
+        f"{', '.join(sorted(able))} (fused takes the best, auto lets torch choose)",
+        code="unsupported",
+        setting="training.attention",
     )
 
 
@@ -150,7 +154,3 @@ def available_kernels(compute: torch.dtype, device: torch.device) -> tuple[str, 
     if compute == torch.float32 or generation < 8:
         return ("efficient", "math")
     return ("cudnn", "flash", "efficient", "math") if generation == 9 else ("flash", "efficient", "cudnn", "math")
-
-
-def _described(device: torch.device) -> str:
-    return "a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)

@@ -1,12 +1,11 @@
-"""The scale of the loss under float16, whose gradients would vanish without one, and what is the scale's own fault.
+"""The scale of the loss under float16, whose gradients would vanish without one, and the overflows that it causes.
 
-Everything stays on the device: the host learns of it where it reads numbers anyway.
+Everything stays on the device: the host reads it when it reads numbers anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,62 +15,40 @@ _GROWS_AFTER = 2000
 """Updates in a row without an overflow after which the scale doubles."""
 
 
-class Scaler(Protocol):
-    """What multiplies the loss before the backward pass."""
+class Scaler:
+    """Multiplies the loss before the backward pass: by 1, as float32 and bfloat16 need it."""
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss as the backward pass gets it."""
+        return loss
 
     def inverse(self) -> Tensor | None:
-        """What gradients are multiplied with to be those of the loss; None for one."""
+        """The factor that makes gradients those of the loss; None for one."""
+        return None
 
     def moved(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Takes note of an update by its loss and gradient norm; whether the scale alone made it non-finite (0-dim
-        bool on the device)."""
+        """Notes an update; returns whether the scale alone made it non-finite (0-dim bool on the device)."""
+        return torch.zeros_like(norm, dtype=torch.bool)
 
     def read(self) -> dict[str, float]:
         """Numbers to log. Reads the device."""
+        return {}
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
+        return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts back what `state` gave."""
 
 
-class Unscaled:
-    """Gradients of the loss itself, as float32 and bfloat16 hold them."""
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """The loss."""
-        return loss
-
-    def inverse(self) -> None:
-        """One."""
-
-    def moved(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Never."""
-        return torch.zeros_like(norm, dtype=torch.bool)
-
-    def read(self) -> dict[str, float]:
-        """Nothing."""
-        return {}
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing."""
-        return {}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing."""
-
-
-class DynamicScale:
+class DynamicScale(Scaler):
     """A power of two, as large as float16 lets it be (Micikevicius et al. 2018, arXiv 1710.03740).
 
     It is halved after an overflow, an update with a finite loss and a gradient that is not, and doubles after 2000
     updates in a row without one. Overflows are how the scale finds its size: they are skipped, and no fault. A loss
     that is not finite is none of its doing, nor is a gradient that is not finite at the smallest scale of 1: so a fault
-    of the data or of the learning rate is told as one, after 24 halvings at most.
+    of the data or of the learning rate counts as one, after 24 halvings at most.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,12 +57,10 @@ class DynamicScale:
         self._overflows = torch.tensor(0, dtype=torch.int64, device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss times the scale."""
         return loss * self.scale
 
     def inverse(self) -> Tensor:
-        """A power of two, so that nothing is rounded."""
-        return 1.0 / self.scale
+        return 1.0 / self.scale  # a power of two: nothing is rounded
 
     @torch.no_grad()
     def moved(self, loss: Tensor, norm: Tensor) -> Tensor:
@@ -104,11 +79,9 @@ class DynamicScale:
         return {"learning/loss_scale": self.scale.item(), "learning/loss_scale_overflows": self._overflows.item()}
 
     def state(self) -> dict[str, Tensor]:
-        """The scale and its counts."""
         return {"scale": self.scale, "quiet": self._quiet, "overflows": self._overflows}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `state` gave."""
         device = self.scale.device
         self.scale, self._quiet, self._overflows = (
             tensors[name].to(device) for name in ("scale", "quiet", "overflows")

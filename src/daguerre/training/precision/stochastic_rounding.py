@@ -23,7 +23,7 @@ _SMALLEST_NORMAL = {torch.float16: 2.0**-14}
 
 
 def narrow(tensor: Tensor) -> bool:
-    """Whether these numbers have 16 bits."""
+    """True for numbers of 16 bits."""
     return tensor.element_size() < 4
 
 
@@ -43,7 +43,7 @@ def pieces(tensors: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How float32 becomes 16 bits: by chance, as the seed, the update and the place of each number say, or to the
+    """Rounds float32 to 16 bits: by chance, as the seed, the update and the place of each number say, or to the
     nearest. No state: a run that goes on rounds as one that was never stopped."""
 
     stochastic: bool
