@@ -153,6 +153,18 @@ def test_a_module_says_what_it_holds():
             assert ast.get_docstring(TREES[path]), name(path)
 
 
+def test_a_docstring_starts_with_a_verb_or_the_thing():
+    words = {"what", "whether", "where", "how", "which", "who", "whose", "when", "why"}
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{name(path)}: {text.splitlines()[0]}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0].lower() in words
+    ]
+    assert not found, found
+
+
 def test_imports_point_one_way():
     for path in FILES:
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")

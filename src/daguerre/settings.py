@@ -98,7 +98,7 @@ class Choice(Settings):
     name: str
 
     def acts(self, field: str) -> bool:
-        """Whether `field` has an effect under this section's name."""
+        """True if `field` has an effect under this section's name."""
         return self.name in self.acts_with.get(field, (self.name,))
 
     def unused(self) -> dict[str, str]:

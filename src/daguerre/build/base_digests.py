@@ -23,7 +23,7 @@ Base = Mapping[str, Mapping[str, str]]
 
 
 def of(config: Config, parts: Parts) -> Base:
-    """What a checkpoint of these parts leaves out. To be asked before weights change their type or are split."""
+    """The weights that a checkpoint of these parts leaves out. Call it before they change their type or are split."""
     found = {}
     for component, network in parts.family.components.items():
         saved = {name for name in parts.attached.names if name.startswith(f"{component}.")}
@@ -77,7 +77,7 @@ def digest_of(network: nn.Module) -> str:
 
 
 def _place(config: Config, component: str) -> str:
-    """Where a component came from, for people."""
+    """The origin of a component, for people."""
     settings: Any = config.model
     value = settings.places.get(component)
     if value is None or isinstance(value, dict):

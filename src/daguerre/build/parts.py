@@ -45,12 +45,12 @@ class Parts:
 
     @property
     def net(self) -> nn.Module:
-        """What the objective calls: it holds all that is trained."""
+        """The module that the objective calls: it holds all that is trained."""
         return self.attached.net
 
     @property
     def autocast(self) -> Autocast:
-        """What a forward pass of `net` stands in."""
+        """The context of a forward pass of `net`."""
         return self.numerics.forward
 
     @property
@@ -207,7 +207,7 @@ def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How a global batch is cut."""
+    """The split of a global batch."""
 
     whole: int
     """Samples of one update over all devices: decides what is learnt."""

@@ -8,7 +8,7 @@ from daguerre.settings import FREE, Duration, Settings
 
 
 class CheckpointSettings(Settings):
-    """When a run is saved and how many states are kept."""
+    """Intervals at which a run is saved, and how many states are kept."""
 
     every: Duration | None = Field(Duration("1000 steps"), json_schema_extra=FREE)
     """Interval between saves (state, sample pictures, export); null for the end only."""

@@ -37,7 +37,7 @@ def members(tree: Tree) -> dict[str, dict[str, Any]]:
 
 
 def trains(adapters: Any, component: str) -> bool:
-    """Whether a mapping of adapters trains a component, or something in it."""
+    """True if a mapping of adapters trains a component, or something in it."""
     every = members({"adapters": adapters}).values()
     whole = any(component in _train(own) for own in every if own.get("name") == FULL)
     return whole or any((own.get("ranks") or {}).get(component) for own in every)
@@ -178,7 +178,7 @@ def _switch(match: re.Match[str], text: str, there: dict[str, dict[str, Any]], f
 
 
 def _not_trainable(component: str, family: Any) -> str:
-    """Why a family cannot train a component, "" if it can."""
+    """The reason why a family cannot train a component, "" if it can."""
     if family not in plugins.names("families"):
         return ""  # which is refused elsewhere
     able = plugins.find("families", family).Settings.trainable()

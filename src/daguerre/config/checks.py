@@ -1,4 +1,4 @@
-"""What no section of the config can see alone: settings of two sections, or of the whole run, that do not fit.
+"""Checks that no section of the config can make alone: settings of two sections, or of the whole run, that do not fit.
 
 What one section can check is in that section's settings class. A check gets the sections it needs, so that it also runs
 where others are faulty, and all problems can be reported at once.
@@ -59,7 +59,7 @@ def _warmup(training: TrainingSettings, lr_scheduler: LRSchedulerSettings) -> li
 
 
 def _masks(data: DataSettings, objective: ObjectiveSettings) -> list[Problem]:
-    """Where masks are is said for a loss that reads them."""
+    """Checks that masks are named only for a loss that reads them."""
     if objective.mask is not None:
         return []
     given = [

@@ -311,7 +311,7 @@ class Change:
 
 
 def diff(old: Config, new: Config) -> list[Change]:
-    """What differs, in the order of the settings; settings of the only source as `data` has them."""
+    """The differences, in the order of the settings; settings of the only source as `data` has them."""
     trees = [config.model_dump(mode="json") for config in (old, new)]
     known = fields.leaves(Config, trees[0]) | fields.leaves(Config, trees[1])
     before, after = _side_by_side(*trees)

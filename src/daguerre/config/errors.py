@@ -58,7 +58,7 @@ def _block(problem: Problem) -> str:
 
 
 def is_secret(path: str, value: Any = None) -> bool:
-    """Whether a path, or a key inside its value, is named like a secret."""
+    """True if a path, or a key inside its value, is named like a secret."""
     inner = [is_secret(str(name), below) for name, below in value.items()] if isinstance(value, dict) else []
     return _SECRET.search(path) is not None or any(inner)
 
@@ -125,7 +125,7 @@ def nearest(path: str, known: Sequence[str]) -> list[str]:
 
 
 def _slip(given: str, known: str) -> bool:
-    """Whether a name may be a known one misspelt: word by word, with a word more at the end, or with other `_`."""
+    """True if a name may be a known one misspelt: word by word, with a word more at the end, or with other `_`."""
     words, others = given.split("_"), known.split("_")
     if len(words) == len(others) or len(words) == len(others) + 1 > 2:
         return all(difflib.SequenceMatcher(None, *pair).ratio() >= 0.6 for pair in zip(words, others, strict=False))

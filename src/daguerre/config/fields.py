@@ -1,4 +1,4 @@
-"""Which settings exist: a walk over the settings classes, given the plug-ins that a tree of values names.
+"""The settings that exist: a walk over the settings classes, given the plug-ins that a tree of values names.
 
 Holds `Leaf`, one setting with its path, type and documentation. Values are read, checked and changed elsewhere.
 """
@@ -37,7 +37,7 @@ class Leaf:
 
     @property
     def required(self) -> bool:
-        """Whether there is no default."""
+        """True if there is no default."""
         return self.field.is_required()
 
     @property
@@ -154,7 +154,7 @@ _WORDS = {
 
 
 def allowed(leaf: Leaf) -> str:
-    """What a setting accepts, in words."""
+    """The values that a setting accepts, in words."""
     if leaf.plugin:
         return ", ".join(plugins.names(leaf.plugin.kind))
     extra = leaf.field.json_schema_extra

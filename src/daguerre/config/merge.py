@@ -1,4 +1,4 @@
-"""What lies over what: a recipe over the one it extends, overrides over the recipe.
+"""Layers of settings: a recipe over the one it extends, overrides over the recipe.
 
 What a lower layer set and a choice made in a higher one leaves without effect (the keys of another plug-in, of another
 noise schedule) is dropped here with a notice. Within one layer such a pair is an error, found by the check.
@@ -79,7 +79,7 @@ def _dreambooth_by(tree: Tree, given: Sequence[str]) -> str | None:
 
 
 def _denoises_anew(tree: Tree) -> bool:
-    """Whether the recipe's denoiser starts from random weights."""
+    """True if the recipe's denoiser starts from random weights."""
     family = recipe.get(tree, "model.family")
     if family not in plugins.names("families"):
         return False
@@ -88,7 +88,7 @@ def _denoises_anew(tree: Tree) -> bool:
 
 
 def _as_base(tree: Tree, name: str) -> Tree:
-    """What DreamBooth takes of the recipe of a base."""
+    """The settings that DreamBooth takes from the recipe of a base."""
     sources = {"class": {"path": _CLASS_FOLDER.format(name=name)}}
     resolution = recipe.get(tree, "data.resolution")
     return {
@@ -229,7 +229,7 @@ def _with_recipes(problem: Problem, path: str) -> Problem:
 
 
 def _of_no_plugin(root: type[Settings], tree: Tree, path: str) -> bool:
-    """Whether a path lies in a section that names a plug-in which does not exist."""
+    """True if a path lies in a section that names a plug-in which does not exist."""
     for section, plugin in config_fields.plugin_sections(root, tree).items():
         name = recipe.get(tree, f"{section}.{plugin.key}")
         if path.startswith(f"{section}.") and name is not recipe.ABSENT and name not in plugins.names(plugin.kind):

@@ -1,4 +1,4 @@
-"""What the `data` verbs are given: options of their own, and which data, as paths or as the data section of a recipe.
+"""The arguments of the `data` verbs: options of their own, and which data, as paths or as the data section of a recipe.
 
 Only the data section is read, so nothing here needs a model or torch, and a recipe that lacks other settings serves.
 """
@@ -47,7 +47,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Request(Generic[Options]):
-    """What a `data` verb was asked for."""
+    """The request to a `data` verb."""
 
     what: str
     """The data as it was named, for people."""

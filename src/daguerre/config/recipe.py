@@ -176,7 +176,7 @@ def _odd_value(text: str) -> str:
 
 
 def excess(value: Any, depth: int = 0) -> str:
-    """What is said of a value that can be read but is too large to work with; "" of all others."""
+    """The message for a value that can be read but is too large to work with; "" of all others."""
     if depth > _DEPTH:
         return _TOO_DEEP
     if isinstance(value, int) and value.bit_length() > _BITS:

@@ -89,7 +89,7 @@ def paths(given: Sequence[Pair], tree: Tree) -> list[Pair]:
 
 
 def may_stand_beside(path: str, tree: Tree) -> bool:
-    """Whether a setting is of a source that is there, or may be added: beside those that have names."""
+    """True if a setting is of a source that is there, or may be added: beside those that have names."""
     there = members(tree)
     known = not path.startswith("data.sources.") or path.split(".")[2] in there
     return known or there.get(NAMELESS) is None

@@ -78,7 +78,7 @@ def of(name: str, given: Sequence[str], may_lose: bool = False) -> Converted | N
 
 
 def _read(name: str) -> tuple[str, Tree, list[str]] | None:
-    """Whose config a file is, its values, and the keys that it gives twice; None for every other name."""
+    """The trainer whose config a file is, its values, and the keys that it gives twice; None for every other name."""
     path = Path(name).expanduser()
     if not name or name in recipe.shipped() or not path.is_file() or path.suffix not in SUFFIXES:
         return None

@@ -130,7 +130,7 @@ def _sources(reading: Reading, folders: list[Folder]) -> None:
 
 
 def _datasets(reading: Reading) -> None:
-    """What data sets and [general] say: for all sources alike where there is one setting."""
+    """Data sets and [general]: for all sources alike where there is one setting."""
     shuffles = any(reading.get(key) is True for key in reading.whole if "shuffle_caption" in key)
     for name in (*TABLES["subset"], *TABLES["with_shuffling"], "caption_prefix"):
         for key in _everywhere(reading, name):

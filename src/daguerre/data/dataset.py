@@ -122,7 +122,7 @@ class Dataset:
         ]
 
     def reads(self, slots: Slots) -> Reads:
-        """What to read for slots of the plan."""
+        """The records to read for slots of the plan."""
         numbers, ids = slots.places.copy(), slots.places.copy()
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
             where = np.flatnonzero(slots.members == i)
@@ -157,7 +157,7 @@ class Dataset:
         return [(bucket, Reads(*map(np.concatenate, zip(*parts, strict=True)))) for bucket, parts in found.items()]
 
     def report(self) -> SkipReport:
-        """What was left out when the sources were opened, by reason."""
+        """Samples left out when the sources were opened, by reason."""
         return self._found
 
     @cached_property
@@ -166,7 +166,7 @@ class Dataset:
         return skipped.merged(*parts, *(chosen.left_out for chosen in self.selections if chosen is not None))
 
     def notes(self, batch_size: int, images: Sequence[str] = ()) -> SkipReport:
-        """What is worth a note about the plan: buckets that wait for the next epoch, and samples that have none of the
+        """Notices about the plan: buckets that wait for the next epoch, and samples that have none of the
         `images` which are wanted beside their pictures."""
         counts = np.zeros(len(self.buckets), dtype=np.int64)
         for member, chosen in zip(self.members, self.selections, strict=True):
@@ -196,7 +196,7 @@ class Dataset:
         return found
 
     def _share_with(self, name: str) -> list[float]:
-        """Which share of the chosen samples of each member has this image beside its picture. Where no index says so,
+        """The share of the chosen samples of each member has this image beside its picture. Where no index says so,
         the first sample stands for all."""
         shares = []
         for member, chosen in zip(self.members, self.selections, strict=True):
@@ -224,7 +224,7 @@ class Dataset:
 
 
 def _salt(member: int) -> int:
-    """What tells samples of equal ids apart that come from several sources, such as 0.png of two folders: else they
+    """Keys that tell samples of equal ids apart that come from several sources, such as 0.png of two folders: else they
     would share their noise. 0 for the first source."""
     return int(keys.words(0, "source", member, count=1)[0]) >> 1 if member else 0
 

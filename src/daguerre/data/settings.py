@@ -28,7 +28,7 @@ Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
 
 
 class CaptionSettings(Settings):
-    """Which words a sample is trained on, before `caption_dropout`."""
+    """The caption that a sample is trained on, before `caption_dropout`."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("tag_separator", "keep_tags"), lambda own: not own.shuffle_tags, "no effect without shuffle_tags=true"),
@@ -118,7 +118,7 @@ class BucketSettings(Settings):
 
 
 class SharedSettings(Settings):
-    """What holds for all sources of a data set: the shapes of batches and what images are made of."""
+    """Settings shared by all sources of a data set: the shapes of batches and what images are made of."""
 
     resolution: int = Field(512, ge=8)
     """Side of the square pictures that are trained on, in pixels; with buckets, the square root of their largest
@@ -153,12 +153,12 @@ class SharedSettings(Settings):
         return ", ".join(dict.fromkeys(own.source for own in self.named().values()))
 
     def shares(self) -> list[Fraction]:
-        """How often each source is drawn, in any scale."""
+        """The frequency with which each source is drawn, in any scale."""
         return [Fraction(1)]
 
 
 class SourceSettings(SharedSettings):
-    """What every source's `Settings` starts from. A source's file adds its own fields and narrows `source`."""
+    """Base of every source's `Settings`. A source's file adds its own fields and narrows `source`."""
 
     around: ClassVar[frozenset[str]] = frozenset(SharedSettings.model_fields)
 
@@ -287,7 +287,7 @@ class DataSettings(SharedSettings):
 
 
 class LoaderSettings(Settings):
-    """How batches are made ahead of the loop; none of it changes what is trained on."""
+    """Batches made ahead of the loop; none of it changes what is trained on."""
 
     num_workers: int = Field(0, ge=0, json_schema_extra=ELASTIC)
     """Processes that read and decode. 0: a thread of the training process, which is enough for drawn pictures; large

@@ -38,7 +38,7 @@ def _rule(given: Any) -> tuple[str, list[str]]:
 
 
 class MeshSettings(Settings):
-    """How the devices of a run share the work; nothing that is learnt depends on it. `data` copies the model and splits
+    """The mesh of a run's devices; nothing that is learnt depends on it. `data` copies the model and splits
     the batch, `fsdp` splits the batch and the model's state, `tensor` splits single layers."""
 
     mesh_axes: list[Axis] = Field(["data", "fsdp", "tensor"], json_schema_extra=ELASTIC)
@@ -97,7 +97,7 @@ class MeshSettings(Settings):
 
 
 class DistributedSettings(Settings):
-    """How the processes of a run meet, and how long they wait for one another."""
+    """Process group: rendezvous of the processes of a run, and how long they wait for one another."""
 
     dist_backend: Literal["auto", "nccl", "gloo"] = Field("auto", json_schema_extra=FREE)
     """What carries tensors between devices: nccl between GPUs, gloo between CPUs. `auto`: as the devices are."""

@@ -90,11 +90,11 @@ class Components:
         return net
 
     def is_random(self, name: str) -> bool:
-        """Whether a network starts from random weights."""
+        """True if a network starts from random weights."""
         return not isinstance(getattr(self.settings, name), str)
 
     def base_has(self, name: str) -> bool:
-        """Whether the base has numbers of its own for a network."""
+        """True if the base has numbers of its own for a network."""
         return (self.base / name / "config.json").is_file()
 
     def scheduler(self) -> dict[str, Any] | None:

@@ -136,7 +136,7 @@ class Family:
 
     @property
     def generates(self) -> bool:
-        """Whether it generates images from prompts: it reads texts, and one of its components denoises."""
+        """True if it generates images from prompts: it reads texts, and one of its components denoises."""
         return self.text is not None and any(spec.role == "denoiser" for spec in self.specs.values())
 
     @property

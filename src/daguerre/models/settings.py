@@ -58,7 +58,7 @@ class FamilySettings(Settings):
 
     @property
     def denoises_anew(self) -> bool:
-        """Whether what denoises comes from no place: it starts from random weights."""
+        """True if what denoises comes from no place: it starts from random weights."""
         own = [self.places[name] for name in self.networks("denoiser") if name in self.places]
         return bool(own) and not any(isinstance(place, str) for place in own)
 

@@ -39,7 +39,7 @@ class VAE:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether channels are centred and scaled each by itself."""
+        """True if channels are centred and scaled each by itself."""
         return self.net.config.latents_mean is not None
 
     @property

@@ -20,14 +20,14 @@ _WEIGHT = "element_weight"
 
 
 class ElementMean(Protocol):
-    """What an objective with an error for each element calls."""
+    """The mean that an objective with an error for each element calls."""
 
     @property
     def images(self) -> tuple[str, ...]:
         """Images that a batch must hold for it, beside those that are trained on."""
 
     def draws(self, images: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """What `mean` needs of images [B, C, H, W] uint8, for clean samples of this shape (C, h, w)."""
+        """The inputs that `mean` needs of images [B, C, H, W] uint8, for clean samples of this shape (C, h, w)."""
 
     def mean(self, error_BCHW: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """[B]: the mean over the elements of each sample."""

@@ -29,7 +29,7 @@ def noise(settings: NoiseSettings, seed: int, keys: np.ndarray, shape: tuple[int
 
 
 def perturbation(settings: NoiseSettings, seed: int, keys: np.ndarray, shape: tuple[int, ...]) -> Tensor:
-    """What is added [B, *shape] float32 to the noise of the network's input alone (Ning et al. 2023, algorithm 1)."""
+    """Noise [B, *shape] float32 added to that of the network's input alone (Ning et al. 2023, algorithm 1)."""
     drawn = keyed.batch_normals(seed, "noise/perturbation", keys, shape)
     return torch.from_numpy(np.float32(settings.input_perturbation) * drawn)
 

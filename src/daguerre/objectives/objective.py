@@ -24,7 +24,7 @@ Net = Callable[["Tensor", "Tensor", Cond], "Tensor"]
 
 
 class NothingLearnt:
-    """What an objective learns of its own whose loss has closed form."""
+    """State of an objective that learns nothing: its loss has closed form."""
 
     def observe(self, terms: LossTerms, valid_B: Tensor) -> None:
         """Nothing."""
@@ -60,7 +60,7 @@ class Objective(ABC):
     def draws(
         self, seed: int, keys: np.ndarray, shape: tuple[int, ...], *, quantile: float | None = None
     ) -> dict[str, Tensor]:
-        """What is random in the loss of a batch, on the CPU and one batch ahead of the device: nothing by default.
+        """Random inputs of the loss of a batch, on the CPU and one batch ahead of the device: nothing by default.
 
         `keys` [B, 3] int64 (sample id, epoch, repeat) and `seed` decide every number, by `daguerre.keys` alone: sample
         i has the same draws in any batch, on any rank. `shape` is that of one clean sample, (C, h, w). `quantile` in

@@ -31,7 +31,7 @@ class MaskSettings(Settings):
 
 
 class ObjectiveSettings(Settings):
-    """What every objective's `Settings` starts from. An objective's file narrows `name` and adds its own fields."""
+    """Base of every objective's `Settings`. An objective's file narrows `name` and adds its own fields."""
 
     name: str
     """Name of the objective: a file in objectives."""
@@ -71,7 +71,7 @@ class ResolutionShiftSettings(Choice):
         return self
 
     def factor(self, area_px: float) -> float:
-        """What `shift` is multiplied by for pictures of this area in pixels; at most e^100, at least e^-100."""
+        """The factor on `shift` for pictures of this area in pixels; at most e^100, at least e^-100."""
         if self.name == "area":
             return math.sqrt(area_px) / self.base_px
         if self.name == "none":
@@ -81,7 +81,7 @@ class ResolutionShiftSettings(Choice):
 
 
 class ScheduleSettings(Choice):
-    """How much signal and noise there is at each time."""
+    """Amount of signal and noise at each time."""
 
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
         "num_train_timesteps": ("scaled_linear",),
@@ -233,7 +233,7 @@ class WeightingSettings(Choice):
 
 
 class NoiseSettings(Settings):
-    """What the noise is made of. All of it is drawn by the samples' keys."""
+    """Composition of the noise. All of it is drawn by the samples' keys."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("offset_per",), lambda noise: noise.offset == 0, "no effect while offset is 0"),
@@ -255,7 +255,7 @@ class NoiseSettings(Settings):
 
 
 class DiffusionSettings(ObjectiveSettings):
-    """What the `Settings` of every diffusion objective start from.
+    """Base of the `Settings` of every diffusion objective.
 
     An objective's file gives its sections other defaults where it needs them. A section of a recipe that leaves `name`
     out, or repeats the default one, starts from the objective's defaults: `times.std` alone stays log-normal in edm.

@@ -26,7 +26,7 @@ Net = Callable[[Tensor, Tensor, Cond], Tensor]
 
 
 class Denoising(Protocol):
-    """What sampling asks of an objective: where to call the network, and what its answer means."""
+    """The part of an objective that sampling calls: where to call the network, and what its answer means."""
 
     def at(self, shape: tuple[int, ...], shift: float | None) -> Denoising:
         """The same on the noise levels of samples of this shape (C, h, w), or of a shift that is given instead."""

@@ -52,7 +52,7 @@ def unguided_or_more(scale: float) -> float:
 
 
 class SamplingSettings(Settings):
-    """How pictures are drawn. Nothing here changes what is learnt."""
+    """Sampling. Nothing here changes what is learnt."""
 
     sampler: str = Field("ddim", json_schema_extra=FREE | {"enum": list(plugins.names("samplers"))})
     """Name of the sampler: a file in samplers."""
@@ -113,7 +113,7 @@ class SamplingSettings(Settings):
 
     @property
     def guided(self) -> bool:
-        """Whether an unguided side runs beside the conditional one."""
+        """True if an unguided side runs beside the conditional one."""
         return self.guidance_scale > 1
 
     @property

@@ -28,13 +28,13 @@ def stands_for(name: str) -> str | None:
 
 
 def later(name: str) -> str | None:
-    """Why no recipe stands for a file of another trainer; None for any other name."""
+    """The reason why no recipe stands for a file of another trainer; None for any other name."""
     file = PurePath(name).name
     return next((why for pattern, why in LATER.items() if fnmatchcase(file, f"{pattern}.y*ml")), None)
 
 
 def trainer(tree: Mapping[str, Any]) -> str | None:
-    """Whose config a mapping is; None for a recipe of ours and for what is nobody's."""
+    """The trainer whose config a mapping is; None for a recipe of ours and for what is nobody's."""
     inner = {name: value for name, value in tree.items() if isinstance(value, Mapping)}
     dotted = {*tree, *(f"{name}.{key}" for name, value in inner.items() for key in value)}
     plain = {str(name).lstrip("-").replace("-", "_") for name in tree}  # SimpleTuner's options

@@ -1,4 +1,4 @@
-"""What the values of other trainers' names become: functions from the text that was given to our settings.
+"""Values of other trainers' names, translated: functions from the text that was given to our settings.
 
 Each takes the name and the text of one `name=value`, then the arguments of its row in names.yaml (which says which
 name means what), and gives a `Meaning`. Each raises UserError for a text that means nothing here.
@@ -46,7 +46,7 @@ NOTHING_ASKED = ("none", "null", "")
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one `key=value` says in our own names."""
+    """The meaning of one `key=value` in our own names."""
 
     values: tuple[tuple[str, str], ...] = ()
     """Settings and the text that each is given."""

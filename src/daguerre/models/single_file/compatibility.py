@@ -57,7 +57,7 @@ def differences(pipeline: PipelineConfigs) -> list[str]:
 
 
 def opens(pipeline: PipelineConfigs) -> bool:
-    """Whether such programs know the networks."""
+    """True if such programs know the networks."""
     return _known(pipeline) is not None
 
 

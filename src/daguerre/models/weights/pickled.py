@@ -110,7 +110,7 @@ def folder(path: Path) -> Path:
 
 
 def holds(path: Path) -> bool:
-    """Whether some weights of a folder are there in pickled form alone."""
+    """True if some weights of a folder are there in pickled form alone."""
     return any(_is_pickled(file) for file in _files(path))
 
 

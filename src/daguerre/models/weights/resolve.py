@@ -54,7 +54,7 @@ def network(component: str, options: Options) -> Files:
 
 
 def without_weights() -> bool:
-    """Whether networks are being built without memory: `with torch.device("meta"):`."""
+    """True if networks are being built without memory: `with torch.device("meta"):`."""
     return torch.get_default_device().type == "meta"
 
 
