@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.sharding_rules import Placed
+from daguerre.distributed.sharding_rules import ParameterSplit
 
 Kind = Literal["sum", "gather", "scatter"]
 """All-reduce, all-gather, reduce-scatter."""
@@ -45,7 +45,7 @@ def ring_bytes(kind: Kind, payload_bytes: float, devices: int) -> float:
 
 
 def of_update(
-    placed: Sequence[Placed],
+    placed: Sequence[ParameterSplit],
     mesh: Mesh,
     *,
     micro_batches: int = 1,

@@ -36,7 +36,7 @@ Item = tuple[Batch, Tensor, dict[str, Tensor], dict[str, Tensor]]
 PARITY_STEPS = 20
 
 
-def precomputed(parts: building.Parts, config: configs.Config, count: int) -> list[Item]:
+def precomputed(parts: building.Components, config: configs.Config, count: int) -> list[Item]:
     """Batches with clean latents, text features and draws."""
     source, size = open_dataset(config.data, "train").members[0].source, building.batch_sizes(config).micro
     items = []
@@ -52,7 +52,7 @@ def precomputed(parts: building.Parts, config: configs.Config, count: int) -> li
     return items
 
 
-def loss_of(parts: building.Parts, net: nn.Module, item: Item) -> LossTerms:
+def loss_of(parts: building.Components, net: nn.Module, item: Item) -> LossTerms:
     """The objective's loss on precomputed inputs."""
     _, x0, cond, draws = item
     return parts.objective.loss(net, x0, cond, draws)
@@ -61,7 +61,7 @@ def loss_of(parts: building.Parts, net: nn.Module, item: Item) -> LossTerms:
 class Daguerre:
     """Our update."""
 
-    def __init__(self, parts: building.Parts, config: configs.Config, net: nn.Module) -> None:
+    def __init__(self, parts: building.Components, config: configs.Config, net: nn.Module) -> None:
         self.net = net
         self.state = TrainState.start(net, parts.objective.learnt, config.optimizer, config.ema)
         self.parts, self.config = parts, config
@@ -86,7 +86,7 @@ class Daguerre:
 class Bare:
     """What a script has: forward, backward, clip, AdamW, EMA; `fused` takes torch's fused and foreach kernels."""
 
-    def __init__(self, parts: building.Parts, config: configs.Config, net: nn.Module, fused: bool) -> None:
+    def __init__(self, parts: building.Components, config: configs.Config, net: nn.Module, fused: bool) -> None:
         self.parts, self.config, self.net, self.fused, self.count = parts, config, net, fused, 0
         self.parameters = list(net.parameters())
         o = config.optimizer

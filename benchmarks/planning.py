@@ -32,7 +32,7 @@ from daguerre.data.index import cache
 from daguerre.data.loading.loader import Loading
 from daguerre.data.settings import LoaderSettings
 from daguerre.data.sources import webdataset
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 BATCH = 64
 SETS = {
@@ -58,7 +58,7 @@ def make(folder: Path, shards: int, each: int) -> None:
                 info = tarfile.TarInfo(f"{i:09}.{extension}")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
-    index = webdataset.build(Place(str(first)))
+    index = webdataset.build(Location(str(first)))
     cache.save(index, f"{first}.index")
     for number in range(1, shards):
         path = folder / f"part-{number:05}.tar"

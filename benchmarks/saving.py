@@ -26,7 +26,7 @@ import torch.multiprocessing as mp
 from daguerre.checkpoint.async_save import Outcome, Saver
 from daguerre.checkpoint.atomic import write_durably
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.shards import Groups, Piece, Sliced
+from daguerre.checkpoint.shards import Groups, Shard, ShardedTensor
 from daguerre.ranks import ALONE, over
 
 TENSOR_MB = 4
@@ -38,8 +38,8 @@ def state(megabytes: int, rank: int, ranks: int, device: str) -> Groups:
     each = -(-rows // ranks)
     begin, end = rank * each, min(rows, (rank + 1) * each)
     tensors = {
-        f"layer{i:05d}.weight": Sliced(
-            (rows, columns), torch.float32, [Piece((begin, 0), torch.randn(end - begin, columns, device=device))]
+        f"layer{i:05d}.weight": ShardedTensor(
+            (rows, columns), torch.float32, [Shard((begin, 0), torch.randn(end - begin, columns, device=device))]
         )
         for i in range(megabytes // TENSOR_MB)
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import communication
 
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.sharding_rules import Placed
+from daguerre.distributed.sharding_rules import ParameterSplit
 
 DEVICES = (8, 64, 256, 1024)
 A_NODE = 8
@@ -46,7 +46,7 @@ def mesh(devices: int, sharded: bool) -> Mesh:
 def collectives(case: Case, where: Mesh) -> list[communication.Collective]:
     """Of a model whose units are of one size."""
     fsdp = 0 if where.degree("fsdp") > 1 else None
-    each = [Placed(str(i), (case.parameters // case.units,), (), None, fsdp, False) for i in range(case.units)]
+    each = [ParameterSplit(str(i), (case.parameters // case.units,), (), None, fsdp, False) for i in range(case.units)]
     return communication.of_update(each, where, unit_of=lambda name: name)
 
 

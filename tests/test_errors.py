@@ -10,7 +10,7 @@ from refusals import refused
 
 from daguerre import errors
 from daguerre.config.config import load
-from daguerre.errors import SaidElsewhere, UserError
+from daguerre.errors import ReportedElsewhere, UserError
 
 
 def test_a_refusal_carries_its_code_and_the_setting_to_change() -> None:
@@ -29,7 +29,7 @@ def test_a_kind_of_error_has_a_code_of_its_own() -> None:
 def test_what_an_error_carries_survives_pickling_and_the_way_to_other_ranks() -> None:
     error = pickle.loads(pickle.dumps(UserError("no room", code="resources", setting="data.cache_gb")))  # noqa: S301
     assert (str(error), error.code, error.setting) == ("no room", "resources", "data.cache_gb")
-    elsewhere = SaidElsewhere(error)
+    elsewhere = ReportedElsewhere(error)
     assert (elsewhere.code, elsewhere.setting) == ("resources", "data.cache_gb")
 
 

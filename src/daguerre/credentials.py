@@ -48,7 +48,7 @@ def scheme(text: str) -> str:
     return found[1].lower() if found else ""
 
 
-def shown(text: str) -> str:
+def redacted(text: str) -> str:
     """A path or an address for messages: no user, password, query or fragment, and no command."""
     if text.startswith("pipe:"):
         return "pipe:..."
@@ -59,12 +59,12 @@ def shown(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def put_aside(given: Any) -> Any:
+def redact(given: Any) -> Any:
     """The value of a setting without the secrets in its addresses, which stay in memory for `whole`."""
     if isinstance(given, dict):
-        return {name: put_aside(inner) for name, inner in given.items()}
+        return {name: redact(inner) for name, inner in given.items()}
     if isinstance(given, list | tuple):
-        return type(given)(map(put_aside, given))
+        return type(given)(map(redact, given))
     if not isinstance(given, str) or not ("://" in given or given.startswith("pipe:")):
         return given
     return "::".join(map(_put_aside, SEPARATOR.split(given)))
@@ -89,7 +89,7 @@ def whole(address: str) -> str:
 @lru_cache(maxsize=1)
 def _of_environment(listed: str) -> None:
     for address in listed.split():
-        _kept.setdefault(put_aside(address), address)
+        _kept.setdefault(redact(address), address)
 
 
 def is_cut(address: str) -> bool:

@@ -84,7 +84,7 @@ class ProcessLost(UserError):
     code = "failed"
 
 
-class SaidElsewhere(UserError):
+class ReportedElsewhere(UserError):
     """An error that another process of the run tells: this one leaves with its exit code, silently."""
 
     def __init__(self, error: UserError) -> None:

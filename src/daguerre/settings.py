@@ -27,10 +27,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from daguerre import plugins
-from daguerre.credentials import put_aside
+from daguerre.credentials import redact
 from daguerre.errors import UserError
 
-ADDRESS = AfterValidator(put_aside)
+ADDRESS = AfterValidator(redact)
 """`Annotated[str, ADDRESS]`: a path or an address, also in lists and maps. What is secret in it never gets into the
 settings, nor wherever they are written or shown; `credentials.whole` has it for who opens the address."""
 FREE: dict[str, Any] = {"resume": "free"}

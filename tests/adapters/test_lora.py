@@ -13,7 +13,7 @@ from torch import nn
 
 from daguerre.adapters.lora import FILE
 from daguerre.build import base_digests
-from daguerre.build.parts import Parts, build, outline
+from daguerre.build.parts import Components, build, outline
 from daguerre.config import config as configs
 from daguerre.types import Prompt
 
@@ -43,7 +43,7 @@ def config(kind: str, base: Path, *more: str, lora: bool = True) -> configs.Conf
     return configs.load("lora", [*given, *more], whole=tree).config
 
 
-def built(kind: str, base: Path, *more: str) -> Parts:
+def built(kind: str, base: Path, *more: str) -> Components:
     """The parts, with additions that are not zero."""
     parts = build(config(kind, base, *more), torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
@@ -56,7 +56,7 @@ def built(kind: str, base: Path, *more: str) -> Parts:
 
 
 @torch.no_grad()
-def prediction(parts: Parts) -> torch.Tensor:
+def prediction(parts: Components) -> torch.Tensor:
     """Of the net, for fixed latents and prompts."""
     pixels = (3, 16, 16)
     cond, _ = parts.family.encode_prompts([Prompt("a red dog"), Prompt("")], pixels)
@@ -85,7 +85,7 @@ def outputs(networks: dict[str, nn.Module]) -> dict[str, torch.Tensor]:
     return found
 
 
-def networks(parts: Parts, kind: str) -> dict[str, nn.Module]:
+def networks(parts: Components, kind: str) -> dict[str, nn.Module]:
     """What has additions."""
     return {name: parts.family.components[name] for name in ("unet", *ENCODERS[kind])}
 
@@ -129,7 +129,7 @@ def test_merged_is_unmerged_and_what_is_left_are_the_base_s_modules(kind, pipeli
         errors(outputs(networks(parts, kind)), before, plain)
 
 
-def untouched(kind: str, base: Path) -> Parts:
+def untouched(kind: str, base: Path) -> Components:
     """The model as it is."""
     return build(config(kind, base, lora=False), torch.device("cpu"))
 

@@ -409,7 +409,7 @@ def test_compiled_code_is_compared_before_it_is_timed(tmp_path, monkeypatch):
         raise UserError("compiled wrongly")
 
     monkeypatch.setattr(kernels.blocks, "compile_blocks", lambda net, names, device, cache_dir: None)
-    monkeypatch.setattr(variants, "refuse_wrong_code", wrong)
+    monkeypatch.setattr(variants, "check_compiled_code", wrong)
     request = options.read(["quickstart", *TINY, "training.compile=blocks"])
     contestant = variants.Update(request.variants[0].config, request.options, tmp_path)
     with pytest.raises(UserError, match="compiled wrongly"):

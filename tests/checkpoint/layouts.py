@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.shard_reader import SliceReader
-from daguerre.checkpoint.shards import Piece, Sliced, in_order
+from daguerre.checkpoint.shard_reader import ShardReader
+from daguerre.checkpoint.shards import Shard, ShardedTensor, in_order
 
 SHAPES = {
     "uneven": (7, 5),
@@ -42,19 +42,21 @@ def rows(length: int, parts: int, part: int) -> tuple[int, int]:
     return begin, min(length, begin + each) - begin
 
 
-def split(tensor: Tensor, name: str, rank: int, fsdp: int, tensor_parallel: int) -> Sliced:
+def split(tensor: Tensor, name: str, rank: int, fsdp: int, tensor_parallel: int) -> ShardedTensor:
     """What a rank of a mesh holds of a tensor: a copy of its own, so that it can be filled."""
     shard, head = divmod(rank % (fsdp * tensor_parallel), tensor_parallel)
     shape = tuple(tensor.shape)
     if name in ("scalar", "norm"):
-        return Sliced.of(tensor.clone())
+        return ShardedTensor.of(tensor.clone())
     if name in ("columns", "both"):
         width = shape[1] // tensor_parallel
         columns = tensor[:, head * width : (head + 1) * width]
         if name == "columns":  # tensor parallel alone
-            return Sliced(shape, tensor.dtype, [Piece((0, head * width), columns.clone())])
+            return ShardedTensor(shape, tensor.dtype, [Shard((0, head * width), columns.clone())])
         begin, length = rows(shape[0], fsdp, shard)
-        return Sliced(shape, tensor.dtype, [Piece((begin, head * width), columns[begin : begin + length].clone())])
+        return ShardedTensor(
+            shape, tensor.dtype, [Shard((begin, head * width), columns[begin : begin + length].clone())]
+        )
     if name == "gated":  # the halves' rows interleaved over the tensor axis, then split once more
         order = torch.arange(shape[0]).reshape(2, tensor_parallel, -1).transpose(0, 1).reshape(-1)
         mine, held = shape[0] // tensor_parallel, tensor[order]
@@ -62,12 +64,12 @@ def split(tensor: Tensor, name: str, rank: int, fsdp: int, tensor_parallel: int)
         start = head * mine + begin
         return in_order(order, (start, 0), held[start : start + length].clone(), shape)
     begin, length = rows(shape[0], fsdp, shard)
-    return Sliced(
-        shape, tensor.dtype, [Piece((begin, *(0 for _ in shape[1:])), tensor[begin : begin + length].clone())]
+    return ShardedTensor(
+        shape, tensor.dtype, [Shard((begin, *(0 for _ in shape[1:])), tensor[begin : begin + length].clone())]
     )
 
 
-def held(number: int, rank: int, fsdp: int, tensor_parallel: int) -> dict[str, dict[str, Sliced]]:
+def held(number: int, rank: int, fsdp: int, tensor_parallel: int) -> dict[str, dict[str, ShardedTensor]]:
     """What a rank of the mesh (any data degree, fsdp, tensor) holds."""
     return {
         group: {name: split(tensor, name, rank, fsdp, tensor_parallel) for name, tensor in tensors.items()}
@@ -80,7 +82,7 @@ def bits(tensor: Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def read_alike(reader: SliceReader, number: int, rank: int, fsdp: int, tensor_parallel: int) -> None:
+def read_alike(reader: ShardReader, number: int, rank: int, fsdp: int, tensor_parallel: int) -> None:
     """A rank's slices, read back, are those of `held(number, ...)` to the bit."""
     mine, right = (held(value, rank, fsdp, tensor_parallel) for value in (number + 92, number))
     reader.fill(mine)

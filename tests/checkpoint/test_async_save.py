@@ -17,7 +17,7 @@ from daguerre.checkpoint.async_save import FailedSaves, HostMemory, Saver
 from daguerre.checkpoint.manifest import CheckpointError
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.shards import Sliced
+from daguerre.checkpoint.shards import ShardedTensor
 from daguerre.checkpoint.store import Store
 from daguerre.ranks import ALONE, RanksGone
 
@@ -213,7 +213,7 @@ def test_content_that_cannot_be_saved_is_raised_at_once(tmp_path):
     with pytest.raises(ValueError, match="document 'state' cannot be saved"):
         saving.save("step-00000001", groups(1), {"state": float("inf")})
     with pytest.raises(ValueError, match="complex64"):
-        saving.save("step-00000001", {"m": {"w": Sliced.of(torch.zeros(1, dtype=torch.complex64))}}, {})
+        saving.save("step-00000001", {"m": {"w": ShardedTensor.of(torch.zeros(1, dtype=torch.complex64))}}, {})
     assert saving.finish() == []
 
 

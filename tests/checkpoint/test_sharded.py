@@ -19,7 +19,7 @@ from daguerre.checkpoint.manifest import CheckpointError, Damaged
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.shards import Piece, Region, Sliced
+from daguerre.checkpoint.shards import Region, Shard, ShardedTensor
 from daguerre.checkpoint.store import Store
 from daguerre.ranks import ALONE, RanksGone
 
@@ -106,8 +106,8 @@ def test_every_dtype(tmp_path, dtype):
     def one(rank):
         columns = values[:, half * rank.rank : half * (rank.rank + 1)] if values.shape[1] > 1 else values
         offsets = (0, half * rank.rank) if values.shape[1] > 1 else (0, 0)
-        sliced = Sliced(tuple(values.shape), dtype, [Piece(offsets, columns)])
-        scalar = Sliced.of(values[0, 0].clone())
+        sliced = ShardedTensor(tuple(values.shape), dtype, [Shard(offsets, columns)])
+        scalar = ShardedTensor.of(values[0, 0].clone())
         store = ShardedStore(tmp_path / "c", rank)
         return store.commit(store.plan("step-00000001", {"m": {"w": sliced, "s": scalar}}, {}))
 
@@ -146,10 +146,10 @@ def test_what_does_not_fit_is_told_before_anything_is_read(tmp_path):
     path = save(tmp_path / "c", 2, 1, (2, 1))
     wanted = {
         "model": {
-            "uneven": Sliced.of(torch.zeros(7, 5)),
-            "norm": Sliced.of(torch.zeros(6)),
-            "few": Sliced.of(torch.zeros(2, 4)),
-            "new": Sliced.of(torch.zeros(1)),
+            "uneven": ShardedTensor.of(torch.zeros(7, 5)),
+            "norm": ShardedTensor.of(torch.zeros(6)),
+            "few": ShardedTensor.of(torch.zeros(2, 4)),
+            "new": ShardedTensor.of(torch.zeros(1)),
         }
     }
     with opened(path) as reader:
@@ -193,15 +193,17 @@ def test_what_ranks_do_not_agree_on_is_refused_on_all(tmp_path):
         ShardedStore(tmp_path / "c", rank).plan("step-00000001", {}, {"state": {"loss": float("nan")}})
 
     def dtype(rank):
-        wrong = Sliced.of(torch.zeros(1, dtype=torch.complex64 if rank.rank == 1 else torch.float32))
+        wrong = ShardedTensor.of(torch.zeros(1, dtype=torch.complex64 if rank.rank == 1 else torch.float32))
         ShardedStore(tmp_path / "c", rank).plan("step-00000001", {"m": {"w": wrong}}, {})
 
     def group(rank):
-        ShardedStore(tmp_path / "c", rank).plan("step-00000001", {"../m": {"w": Sliced.of(torch.zeros(1))}}, {})
+        ShardedStore(tmp_path / "c", rank).plan("step-00000001", {"../m": {"w": ShardedTensor.of(torch.zeros(1))}}, {})
 
     def gap(rank):
-        piece = Piece((rank.rank,), torch.zeros(1))
-        ShardedStore(tmp_path / "c", rank).plan("step-00000001", {"m": {"w": Sliced((3,), torch.float32, [piece])}}, {})
+        piece = Shard((rank.rank,), torch.zeros(1))
+        ShardedStore(tmp_path / "c", rank).plan(
+            "step-00000001", {"m": {"w": ShardedTensor((3,), torch.float32, [piece])}}, {}
+        )
 
     for action, message in [
         (names, "rank 1 saves step-00000001, rank 0 saves step-00000000"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daguerre.checkpoint import shards
-from daguerre.checkpoint.shards import Piece, Region, Sliced, in_order, is_plain, plan, whole
+from daguerre.checkpoint.shards import Region, Shard, ShardedTensor, in_order, is_plain, plan, whole
 
 
 def held(**named):
@@ -130,11 +130,11 @@ def test_the_index_comes_back_equal():
 
 
 def test_a_piece_of_another_dtype_and_a_dtype_without_a_name_are_refused():
-    piece = Piece((0,), torch.zeros(2, dtype=torch.float64))
+    piece = Shard((0,), torch.zeros(2, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"'w' of 'model' is torch.float32, a piece of it is torch.float64"):
-        shards.holding({"model": {"w": Sliced((2,), torch.float32, [piece])}})
+        shards.holding({"model": {"w": ShardedTensor((2,), torch.float32, [piece])}})
     with pytest.raises(ValueError, match="complex64, which safetensors cannot hold"):
-        shards.holding({"model": {"w": Sliced.of(torch.zeros(2, dtype=torch.complex64))}})
+        shards.holding({"model": {"w": ShardedTensor.of(torch.zeros(2, dtype=torch.complex64))}})
 
 
 @pytest.mark.parametrize(("begin", "length"), [(0, 8), (0, 4), (4, 4), (2, 3), (5, 0)])

@@ -104,7 +104,7 @@ FAULTY = """
 from types import SimpleNamespace
 from daguerre.cli import main as cli; from daguerre import credentials
 def fail(arguments):
-    credentials.put_aside("https://me:hunter2pass@host/x.tar?sig=s1gnature")
+    credentials.redact("https://me:hunter2pass@host/x.tar?sig=s1gnature")
     raise ValueError("https://me:hunter2pass@host/x.tar?sig=s1gnature and hunter2pass are not what was expected")
 cli.import_module = lambda name: SimpleNamespace(run=fail)
 cli.main()

@@ -19,7 +19,7 @@ from daguerre.config import fields, merge
 from daguerre.config.config import Config
 from daguerre.config.recipe import paths
 from daguerre.errors import UserError
-from daguerre.run.resume import refuse_other_recipe
+from daguerre.run.resume import check_same_recipe
 from daguerre.settings import Settings
 
 ELASTIC = {
@@ -102,17 +102,17 @@ def test_a_run_goes_on_with_another_value_of_elastic_and_free_settings_alone(rec
         new = changed(old, path)
         path = path.replace("data.sources.images.", "data.")
         if re.sub(r"^data\.sources\.\w+", "data", path) in ELASTIC | FREE:
-            assert refuse_other_recipe(old, new, RunFolder(Path("run"))) == []
+            assert check_same_recipe(old, new, RunFolder(Path("run"))) == []
             continue
         with pytest.raises(UserError, match=rf"it differs in\n(.*\n)*  {path}: ") as refusal:
-            refuse_other_recipe(old, new, RunFolder(Path("run")))
+            check_same_recipe(old, new, RunFolder(Path("run")))
         # A value can leave others without effect, which differ then, too.
         way_on = str(refusal.value).partition("allow_change='[")[2].partition("]'")[0].split(", ")
         assert path in way_on
         allowed = new.model_copy(update={"allow_change": way_on})
-        assert [change.path for change in refuse_other_recipe(old, allowed, RunFolder(Path("run")))] == way_on
+        assert [change.path for change in check_same_recipe(old, allowed, RunFolder(Path("run")))] == way_on
         sections = new.model_copy(update={"allow_change": [each.partition(".")[0] for each in way_on]})
-        assert len(refuse_other_recipe(old, sections, RunFolder(Path("run")))) == len(way_on)
+        assert len(check_same_recipe(old, sections, RunFolder(Path("run")))) == len(way_on)
 
 
 def _paths(config: Config) -> list[str]:

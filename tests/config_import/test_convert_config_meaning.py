@@ -11,7 +11,7 @@ import trainer_defaults
 import yaml
 from pydantic_core import PydanticUndefined
 
-from daguerre.cli import main, train
+from daguerre.cli import main
 from daguerre.config import config, fields, merge, overrides, recipe
 from daguerre.config.aliases import foreign, lookup
 from daguerre.config.config import Config
@@ -401,7 +401,7 @@ def test_a_file_of_theirs_trains_as_it_is():
     assert "data.held_out_fraction: 0.0" in found.notices[1]
     assert any("left out context" in line for line in found.notices)
     assert in_memory.peek("theirs.yml", ["run_name=x"]) == ("out", "x")
-    assert train._loaded("theirs.yml", ["run_name=x"], dry_run=True, first_look=False).config.run_name == "x"
+    assert in_memory.load("theirs.yml", ["run_name=x"]).config.run_name == "x"
 
 
 def test_a_file_of_which_something_would_be_lost_says_what_and_how_to_go_on():

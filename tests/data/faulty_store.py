@@ -25,7 +25,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from daguerre.storage import clients
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 ACCESS_KEY, SECRET_KEY, SESSION_TOKEN = "AKIADAGUERRETEST", "s3cretKeyOfTheTests/+", "t0kenOfTheTests=="
 SECRETS = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN)
@@ -188,10 +188,10 @@ class S3:
     """Endpoint without the proxy."""
     bucket: str = "bucket"
 
-    def put(self, key: str, data: bytes) -> Place:
+    def put(self, key: str, data: bytes) -> Location:
         """Stores an object, past the proxy."""
         self.boto().put_object(Bucket=self.bucket, Key=key, Body=data)
-        return Place(f"s3://{self.bucket}/{key}")
+        return Location(f"s3://{self.bucket}/{key}")
 
     def get(self, key: str) -> bytes:
         return self.boto().get_object(Bucket=self.bucket, Key=key)["Body"].read()

@@ -12,7 +12,7 @@ import pytest
 from daguerre.data.loading import job_pool
 from daguerre.errors import ProcessLost, UserError
 from daguerre.storage.errors import Missing
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Squares:
         if job == self.fail_at and self.how == "user":
             raise UserError(f"{job} cannot be")
         if job == self.fail_at and self.how == "store":
-            raise Missing(Place("s3://bucket/key"), "is gone")
+            raise Missing(Location("s3://bucket/key"), "is gone")
         if job == self.fail_at and self.how == "reset":
             raise ConnectionResetError(104, "reset by the network")
         if job == self.fail_at:
@@ -43,7 +43,7 @@ def importable(monkeypatch):
 
 
 def run(task, jobs, processes):
-    steps = list(job_pool.work(task, jobs, processes))
+    steps = list(job_pool.run_jobs(task, jobs, processes))
     done = {step.job: step.result for step in steps if isinstance(step, job_pool.Done)}
     return done, sum(step for step in steps if isinstance(step, int))
 

@@ -147,10 +147,10 @@ def test_a_frame_shows_the_same_place_of_images_of_every_scale(height, width, ta
 @hypothesis_settings(max_examples=200, deadline=None)
 def test_an_image_at_another_scale_fits_and_one_of_another_shape_does_not(height, width, scale):
     scaled = max(1, round(height * scale)), max(1, round(width * scale))
-    kinds.refuse_other_shape(scaled, (height, width))
-    kinds.refuse_other_shape((height, width), (height, width))
+    kinds.check_shape(scaled, (height, width))
+    kinds.check_shape((height, width), (height, width))
     with pytest.raises(decode.Undecodable, match="aspect"):
-        kinds.refuse_other_shape((height + max(height, width) // min(height, width) + 3, width), (height, width))
+        kinds.check_shape((height + max(height, width) // min(height, width) + 3, width), (height, width))
 
 
 def test_a_mask_of_half_the_size_lies_on_the_same_place(tmp_path):
@@ -319,7 +319,7 @@ def test_a_source_without_masks_is_refused_where_they_are_wanted(tmp_path):
     for own in ({"source": "folder", "path": str(place)}, {"source": "shapes"}):
         dataset = open_dataset(plugins.find("sources", own["source"]).Settings(**own), "train")
         with pytest.raises(UserError, match="no sample has a mask"):
-            dataset.refuse_without((MASK,))
+            dataset.check_present((MASK,))
 
 
 def test_columns_that_cannot_be_masks_are_refused(tmp_path):

@@ -19,7 +19,7 @@ from daguerre.data.sources import webdataset
 from daguerre.data.tools import pack as tools_pack
 from daguerre.data.tools.pack import Packer
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 
 def source(path):
@@ -30,7 +30,7 @@ def source(path):
 def pack(of, to, samples_per_shard=4, recorded=(), processes=1, numbers=None):
     numbers = np.arange(of.index.count) if numbers is None else numbers
     packer = Packer(of, USUAL, str(to), tuple(recorded))
-    steps = list(job_pool.work(packer, tools_pack.shards(numbers, samples_per_shard), processes))
+    steps = list(job_pool.run_jobs(packer, tools_pack.shards(numbers, samples_per_shard), processes))
     done = sorted((step.result for step in steps if isinstance(step, job_pool.Done)), key=lambda result: result[0].name)
     assert sum(step for step in steps if isinstance(step, int)) == len(numbers)
     return [packed for packed, _ in done], [kept for _, kept in done]
@@ -76,7 +76,7 @@ def test_the_index_beside_is_what_reading_the_shard_gives(raw, tmp_path):
     for one in packed:
         path = tmp_path / "out" / one.name
         beside = cache.load(path.with_name(f"{one.name}.index"))
-        built = webdataset.build(Place(str(path)))
+        built = webdataset.build(Location(str(path)))
         assert beside.table.equals(built.table)
         assert beside.about == built.about
         assert (one.bytes, one.digest) == (path.stat().st_size, cache.file_digest(path))

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.data.plan.batches import BLOCK, Plan
-from daguerre.data.plan.order import Endless, Passes
+from daguerre.data.plan.batches import BLOCK, BatchPlan
+from daguerre.data.plan.order import EpochOrder, InfiniteOrder
 
 
 def order(count, buckets=None, num_buckets=1, seed=3, **given):
     chosen = np.zeros(count, dtype=np.int16) if buckets is None else np.asarray(buckets, dtype=np.int16)
     usual = {"repeats": 1, "shuffle": True, "lanes": 3, "lane_samples": 16}
     starts = np.array([0, count // 3, count // 2, count], dtype=np.int64)
-    return Passes(seed, starts, chosen, num_buckets, **{**usual, **given})
+    return EpochOrder(seed, starts, chosen, num_buckets, **{**usual, **given})
 
 
 def plan(orders, batch_size, num_buckets=1, weights=None, seed=5):
     buckets = [getattr(o, "buckets", None) for o in orders]
-    return Plan(seed, orders, buckets, weights or [Fraction(1)] * len(orders), num_buckets, batch_size)
+    return BatchPlan(seed, orders, buckets, weights or [Fraction(1)] * len(orders), num_buckets, batch_size)
 
 
 def content(planned):
@@ -106,7 +106,7 @@ def test_what_is_left_over_leads_the_buckets_next_epoch():
 @pytest.mark.parametrize("weights", [["1", "1", "2"], ["0.7", "0.2", "0.1"], ["3", "0.001", "1"]])
 def test_shares_follow_the_weights_to_the_slot(weights):
     weights = [Fraction(w) for w in weights]
-    mixed = plan([order(50), Endless(), order(7)], 8, weights=weights)
+    mixed = plan([order(50), InfiniteOrder(), order(7)], 8, weights=weights)
     for number in (1, 10, 1000):
         counts = np.bincount(mixed.slots(0, number * BLOCK).members, minlength=3)
         for count, weight in zip(counts.tolist(), weights, strict=True):

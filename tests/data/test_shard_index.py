@@ -14,7 +14,7 @@ from daguerre.data.index import cache
 from daguerre.data.index import file as index_file
 from daguerre.data.index.file import About, ShardIndex
 from daguerre.errors import UserError
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Lines:
 
     calls: Path | None = None
 
-    def __call__(self, place: Place) -> ShardIndex:
+    def __call__(self, place: Location) -> ShardIndex:
         if self.calls:
             with self.calls.open("a") as file:
                 file.write(f"{place.local.name}\n")
@@ -45,12 +45,12 @@ class Lines:
 
 @pytest.fixture
 def files(tmp_path):
-    def write(*numbers: tuple[int, ...]) -> list[Place]:
+    def write(*numbers: tuple[int, ...]) -> list[Location]:
         places = []
         for number, lines in enumerate(numbers):
             path = tmp_path / f"{number}.lines"
             path.write_text("".join(f"{n}\n" for n in lines))
-            places.append(Place(str(path)))
+            places.append(Location(str(path)))
         return places
 
     return write
@@ -218,5 +218,5 @@ def test_a_file_system_without_locks(files, tmp_path, monkeypatch):
 
 
 def test_a_name_that_is_not_utf_8_has_a_home(tmp_path):
-    homes = {cache.home(Place(f"/data/\udc80{name}.tar"), "lines", tmp_path) for name in "ab"}
+    homes = {cache.home(Location(f"/data/\udc80{name}.tar"), "lines", tmp_path) for name in "ab"}
     assert len(homes) == 2

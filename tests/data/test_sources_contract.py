@@ -17,7 +17,7 @@ import pytest
 
 from daguerre import plugins
 from daguerre.data.settings import SourceSettings
-from daguerre.data.source import FarSource, Split
+from daguerre.data.source import RemoteSource, Split
 from daguerre.types import Record
 
 SPLITS: tuple[Split, Split] = ("train", "held_out")
@@ -194,7 +194,7 @@ def test_the_index_is_of_all_samples_whatever_the_split(opened):
 
 def test_told_what_is_read_it_gives_the_same_records(opened):
     source = opened("train")
-    if not isinstance(source, FarSource):
+    if not isinstance(source, RemoteSource):
         return
     for share in (0.01, 1.0):
         told = source.reading(np.full(len(source.index.shard_starts) - 1, share))
@@ -204,7 +204,7 @@ def test_told_what_is_read_it_gives_the_same_records(opened):
 
 def test_what_is_near_has_nothing_to_fetch(opened):
     source = opened("train")
-    if not isinstance(source, FarSource):
+    if not isinstance(source, RemoteSource):
         return
     assert source.far is False
     files = len(source.files.sizes_bytes)

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daguerre.data.plan.order import Endless, Passes
+from daguerre.data.plan.order import EpochOrder, InfiniteOrder
 
 
 def passes(shards, seed=3, buckets=None, num_buckets=1, **given):
     starts = np.concatenate([[0], np.cumsum(shards)]).astype(np.int64)
     chosen = np.zeros(starts[-1], dtype=np.int16) if buckets is None else buckets
     usual = {"repeats": 1, "shuffle": True, "lanes": 4, "lane_samples": 8}
-    return Passes(seed, starts, chosen, num_buckets, **{**usual, **given})
+    return EpochOrder(seed, starts, chosen, num_buckets, **{**usual, **given})
 
 
 @st.composite
@@ -111,5 +111,5 @@ def test_a_segment_reads_from_few_shards():
 
 
 def test_endless_counts_on():
-    assert Endless().slots(7, 3).places.tolist() == [7, 8, 9]
-    assert Endless(3).bucket_counts(9).tolist() == [9, 0, 0]
+    assert InfiniteOrder().slots(7, 3).places.tolist() == [7, 8, 9]
+    assert InfiniteOrder(3).bucket_counts(9).tolist() == [9, 0, 0]

@@ -9,7 +9,7 @@ from shards import build
 
 from daguerre.cli import main
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def data(*arguments) -> int:
 
 
 def whole(url) -> bytes:
-    return storage_io.read(Place(url), 0, storage_io.size(Place(url)).bytes)
+    return storage_io.read(Location(url), 0, storage_io.size(Location(url)).bytes)
 
 
 def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811

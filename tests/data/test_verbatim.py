@@ -11,7 +11,7 @@ from PIL import Image
 
 from daguerre.data.table import verbatim
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 
 def jpegs(number, side):
@@ -42,7 +42,7 @@ def test_what_is_found_is_the_picture(tmp_path, compression, side):
     pq.write_table(pa.table({"jpg": pictures, "text": ["x"] * 20}), path, compression=compression, row_group_size=7)
     places = found(path, pictures)
     for picture, where in zip(pictures, places, strict=True):
-        assert not where or verbatim.read(Place(str(path)), where) == picture
+        assert not where or verbatim.read(Location(str(path)), where) == picture
     if side >= {"none": 64, "snappy": 256, "zstd": 640}.get(compression, 9999):
         assert sum(map(bool, places)) >= 18
 
@@ -68,7 +68,7 @@ def test_whatever_stands_between(tmp_path):
         assert [bool(where) for where in places][3] is False
         assert sum(map(bool, places)) >= 3
         for picture, where in zip(pictures, places, strict=True):
-            assert not where or verbatim.read(Place(str(tmp_path / "a")), where) == picture
+            assert not where or verbatim.read(Location(str(tmp_path / "a")), where) == picture
 
 
 def test_a_file_that_became_shorter(tmp_path):
@@ -78,6 +78,6 @@ def test_a_file_that_became_shorter(tmp_path):
     places = found(path, pictures)
     assert all(places)
     path.write_bytes(path.read_bytes()[:-10])
-    assert verbatim.read(Place(str(path)), places[0]) == pictures[0]
+    assert verbatim.read(Location(str(path)), places[0]) == pictures[0]
     with pytest.raises(storage_io.Mismatch):
-        verbatim.read(Place(str(path)), places[2])
+        verbatim.read(Location(str(path)), places[2])

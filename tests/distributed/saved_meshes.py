@@ -17,7 +17,7 @@ from splits import MESHES, ONE, Both, build
 
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.shards import Groups, Piece, Sliced, in_order
+from daguerre.checkpoint.shards import Groups, Shard, ShardedTensor, in_order
 from daguerre.checkpoint.store import Store
 from daguerre.distributed import parallelize, sharding_rules
 from daguerre.distributed.mesh import Mesh
@@ -31,7 +31,7 @@ CHAINS["all"] = {kind: [*MESHES, MESHES[0]] for kind in ("sd", "sdxl")}
 
 
 def slices_of(
-    net: Both, placed: list[sharding_rules.Placed], split: parallelize.Split, mesh: Mesh, rank: int
+    net: Both, placed: list[sharding_rules.ParameterSplit], split: parallelize.Split, mesh: Mesh, rank: int
 ) -> Groups:
     """What a rank holds of each parameter, as views of it."""
     where, found = {each.name: each for each in placed}, {}
@@ -41,17 +41,19 @@ def slices_of(
         if name in split.rows:
             found[name] = in_order(split.rows[name], offsets, local, where[name].shape)
         else:
-            found[name] = Sliced(where[name].shape, p.dtype, [Piece(offsets, local)])
+            found[name] = ShardedTensor(where[name].shape, p.dtype, [Shard(offsets, local)])
     return {"model": found}
 
 
-def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[sharding_rules.Placed], parallelize.Split]:
+def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[sharding_rules.ParameterSplit], parallelize.Split]:
     net, placed = build(kind), []
     for name, part in net.named_children():
         shapes = {key: tuple(p.shape) for key, p in part.named_parameters()}
         dims = sharding_rules.logical(sharding_axes.patterns(part), shapes)
         found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
-        placed += [sharding_rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
+        placed += [
+            sharding_rules.ParameterSplit(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found
+        ]
     return (
         net,
         placed,

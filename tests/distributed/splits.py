@@ -79,7 +79,9 @@ def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], par
         shapes = {key: tuple(p.shape) for key, p in part.named_parameters()}
         dims = sharding_rules.logical(sharding_axes.patterns(part), shapes)
         found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
-        placed += [sharding_rules.Placed(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found]
+        placed += [
+            sharding_rules.ParameterSplit(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found
+        ]
     devices = parallelize.device_mesh(mesh, "cpu")
     split = parallelize.apply(net, mesh, placed, devices, sharding_axes.BLOCKS, sharding_axes.GATED)
     reducer = None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from daguerre.distributed.mesh import AXES, Mesh
-from daguerre.distributed.sharding_rules import Placed, own_region
+from daguerre.distributed.sharding_rules import ParameterSplit, own_region
 
 TESTS = Path(__file__).parent.parent
 
@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent.parent
 def test_parts_are_the_whole_once_for_each_copy(degrees, tensor, fsdp):
     mesh = Mesh(dict.fromkeys(AXES, 1), dict(zip(AXES, degrees, strict=True)))
     shape = (6, 12) if fsdp == 0 else (4, 24)
-    placed = Placed("w", shape, ("heads", "embed"), tensor if degrees[2] > 1 else None, fsdp, True)
+    placed = ParameterSplit("w", shape, ("heads", "embed"), tensor if degrees[2] > 1 else None, fsdp, True)
     seen: dict[tuple[int, ...], int] = {}
     for rank in range(mesh.devices):
         offsets, extent = own_region(placed, mesh, rank)

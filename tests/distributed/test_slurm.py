@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from daguerre.distributed.launch.environment import read
-from daguerre.distributed.launch.slurm import SlurmSettings, batch_file, refuse_misspelt, submit_command
+from daguerre.distributed.launch.slurm import SlurmSettings, batch_file, check_options, submit_command
 from daguerre.errors import UserError
 
 FAKE = Path(__file__).parent / "fake_slurm.py"
@@ -190,8 +190,8 @@ def test_options_that_cannot_be(given: dict, said: str):
 
 def test_misspelt_options():
     known = ["output_dir", "training.learning_rate"]
-    refuse_misspelt(["nodes", "output_dir", "learning_rate", "model.unet.extra"], known)
+    check_options(["nodes", "output_dir", "learning_rate", "model.unet.extra"], known)
     with pytest.raises(UserError, match=r"partiton: there is no such option: did you mean partition\?"):
-        refuse_misspelt(["partiton"], known)
+        check_options(["partiton"], known)
     with pytest.raises(UserError, match="zzz: there is no such option: there are nodes, gpus_per_node"):
-        refuse_misspelt(["zzz"], known)
+        check_options(["zzz"], known)

@@ -15,7 +15,7 @@ import torch
 import traffic_ranks
 
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.sharding_rules import Placed
+from daguerre.distributed.sharding_rules import ParameterSplit
 
 TESTS = Path(__file__).parent.parent
 LINKS = communication.Links(inside_gb_per_second=100.0, between_gb_per_second=10.0, call_seconds=1e-5)
@@ -27,7 +27,7 @@ def mesh(shape, nodes=1):
 
 
 def parameter(name, shape, fsdp=None):
-    return Placed(name, shape, (), None, fsdp, fsdp is not None)
+    return ParameterSplit(name, shape, (), None, fsdp, fsdp is not None)
 
 
 def test_rings():

@@ -82,11 +82,11 @@ class Counted(TorchDispatchMode):
         self.calls[where] += 1
 
 
-def placed(net: Net, mesh: Mesh) -> list[sharding_rules.Placed]:
+def placed(net: Net, mesh: Mesh) -> list[sharding_rules.ParameterSplit]:
     shapes = {key: tuple(p.shape) for key, p in net.unet.named_parameters()}
     dims = sharding_rules.logical(sharding_axes.patterns(net.unet), shapes)
     found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(net.unet))
-    return [sharding_rules.Placed(f"unet.{each.name}", *list(vars(each).values())[1:]) for each in found]
+    return [sharding_rules.ParameterSplit(f"unet.{each.name}", *list(vars(each).values())[1:]) for each in found]
 
 
 def counted(shape: tuple[int, int, int]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from daguerre import keys
 from daguerre.adapters.adapter import Attached, Trainable
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest
 from daguerre.objectives.objective import Objective
@@ -45,13 +45,13 @@ class Louder(Trainable):
 
 
 @pytest.fixture
-def built(tiny_sd: Path, tmp_path: Path) -> Parts:
+def built(tiny_sd: Path, tmp_path: Path) -> Components:
     made = tiny_drawings.build(tmp_path, tiny_sd)
     louder = Louder(made.net, made.attached.names)
     return replace(made, attached=Attached(made.net, {"louder": louder}))
 
 
-def images(built: Parts, requests: Sequence[ImageRequest], batch_size: int) -> np.ndarray:
+def images(built: Components, requests: Sequence[ImageRequest], batch_size: int) -> np.ndarray:
     sampling = SamplingSettings(num_inference_steps=2, batch_size=batch_size)
     found = generate.generate(built, sampling, requests)
     return np.stack([one.pixels_HWC for one in sorted(found, key=lambda one: one.request.number)]).astype(int)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from daguerre import keys
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.errors import UserError
 from daguerre.generation import generate
 from daguerre.generation.generate import ImageRequest
@@ -27,11 +27,11 @@ SIZE = (32, 32)
 
 
 @pytest.fixture(scope="module")
-def built(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
+def built(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Components:
     return tiny_drawings.build(tmp_path_factory.mktemp("r"), tiny_sd)
 
 
-def drawn(built: Parts, prompts: Sequence[Prompt], batch_size: int = 4, scale: float = 3.0) -> list[np.ndarray]:
+def drawn(built: Components, prompts: Sequence[Prompt], batch_size: int = 4, scale: float = 3.0) -> list[np.ndarray]:
     wanted = (ImageRequest(i, prompt, 7 + i, SIZE, scale) for i, prompt in enumerate(prompts))
     sampling = SAMPLING.model_copy(update={"batch_size": batch_size})
     return [one.pixels_HWC for one in generate.generate(built, sampling, wanted)]

@@ -18,7 +18,7 @@ from daguerre import keys as keyed
 from daguerre import plugins
 from daguerre.families import sd
 from daguerre.models import vae
-from daguerre.models.components import Components
+from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import LatentSettings
 from daguerre.models.vae import VAE
 from daguerre.samplers.settings import SamplingSettings
@@ -31,7 +31,7 @@ KEYS = np.array([[1, 0, 0], [2, 0, 0]], dtype=np.int64)
 
 def load(folder: Path, **values: object) -> VAE:
     place = str(folder / "vae")
-    return vae.load(Components(sd.Settings(pretrained_model_name_or_path="quickstart", vae=place, **values), 0))
+    return vae.load(ComponentLoader(sd.Settings(pretrained_model_name_or_path="quickstart", vae=place, **values), 0))
 
 
 def pixels() -> torch.Tensor:

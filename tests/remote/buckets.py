@@ -17,14 +17,14 @@ from obstore.store import MemoryStore
 from daguerre.storage import clients
 from daguerre.storage.bucket import Prefix, prefix
 from daguerre.storage.clients import Client
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 
 def in_memory(patch: pytest.MonkeyPatch) -> dict[str, MemoryStore]:
     """Every bucket of gs:// is one in memory."""
     stores: dict[str, MemoryStore] = {}
 
-    def opened(place: Place, made: Any) -> Client:
+    def opened(place: Location, made: Any) -> Client:
         return Client(stores.setdefault(place.bucket, MemoryStore()), "a store in memory")  # type: ignore[arg-type]
 
     patch.setattr(clients, "_gs", opened)

@@ -59,8 +59,8 @@ def another_machine(patch: pytest.MonkeyPatch, folder: Path) -> None:
 def copy_of(runs: str) -> Path:
     """All of the run as a reader has it, laid out as a local one."""
     copy = local_copy.located(f"{runs}/tiny")
-    assert local_copy.bring(copy, "all") == []
-    local_copy.bring_export(copy)
+    assert local_copy.fetch(copy, "all") == []
+    local_copy.fetch_export(copy)
     return copy
 
 

@@ -19,7 +19,7 @@ from daguerre.errors import UserError
 from daguerre.ranks import ALONE
 from daguerre.remote import export, local_copy, mirror, sealed_files
 from daguerre.remote.mirror import Mirror
-from daguerre.remote.run import RemoteHome
+from daguerre.remote.run import RemoteStorage
 from daguerre.run import storage
 from daguerre.run.state_io import store
 from daguerre.storage import clients
@@ -46,7 +46,7 @@ def text_of(run, name):  # noqa: F811
 
 
 def home(run, said=None):  # noqa: F811
-    return RemoteHome(run, (said if said is not None else []).append)
+    return RemoteStorage(run, (said if said is not None else []).append)
 
 
 FILES = {
@@ -183,7 +183,7 @@ def test_two_runs_on_one_address(run, tmp_path, monkeypatch):  # noqa: F811
         with pytest.raises(RunFolderHeld, match=r"(gs|s3)://.*run is in use by process"), home(run).hold():
             pass
         with pytest.raises(RunFolderHeld):
-            home(run).refuse_if_held()
+            home(run).check_not_held()
         machine(monkeypatch, tmp_path / "machine")
     with home(run).hold():
         pass
@@ -282,10 +282,10 @@ def test_readers_have_a_copy_of_their_own(run, tmp_path, monkeypatch):  # noqa: 
         holder = held_by(copy)
         assert holder is not None
         assert holder.pid == os.getpid()
-        assert local_copy.shown(copy) == run.url
-        assert local_copy.bring(copy) == []
+        assert local_copy.display_name(copy) == run.url
+        assert local_copy.fetch(copy) == []
         assert [one.name for one in (copy / "checkpoints").glob("step-*")] == ["step-00000002"]
-        local_copy.bring(copy, "step-00000001")
+        local_copy.fetch(copy, "step-00000001")
         assert len(list((copy / "checkpoints").glob("step-*"))) == 2
     assert held_by(local_copy.located(run.url)) is None
     run.delete(["samples/step-00000001/0.png"])

@@ -16,7 +16,7 @@ from faulty_store import SHORT, Faults
 from daguerre import errors
 from daguerre.checkpoint.run_dir import RunFolderError, RunFolderHeld
 from daguerre.remote import lock
-from daguerre.remote.lock import NAME, Lock, holder, refuse_if_held
+from daguerre.remote.lock import NAME, Lock, check_not_held, holder
 from daguerre.storage import clients
 
 
@@ -38,7 +38,7 @@ def test_a_lock_is_held_told_and_let_go(either, said):  # noqa: F811
         assert found is not None
         assert found.pid == os.getpid()
         with pytest.raises(RunFolderHeld, match=f"in use by process {os.getpid()} on ") as caught:
-            refuse_if_held(either)
+            check_not_held(either)
         assert caught.value.exit_code == errors.HELD
     assert holder(either) is None
     assert either.listing() == []
@@ -157,7 +157,7 @@ def test_a_job_that_was_started_again_waits_for_what_was_left_of_it(run, said, m
     of_another_machine(run)
     monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.01)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    refuse_if_held(run)
+    check_not_held(run)
     ages = iter([1, 2, 119, lock.STALE_SECONDS + 1])
     monkeypatch.setattr(lock, "age_seconds", lambda run: next(ages))
     with Lock(run, said.append).held():
@@ -208,7 +208,7 @@ def test_a_bad_line_costs_nobody_the_lock(s3_run, moto, said, monkeypatch, kind)
         for _ in range(20):
             mine.confirm()
             with pytest.raises(RunFolderHeld):
-                refuse_if_held(s3_run)
+                check_not_held(s3_run)
         moto.proxy.faults = Faults()
     assert said == []
     assert NAME not in [one.name for one in s3_run.listing()]

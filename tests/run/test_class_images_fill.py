@@ -10,7 +10,7 @@ import pytest
 import tiny_drawings
 from PIL import Image
 
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.data.dataset import open_dataset
 from daguerre.data.sources import folder as folder_source
 from daguerre.generation import generate
@@ -24,7 +24,7 @@ SIZE = (32, 48)
 
 
 @pytest.fixture(scope="module")
-def built(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
+def built(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Components:
     return tiny_drawings.build(tmp_path_factory.mktemp("r"), tiny_sd)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from daguerre import errors
 from daguerre.adapters.adapter import Attached
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.errors import UserError
 from daguerre.run import preflight
 from daguerre.training.precision.dtypes import Precision
@@ -44,10 +44,10 @@ def parts(net, compute=torch.float32):
         return LossTerms(net(x0 + 0 * torch.rand(())).square().mean(1), torch.zeros(2))
 
     family = SimpleNamespace(encode=lambda batch: (x0, {}))
-    return Parts(family, SimpleNamespace(loss=loss), Attached(net, {}), torch.device("cpu"), Precision(compute), 0)
+    return Components(family, SimpleNamespace(loss=loss), Attached(net, {}), torch.device("cpu"), Precision(compute), 0)
 
 
-@pytest.mark.parametrize("measure", [preflight.seconds, preflight.refuse_wrong_code])
+@pytest.mark.parametrize("measure", [preflight.seconds, preflight.check_compiled_code])
 def test_it_leaves_no_trace(measure):
     net, random = Net(), torch.get_rng_state()
     measure(parts(net), BATCH)
@@ -69,9 +69,9 @@ def test_what_was_compiled_wrongly_is_refused_and_what_was_not_trains(compute):
         net.compile(backend="eager")
         if wrong:
             with pytest.raises(UserError, match=r"compiled these networks wrongly: .* 2 of 2 parameters"):
-                preflight.refuse_wrong_code(parts(net, compute), BATCH)
+                preflight.check_compiled_code(parts(net, compute), BATCH)
         else:
-            preflight.refuse_wrong_code(parts(net, compute), BATCH)
+            preflight.check_compiled_code(parts(net, compute), BATCH)
         assert net.calls == 0
 
 
@@ -79,14 +79,14 @@ def test_gradients_that_are_not_finite_uncompiled_are_no_sign_of_wrong_code():
     net = Net()
     net.weight.data[0] = torch.nan
     net.compile(backend="eager")
-    preflight.refuse_wrong_code(parts(net), BATCH)
+    preflight.check_compiled_code(parts(net), BATCH)
 
 
 def test_gradients_that_are_not_finite_when_compiled_are():
     net = Net(torch.inf)
     net.compile(backend="eager")
     with pytest.raises(UserError, match="compiled these networks wrongly"):
-        preflight.refuse_wrong_code(parts(net), BATCH)
+        preflight.check_compiled_code(parts(net), BATCH)
 
 
 @pytest.mark.long

@@ -204,7 +204,7 @@ def test_another_base_is_refused_with_both_names(place, capsys):
 
 def test_a_checkpoint_that_names_no_base_is_refused():
     with pytest.raises(errors.UserError, match="does not say on which base it stands"):
-        base_digests.refuse_another(None, {}, "step-00000001")
+        base_digests.check_same_base(None, {}, "step-00000001")
 
 
 def test_other_meshes_learn_what_one_process_does(place):

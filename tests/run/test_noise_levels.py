@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from daguerre.build import parts
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.cli import main
 from daguerre.config import config as configs
 
 KEYS = np.array([[5, 0, 0], [6, 1, 0], [2**62, 0, 3]], dtype=np.int64)
 
 
-def outlined(*given: str, recipe: str = "quickstart") -> Parts:
+def outlined(*given: str, recipe: str = "quickstart") -> Components:
     return parts.outline(configs.load(recipe, given).config)
 
 

@@ -8,19 +8,19 @@ import torch
 from tiny_runs import train
 
 from daguerre import errors
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.generation import generate
 from daguerre.memory import advice as memory_advice
 from daguerre.models.family import Family
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.training.optimizers.optimizer import Part
+from daguerre.training.optimizers.optimizer import OptimizerPart
 
 MESSAGE = "CUDA out of memory. Tried to allocate 20.00 GiB.\nSee documentation for Memory Management"
 
 
 def no_room(patch, limit, after=0):
     """Room for `limit` samples of a micro-batch in all passes but the first `after`."""
-    loss, calls = Parts.loss, []
+    loss, calls = Components.loss, []
 
     def limited(self, net, batch):
         calls.append(1)
@@ -28,7 +28,7 @@ def no_room(patch, limit, after=0):
             raise torch.OutOfMemoryError(MESSAGE)
         return loss(self, net, batch)
 
-    patch.setattr(Parts, "loss", limited)
+    patch.setattr(Components, "loss", limited)
 
 
 def status(run):
@@ -82,7 +82,7 @@ def test_moments_without_room_count_before_there_are_any(tmp_path, capsys):
         raise torch.OutOfMemoryError(MESSAGE)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Part, "step", full)
+        patch.setattr(OptimizerPart, "step", full)
         assert train(tmp_path, *BATCH, *QUIET) == errors.FAILED
     assert "Not even a micro-batch of one sample fits." in capsys.readouterr().err
 
@@ -92,7 +92,7 @@ def test_other_errors_keep_their_traceback(tmp_path):
         raise RuntimeError("shapes")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "loss", broken)
+        patch.setattr(Components, "loss", broken)
         with pytest.raises(RuntimeError, match="shapes"):
             train(tmp_path, *QUIET)
 
@@ -121,12 +121,12 @@ def test_after_a_save_it_says_what_there_may_be_less_of(tmp_path, capsys, owner,
 
 
 def test_advice_for_one_picture_at_a_time():
-    assert "sampling.batch_size is 16" in memory_advice.of_drawing(SamplingSettings())
-    assert "Generate smaller images" in memory_advice.of_drawing(SamplingSettings(batch_size=1))
+    assert "sampling.batch_size is 16" in memory_advice.of_generating(SamplingSettings())
+    assert "Generate smaller images" in memory_advice.of_generating(SamplingSettings(batch_size=1))
 
 
 def test_in_validation_it_is_told(tmp_path, capsys):
-    loss, seen = Parts.loss, []
+    loss, seen = Components.loss, []
 
     def full(self, net, batch):
         if not torch.is_grad_enabled() and len(seen) > 0:
@@ -135,7 +135,7 @@ def test_in_validation_it_is_told(tmp_path, capsys):
         return loss(self, net, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "loss", full)
+        patch.setattr(Components, "loss", full)
         assert train(tmp_path, "sampling.num_images=0", "checkpoint.export=false") == errors.FAILED
     said = capsys.readouterr().err
     assert "out of memory while validating" in said

@@ -10,7 +10,7 @@ from daguerre.errors import UserError
 from daguerre.storage import expand as storage_expand
 from daguerre.storage import io as storage_io
 from daguerre.storage.expand import expand
-from daguerre.storage.location import Place, shown
+from daguerre.storage.location import Location, redacted
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_local_place_is_absolute_and_knows_its_path(shards):
     "form", ["file:{}", "file://{}", "file://localhost{}", "FILE://{}", "pipe:cat '{}'", "pipe: cat {}"]
 )
 def test_file_addresses_are_paths(shards, form):
-    assert expand(form.format(shards / "part-000.tar")) == [Place(str(shards / "part-000.tar"))]
+    assert expand(form.format(shards / "part-000.tar")) == [Location(str(shards / "part-000.tar"))]
 
 
 def test_a_file_address_may_be_percent_encoded(shards):
@@ -89,7 +89,7 @@ def test_a_file_address_may_be_percent_encoded(shards):
 
 def test_home_is_a_tilde(shards, monkeypatch):
     monkeypatch.setenv("HOME", str(shards))
-    assert expand("~/part-000.tar") == [Place(str(shards / "part-000.tar"))]
+    assert expand("~/part-000.tar") == [Location(str(shards / "part-000.tar"))]
 
 
 @pytest.mark.parametrize("name", ["a{0..1}.tar", "a[1].tar", "a*.tar", "a{.tar", "a::b.tar", "a?b.tar"])
@@ -189,13 +189,13 @@ def test_web_addresses_stay_as_they_are():
         f"https://user:pa55@host:8443/a%20b/part-00{i}.tar?X-Amz-Signature=s1gn#top" for i in (0, 1)
     ]
     assert [place.name for place in expanded] == [f"https://host:8443/a%20b/part-00{i}.tar" for i in (0, 1)]
-    assert expand("http://[::1]:80/x.tar") == [Place("http://[::1]:80/x.tar")]
-    assert expand("HTTPS://host/x.tar") == [Place("https://host/x.tar")]
+    assert expand("http://[::1]:80/x.tar") == [Location("http://[::1]:80/x.tar")]
+    assert expand("HTTPS://host/x.tar") == [Location("https://host/x.tar")]
 
 
 def test_ranges_of_a_store_need_no_store():
-    assert expand("s3://bucket/a/{00..01}.tar") == [Place("s3://bucket/a/00.tar"), Place("s3://bucket/a/01.tar")]
-    assert expand("gs://bucket/a b%20.tar") == [Place("gs://bucket/a b%20.tar")]
+    assert expand("s3://bucket/a/{00..01}.tar") == [Location("s3://bucket/a/00.tar"), Location("s3://bucket/a/01.tar")]
+    assert expand("gs://bucket/a b%20.tar") == [Location("gs://bucket/a b%20.tar")]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_addresses_that_differ_in_what_is_kept_secret_are_one():
     ],
 )
 def test_what_is_shown_of_an_address(text, expected):
-    assert shown(text) == expected
+    assert redacted(text) == expected
 
 
 @pytest.fixture

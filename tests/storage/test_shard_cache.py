@@ -20,7 +20,7 @@ from daguerre.errors import UserError
 from daguerre.storage import download, file_cache
 from daguerre.storage import io as storage_io
 from daguerre.storage.file_cache import ShardCache, default_folder
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 SHARD_BYTES = 50_000
 
@@ -53,7 +53,7 @@ def parts(cache: ShardCache) -> list[Path]:
     return sorted(cache.folder.glob("parts/*"))
 
 
-def held(cache: ShardCache, shards: list[Place]) -> set[int]:
+def held(cache: ShardCache, shards: list[Location]) -> set[int]:
     return {number for number, place in enumerate(shards) if cache.holds(place)}
 
 
@@ -73,7 +73,7 @@ def test_a_shard_is_fetched_once(s3, shards, cache):  # noqa: F811
 
 def test_a_local_file_is_where_it_is(tmp_path, cache):
     (tmp_path / "x.tar").write_bytes(b"0123456789")
-    place = Place(str(tmp_path / "x.tar"))
+    place = Location(str(tmp_path / "x.tar"))
     assert cache.path(place) == tmp_path / "x.tar"
     assert cache.holds(place)
     assert cache.read(place, 2, 3) == b"234"
@@ -153,7 +153,7 @@ def test_a_copy_that_is_removed_before_it_is_read_comes_again(shards, cache, mon
     removed.clear()
     monkeypatch.setattr(file_cache, "_OPENINGS", 3)
     with pytest.raises(
-        storage_io.Passing,
+        storage_io.Transient,
         match=r"^data\.cache_gb: .*was removed .* before it could be read, again and again: raise data\.cache_gb",
     ):
         cache.read(shards[1], 0, 10, digest(content(1)))
@@ -161,9 +161,9 @@ def test_a_copy_that_is_removed_before_it_is_read_comes_again(shards, cache, mon
 
 def test_a_file_that_is_nowhere_is_missing(cache, shards, tmp_path):
     with pytest.raises(storage_io.Missing, match=r"^data\.path: s3://bucket/nope\.tar does not exist"):
-        cache.read(Place("s3://bucket/nope.tar"), 0, 10)
+        cache.read(Location("s3://bucket/nope.tar"), 0, 10)
     with pytest.raises(FileNotFoundError):
-        cache.read(Place(str(tmp_path / "nope.tar")), 0, 10)
+        cache.read(Location(str(tmp_path / "nope.tar")), 0, 10)
 
 
 def test_a_copy_that_rots_is_told_from_a_shard_that_is_damaged(s3, shards, cache):  # noqa: F811
@@ -240,7 +240,7 @@ def test_a_web_server_without_ranges_is_read_from_the_copy(tmp_path, monkeypatch
     cache = ShardCache(tmp_path / "cache", 10**9)
     with web_server(tmp_path / "www") as web, environment(monkeypatch):
         web.faults = Faults(0.3)
-        place = Place(f"{web.url}/x.tar?X-Amz-Signature=s1gn")
+        place = Location(f"{web.url}/x.tar?X-Amz-Signature=s1gn")
         assert cache.read(place, 7, 9) == content(0)[7:16]
     assert "s1gn" not in str(kept(cache))
 
@@ -260,7 +260,7 @@ from faulty_store import SHORT
 from pathlib import Path
 import xxhash
 from daguerre.storage import download as fetching, clients as store_clients
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 from daguerre.storage.file_cache import ShardCache
 store_clients.PATIENCE, fetching.PART_BYTES = SHORT, 10_000
 cache, seed, rounds = ShardCache(Path({folder!r}), {limit}), int(sys.argv[1]), {rounds}
@@ -269,7 +269,7 @@ content = [np.random.default_rng(i).bytes({shard_bytes}) for i in range(6)]
 for _ in range(rounds):
     i, start = draw.randrange(6), draw.randrange({shard_bytes} - 100)
     known = xxhash.xxh3_128_hexdigest(content[i])
-    assert cache.read(Place(f"s3://bucket/{{i}}.tar"), start, 100, known) == content[i][start : start + 100]
+    assert cache.read(Location(f"s3://bucket/{{i}}.tar"), start, 100, known) == content[i][start : start + 100]
     if rounds == 1:
         print("ready", flush=True)
 """
@@ -343,4 +343,4 @@ def test_a_killed_fetch_leaves_nothing_that_is_taken_for_whole(s3, shards, cache
 
 
 def test_names_that_are_no_text_have_a_place(cache):
-    assert not cache.holds(Place(f"s3://bucket/{os.fsdecode(bytes([0xE9]))}"))
+    assert not cache.holds(Location(f"s3://bucket/{os.fsdecode(bytes([0xE9]))}"))

@@ -14,7 +14,7 @@ from daguerre.errors import UserError
 from daguerre.storage import clients
 from daguerre.storage import io as storage_io
 from daguerre.storage.expand import expand
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
@@ -37,12 +37,12 @@ def signer(store) -> str:
 
 
 def access(store) -> str:
-    return clients.client(Place(f"s3://{store.bucket}/x.tar")).access
+    return clients.client(Location(f"s3://{store.bucket}/x.tar")).access
 
 
 def test_credentials_of_the_environment(s3):  # noqa: F811
     s3.put("x.tar", b"0123456789")
-    assert storage_io.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
+    assert storage_io.read(Location("s3://bucket/x.tar"), 2, 3) == b"234"
     assert signer(s3) == ACCESS_KEY
     assert "credentials from the environment" in access(s3)
 
@@ -64,7 +64,7 @@ def test_credentials_endpoint_and_region_of_the_aws_folder(stranger, tmp_path, m
         if profile:
             monkeypatch.setenv("AWS_PROFILE", profile)
         clients.forget()
-        assert storage_io.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
+        assert storage_io.read(Location("s3://bucket/x.tar"), 2, 3) == b"234"
         assert signer(stranger) == key
         assert f"/{region}/s3/" in stranger.proxy.seen[-1].authorization
         assert (
@@ -111,19 +111,19 @@ def test_credentials_of_an_instance_role(stranger, monkeypatch):
     with instance() as address:
         monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", address)
-        assert storage_io.read(Place("s3://bucket/x.tar"), 2, 3) == b"234"
+        assert storage_io.read(Location("s3://bucket/x.tar"), 2, 3) == b"234"
     assert signer(stranger) == "AKIAOFTHEROLE"
     assert "credentials from the instance's role" in access(stranger)
 
 
 def test_a_public_object_needs_no_credentials(stranger):
-    assert storage_io.read(Place("s3://bucket/public.tar"), 2, 3) == b"234"
+    assert storage_io.read(Location("s3://bucket/public.tar"), 2, 3) == b"234"
     assert stranger.proxy.seen[-1].authorization == ""
 
 
 def test_without_credentials_a_refusal_says_that_there_were_none(stranger):
     with pytest.raises(storage_io.StoreError) as refused:
-        storage_io.read(Place("s3://bucket/x.tar"), 2, 3)
+        storage_io.read(Location("s3://bucket/x.tar"), 2, 3)
     assert "may not be read: HTTP 403" in str(refused.value)
     assert "no credentials found in the environment, ~/.aws or the instance's role" in str(refused.value)
     assert "Only public buckets can be read without credentials" in str(refused.value)
@@ -133,7 +133,7 @@ def test_signatures_can_be_left_away(s3, monkeypatch):  # noqa: F811
     s3.boto().put_object(Bucket=s3.bucket, Key="public.tar", Body=b"0123456789", ACL="public-read")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     clients.forget()
-    assert storage_io.read(Place("s3://bucket/public.tar"), 2, 3) == b"234"
+    assert storage_io.read(Location("s3://bucket/public.tar"), 2, 3) == b"234"
     assert s3.proxy.seen[-1].authorization == ""
 
 
@@ -176,7 +176,10 @@ def test_refusals_of_a_store_are_told_without_its_words(monkeypatch, status, cod
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=partial(server.serve_forever, poll_interval=0.01), daemon=True).start()
         with environment(monkeypatch, AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.server_address[1]}"):
-            for request in (lambda: storage_io.read(Place("s3://bucket/x"), 0, 9), lambda: expand("s3://bucket/*.tar")):
+            for request in (
+                lambda: storage_io.read(Location("s3://bucket/x"), 0, 9),
+                lambda: expand("s3://bucket/*.tar"),
+            ):
                 with pytest.raises((storage_io.StoreError, UserError)) as refused:
                     request()
                 for words in ("data.path: s3://bucket/", *said):
@@ -190,14 +193,14 @@ def test_credentials_that_cannot_be_loaded(stranger, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     clients.forget()
     with pytest.raises(storage_io.StoreError, match=r"no usable AWS settings \(ProfileNotFound\).*AWS_PROFILE"):
-        storage_io.size(Place("s3://bucket/x.tar"))
+        storage_io.size(Location("s3://bucket/x.tar"))
 
 
 def test_half_a_pair_of_credentials(stranger, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAHALF")
     clients.forget()
     with pytest.raises(storage_io.StoreError, match=r"no usable AWS settings \(PartialCredentialsError\)"):
-        storage_io.size(Place("s3://bucket/x.tar"))
+        storage_io.size(Location("s3://bucket/x.tar"))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +215,7 @@ def test_half_a_pair_of_credentials(stranger, monkeypatch):
     ],
 )
 def test_unencrypted_only_on_this_machine(monkeypatch, endpoint, allowed):
-    place = Place("s3://bucket/x.tar")
+    place = Location("s3://bucket/x.tar")
     with environment(monkeypatch, AWS_ENDPOINT_URL=endpoint):
         if allowed:
             assert clients.client(place)
@@ -227,11 +230,11 @@ def test_unencrypted_only_on_this_machine(monkeypatch, endpoint, allowed):
 
 
 def test_one_connection_a_bucket_and_process(s3):  # noqa: F811
-    first = clients.client(Place("s3://bucket/a"))
-    assert clients.client(Place("s3://bucket/b/c")) is first
-    assert clients.client(Place("s3://other/a")) is not first
+    first = clients.client(Location("s3://bucket/a"))
+    assert clients.client(Location("s3://bucket/b/c")) is first
+    assert clients.client(Location("s3://other/a")) is not first
     clients.forget()
-    assert clients.client(Place("s3://bucket/a")) is not first
+    assert clients.client(Location("s3://bucket/a")) is not first
 
 
 @pytest.mark.parametrize(
@@ -248,14 +251,14 @@ def test_one_connection_a_bucket_and_process(s3):  # noqa: F811
     ],
 )
 def test_one_connection_a_host_where_the_address_stays_as_it_is(url, connected, name):
-    place = Place(url)
+    place = Location(url)
     assert (clients._parts(place)[0], clients.path_in(place)) == (connected, name)
 
 
 def test_addresses_are_asked_for_as_they_are_written(tmp_path, monkeypatch):
     with web_server(tmp_path) as web, environment(monkeypatch):
         for path in ("/a/b-1_2.tar", "/a.tar?x=1&y=%2F", "/a%20b%2Fc.tar", "/a+b~.tar"):
-            assert not storage_io.exists(Place(web.url + path))
+            assert not storage_io.exists(Location(web.url + path))
             assert web.seen[-1].path == path
 
 
@@ -265,11 +268,11 @@ def test_the_region_is_asked_for_where_no_setting_says_it(s3, monkeypatch):  # n
     s3.boto().create_bucket(Bucket="west", CreateBucketConfiguration=west)
     real = clients.boto3.client
     monkeypatch.setattr(clients.boto3, "client", lambda *a, **more: real(*a, endpoint_url=s3.proxy.url, **more))
-    assert "region us-west-2" in clients.client(Place("s3://west/x")).access
-    assert "region us-east-1" in clients.client(Place("s3://nobucket/x")).access
+    assert "region us-west-2" in clients.client(Location("s3://west/x")).access
+    assert "region us-east-1" in clients.client(Location("s3://nobucket/x")).access
     s3.proxy.faults = Faults(1.0, ("error",))
     clients.forget()
-    assert "region us-east-1" in clients.client(Place("s3://west/x")).access
+    assert "region us-east-1" in clients.client(Location("s3://west/x")).access
 
 
 @pytest.fixture
@@ -298,7 +301,7 @@ def test_google_storage(google, tmp_path):
         "gs://bucket/set/01.tar",
     ]
     google.proxy.faults = Faults(0.3)
-    place = Place("gs://bucket/set/00.tar")
+    place = Location("gs://bucket/set/00.tar")
     assert storage_io.read(place, 2, 3, twice=True) == b"234"
     storage_io.fetch(place, tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == b"0123456789"
@@ -310,17 +313,17 @@ def test_google_storage_refuses(google):
     with pytest.raises(
         storage_io.StoreError, match=r"gs://bucket/x\.tar may not be read: HTTP 403.*no credentials found"
     ):
-        storage_io.read(Place("gs://bucket/x.tar"), 0, 1)
+        storage_io.read(Location("gs://bucket/x.tar"), 0, 1)
 
 
 def test_google_credentials_of_the_environment(google, monkeypatch):
     google.put("x.tar", b"0123456789")
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "t0ken")
     clients.forget()
-    assert "credentials from GOOGLE_BEARER_TOKEN" in clients.client(Place("gs://bucket/x.tar")).access
-    assert storage_io.read(Place("gs://bucket/x.tar"), 2, 3) == b"234"
+    assert "credentials from GOOGLE_BEARER_TOKEN" in clients.client(Location("gs://bucket/x.tar")).access
+    assert storage_io.read(Location("gs://bucket/x.tar"), 2, 3) == b"234"
     assert google.proxy.seen[-1].authorization == "Bearer t0ken"
     google.proxy.faults = Faults(1.0, ("error",))
     with pytest.raises(storage_io.StoreError) as refused:
-        storage_io.read(Place("gs://bucket/x.tar"), 0, 1)
+        storage_io.read(Location("gs://bucket/x.tar"), 0, 1)
     assert "t0ken" not in str(refused.value)

@@ -18,7 +18,7 @@ from faulty_store import SECRETS, SHORT, Faults, environment, s3, web_server  # 
 from daguerre.errors import UserError
 from daguerre.storage import clients, download
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 IMPATIENT = replace(SHORT, attempts=4)
 KINDS = ("error", "cut", "stall", "flip")
@@ -45,13 +45,13 @@ def test_size_range_and_existence(s3):  # noqa: F811
     assert storage_io.read(place, 99_999, 1) == data[-1:]
     assert storage_io.read(place, 0, 0) == b""
     assert storage_io.exists(place)
-    assert not storage_io.exists(Place("s3://bucket/a"))
+    assert not storage_io.exists(Location("s3://bucket/a"))
     assert s3.proxy.body_bytes < 1_000
 
 
 def test_the_same_of_a_local_file(tmp_path):
     (tmp_path / "x.tar").write_bytes(content())
-    place = Place(str(tmp_path / "x.tar"))
+    place = Location(str(tmp_path / "x.tar"))
     assert storage_io.size(place).bytes == 100_000
     assert storage_io.read(place, 5_000, 17) == content()[5_000:5_017]
     assert storage_io.opening(place, 8) == storage_io.Opening(content()[:8], "")
@@ -59,7 +59,7 @@ def test_the_same_of_a_local_file(tmp_path):
     assert storage_io.fetch(place, tmp_path / "y.tar") == digest(content())
     assert (tmp_path / "y.tar").read_bytes() == content()
     with pytest.raises(FileNotFoundError):
-        storage_io.size(Place(str(tmp_path / "z.tar")))
+        storage_io.size(Location(str(tmp_path / "z.tar")))
     with pytest.raises(storage_io.Mismatch, match="ends at byte 100,000, before 100,005"):
         storage_io.read(place, 99_995, 10)
 
@@ -68,7 +68,7 @@ def test_how_a_file_begins(s3):  # noqa: F811
     s3.boto().put_object(
         Bucket="bucket", Key="login.tar", Body=b"<!doctype html><title>Log in", ContentType="text/html"
     )
-    page = Place("s3://bucket/login.tar")
+    page = Location("s3://bucket/login.tar")
     assert storage_io.opening(page, 15) == storage_io.Opening(b"<!doctype html>", "text/html")
     assert storage_io.opening(s3.put("empty", b"")).data == b""
 
@@ -98,7 +98,7 @@ def test_whole_files_with_faults_are_right(s3, small_parts, tmp_path, kinds, kno
     assert os.listdir(tmp_path) == ["x.tar"]
 
 
-def uploaded_in_parts(s3, key: str, data: bytes, part_bytes: int = 5 << 20) -> Place:  # noqa: F811
+def uploaded_in_parts(s3, key: str, data: bytes, part_bytes: int = 5 << 20) -> Location:  # noqa: F811
     """With an entity tag that is no MD5 of the whole, and of parts only if they have a usual length."""
     boto, where = s3.boto(), {"Bucket": s3.bucket, "Key": key}
     upload = boto.create_multipart_upload(**where)["UploadId"]
@@ -108,10 +108,10 @@ def uploaded_in_parts(s3, key: str, data: bytes, part_bytes: int = 5 << 20) -> P
         tag = boto.upload_part(**where, UploadId=upload, PartNumber=number, Body=body)["ETag"]
         parts.append({"ETag": tag, "PartNumber": number})
     boto.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts})
-    return Place(f"s3://{s3.bucket}/{key}")
+    return Location(f"s3://{s3.bucket}/{key}")
 
 
-def fetched_bytes(s3, place: Place, to: Path, known: str | None = None) -> int:  # noqa: F811
+def fetched_bytes(s3, place: Location, to: Path, known: str | None = None) -> int:  # noqa: F811
     before = s3.proxy.body_bytes
     storage_io.fetch(place, to, known)
     return s3.proxy.body_bytes - before
@@ -147,7 +147,7 @@ def test_bytes_that_are_stored_wrong_are_told_from_a_fault(s3, small_parts, tmp_
 def test_a_local_file_that_is_damaged_is_a_mismatch(tmp_path):
     (tmp_path / "x.tar").write_bytes(b"damaged")
     with pytest.raises(storage_io.Mismatch) as found:
-        storage_io.read(Place(str(tmp_path / "x.tar")), 0, 7, check=lambda data: False)
+        storage_io.read(Location(str(tmp_path / "x.tar")), 0, 7, check=lambda data: False)
     assert found.value.data == b"damaged"
 
 
@@ -155,9 +155,9 @@ def test_a_line_that_hurts_everything_ends_in_an_error(s3, small_parts, tmp_path
     data = content()
     place = s3.put("x.tar", data)
     s3.proxy.faults = Faults(1.0, ("flip",), methods=("GET",))
-    with pytest.raises(storage_io.Passing, match="other bytes at each of 12 readings"):
+    with pytest.raises(storage_io.Transient, match="other bytes at each of 12 readings"):
         storage_io.read(place, 0, 50_000, check=lambda got: got == data[:50_000])
-    with pytest.raises(storage_io.Passing, match="other bytes at each of 12 readings"):
+    with pytest.raises(storage_io.Transient, match="other bytes at each of 12 readings"):
         storage_io.fetch(place, tmp_path / "x.tar")
     assert os.listdir(tmp_path) == []
 
@@ -194,12 +194,12 @@ def test_a_fault_that_stays_is_bounded_and_clear(s3, small_parts, tmp_path, monk
 @pytest.mark.parametrize(
     ("request_of", "said"),
     [
-        (lambda place: storage_io.size(Place("s3://bucket/nope")), "s3://bucket/nope does not exist"),
-        (lambda place: storage_io.read(Place("s3://nobucket/x"), 0, 1), "bucket that does not exist"),
+        (lambda place: storage_io.size(Location("s3://bucket/nope")), "s3://bucket/nope does not exist"),
+        (lambda place: storage_io.read(Location("s3://nobucket/x"), 0, 1), "bucket that does not exist"),
         (lambda place: storage_io.read(place, 99_995, 10), "ends at byte 100,000, before 100,005"),
         (lambda place: storage_io.read(place, 200_000, 10), "ends before the bytes"),
-        (lambda place: storage_io.read(Place("s3://bucket/a//b.tar"), 0, 1), "cannot be asked for"),
-        (lambda place: storage_io.read(Place("s3://bucket/../b.tar"), 0, 1), "cannot be asked for"),
+        (lambda place: storage_io.read(Location("s3://bucket/a//b.tar"), 0, 1), "cannot be asked for"),
+        (lambda place: storage_io.read(Location("s3://bucket/../b.tar"), 0, 1), "cannot be asked for"),
         (lambda place: storage_io.listing("s3://nobucket/"), "bucket that does not exist"),
     ],
 )
@@ -215,7 +215,7 @@ def test_what_will_not_pass_is_asked_for_once(s3, request_of, said, monkeypatch)
 
 def test_errors_travel_between_processes(s3):  # noqa: F811
     with pytest.raises(storage_io.Missing) as refused:
-        storage_io.size(Place("s3://bucket/nope"))
+        storage_io.size(Location("s3://bucket/nope"))
     copy = pickle.loads(pickle.dumps(refused.value))  # noqa: S301
     assert type(copy) is storage_io.Missing
     assert str(copy) == str(refused.value)
@@ -236,7 +236,7 @@ def test_writing(s3, tmp_path):  # noqa: F811
     data = content()
     for _ in range(2):
         storage_io.write("s3://bucket/new/x.tar", data)
-        storage_io.write(Place("s3://bucket/new/empty"), b"")
+        storage_io.write(Location("s3://bucket/new/empty"), b"")
         storage_io.write(tmp_path / "new" / "x.tar", data)
     assert s3.get("new/x.tar") == data
     assert s3.get("new/empty") == b""
@@ -284,7 +284,7 @@ def web(tmp_path, monkeypatch):
 
 
 def test_a_web_server_without_ranges(web, tmp_path):
-    place = Place(f"{web.url}/x%20y.tar?X-Amz-Signature=s1gn")
+    place = Location(f"{web.url}/x%20y.tar?X-Amz-Signature=s1gn")
     assert storage_io.size(place).bytes == 100_000
     assert web.seen[-1].path == "/x%20y.tar?X-Amz-Signature=s1gn"
     with pytest.raises(storage_io.NoRanges, match=r"/x%20y\.tar is on a server that sends files whole only"):
@@ -300,7 +300,7 @@ def test_a_web_server_with_ranges(s3, small_parts, tmp_path):  # noqa: F811
     data = content()
     s3.boto().put_object(Bucket=s3.bucket, Key="a b.tar", Body=data, ACL="public-read")
     s3.proxy.faults = Faults(0.3)
-    place = Place(f"{s3.proxy.url}/bucket/a%20b.tar")
+    place = Location(f"{s3.proxy.url}/bucket/a%20b.tar")
     for start in range(0, 100_000, 10_000):
         assert storage_io.read(place, start, 50, twice=True) == data[start : start + 50]
     assert storage_io.fetch(place, tmp_path / "x.tar") == digest(data)
@@ -308,7 +308,7 @@ def test_a_web_server_with_ranges(s3, small_parts, tmp_path):  # noqa: F811
 
 
 def test_a_web_file_that_is_replaced_while_it_is_fetched(web, tmp_path, monkeypatch):
-    place = Place(f"{web.url}/x%20y.tar")
+    place = Location(f"{web.url}/x%20y.tar")
     stat = storage_io.size(place)
     os.utime(tmp_path / "www" / "x y.tar", (1, 1))
     answers = iter([stat])
@@ -319,7 +319,7 @@ def test_a_web_file_that_is_replaced_while_it_is_fetched(web, tmp_path, monkeypa
 
 def test_user_and_password_of_an_address_are_sent_and_never_shown(web, monkeypatch):
     monkeypatch.setattr(clients, "PATIENCE", IMPATIENT)
-    place = Place(f"{web.url.replace('//', '//us%40er:pa55%2Fword@')}/x%20y.tar?X-Amz-Signature=s1gn")
+    place = Location(f"{web.url.replace('//', '//us%40er:pa55%2Fword@')}/x%20y.tar?X-Amz-Signature=s1gn")
     storage_io.size(place)
     assert web.seen[-1].authorization == "Basic dXNAZXI6cGE1NS93b3Jk"  # us@er:pa55/word
     for kind in ("error", "cut", "stall"):
@@ -337,7 +337,7 @@ def test_a_password_is_not_sent_in_clear():
     with pytest.raises(
         storage_io.StoreError, match=r"http://example\.org/x\.tar would send user and password unencrypted"
     ) as refused:
-        storage_io.size(Place("http://user:pa55word@example.org/x.tar"))
+        storage_io.size(Location("http://user:pa55word@example.org/x.tar"))
     assert "pa55" not in str(refused.value)
 
 
@@ -384,10 +384,10 @@ def pages(monkeypatch):
 
 def test_unusual_web_servers(pages, tmp_path):
     with pytest.raises(storage_io.StoreError, match=r"/page has no size: .* a page"):
-        storage_io.size(Place(f"{pages}/page"))
-    assert storage_io.size(Place(f"{pages}/head-refused")).bytes == 5
-    assert storage_io.size(Place(f"{pages}/moved")).bytes == 5
-    assert storage_io.fetch(Place(f"{pages}/moved"), tmp_path / "x") == digest(b"hello")
+        storage_io.size(Location(f"{pages}/page"))
+    assert storage_io.size(Location(f"{pages}/head-refused")).bytes == 5
+    assert storage_io.size(Location(f"{pages}/moved")).bytes == 5
+    assert storage_io.fetch(Location(f"{pages}/moved"), tmp_path / "x") == digest(b"hello")
 
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])
@@ -397,7 +397,7 @@ def test_an_unreachable_store_says_so_soon(monkeypatch, scheme, how):
         port = 1 if how == "nobody listens" else silent.server_address[1]
         endpoint = f"http://127.0.0.1:{port}"
         with environment(monkeypatch, AWS_ENDPOINT_URL=endpoint):
-            place = Place("s3://bucket/x.tar" if scheme == "s3" else f"{endpoint}/x.tar")
+            place = Location("s3://bucket/x.tar" if scheme == "s3" else f"{endpoint}/x.tar")
             began = time.monotonic()
             with pytest.raises(storage_io.StoreError) as refused:
                 storage_io.size(place)

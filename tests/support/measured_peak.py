@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from daguerre.build.parts import Parts, build
+from daguerre.build.parts import Components, build
 from daguerre.config.config import Config
 from daguerre.data.plan.buckets import buckets
 from daguerre.training import step
@@ -21,7 +21,7 @@ from daguerre.training.state import TrainState
 from daguerre.types import Batch
 
 
-def batch(config: Config, parts: Parts, samples: int) -> Batch:
+def batch(config: Config, parts: Components, samples: int) -> Batch:
     bucket = max(buckets(config.data), key=lambda each: each.area_px)
     keys = np.zeros((samples, 3), dtype=np.int64)
     pixels = torch.zeros(samples, 3, bucket.height_px, bucket.width_px, dtype=torch.uint8)

@@ -33,14 +33,14 @@ def write_recipe(folder: Path, tiny_sd: Path) -> Path:
     return folder / "tiny.yaml"
 
 
-def build(folder: Path, tiny_sd: Path) -> parts.Parts:
+def build(folder: Path, tiny_sd: Path) -> parts.Components:
     """The parts of that recipe, ready to draw."""
     made = parts.build(configs.load(str(write_recipe(folder, tiny_sd))).config)
     made.net.eval()
     return made
 
 
-def weights(shift: float, built: parts.Parts) -> dict[str, torch.Tensor]:
+def weights(shift: float, built: parts.Components) -> dict[str, torch.Tensor]:
     """All weights of the net moved by a number."""
     return {name: value + shift for name, value in built.net.state_dict().items()}
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.shards import Sliced
+from daguerre.checkpoint.shards import ShardedTensor
 from daguerre.ranks import ALONE
 
 
@@ -25,5 +25,7 @@ class WholeStore(ShardedStore):
         files: Mapping[str, bytes] | None = None,
     ) -> Path:
         """Each group of `tensors` becomes GROUP.safetensors, each of `documents` NAME.json."""
-        groups = {group: {key: Sliced.of(each) for key, each in named.items()} for group, named in tensors.items()}
+        groups = {
+            group: {key: ShardedTensor.of(each) for key, each in named.items()} for group, named in tensors.items()
+        }
         return self.commit(self.plan(name, groups, documents, files))

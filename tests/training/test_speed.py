@@ -49,10 +49,10 @@ def test_a_gpu_has_kernels_and_channels_last_by_default(monkeypatch):
     monkeypatch.setattr(available, "triton", lambda device: device.type == "cuda")
     gpu = torch.device("cuda")
     assert kernels.uses_triton(settings(), gpu)
-    assert kernels.pictures_are_last(settings(), True, gpu)
+    assert kernels.channels_are_last(settings(), True, gpu)
     assert not kernels.uses_triton(settings(kernels="plain"), gpu)
-    assert not kernels.pictures_are_last(settings(), False, gpu), "its own norms put channels first again"
-    assert kernels.pictures_are_last(settings(channels_last=True), False, gpu)
+    assert not kernels.channels_are_last(settings(), False, gpu), "its own norms put channels first again"
+    assert kernels.channels_are_last(settings(channels_last=True), False, gpu)
 
 
 @pytest.mark.parametrize(("there", "why"), [(False, "not installed"), (True, "a CPU computes no Triton kernels")])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from daguerre.build.parts import BatchSizes, Parts
+from daguerre.build.parts import BatchSizes, Components
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading import loader
@@ -50,7 +50,7 @@ class Inputs:
     """Loss of one of these micro-batches."""
 
 
-def latents(parts: Parts, sizes: BatchSizes, ring: Sequence[Encoded]) -> Inputs:
+def latents(parts: Components, sizes: BatchSizes, ring: Sequence[Encoded]) -> Inputs:
     """Updates from encoded micro-batches, as a cache of latents would give them, with text features."""
     known = {id(each.batch): each for each in ring}
 
@@ -61,13 +61,13 @@ def latents(parts: Parts, sizes: BatchSizes, ring: Sequence[Encoded]) -> Inputs:
     return Inputs(_in_turn([each.batch for each in ring], sizes), loss)
 
 
-def pixels(config: Config, parts: Parts, sizes: BatchSizes) -> Inputs:
+def pixels(config: Config, parts: Components, sizes: BatchSizes) -> Inputs:
     """Updates from random images and captions, which the frozen networks encode in each update."""
     ring = [device.on(parts.device, batch) for batch in _ring(config, parts, sizes)]
     return Inputs(_in_turn(ring, sizes), parts.loss)
 
 
-def loaded(config: Config, parts: Parts, sizes: BatchSizes, stack: ExitStack) -> Inputs:
+def loaded(config: Config, parts: Components, sizes: BatchSizes, stack: ExitStack) -> Inputs:
     """Updates from the recipe's data from its beginning, by its loader; the stack ends the loader's workers."""
     dataset = open_dataset(config.data, "train")
     loading = loader.Loading(
@@ -85,7 +85,7 @@ def _in_turn(ring: list[Batch], sizes: BatchSizes) -> Iterator[list[Batch]]:
         yield list(islice(batches, sizes.accumulation))
 
 
-def encoded_ring(config: Config, parts: Parts, sizes: BatchSizes, random_weights: bool) -> list[Encoded]:
+def encoded_ring(config: Config, parts: Components, sizes: BatchSizes, random_weights: bool) -> list[Encoded]:
     """Encoded micro-batches. The frozen networks are not needed afterwards.
 
     Clean samples are those of random images; for networks with random weights, whose latents are next to nothing,
@@ -99,7 +99,7 @@ def image_shape(config: Config) -> Bucket:
     return max(buckets(config.data), key=lambda bucket: bucket.area_px)
 
 
-def _ring(config: Config, parts: Parts, sizes: BatchSizes) -> list[Batch]:
+def _ring(config: Config, parts: Components, sizes: BatchSizes) -> list[Batch]:
     """Micro-batches on the CPU. As many different ones as one update has, up to RING."""
     shape = image_shape(config)
     return [
@@ -107,7 +107,7 @@ def _ring(config: Config, parts: Parts, sizes: BatchSizes) -> list[Batch]:
     ]
 
 
-def random_batch(parts: Parts, size: int, shape: Bucket, first: int = 0) -> Batch:
+def random_batch(parts: Components, size: int, shape: Bucket, first: int = 0) -> Batch:
     """Images of noise with captions of a few words, and the random numbers for them, on the CPU."""
     chance = np.random.default_rng(first)
     pixels_BHWC = chance.integers(0, 256, (size, shape.height_px, shape.width_px, 3), dtype=np.uint8)
@@ -122,7 +122,7 @@ def random_batch(parts: Parts, size: int, shape: Bucket, first: int = 0) -> Batc
     return replace(batch, draws=parts.draws(batch))
 
 
-def _encoded(parts: Parts, batch: Batch, random_weights: bool) -> Encoded:
+def _encoded(parts: Components, batch: Batch, random_weights: bool) -> Encoded:
     """Encoded a few samples at a time: images take more memory than latents."""
     whole = device.on(parts.device, batch)
     made = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from daguerre.config.config import Config
 from daguerre.errors import UserError
-from daguerre.models.components import Components, Wanted
+from daguerre.models.components import ComponentLoader, Wanted
 from daguerre.models.settings import BASE, PretrainedSettings
 from daguerre.models.single_file import configs
 from daguerre.models.weights import architectures, resolve
@@ -23,7 +23,7 @@ def at_hand(config: Config, folder: Path) -> tuple[Config, str]:
     `folder` is where a stand-in may be written. UserError where the base is not here and its numbers are not known.
     """
     model = config.model
-    if not isinstance(model, PretrainedSettings) or all(_is_here(each) for each in Components(model, 0).wanted()):
+    if not isinstance(model, PretrainedSettings) or all(_is_here(each) for each in ComponentLoader(model, 0).wanted()):
         return config, ""
     place = model.pretrained_model_name_or_path
     architecture = architectures.find(place)

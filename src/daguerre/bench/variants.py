@@ -19,10 +19,10 @@ from daguerre.bench import inputs as bench_inputs
 from daguerre.bench import random_model
 from daguerre.bench.inputs import Inputs
 from daguerre.bench.options import Options
-from daguerre.build.parts import BatchSizes, Parts, batch_sizes, begin, build, outline, refuse_cut_batches
+from daguerre.build.parts import BatchSizes, Components, batch_sizes, begin, build, check_uncut_batches, outline
 from daguerre.config.config import Config
 from daguerre.models.placement import frozen
-from daguerre.run.preflight import refuse_wrong_code
+from daguerre.run.preflight import check_compiled_code
 from daguerre.training import device, oom, step
 from daguerre.training.performance import flops
 from daguerre.training.settings import TrainingSettings
@@ -54,8 +54,8 @@ class Variant(Protocol):
 
 
 @dataclass(frozen=True)
-class SyntheticParts(Parts):
-    """Parts whose loss is that of a benchmark's inputs."""
+class SyntheticParts(Components):
+    """Components whose loss is that of a benchmark's inputs."""
 
     inputs: Inputs
 
@@ -74,7 +74,7 @@ class Update(Variant):
         self.config = config
         self.parts = built(config, random_weights=bool(self.notice))
         sizes = batch_sizes(config)
-        refuse_cut_batches(config, self.parts.objective, sizes)
+        check_uncut_batches(config, self.parts.objective, sizes)
         self.samples, self.compute = sizes.whole, self.parts.numerics.compute
         self.flops_per_sample = step_flops(config, self.parts)
         self._inputs = self._prepared(options, sizes)
@@ -103,7 +103,7 @@ class Update(Variant):
         micro_batches = next(self._inputs.updates)
         self._waited += time.perf_counter() - start
         if self._uncompared:  # here, as compiling is part of the first updates
-            refuse_wrong_code(SyntheticParts(**vars(self.parts), inputs=self._inputs), micro_batches[0])
+            check_compiled_code(SyntheticParts(**vars(self.parts), inputs=self._inputs), micro_batches[0])
             self._uncompared = False
         step.update(
             self.state,
@@ -159,12 +159,12 @@ KINDS: dict[str, Callable[[Config, Options, Path], Variant]] = {"step": Update, 
 """Variants by `part`."""
 
 
-def built(config: Config, random_weights: bool) -> Parts:
+def built(config: Config, random_weights: bool) -> Components:
     """The parts of a run. Random weights are initialized on their device: billions of them take long on a CPU."""
     return build(config, drawn_on=device.choose_device(config.training.device) if random_weights else None)
 
 
-def step_flops(config: Config, parts: Parts) -> float:
+def step_flops(config: Config, parts: Components) -> float:
     """Model FLOPs of one image in an update: forward and backward pass of what is trained, counted without computing.
 
     How it is computed (recomputation, kernels) does not count: the training section is left at its defaults for a CPU,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.models.sharding_axes import host
@@ -22,7 +22,7 @@ Base = Mapping[str, Mapping[str, str]]
 """By component: `place`, where it came from, and `digest`, of its weights."""
 
 
-def of(config: Config, parts: Parts) -> Base:
+def of(config: Config, parts: Components) -> Base:
     """The weights that a checkpoint of these parts leaves out. Call it before they change their type or are split."""
     found = {}
     for component, network in parts.family.components.items():
@@ -35,7 +35,7 @@ def of(config: Config, parts: Parts) -> Base:
     return found
 
 
-def refuse_another(recorded: Base | None, own: Base, checkpoint: str) -> None:
+def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
     """UserError where a checkpoint stands on other weights than those that were loaded."""
     if recorded is None:
         raise UserError(

@@ -31,7 +31,7 @@ from daguerre.types import Batch, LossTerms
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """Networks, objective and what is trained of it, on their device."""
 
     family: Family
@@ -82,7 +82,7 @@ class Parts:
         return self.objective.elements.images
 
 
-def build(config: Config, device: torch.device | None = None, drawn_on: torch.device | None = None) -> Parts:
+def build(config: Config, device: torch.device | None = None, drawn_on: torch.device | None = None) -> Components:
     """Loads the family, attaches the adapters, builds the objective, and moves the networks to the device of the run:
     by default the one that the recipe names. Networks without weights draw theirs on the CPU, or on `drawn_on`."""
     device = device or devices.choose_device(config.training.device)
@@ -94,7 +94,7 @@ def build(config: Config, device: torch.device | None = None, drawn_on: torch.de
 
 
 def begin(
-    config: Config, parts: Parts, sharding: Sharding = UNSHARDED, optimizer: OptimizerSettings | None = None
+    config: Config, parts: Components, sharding: Sharding = UNSHARDED, optimizer: OptimizerSettings | None = None
 ) -> TrainState:
     """The state before the first update, by the recipe's optimizer or another one; `sharding` is where the networks
     are. UserError as from `TrainState.start`."""
@@ -104,7 +104,7 @@ def begin(
     )  # fmt: skip
 
 
-def outline(config: Config) -> Parts:
+def outline(config: Config) -> Components:
     """The same parts without memory and without weights: networks on the meta device, of their numbers alone. Nothing
     is set for the process."""
     with torch.device("meta"):
@@ -120,7 +120,7 @@ def load(config: Config) -> tuple[Family, Attached]:
     return family, attach(config.adapters, family, config.seed)
 
 
-def _assembled(config: Config, family: Family, attached: Attached, device: torch.device) -> Parts:
+def _assembled(config: Config, family: Family, attached: Attached, device: torch.device) -> Components:
     """Family, adapters and objective, with what no section of the recipe can see alone refused."""
     numerics = dtypes.choose(config.training, device)
     objective = _objective(config)
@@ -137,7 +137,7 @@ def _assembled(config: Config, family: Family, attached: Attached, device: torch
     kernels.apply(config.training, net, family.components.values(), family.block_classes, device)
     if config.training.gradient_checkpointing:
         activation_checkpointing.enable(net, family.components.values(), numerics.attention)
-    return Parts(family, objective, attached, device, numerics, config.seed)
+    return Components(family, objective, attached, device, numerics, config.seed)
 
 
 def _objective(config: Config) -> Objective:
@@ -170,7 +170,7 @@ def _refuse_weights(config: Config, objective: Objective) -> None:
         )
 
 
-def refuse_cut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:
+def check_uncut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:
     """UserError where not one picture has room in a micro-batch, or where a loss that couples the samples of a batch
     would see only a part of the global batch."""
     area_px = max(bucket.area_px for bucket in buckets(config.data))
@@ -239,7 +239,7 @@ def shared_out(loaded: Loaded, mesh: Mesh, recorded: int | None = None) -> Batch
     """Batch sizes of a recipe on a mesh; nothing is built. UserError for a mesh that it cannot be trained on."""
     config = loaded.config
     sizes = batch_sizes(config, recorded, mesh.batch_ranks, held(loaded))
-    refuse_cut_batches(config, plugins.find("objectives", config.objective.name).build(config.objective), sizes)
+    check_uncut_batches(config, plugins.find("objectives", config.objective.name).build(config.objective), sizes)
     return sizes
 
 

@@ -146,7 +146,7 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(_unwritable(self.status, error)) from error
 
-    def refuse_if_moved(self) -> None:
+    def check_not_moved(self) -> None:
         """RunFolderError if the folder that this process holds is no longer where it was."""
         if not self.lock.exists():
             raise RunFolderError(
@@ -182,7 +182,7 @@ def _elsewhere(path: Path) -> Holder | None:
         return None
 
 
-def refuse_if_held(path: Path) -> None:
+def check_not_held(path: Path) -> None:
     """RunFolderHeld, naming the process, if one works in the run folder: a first look before anything is loaded."""
     if holder := held_by(path):
         raise RunFolderHeld(in_use(path, holder))

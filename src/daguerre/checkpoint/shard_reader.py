@@ -24,7 +24,7 @@ from daguerre.checkpoint.shards import Groups, Index, Region, Stored
 
 
 @dataclass(frozen=True)
-class SliceReader:
+class ShardReader:
     """An open checkpoint."""
 
     folder: Path
@@ -80,7 +80,7 @@ class SliceReader:
             raise CheckpointError(f"{self.folder} holds no tensor {name!r} in {group}")
         return self.index[group][name]
 
-    def _problem(self, group: str, name: str, wanted: shards.Sliced) -> str:
+    def _problem(self, group: str, name: str, wanted: shards.ShardedTensor) -> str:
         if name not in self.index.get(group, {}):
             return f"{group} has no {name}"
         stored = self.index[group][name]
@@ -114,11 +114,11 @@ class SliceReader:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[SliceReader]:
+def opened(folder: Path) -> Iterator[ShardReader]:
     """A checkpoint of either layout, for reading slices. Damaged, CheckpointError as in `Store.load`."""
     entries = manifest.read(folder)
     with ExitStack() as files:
-        yield SliceReader(folder, _index(folder, entries), entries, files)
+        yield ShardReader(folder, _index(folder, entries), entries, files)
 
 
 def _index(folder: Path, entries: Mapping[str, Entry]) -> Index:

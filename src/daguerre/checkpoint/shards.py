@@ -54,7 +54,7 @@ def whole(shape: Sequence[int]) -> Region:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Shard:
     """A part of a tensor that this rank holds."""
 
     offsets: tuple[int, ...]
@@ -68,18 +68,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Sliced:
+class ShardedTensor:
     """A tensor of which this rank holds some parts, or none."""
 
     shape: tuple[int, ...]
     """Of all of it."""
     dtype: torch.dtype
-    pieces: Sequence[Piece]
+    pieces: Sequence[Shard]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Sliced:
+    def of(cls, tensor: Tensor) -> ShardedTensor:
         """A tensor that this rank holds whole."""
-        return cls(tuple(tensor.shape), tensor.dtype, [Piece((0,) * tensor.dim(), tensor)])
+        return cls(tuple(tensor.shape), tensor.dtype, [Shard((0,) * tensor.dim(), tensor)])
 
     def cut(self, region: Region) -> Tensor:
         """The elements of a region that lies in one of the pieces, as a view."""
@@ -87,11 +87,11 @@ class Sliced:
         return piece.tensor[region.within(piece.region)]
 
 
-Groups = Mapping[str, Mapping[str, Sliced]]
+Groups = Mapping[str, Mapping[str, ShardedTensor]]
 """Tensors by group and name."""
 
 
-def in_order(order: Tensor, offsets: Sequence[int], local: Tensor, shape: Sequence[int]) -> Sliced:
+def in_order(order: Tensor, offsets: Sequence[int], local: Tensor, shape: Sequence[int]) -> ShardedTensor:
     """A tensor whose rows were put into another order before it was split.
 
     `order[i]` is the row, as its library counts them, that stands at place i; `local` is the part whose first element
@@ -99,8 +99,8 @@ def in_order(order: Tensor, offsets: Sequence[int], local: Tensor, shape: Sequen
     """
     rows = order[offsets[0] : offsets[0] + len(local)].tolist()
     cuts = [0, *(place for place, (a, b) in enumerate(pairwise(rows), 1) if b != a + 1), len(rows)]
-    pieces = [Piece((rows[start], *offsets[1:]), local[start:end]) for start, end in pairwise(cuts) if end > start]
-    return Sliced(tuple(shape), local.dtype, pieces)
+    pieces = [Shard((rows[start], *offsets[1:]), local[start:end]) for start, end in pairwise(cuts) if end > start]
+    return ShardedTensor(tuple(shape), local.dtype, pieces)
 
 
 @dataclass(frozen=True)

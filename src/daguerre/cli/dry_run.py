@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 
-from daguerre.build.parts import batch_sizes, held, outline, refuse_cut_batches
+from daguerre.build.parts import batch_sizes, check_uncut_batches, held, outline
 from daguerre.config.config import Loaded
 from daguerre.data.dataset import open_dataset
 from daguerre.data.loading.loader import Loading
@@ -32,7 +32,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         sizes = batch_sizes(config)
     else:
         sizes = batch_sizes(config, start.global_batch_size, held=held(loaded))
-    refuse_cut_batches(config, parts.objective, sizes)
+    check_uncut_batches(config, parts.objective, sizes)
     class_images.check_prediction(config, parts)
     data = class_images.planned(config) if start.checkpoint is None else []
     dataset, notices = None, [*loaded.notices, *start.notices, *sizes.notices]
@@ -51,7 +51,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
         in_steps = config.training.duration.unit != "epochs"
         total = config.training.duration.steps(sizes.whole, None) if in_steps else None
     else:
-        dataset.refuse_without(parts.images)
+        dataset.check_present(parts.images)
         dataset.plan(config.seed, sizes.whole)
         data = summary.about_source(dataset, config, sizes.whole, parts.images)
         config, changed = schedule.settled(config, start, sizes, dataset.count)

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.cli import generate_options
 from daguerre.cli.generate_options import Arguments
@@ -171,7 +171,7 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
     }
 
 
-def ready(job: Job) -> Parts:
+def ready(job: Job) -> Components:
     """The networks. UserError if they cannot generate images of all the sizes that are asked for."""
     jobs.use_own_gpu(job.part)
     print(f"drawing with {job.loading.description}")
@@ -186,7 +186,7 @@ def ready(job: Job) -> Parts:
     return parts
 
 
-def write_images(job: Job, parts: Parts, total: int) -> int:
+def write_images(job: Job, parts: Components, total: int) -> int:
     """Generates what is left of this part. Returns 0, or the exit code of a signal."""
     sampling = job.arguments.config.sampling
     sizes = ", ".join(f"{height}x{width}" for height, width in list(job.survey.sizes_px)[:4])

@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
     except UserError as error:
-        if not isinstance(error, errors.SaidElsewhere):
+        if not isinstance(error, errors.ReportedElsewhere):
             print(f"daguerre: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pydantic import Field, field_validator
 
 from daguerre.build.parts import shared_out
-from daguerre.cli.train import refuse_nothing_to_train
+from daguerre.cli.train import check_trains
 from daguerre.config import options as config_options
 from daguerre.config import overrides
 from daguerre.config.config import Loaded
@@ -96,7 +96,7 @@ def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, l
 def prepared(recipe: str, rest: Sequence[str], options: Options) -> tuple[Loaded, Target]:
     """The recipe and what it is planned for. UserError for what `train` would refuse there."""
     loaded = in_memory.load(recipe, rest)
-    refuse_nothing_to_train(loaded.config, recipe)
+    check_trains(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(options.devices, options.nodes)
     return loaded, estimate.of(loaded.config, mesh, options.card, shared_out(loaded, mesh))
 

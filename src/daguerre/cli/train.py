@@ -13,7 +13,7 @@ from daguerre.config import overrides
 from daguerre.config.recipe import shipped
 from daguerre.config_import import in_memory
 from daguerre.distributed.launch import environment
-from daguerre.errors import SaidElsewhere, UserError
+from daguerre.errors import ReportedElsewhere, UserError
 from daguerre.run import storage
 from daguerre.storage import address
 
@@ -57,13 +57,13 @@ def run(arguments: list[str]) -> int:
     try:
         # Several processes look when they have met: they must not wait for one that has left.
         if own.size == 1 and not dry_run:
-            storage.of(*in_memory.peek(given.recipe, wanted)).refuse_if_held()
+            storage.of(*in_memory.peek(given.recipe, wanted)).check_not_held()
         loaded = in_memory.load(given.recipe, wanted)
         if not dry_run:
-            refuse_nothing_to_train(loaded.config, given.recipe)
+            check_trains(loaded.config, given.recipe)
     except UserError as error:
         if own.local_rank:  # each node has files of its own, of which its first process tells
-            raise SaidElsewhere(error) from None
+            raise ReportedElsewhere(error) from None
         raise
     # Late, for the reason above.
     from daguerre.cli import dry_run as dry
@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> int:
     return dry.describe(loaded, of_run, full) if dry_run else trainer.train(loaded, of_run)
 
 
-def refuse_nothing_to_train(config: configs.Config, recipe: str) -> None:
+def check_trains(config: configs.Config, recipe: str) -> None:
     """UserError for a recipe that is there for generation."""
     if config.training.duration.number == 0:
         raise UserError(

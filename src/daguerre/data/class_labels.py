@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-from daguerre.credentials import put_aside
+from daguerre.credentials import redact
 from daguerre.data.images.headers import Undecodable
 from daguerre.errors import UserError
 from daguerre.storage import local_files
@@ -69,7 +69,7 @@ def _checked(given: str | dict[str, str] | tuple[str, ...]) -> str | dict[str, s
     if isinstance(given, str):
         if not given.strip():
             raise UserError(f"expected {_EXPECTED}, the path of a JSON file with either, or {IMAGENET}")
-        return str(put_aside(given))
+        return str(redact(given))
     _prompts(given)
     return given
 

@@ -20,13 +20,13 @@ from daguerre.data.index.cache import DAMAGED
 from daguerre.data.index.index import Index
 from daguerre.data.plan import buckets as bucketing
 from daguerre.data.plan import cache_window, selection
-from daguerre.data.plan.batches import Plan, Slots
+from daguerre.data.plan.batches import BatchPlan, Slots
 from daguerre.data.plan.buckets import Bucket
-from daguerre.data.plan.order import Endless, Order, Passes
+from daguerre.data.plan.order import EpochOrder, InfiniteOrder, Order
 from daguerre.data.plan.selection import Selection
 from daguerre.data.settings import SharedSettings, SourceSettings
 from daguerre.data.skipped import SkipReport
-from daguerre.data.source import FarSource, Source, Split
+from daguerre.data.source import RemoteSource, Source, Split
 from daguerre.errors import UserError
 
 
@@ -35,20 +35,20 @@ class Member(NamedTuple):
 
     settings: SourceSettings
     source: Source
-    far: FarSource | None = None
+    far: RemoteSource | None = None
     """The source again, where its samples come over a network."""
 
 
-class Reads(NamedTuple):
+class ReadRequest(NamedTuple):
     """Samples to read: their members and numbers [n] and their keys [n, 3] of (sample id, epoch, repeat), all int64."""
 
     members: np.ndarray
     numbers: np.ndarray
     keys: np.ndarray
 
-    def part(self, start: int, stop: int) -> Reads:
+    def part(self, start: int, stop: int) -> ReadRequest:
         """Samples `start` to `stop` of these."""
-        return Reads(*(array[start:stop] for array in self))
+        return ReadRequest(*(array[start:stop] for array in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Dataset:
         """The metric that can read the pictures of the source; None where there are several."""
         return self.members[0].source.metric if len(self.members) == 1 else None
 
-    def plan(self, seed: int, batch_size: int) -> Plan:
+    def plan(self, seed: int, batch_size: int) -> BatchPlan:
         """The batches of a run. UserError where an epoch of all sources does not fill one, or the cache has
         no room for the far files that they read."""
         per_epoch = [
@@ -106,22 +106,22 @@ class Dataset:
             # Sources of equal size go in orders of their own; a single one by the seed itself.
             own = seed if not i else int(keys.words(seed, "source", i, count=1)[0])
             of = None if chosen is None else chosen.order(member.settings, own, len(self.buckets))
-            orders.append(of or Endless(len(self.buckets)))
+            orders.append(of or InfiniteOrder(len(self.buckets)))
         chosen_buckets = [None if chosen is None else chosen.buckets for chosen in self.selections]
         if far := self.far_streams(orders):
             where = "data." if len(self.members) == 1 else "data.sources.NAME."
-            cache_window.refuse_small_cache(far, batch_size, self.settings.cache_gb, where)
-        return Plan(seed, orders, chosen_buckets, self.weights, len(self.buckets), batch_size)
+            cache_window.check_cache_size(far, batch_size, self.settings.cache_gb, where)
+        return BatchPlan(seed, orders, chosen_buckets, self.weights, len(self.buckets), batch_size)
 
     def far_streams(self, orders: Sequence[Order]) -> list[cache_window.Stream]:
         """The far sources, in the orders of a plan."""
         return [
             cache_window.Stream(order, member.far.files, weight / sum(self.weights))
             for member, order, weight in zip(self.members, orders, self.weights, strict=True)
-            if member.far is not None and isinstance(order, Passes)
+            if member.far is not None and isinstance(order, EpochOrder)
         ]
 
-    def reads(self, slots: Slots) -> Reads:
+    def reads(self, slots: Slots) -> ReadRequest:
         """The records to read for slots of the plan."""
         numbers, ids = slots.places.copy(), slots.places.copy()
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
@@ -131,9 +131,9 @@ class Dataset:
             else:
                 ids[where] = [member.source.sample_id(int(number)) for number in numbers[where]]
             ids[where] ^= _salt(i)
-        return Reads(slots.members, numbers, np.stack([ids, slots.epochs, slots.repeats], axis=1))
+        return ReadRequest(slots.members, numbers, np.stack([ids, slots.epochs, slots.repeats], axis=1))
 
-    def far_files_of(self, slots: Slots) -> Iterator[tuple[FarSource, int]]:
+    def far_files_of(self, slots: Slots) -> Iterator[tuple[RemoteSource, int]]:
         """The far files that slots are read from, each once, in the order of their first use."""
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
             if chosen is not None and member.far is not None:
@@ -142,11 +142,11 @@ class Dataset:
                 for file in dict.fromkeys(member.far.files.of_shards[shards].tolist()):
                     yield member.far, file
 
-    def first(self, number: int) -> list[tuple[int, Reads]]:
+    def first(self, number: int) -> list[tuple[int, ReadRequest]]:
         """About `number` samples, alike many of each source in its own order; those of one bucket together: (bucket,
         reads)."""
         each = -(-number // len(self.members))
-        found: dict[int, list[Reads]] = {}
+        found: dict[int, list[ReadRequest]] = {}
         for member, chosen in enumerate(self.selections):
             places = np.arange(each if chosen is None else min(each, len(chosen.numbers)), dtype=np.int64)
             of = np.zeros_like(places) if chosen is None else chosen.buckets[places].astype(np.int64)
@@ -154,7 +154,9 @@ class Dataset:
                 there = places[of == bucket]
                 zeros = np.zeros_like(there)
                 found.setdefault(bucket, []).append(self.reads(Slots(zeros + member, there, zeros, zeros, zeros)))
-        return [(bucket, Reads(*map(np.concatenate, zip(*parts, strict=True)))) for bucket, parts in found.items()]
+        return [
+            (bucket, ReadRequest(*map(np.concatenate, zip(*parts, strict=True)))) for bucket, parts in found.items()
+        ]
 
     def report(self) -> SkipReport:
         """Samples left out when the sources were opened, by reason."""
@@ -175,7 +177,7 @@ class Dataset:
         listed = isinstance(self.settings.buckets.aspects, tuple)
         return skipped.merged(selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(images))
 
-    def refuse_without(self, images: Sequence[str]) -> None:
+    def check_present(self, images: Sequence[str]) -> None:
         """UserError where no sample has one of these images beside its picture."""
         for name in images:
             if not any(self._share_with(name)):
@@ -238,7 +240,7 @@ def open_datasets(settings: SharedSettings, splits: Sequence[Split]) -> list[Dat
     """The data sets of several splits; a source that has an index is opened once for all of them."""
     weights = tuple(settings.shares())
     opened = [_opened(name, own, splits) for name, own in settings.named().items()]
-    bucketing.refuse_idle(settings)
+    bucketing.check_not_idle(settings)
     buckets = bucketing.buckets(settings)
     return [
         Dataset(settings, tuple(m[i] for m, _ in opened), tuple(s[i] for _, s in opened), weights, buckets)
@@ -261,7 +263,7 @@ def _opened(
     except UserError as error:
         raise UserError(f"data.sources.{name}: {error}" if name else str(error)) from None
     chosen = selection.select(index, settings, splits, name)
-    if not isinstance(source, FarSource):
+    if not isinstance(source, RemoteSource):
         return [Member(settings, source) for _ in splits], list(chosen)
     told = [source.reading(part.shares) for part in chosen]
     return [Member(settings, own, own if own.far else None) for own in told], list(chosen)
@@ -269,7 +271,7 @@ def _opened(
 
 def _refuse_damage(found: SkipReport, index: Index, limit: float) -> None:
     """UserError where too much cannot be used; of a damaged shard nobody knows how much, so shards are counted."""
-    skipped.refuse_above(limit, found, index.count + skipped.unusable(found))
+    skipped.check_share(limit, found, index.count + skipped.unusable(found))
     damaged, shards = found.get(DAMAGED, {"count": 0})["count"], len(index.shard_starts) - 1
     if damaged > limit * shards:
         where = f"{damaged:,} damaged place{'s' * (damaged > 1)} in {shards:,} shard{'s' * (shards > 1)}"

@@ -90,7 +90,7 @@ def unusable(report: SkipReport) -> int:
     return sum(entry["count"] for entry in report.values() if not entry.get("kept") and entry.get("damage", True))
 
 
-def refuse_above(limit: float, report: SkipReport, looked: int) -> None:
+def check_share(limit: float, report: SkipReport, looked: int) -> None:
     """UserError if more than `limit` of `looked` samples were left out, and `FEWEST` at least."""
     count = unusable(report)
     if count >= FEWEST and _above(limit, count, looked):
@@ -110,7 +110,7 @@ def _too_many(limit: float, share: str, report: SkipReport) -> UserError:
     )
 
 
-class Look(NamedTuple):
+class SkipEvent(NamedTuple):
     """Findings of one rank in consecutive slots; JSON."""
 
     position: int
@@ -147,15 +147,15 @@ class Skips:
     recent: deque[int] = field(default_factory=deque)
     """The empty ones of the last `slots`, ascending."""
 
-    def seen(self, position: int, keys: np.ndarray, failures: Sequence[Failure]) -> Look:
+    def seen(self, position: int, keys: np.ndarray, failures: Sequence[Failure]) -> SkipEvent:
         """Findings in the slots from `position` on, whose keys are [n, 3], to be counted by `take`, here or on all
         ranks."""
         first = min(max(self.counted_slots - position, 0), len(keys))
         looked = int(((keys[first:, 1] == 0) & (keys[first:, 2] == 0)).sum())
         found = [(*failure, int(keys[failure.row, 0])) for failure in failures]
-        return Look(position, len(keys), looked, first, found)
+        return SkipEvent(position, len(keys), looked, first, found)
 
-    def take(self, look: Look, pass_samples: int | None = None) -> None:
+    def take(self, look: SkipEvent, pass_samples: int | None = None) -> None:
         """Counts the findings; `pass_samples` slots are a pass over the data (None: it is endless).
 
         UserError if damaged samples are more than `limit`: of all after a pass, of all or of the recent slots beyond
@@ -180,7 +180,7 @@ class Skips:
         if failures or whole:
             self._check_limits(recent_slots, 0 if whole else DOUBT)
 
-    def _advance(self, look: Look, empty: set[int], recent_slots: int) -> None:
+    def _advance(self, look: SkipEvent, empty: set[int], recent_slots: int) -> None:
         """Moves on over the slots that were not counted before; the rows `empty` have no sample."""
         self.looked += look.looked
         self.recent.extend(self.slots + row - look.first for row in range(look.first, look.slots) if row in empty)

@@ -67,7 +67,7 @@ class Files(NamedTuple):
 
 
 @runtime_checkable
-class FarSource(Source, Protocol):
+class RemoteSource(Source, Protocol):
     """A source whose samples may come over a network; others need none of this."""
 
     @property

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from daguerre.distributed.mesh import AXES, Mesh
-from daguerre.distributed.sharding_rules import Placed
+from daguerre.distributed.sharding_rules import ParameterSplit
 
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
 _WRAPPED = re.compile(r"\.(base_layer|lora_[AB]\.\w+)$")
@@ -55,7 +55,7 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
 def apply(
     net: nn.Module,
     mesh: Mesh,
-    placed: Sequence[Placed],
+    placed: Sequence[ParameterSplit],
     devices: DeviceMesh,
     units: Collection[str],
     gated: Collection[str],
@@ -76,7 +76,7 @@ def apply(
 
 
 def _tensor_parallel(
-    net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh, degree: int, gated: Collection[str]
+    net: nn.Module, where: Mapping[str, ParameterSplit], devices: DeviceMesh, degree: int, gated: Collection[str]
 ) -> dict[str, Tensor]:
     """Splits linear layers by rows (columns of the product) or by columns, as their weights are placed. Of one with a
     LoRA it is the layer inside and one of the two factors; the wrapper adds what these give."""
@@ -118,7 +118,9 @@ def _interleave(name: str, layer: nn.Linear, degree: int) -> dict[str, Tensor]:
     return found
 
 
-def _fully_shard(net: nn.Module, where: Mapping[str, Placed], devices: DeviceMesh, units: Sequence[nn.Module]) -> None:
+def _fully_shard(
+    net: nn.Module, where: Mapping[str, ParameterSplit], devices: DeviceMesh, units: Sequence[nn.Module]
+) -> None:
     """FSDP2 around each unit and around the rest; over two axes it is HSDP: sharded along the last, copied along the
     first."""
     dims = {id(parameter): where[name].fsdp for name, parameter in net.named_parameters()}

@@ -24,7 +24,7 @@ from daguerre.distributed.watchdog import heartbeat
 from daguerre.distributed.watchdog.failure import Failure, Limits
 from daguerre.distributed.watchdog.processes import myself
 from daguerre.distributed.watchdog.watchdog import StacksFile, Watchdog, within
-from daguerre.errors import SaidElsewhere, UserError
+from daguerre.errors import ReportedElsewhere, UserError
 
 _LEAVE_SECONDS = 30.0
 """Longest wait of the first rank that is done for the last: they have saved by then."""
@@ -210,8 +210,8 @@ def _one_voice(store: dist.Store, world: World) -> Iterator[None]:
                 shown = store.get("error").decode()
                 store.add("error/heard", 1)
                 if shown == str(error):
-                    raise SaidElsewhere(error) from None
-        if world.rank and not isinstance(error, SaidElsewhere):
+                    raise ReportedElsewhere(error) from None
+        if world.rank and not isinstance(error, ReportedElsewhere):
             error.args = (f"rank {world.rank}: {error}", *error.args[1:])
         raise
 

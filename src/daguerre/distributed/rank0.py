@@ -32,7 +32,7 @@ class RanksMissing(UserError):
     code = "unreachable"
 
 
-class ToldToStop(UserError):
+class StopRequested(UserError):
     """This process was told to stop while it waited for others."""
 
     code = "failed"
@@ -55,7 +55,7 @@ class Meeting:
     def all_here(self, what: str, seconds: float, stoppable: bool = False) -> None:
         """Returns when every rank has called this with the same `what`, which is used once in a run.
 
-        RanksMissing after so many seconds, naming those that did not. ToldToStop, where `stoppable`, for a signal.
+        RanksMissing after so many seconds, naming those that did not. StopRequested, where `stoppable`, for a signal.
         """
         try:
             self._wait(what, seconds, stoppable)
@@ -71,7 +71,7 @@ class Meeting:
         deadline, poll = time.monotonic() + seconds, _POLLS_SECONDS[0]
         while here < self.size:
             if stoppable and self.exit_code():
-                raise ToldToStop(f"told to stop while waiting for {self._missing(what)} ({what})", self.exit_code())
+                raise StopRequested(f"told to stop while waiting for {self._missing(what)} ({what})", self.exit_code())
             if time.monotonic() > deadline:
                 raise RanksMissing(
                     f"{self._missing(what)} of {self.size} did not come within {seconds:g} s ({what}): look at the "

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from daguerre.distributed import collectives, parallelize
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.rank0 import Agreement
-from daguerre.distributed.sharding_rules import Placed, own_region
-from daguerre.training.sharding import Part, Sharding, exchange
+from daguerre.distributed.sharding_rules import ParameterSplit, own_region
+from daguerre.training.sharding import Sharding, ShardRegion, exchange
 
 
 class MeshSharding(Sharding):
@@ -26,7 +26,7 @@ class MeshSharding(Sharding):
         self,
         net: nn.Module,
         mesh: Mesh,
-        placed: Sequence[Placed],
+        placed: Sequence[ParameterSplit],
         split: parallelize.Split,
         rank: int,
         agreement: Agreement,
@@ -68,7 +68,7 @@ class MeshSharding(Sharding):
             name: self._held[name].detach() if name in self._held else self._buffers[name] for name in self._state_names
         }
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> ShardRegion | None:
         """The part of a parameter that is held; None for all of it."""
         return self._parts.get(name)
 
@@ -146,6 +146,6 @@ class MeshSharding(Sharding):
             raise ValueError("this is not the network that was split")
 
 
-def _part(placed: Placed, mesh: Mesh, rank: int, split: parallelize.Split) -> Part:
+def _part(placed: ParameterSplit, mesh: Mesh, rank: int, split: parallelize.Split) -> ShardRegion:
     offsets, _ = own_region(placed, mesh, rank)
-    return Part(offsets, placed.shape, split.rows.get(placed.name))
+    return ShardRegion(offsets, placed.shape, split.rows.get(placed.name))

@@ -55,7 +55,7 @@ DEFAULT: Sequence[tuple[str, Sequence[Axis]]] = (
 
 
 @dataclass(frozen=True)
-class Placed:
+class ParameterSplit:
     """The split of one parameter."""
 
     name: str
@@ -145,7 +145,7 @@ def check_data_sharding(axes: Sequence[str], mesh: Mesh) -> None:
 
 def place(
     shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, Dims], rules: Rules, mesh: Mesh, heads: Mapping[str, int]
-) -> tuple[list[Placed], list[str]]:
+) -> tuple[list[ParameterSplit], list[str]]:
     """Splits each parameter by the rules; also a line for each that could not be split as they say.
 
     `heads` are the attention heads of the parameters that have a `heads` dim: heads are split whole.
@@ -161,10 +161,10 @@ def place(
         fsdp = _dim(dims[name], rules, "fsdp")
         by_rule = fsdp is not None and fsdp != tensor and shape[fsdp] % mesh.degree("fsdp") == 0
         if mesh.degree("fsdp") == 1:
-            placed.append(Placed(name, shape, dims[name], tensor, None, False))
+            placed.append(ParameterSplit(name, shape, dims[name], tensor, None, False))
             continue
         # FSDP2 splits other dims than 0 only evenly.
-        placed.append(Placed(name, shape, dims[name], tensor, fsdp if by_rule else 0, by_rule))
+        placed.append(ParameterSplit(name, shape, dims[name], tensor, fsdp if by_rule else 0, by_rule))
     return placed, notices
 
 
@@ -185,7 +185,7 @@ def _indivisible(name: str, length: int, mesh: Mesh, heads: int | None) -> str:
     return ""
 
 
-def own_region(placed: Placed, mesh: Mesh, rank: int) -> Region:
+def own_region(placed: ParameterSplit, mesh: Mesh, rank: int) -> Region:
     """The part that a rank holds, also of the parameter's averages and moments. Tensor parallel cuts first and evenly,
     FSDP2 then cuts each such part into chunks of which the last may be short or empty.
 

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 
 from daguerre.models import text_encoder, vae
 from daguerre.models import unet as models_unet
-from daguerre.models.components import Components
+from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
 from daguerre.models.settings import UNetSettings
-from daguerre.models.text_conditioning import Texts
+from daguerre.models.text_conditioning import TextConditioning
 
 _READS = (-1, True)
 """Hidden state that StableDiffusionPipeline reads of the text encoder: the last, with the last norm."""
@@ -31,10 +31,10 @@ class Settings(UNetSettings):
 
 def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
-    components = Components(settings, seed)
+    components = ComponentLoader(settings, seed)
     autoencoder = vae.load(components)
     reader = text_encoder.load(components, "text_encoder", "tokenizer", *_READS)
-    texts = Texts((reader,))
+    texts = TextConditioning((reader,))
     unet = models_unet.load(components, autoencoder, texts)
     replaced = {"text_encoder": lambda: text_encoder.as_read(reader, *_READS), "vae": lambda: vae.scaled(autoencoder)}
     notices = []

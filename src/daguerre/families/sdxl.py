@@ -15,11 +15,11 @@ from pydantic import Field
 
 from daguerre.models import text_encoder, vae
 from daguerre.models import unet as models_unet
-from daguerre.models.components import Components
+from daguerre.models.components import ComponentLoader
 from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
 from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
-from daguerre.models.text_conditioning import Texts
+from daguerre.models.text_conditioning import TextConditioning
 from daguerre.settings import ADDRESS, Idle
 from daguerre.types import Batch, Cond, Prompt
 
@@ -61,12 +61,12 @@ class Settings(UNetSettings):
 
 def load(settings: Settings, seed: int) -> Family:
     """The family of these settings. Raises UserError if something is missing or does not fit together."""
-    components = Components(settings, seed)
+    components = ComponentLoader(settings, seed)
     autoencoder = vae.load(components)
     first, second = (
         text_encoder.load(components, f"text_encoder{mark}", f"tokenizer{mark}", *_READS) for mark in ("", "_2")
     )
-    texts = Texts((first, second), settings.long_prompts_pooled, settings.zero_null_text)
+    texts = TextConditioning((first, second), settings.long_prompts_pooled, settings.zero_null_text)
     unet = models_unet.load(components, autoencoder, texts, _sized(components, second.encoder.config.projection_dim))
     notices = []
     if first.long:
@@ -90,7 +90,7 @@ def _sizes_of_prompts(prompts: Sequence[Prompt], pixel_shape: tuple[int, ...], u
     return {"sizes": torch.tensor([[height, width, 0, 0, height, width]] * len(prompts), dtype=torch.float32)}
 
 
-def _sized(components: Components, pooled_width: int) -> dict[str, Any]:
+def _sized(components: ComponentLoader, pooled_width: int) -> dict[str, Any]:
     """Numbers of the UNet that the family decides: pooled text and six sizes, each in sines and cosines."""
     given = components.settings.places["unet"]
     numbers = given if isinstance(given, dict) else components.config("unet")

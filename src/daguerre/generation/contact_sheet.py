@@ -12,7 +12,7 @@ from urllib.parse import quote
 from PIL import Image
 
 from daguerre.checkpoint.atomic import write_bytes_atomically
-from daguerre.report.html import Html, data_address, element, is_small, join, whole
+from daguerre.report.html import Html, data_address, element, is_small, join, render_page
 
 NAME = "contact-sheet.html"
 MOST = 240
@@ -67,7 +67,7 @@ def page(title: str, examples: Iterable[Example], total: int, made_with: str) ->
             for prompt, ((figure, style),) in groups
         )
         body = element("div", *captioned, class_="sheet")
-    return whole(f"{title} · Daguerre", header, body, "the pictures beside it", ("style.css", "contact.css"))
+    return render_page(f"{title} · Daguerre", header, body, "the pictures beside it", ("style.css", "contact.css"))
 
 
 def _group(prompt: str, cells: list[_Cell]) -> Html:

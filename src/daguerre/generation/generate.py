@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from daguerre import __version__
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.memory import advice
@@ -89,7 +89,7 @@ def image_size(config: Config, purpose: Literal["sample", "evaluation", "class_i
 
 
 def generate(
-    parts: Parts,
+    parts: Components,
     sampling: SamplingSettings,
     requests: Iterable[ImageRequest],
     stop: Callable[[], bool] = lambda: False,
@@ -103,7 +103,7 @@ def generate(
     for batch in batches(requests, sampling.batch_size):
         if stop():
             raise Stopped
-        with oom.explained("drawing pictures", lambda: advice.of_drawing(sampling)):
+        with oom.explained("drawing pictures", lambda: advice.of_generating(sampling)):
             yield from generate_batch(parts, sampling, batch)
 
 
@@ -142,7 +142,9 @@ def batches(requests: Iterable[ImageRequest], batch_size: int) -> Iterator[list[
         yield batch
 
 
-def generate_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[ImageRequest]) -> Iterator[GeneratedImage]:
+def generate_batch(
+    parts: Components, sampling: SamplingSettings, batch: Sequence[ImageRequest]
+) -> Iterator[GeneratedImage]:
     """The images of one batch, all of one size and guidance."""
     family, objective = generative(parts)
     height, width = batch[0].size_px
@@ -160,7 +162,7 @@ def generate_batch(parts: Parts, sampling: SamplingSettings, batch: Sequence[Ima
             yield GeneratedImage(batch[i], pixels, truncated.get(i))
 
 
-def _conditioning(parts: Parts, batch: Sequence[ImageRequest], guided: bool) -> tuple[Cond, Cond | None]:
+def _conditioning(parts: Components, batch: Sequence[ImageRequest], guided: bool) -> tuple[Cond, Cond | None]:
     """Conditioning by the family and then by the adapters, as in training; where `guided`, also the unguided side."""
     prompts, size_px = [request.prompt for request in batch], batch[0].size_px
     cond, null = parts.family.encode_prompts(prompts, (3, *size_px), guided)
@@ -170,7 +172,7 @@ def _conditioning(parts: Parts, batch: Sequence[ImageRequest], guided: bool) -> 
     return cond, null
 
 
-def _as_batch(parts: Parts, requests: Sequence[ImageRequest], texts: list[str]) -> Batch:
+def _as_batch(parts: Components, requests: Sequence[ImageRequest], texts: list[str]) -> Batch:
     """Requests as the batch that adapters read: keys (seed, 0, 0), and images that all prompts have in one size."""
     (height, width), count = requests[0].size_px, len(requests)
     keys = np.array([(request.seed, 0, 0) for request in requests], dtype=np.int64)
@@ -188,7 +190,7 @@ def _as_batch(parts: Parts, requests: Sequence[ImageRequest], texts: list[str]) 
 
 
 def generate_images(
-    parts: Parts,
+    parts: Components,
     size_px: tuple[int, int],
     sampling: SamplingSettings,
     prompts: Sequence[str],
@@ -210,7 +212,7 @@ def numbered(number: int, total: int) -> str:
     return f"{number:0{max(3, len(str(total - 1)))}d}"
 
 
-def about(parts: Parts, sampling: SamplingSettings, request: ImageRequest) -> dict[str, Any]:
+def about(parts: Components, sampling: SamplingSettings, request: ImageRequest) -> dict[str, Any]:
     """Everything that an image depends on beside the weights, and the digest of its noise, float32 in memory order."""
     height, width = request.size_px
     family, objective = generative(parts)
@@ -237,7 +239,7 @@ def about(parts: Parts, sampling: SamplingSettings, request: ImageRequest) -> di
     }
 
 
-def generative(parts: Parts) -> tuple[Family, Diffusion]:
+def generative(parts: Components) -> tuple[Family, Diffusion]:
     """Family and objective. UserError if they cannot generate from prompts."""
     if not parts.family.generates or not isinstance(parts.objective, Diffusion):
         raise UserError(

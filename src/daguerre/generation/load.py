@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.build import base_digests
-from daguerre.build.parts import Parts, build
+from daguerre.build.parts import Components, build
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Checkpoint, Found, Store
 from daguerre.config import config as configs
@@ -72,7 +72,7 @@ class Loading:
     """For people."""
     made_with: dict[str, Any]
     """For the JSON of each image, and for telling one request from another."""
-    parts: Callable[[], Parts]
+    parts: Callable[[], Components]
 
 
 def find(target: str, place: Sequence[str], base: bool) -> Model:
@@ -162,8 +162,8 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     above = RunFolder(folder.resolve().parent)
     if above.config.is_file():
         raise UserError(
-            f"{target} is the pipeline of a run: give the run, {local_copy.shown(above.path)}, whose recipe knows how "
-            "to draw",
+            f"{target} is the pipeline of a run: give the run, {local_copy.display_name(above.path)}, whose recipe knows "
+            "how to generate",
             code="conflict",
         )
     class_name = _json(folder / "model_index.json").get("_class_name")
@@ -235,7 +235,7 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
         if model.kind == "pipeline":
             description = f"the pipeline {model.name}"
         return Loading(description, made_with, partial(_build, config))
-    checkpoint, place = newest(model.run, config.resume_from_checkpoint), local_copy.shown(model.run.path)
+    checkpoint, place = newest(model.run, config.resume_from_checkpoint), local_copy.display_name(model.run.path)
     averaged = "ema" in checkpoint.tensors
     if weights == "ema" and not averaged:
         raise UserError(
@@ -262,7 +262,7 @@ def _check_pretrained(model: Model, config: Config) -> None:
         )
 
 
-def _build(config: Config) -> Parts:
+def _build(config: Config) -> Components:
     """The parts for generation: without what only serves gradients, with the kernels of this device."""
     kernels = "plain" if config.training.kernels == "plain" else "auto"
     settings = {"compile": False, "kernels": kernels, "gradient_checkpointing": False}
@@ -274,8 +274,8 @@ def _build(config: Config) -> Parts:
 def newest(folder: RunFolder, name: str) -> Checkpoint:
     """The newest checkpoint whose every byte is as saved, or the one of this name, without the optimizer's tensors.
     UserError if there is none."""
-    store, place = Store(folder.checkpoints), local_copy.shown(folder.path)
-    notices, path = local_copy.bring(folder.path, name), folder.checkpoints / name
+    store, place = Store(folder.checkpoints), local_copy.display_name(folder.path)
+    notices, path = local_copy.fetch(folder.path, name), folder.checkpoints / name
     found = store.newest_verified() if name == "latest" else Found(path, [])
     for notice in [*notices, *found.notices]:
         print(notice)
@@ -294,11 +294,11 @@ def newest(folder: RunFolder, name: str) -> Checkpoint:
     return store.load(found.path, only=[name for name in ("model", "ema", "objective") if name in groups])
 
 
-def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Parts:
+def load(config: Config, checkpoint: Checkpoint, raw: bool = False) -> Components:
     """The parts with the checkpoint's weights, the averaged ones if it has them, ready to generate with."""
     parts = _build(config)
     averages = {} if raw else checkpoint.tensors.get("ema", {})
-    base_digests.refuse_another(checkpoint.documents.get("base"), base_digests.of(config, parts), checkpoint.name)
+    base_digests.check_same_base(checkpoint.documents.get("base"), base_digests.of(config, parts), checkpoint.name)
     load_weights(parts.net, checkpoint.tensors["model"] | averages, saved=parts.attached.names)
     parts.objective.learnt.load_state(checkpoint.tensors.get("objective", {}))
     return parts

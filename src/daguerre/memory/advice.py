@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from daguerre.build.parts import BatchSizes, Parts
+from daguerre.build.parts import BatchSizes, Components
 from daguerre.config.config import Config
 from daguerre.data.loading.loader import Loading
 from daguerre.samplers.settings import SamplingSettings
@@ -23,7 +23,7 @@ class Names(Protocol):
 
 
 def of_training(
-    config: Config, checkpoints: Names, parts: Parts, state: TrainState, loading: Loading, sizes: BatchSizes
+    config: Config, checkpoints: Names, parts: Components, state: TrainState, loading: Loading, sizes: BatchSizes
 ) -> str:
     """The largest micro-batch that fits, found with samples of the failed update, and other settings that save memory.
 
@@ -80,7 +80,7 @@ def kept(checkpoints: Names) -> str:
     return f"The last checkpoint is {names[-1]}." if names else "No checkpoint was saved yet."
 
 
-def of_drawing(sampling: SamplingSettings) -> str:
+def of_generating(sampling: SamplingSettings) -> str:
     """For generated images."""
     if sampling.batch_size > 1:
         return f"Generate fewer at once: sampling.batch_size is {sampling.batch_size}."

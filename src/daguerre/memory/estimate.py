@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from daguerre.build.parts import BatchSizes, Parts, batch_sizes, outline
+from daguerre.build.parts import BatchSizes, Components, batch_sizes, outline
 from daguerre.config.config import Config
 from daguerre.distributed.mesh import Mesh
 from daguerre.memory import peak as memory_peak
@@ -42,7 +42,7 @@ class Target:
     """Bytes of a device, as far as they are known."""
     sizes: BatchSizes
 
-    def parts(self) -> Parts:
+    def parts(self) -> Components:
         """The networks without memory, with the kernels that they have there."""
         parts = outline(self.config)
         if self.on_gpu:
@@ -176,12 +176,14 @@ class Step:
         return found
 
 
-def simulated_step(target: Target, parts: Parts, count: MemoryCount, say: Say = lambda stage: None) -> SimulatedStep:
+def simulated_step(
+    target: Target, parts: Components, count: MemoryCount, say: Say = lambda stage: None
+) -> SimulatedStep:
     """Steps of the recipe on these devices. The networks of `parts` are used up."""
     return SimulatedStep(target.config, parts, count, target.sizes.accumulation > 1, target.on_gpu, say)
 
 
-def step(target: Target, parts: Parts, count: MemoryCount, say: Say = lambda stage: None) -> Step:
+def step(target: Target, parts: Components, count: MemoryCount, say: Say = lambda stage: None) -> Step:
     """A step of the recipe on these devices. The networks of `parts` are used up."""
     steps = simulated_step(target, parts, count, say)
     peak = steps.peak(memory_peak.images_at_once(target.config, target.sizes.micro))

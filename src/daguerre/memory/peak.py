@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from daguerre import plugins
-from daguerre.build.parts import Parts, begin
+from daguerre.build.parts import Components, begin
 from daguerre.config.config import Config
 from daguerre.data.loading.collate import absent
 from daguerre.data.plan.buckets import Bucket, buckets
@@ -67,7 +67,7 @@ class SimulatedStep:
     def __init__(
         self,
         config: Config,
-        parts: Parts,
+        parts: Components,
         count: MemoryCount,
         accumulates: bool,
         on_gpu: bool,
@@ -174,7 +174,7 @@ def sharded_gradients(
             hook.remove()
 
 
-def gathered_bytes(parts: Parts, count: MemoryCount, shard_frozen: bool) -> int:
+def gathered_bytes(parts: Components, count: MemoryCount, shard_frozen: bool) -> int:
     """Bytes of the parameters that fsdp gathers: of each network those outside its blocks, which stay gathered for a
     step; and of the current block and the next one, the parameters and the buffer that they came in."""
     mesh = count.mesh
@@ -207,7 +207,7 @@ def images_at_once(config: Config, micro: int) -> int:
     return micro if limit is None else max(1, min(micro, limit // largest_bucket(config).area_px))
 
 
-def _sample(config: Config, parts: Parts) -> Batch:
+def _sample(config: Config, parts: Components) -> Batch:
     """One sample of the largest bucket, of which only shapes matter."""
     bucket = largest_bucket(config)
     pixels = torch.empty((1, 3, bucket.height_px, bucket.width_px), dtype=torch.uint8)
@@ -217,7 +217,7 @@ def _sample(config: Config, parts: Parts) -> Batch:
     return replace(one, draws=parts.draws(one))
 
 
-def _fill(parts: Parts) -> None:
+def _fill(parts: Components) -> None:
     """Replaces parameters and buffers by fake tensors on the CPU."""
     networks = [*parts.family.components.values(), parts.net]
     modules = {id(module): module for network in networks for module in network.modules()}
@@ -235,7 +235,7 @@ def _fill(parts: Parts) -> None:
             tensors.update({name: filled(tensor) for name, tensor in tensors.items() if tensor is not None})
 
 
-def _begun(config: Config, parts: Parts) -> TrainState:
+def _begun(config: Config, parts: Components) -> TrainState:
     """The state after an update, with moments."""
     simulated = not hasattr(plugins.find("optimizers", config.optimizer.name), "update_bytes")
     settings = config.optimizer if simulated else plugins.find("optimizers", _STAND_IN).Settings()

@@ -14,11 +14,11 @@ from math import prod
 from torch import nn
 
 from daguerre import plugins
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.config.config import Config
 from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.sharding_rules import Placed, own_region
+from daguerre.distributed.sharding_rules import ParameterSplit, own_region
 from daguerre.errors import UserError
 from daguerre.models.placement import frozen, of_net, placement
 from daguerre.training.optimizers import optimizer
@@ -36,7 +36,7 @@ class ResidentTensor:
     """The part of a parameter that the fullest device holds."""
 
     component: str
-    placed: Placed
+    placed: ParameterSplit
     pattern: str
     """That names its dims; "" where no table knows its network."""
     numbers: int
@@ -78,7 +78,7 @@ class MemoryCount:
             yield name, [each for each in self.held if each.component == name]
 
 
-def count(config: Config, parts: Parts, mesh: Mesh) -> MemoryCount:
+def count(config: Config, parts: Components, mesh: Mesh) -> MemoryCount:
     """The count of a model, which may be without memory. Raises UserError for what cannot be trained on this mesh."""
     axis_rules = config.mesh.logical_axis_rules
     notices = sharding_rules.check(axis_rules, mesh)
@@ -106,7 +106,7 @@ _Kinds = Callable[[str, Shape], dict[str, int]]
 """Bytes by what they are for, of a part of a parameter: its name, and the part's shape."""
 
 
-def _held(component: str, placed: Placed, pattern: str, mesh: Mesh, kinds: _Kinds) -> ResidentTensor:
+def _held(component: str, placed: ParameterSplit, pattern: str, mesh: Mesh, kinds: _Kinds) -> ResidentTensor:
     shape = own_region(placed, mesh, _FULLEST)[1]
     return ResidentTensor(component, placed, pattern, prod(shape), kinds(placed.name, shape))
 
@@ -115,7 +115,7 @@ def _frozen(size: int, name: str, shape: Shape) -> dict[str, int]:
     return {"frozen": prod(shape) * size}
 
 
-def _in_net(config: Config, parts: Parts, name: str, p: nn.Parameter) -> _Kinds:
+def _in_net(config: Config, parts: Components, name: str, p: nn.Parameter) -> _Kinds:
     """A parameter of the net that is not trained (behind the layer that is read, or the base of an adapter) has neither
     gradient nor average."""
     size = 4 if name in parts.attached.float32 else parts.numerics.weights.itemsize
@@ -131,13 +131,13 @@ def _in_net(config: Config, parts: Parts, name: str, p: nn.Parameter) -> _Kinds:
     }
 
 
-def _buffers(parts: Parts) -> int:
+def _buffers(parts: Components) -> int:
     modules = [*parts.family.components.values(), parts.net]
     unique = {id(b): b for module in modules for b in module.buffers()}
     return sum(b.numel() * b.element_size() for b in unique.values())
 
 
-def _check_optimizer(config: Config, parts: Parts, found: MemoryCount) -> None:
+def _check_optimizer(config: Config, parts: Components, found: MemoryCount) -> None:
     """UserError for an optimizer that needs whole parameters where the mesh splits them, and for what else it
     refuses: patterns of names, libraries that are not here."""
     trained = {name: p for name, p in parts.net.named_parameters() if p.requires_grad}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from daguerre.models.components import Components
+from daguerre.models.components import ComponentLoader
 from daguerre.models.export.scheduler import PREDICTIONS
 from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 
 
-def remarks(components: Components, trained: Collection[str], objective: Objective) -> list[str]:
+def compatibility_warnings(components: ComponentLoader, trained: Collection[str], objective: Objective) -> list[str]:
     """A line for each difference between how the weights were trained and are going to be, and for each component that
     starts from random weights and is not among `trained`."""
     places = components.settings.places
@@ -32,7 +32,7 @@ def remarks(components: Components, trained: Collection[str], objective: Objecti
     return warnings + ([] if config is None else _differences(config, objective))
 
 
-def prediction(components: Components, objective: Objective) -> str | None:
+def prediction_warning(components: ComponentLoader, objective: Objective) -> str | None:
     """A message if the pretrained UNet predicts something else than is trained; None also where nobody compares."""
     config = None if components.settings.denoises_anew else components.scheduler()
     return None if config is None or not isinstance(objective, Diffusion) else _predicts(config, objective)

@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
     options: Options
 
 
-class Components:
+class ComponentLoader:
     """Opens the components of one model. All files of the base are asked for at once."""
 
     def __init__(self, settings: PretrainedSettings, seed: int) -> None:

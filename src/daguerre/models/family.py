@@ -35,7 +35,7 @@ from daguerre.types import Batch, Cond, Latents, Prompt
 if TYPE_CHECKING:
     import numpy as np
 
-    from daguerre.models.components import Components
+    from daguerre.models.components import ComponentLoader
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 
@@ -113,7 +113,7 @@ class Family:
     """The same for prompts of images (3, H, W) that are to be generated; True asks for the unguided side."""
     prompt_images: Collection[str] = ()
     """Names of the images of a prompt that `prompt_condition` reads."""
-    pretrained: Components | None = None
+    pretrained: ComponentLoader | None = None
     """Source of the pretrained components; None for networks that always start from random weights."""
     make_net: Callable[[Mapping[str, nn.Module]], nn.Module] | None = None
     """Makes the net in which these components are trained; None for a family that always trains all it has."""
@@ -237,7 +237,11 @@ class Family:
 
     def remarks(self, objective: Objective) -> list[str]:
         """Warnings before this objective is trained from these weights, a line each."""
-        return [] if self.pretrained is None else compatibility.remarks(self.pretrained, self.trained, objective)
+        return (
+            []
+            if self.pretrained is None
+            else compatibility.compatibility_warnings(self.pretrained, self.trained, objective)
+        )
 
     def files(self) -> dict[str, bytes]:
         """Files that belong to the weights (a tokenizer's), by relative path, for checkpoints."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
-from daguerre.distributed.sharding_rules import Placed, Rules
+from daguerre.distributed.sharding_rules import ParameterSplit, Rules
 from daguerre.models import sharding_axes
 
 
@@ -22,7 +22,7 @@ from daguerre.models import sharding_axes
 class Placement:
     """Of one network, or of a net of several."""
 
-    placed: tuple[Placed, ...]
+    placed: tuple[ParameterSplit, ...]
     """In the network's order."""
     patterns: Mapping[str, str]
     """The pattern that means a parameter, by its name; "" where no table knows the network."""
@@ -55,7 +55,7 @@ def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
     )
 
 
-def _with_hosts(placed: list[Placed], hosts: Mapping[str, tuple[str, str]]) -> list[Placed]:
+def _with_hosts(placed: list[ParameterSplit], hosts: Mapping[str, tuple[str, str]]) -> list[ParameterSplit]:
     """Factors that are added to a weight follow it over `tensor`: B where its rows are split, A where its columns."""
     tensor = {hosts[each.name][0]: each.tensor for each in placed if not hosts[each.name][1]}
     found = []
@@ -72,7 +72,7 @@ def _with_hosts(placed: list[Placed], hosts: Mapping[str, tuple[str, str]]) -> l
 def of_net(net: nn.Module, components: Mapping[str, nn.Module], axis_rules: Rules, mesh: Mesh) -> Placement:
     """Places of the parameters of the trained net, by its names: `COMPONENT.` and the component's own."""
     own = {id(p): name for name, p in net.named_parameters()}
-    found: dict[str, Placed] = {}
+    found: dict[str, ParameterSplit] = {}
     patterns: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
     for network in components.values():

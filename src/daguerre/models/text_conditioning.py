@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 
-from daguerre.models.text_encoder import TextReader, Tokens, unread
+from daguerre.models.text_encoder import TextEncoder, Tokens, unread
 from daguerre.types import Cond
 
 _KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
 @dataclass(frozen=True, eq=False)
-class Texts:
+class TextConditioning:
     """The text encoders of a family, in the order of their features."""
 
-    readers: tuple[TextReader, ...]
+    readers: tuple[TextEncoder, ...]
     pooled_window: Literal["first", "last", "weighted"] = "first"
     """Windows of a long text that the pooled features are taken of: one, or all, weighted by their tokens."""
     zero_null: bool = False

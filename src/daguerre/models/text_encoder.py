@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import CLIPTokenizer, T5Tokenizer
 
 from daguerre.errors import UserError
-from daguerre.models.components import Components
+from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import BASE, UNetSettings
 from daguerre.models.tokenizers import AbsentTokenizer
 from daguerre.models.weights import resolve
@@ -35,7 +35,7 @@ class Tokens(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class TextReader:
+class TextEncoder:
     """A text encoder and the tokenizer that it was trained with."""
 
     name: str
@@ -125,7 +125,7 @@ def _final_norm(encoder: Any) -> Any:
     return next(module for name, module in encoder.named_modules() if name.endswith("final_layer_norm"))
 
 
-def load(components: Components, encoder: str, tokenizer: str, layer: int, final_norm: bool) -> TextReader:
+def load(components: ComponentLoader, encoder: str, tokenizer: str, layer: int, final_norm: bool) -> TextEncoder:
     """Text encoder and tokenizer of these component names, which must be a pair. `layer` and `final_norm` are what the
     family reads where the settings leave it open."""
     settings: Any = components.settings  # UNetSettings
@@ -134,7 +134,9 @@ def load(components: Components, encoder: str, tokenizer: str, layer: int, final
     layer, final_norm = _hidden_state(settings, encoder, kind, layer, final_norm)
     words, files = _tokenizer(components, tokenizer)
     net = components.network(encoder, kind, {} if words is None else decided(words))
-    reader = TextReader(encoder, net, words or AbsentTokenizer.of(net), files, layer, final_norm, settings.long_prompts)
+    reader = TextEncoder(
+        encoder, net, words or AbsentTokenizer.of(net), files, layer, final_norm, settings.long_prompts
+    )
     if -layer > reader.layers:
         setting = f"model.{_setting('layer', encoder)}"
         raise UserError(f"{setting} is {layer}, but the encoder has {reader.layers} layers", setting=setting)
@@ -143,7 +145,7 @@ def load(components: Components, encoder: str, tokenizer: str, layer: int, final
     return reader
 
 
-def unread(reader: TextReader) -> list[nn.Parameter]:
+def unread(reader: TextEncoder) -> list[nn.Parameter]:
     """Parameters that no feature depends on: layers behind the one that is read, and a last norm that is left out.
 
     Pooled features come out of the last layer, and depend on all.
@@ -156,7 +158,7 @@ def unread(reader: TextReader) -> list[nn.Parameter]:
     return [parameter for module in behind for parameter in module.parameters()]
 
 
-def as_read(reader: TextReader, layer: int, final_norm: bool) -> Any:
+def as_read(reader: TextEncoder, layer: int, final_norm: bool) -> Any:
     """The encoder for a pipeline that reads this hidden state: with fewer layers if the reader reads an earlier one.
     Weights are shared, not copied."""
     if reader.layer >= layer or reader.final_norm != final_norm:
@@ -207,7 +209,7 @@ def _kind(encoder: str, config: Mapping[str, Any]) -> Any:
     return transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
 
 
-def _tokenizer(components: Components, name: str) -> tuple[Any, dict[str, bytes]]:
+def _tokenizer(components: ComponentLoader, name: str) -> tuple[Any, dict[str, bytes]]:
     """The tokenizer and its files. Without weights it need not be there."""
     if resolve.without_weights() and not (
         getattr(components.settings, name) == BASE and (components.base / name / "tokenizer_config.json").is_file()
@@ -241,7 +243,7 @@ def decided(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _check_pair(reader: TextReader) -> None:
+def _check_pair(reader: TextEncoder) -> None:
     """UserError where tokenizer and encoder do not belong together.
 
     transformers 5 silently builds a tokenizer of 2 tokens when the files are not what it expects.

@@ -13,9 +13,9 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
 from daguerre.errors import UserError
-from daguerre.models.components import Components
+from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Exporter, Family
-from daguerre.models.text_conditioning import Texts
+from daguerre.models.text_conditioning import TextConditioning
 from daguerre.models.vae import VAE, factor
 from daguerre.types import Cond
 
@@ -26,7 +26,7 @@ class UNet(nn.Module):
     """diffusers' UNet2DConditionModel. Its weights are named `unet.`, those of trained encoders `text_encoder.`, and
     then as their libraries name them; what is not trained is no part of its state."""
 
-    def __init__(self, unet: Any, texts: Texts, trained: Mapping[str, nn.Module]) -> None:
+    def __init__(self, unet: Any, texts: TextConditioning, trained: Mapping[str, nn.Module]) -> None:
         """`trained` are the components, of these, that are trained."""
         super().__init__()
         for name, network in trained.items():
@@ -60,7 +60,9 @@ class UNet(nn.Module):
         )[0]
 
 
-def load(components: Components, autoencoder: VAE, texts: Texts, more: Mapping[str, Any] | None = None) -> Any:
+def load(
+    components: ComponentLoader, autoencoder: VAE, texts: TextConditioning, more: Mapping[str, Any] | None = None
+) -> Any:
     """The UNet of these components. `more` are numbers that the family decides besides those of latents and text;
     UserError says where they do not fit."""
     channels, sample_size = autoencoder.channels, autoencoder.net.config.sample_size // factor(autoencoder.net)
@@ -103,7 +105,9 @@ def _check_norms(unet: Any) -> None:
         )
 
 
-def family(components: Components, unet: Any, autoencoder: VAE, texts: Texts, exporter: Exporter) -> Family:
+def family(
+    components: ComponentLoader, unet: Any, autoencoder: VAE, texts: TextConditioning, exporter: Exporter
+) -> Family:
     """The family of these networks, in which the UNet is trained."""
     settings, make_net = components.settings, partial(UNet, unet, texts)
     networks = {"unet": unet, "vae": autoencoder.net, **texts.networks}

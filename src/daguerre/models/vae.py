@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from daguerre import keys as keyed
 from daguerre.errors import UserError
 from daguerre.models import pixel_codec
-from daguerre.models.components import Components
+from daguerre.models.components import ComponentLoader
 from daguerre.models.family import Moments
 from daguerre.types import Latents
 
@@ -97,7 +97,7 @@ def posterior_noise(net: Any, seed: int, keys: np.ndarray, pixel_shape: tuple[in
     return {"posterior": torch.from_numpy(keyed.batch_normals(seed, "vae", keys, latent_shape(net, pixel_shape)))}
 
 
-def load(components: Components) -> VAE:
+def load(components: ComponentLoader) -> VAE:
     """The autoencoder of these components, frozen, with the scaling that the settings give in place of its own."""
     settings: Any = components.settings  # LatentSettings
     net = components.network("vae", AutoencoderKL).eval().requires_grad_(False)

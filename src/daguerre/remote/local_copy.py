@@ -38,13 +38,13 @@ def located(text: str) -> Path:
         return Path(text).expanduser()
     whole = text.rstrip("/")
     if whole.endswith(_PIPELINE):
-        folder = copied(prefix(whole.removesuffix(_PIPELINE)))
-        bring_export(folder)
+        folder = copy(prefix(whole.removesuffix(_PIPELINE)))
+        fetch_export(folder)
         return RunFolder(folder).pipeline
-    return copied(prefix(whole))
+    return copy(prefix(whole))
 
 
-def copied(run: Prefix) -> Path:
+def copy(run: Prefix) -> Path:
     """Brings the small files of a run to this machine. UserError where there is no run, or where it cannot be read."""
     folder = working_folder(run, "run-copies")
     with _reading(run, folder, folder):
@@ -69,7 +69,7 @@ def origin(folder: Path) -> Prefix | None:
         return None
 
 
-def shown(folder: Path) -> str:
+def display_name(folder: Path) -> str:
     """Names a run folder for people: a copy, and the one that a remote run works in, by the address of the run."""
     for name in (_ORIGIN, WORKS_FOR):
         if (folder / name).is_file():
@@ -86,7 +86,7 @@ def names(text: str) -> list[str]:
         return CheckpointCatalog(run / "checkpoints").names()
 
 
-def bring(folder: Path, name: str = "latest") -> list[str]:
+def fetch(folder: Path, name: str = "latest") -> list[str]:
     """Brings a checkpoint into a copy: the newest that verifies, one by its name, or `all`. Returns notices.
 
     Nothing is done to a folder that is no copy, or where there is no such checkpoint. UserError for a store that cannot
@@ -115,7 +115,7 @@ def bring(folder: Path, name: str = "latest") -> list[str]:
     return notices
 
 
-def bring_export(folder: Path) -> None:
+def fetch_export(folder: Path) -> None:
     """Brings the newest export into a copy. UserError where there is none."""
     run = origin(folder)
     if run is None:

@@ -185,7 +185,7 @@ def holder(run: Prefix) -> Holder | None:
     return _holder(found)
 
 
-def refuse_if_held(run: Prefix) -> None:
+def check_not_held(run: Prefix) -> None:
     """RunFolderHeld, naming the process, if one works there: a first look before anything is loaded. StoreError."""
     if (found := holder(run)) and not _is_requeued():
         raise RunFolderHeld(_held(run, found))

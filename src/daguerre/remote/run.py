@@ -27,7 +27,7 @@ WORKS_FOR = ".works-for.json"
 
 
 @dataclass
-class RemoteHome:
+class RemoteStorage:
     """A run at `s3://` or `gs://`."""
 
     run: Prefix
@@ -46,10 +46,10 @@ class RemoteHome:
         """The working folder, to read and write on this machine."""
         return RunFolder(working_folder(self.run))
 
-    def refuse_if_held(self) -> None:
+    def check_not_held(self) -> None:
         """RunFolderHeld, naming the process, if one works there. RunFolderError."""
         with _explained(self.run):
-            lock.refuse_if_held(self.run)
+            lock.check_not_held(self.run)
 
     @contextmanager
     def hold(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daguerre.formatting import percent
-from daguerre.report.html import Html, element, join, table, whole
+from daguerre.report.html import Html, element, join, render_page, table
 from daguerre.report.svg import Histogram, histogram
 
 MANY_BUCKETS = 60
@@ -90,7 +90,7 @@ def render(title: str, what: str, parts: Sequence[Part], settings: str) -> str:
     several = len(parts) > 1
     details = element("section", element("details", element("summary", "Settings"), element("pre", settings)))
     body = join(*(_part(part, several) for part in parts), details)
-    return whole(f"{title} · Daguerre", header, body, "the data", ("style.css", "data.css"))
+    return render_page(f"{title} · Daguerre", header, body, "the data", ("style.css", "data.css"))
 
 
 def _part(part: Part, several: bool) -> Html:

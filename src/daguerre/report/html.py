@@ -82,7 +82,7 @@ def data_address(image: Image.Image, lossless: bool, quality: int) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
-def whole(title: str, header: Html, body: Html, of: str, styles: tuple[str, ...], script: str = "") -> str:
+def render_page(title: str, header: Html, body: Html, of: str, styles: tuple[str, ...], script: str = "") -> str:
     """The page; `of` says in the footer what it was written from. `styles` and `script` are names of files here."""
     code = _asset(script) if script else ""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()

@@ -12,7 +12,7 @@ from daguerre.checkpoint.atomic import write_bytes_atomically
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.report import facts
 from daguerre.report.charts import charts
-from daguerre.report.html import Html, element, join, whole
+from daguerre.report.html import Html, element, join, render_page
 from daguerre.report.results import results
 from daguerre.report.run import Run, read_run
 from daguerre.report.sample_images import evolution
@@ -29,7 +29,7 @@ def render(folder: Path) -> str:
     """The page about a run folder, from its files alone. UserError if the folder is no run's."""
     run = read_run(folder)
     body = join(*_sections(run))
-    return whole(
+    return render_page(
         f"{run.name} · Daguerre", _header(run), body, "the files of the run folder", ("style.css",), "hover.js"
     )
 

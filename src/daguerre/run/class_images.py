@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
 from daguerre.config.config import Config
 from daguerre.data.dataset import open_dataset
@@ -80,7 +80,7 @@ def planned(config: Config) -> list[str]:
     ]
 
 
-def generate_missing(config: Config, parts: Parts, stop: Callable[[], int]) -> list[str]:
+def generate_missing(config: Config, parts: Components, stop: Callable[[], int]) -> list[str]:
     """Generates what is missing with the net as it is; returns a line for each request.
 
     UserError if the model cannot generate, or a folder holds images that were generated otherwise. `stop` is asked
@@ -97,12 +97,12 @@ def generate_missing(config: Config, parts: Parts, stop: Callable[[], int]) -> l
     return [_generate(each, config, parts, made_with, stop) for each in asked if each.missing]
 
 
-def check_prediction(config: Config, parts: Parts) -> None:
+def check_prediction(config: Config, parts: Components) -> None:
     """UserError if DreamBooth starts from a UNet that predicts something else: its few updates teach one thing."""
     asked, pretrained = requests(config), parts.family.pretrained
     if not asked or config.init_from is not None or pretrained is None:
         return
-    if why := compatibility.prediction(pretrained, parts.objective):
+    if why := compatibility.prediction_warning(pretrained, parts.objective):
         raise UserError(
             f"{asked[0].setting}: DreamBooth takes too few updates for this: {why}. Take the objective of the base, or "
             "train another one all the same with model.scheduler=null, which compares nothing",
@@ -119,7 +119,7 @@ def open_others(config: Config) -> None:
 
 
 def _generate(
-    each: ClassImageRequest, config: Config, parts: Parts, made_with: Mapping[str, Any], stop: Callable[[], int]
+    each: ClassImageRequest, config: Config, parts: Components, made_with: Mapping[str, Any], stop: Callable[[], int]
 ) -> str:
     sampling = config.sampling.model_copy(update={"seed": each.seed})
     print(f"{each.setting}: drawing {each.missing:,} pictures of {each.prompt!r} into {each.folder}", flush=True)
@@ -151,7 +151,7 @@ class Filled(NamedTuple):
 
 
 def fill(
-    parts: Parts,
+    parts: Components,
     sampling: SamplingSettings,
     prompt: str,
     folder: Path,
@@ -236,7 +236,7 @@ def _check_same(each: ClassImageRequest, config: Config, made_with: Mapping[str,
         )
 
 
-def _check_generates(each: ClassImageRequest, config: Config, parts: Parts) -> None:
+def _check_generates(each: ClassImageRequest, config: Config, parts: Components) -> None:
     """UserError if the model that training starts from cannot generate yet."""
     way_out = f"Put {each.count:,} pictures into {each.folder}, or remove the setting"
     try:

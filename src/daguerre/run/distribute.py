@@ -13,7 +13,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 
 from daguerre.adapters.adapter import Attached
 from daguerre.build import base_digests
-from daguerre.build.parts import Parts, load
+from daguerre.build.parts import Components, load
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config
 from daguerre.distributed import parallelize, sharding_rules
@@ -56,7 +56,7 @@ def run_on_rank0(processes: Processes, act: Callable[[], _T]) -> _T:
     return processes.agreement.led(act)
 
 
-def shard_networks(config: Config, parts: Parts, processes: Processes, mesh: Mesh) -> tuple[Sharding, list[str]]:
+def shard_networks(config: Config, parts: Components, processes: Processes, mesh: Mesh) -> tuple[Sharding, list[str]]:
     """Splits all networks of a run over the mesh; returns notices, too. All ranks hold all weights before.
     UserError if these differ, or if rules and networks do not fit."""
     if mesh.devices == 1:

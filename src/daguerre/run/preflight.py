@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.distributed.parallelize import local
 from daguerre.errors import UserError
 from daguerre.training.performance import flops, peak_rates
@@ -22,7 +22,7 @@ _WRONG = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 1e-2), torch.float1
 wrongly is off by all of it; roundings by a thousandth of this in float32, by a tenth in 16 bits."""
 
 
-def seconds(parts: Parts, batch: Batch) -> float:
+def seconds(parts: Components, batch: Batch) -> float:
     """Of one forward and backward pass of a micro-batch: the second of two."""
     found = 0.0
     with _untouched(parts):
@@ -36,7 +36,7 @@ def seconds(parts: Parts, batch: Batch) -> float:
 
 
 @torch.no_grad()
-def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
+def training_flops_per_sample(parts: Components, batch: Batch) -> float:
     """Floating-point operations of one training sample in the trained net: three times the counted forward pass."""
     parts.net.eval()
     x0, cond = parts.family.encode(batch)
@@ -45,7 +45,7 @@ def training_flops_per_sample(parts: Parts, batch: Batch) -> float:
 
 
 @torch.no_grad()
-def refuse_wrong_code(parts: Parts, batch: Batch) -> None:
+def check_compiled_code(parts: Components, batch: Batch) -> None:
     """UserError if gradients of compiled blocks are not those without compiling: some releases of torch compile some
     networks wrongly, silently. It sees the shapes of this batch alone. Gradients that are not finite uncompiled are
     left to other guards."""
@@ -71,7 +71,7 @@ def refuse_wrong_code(parts: Parts, batch: Batch) -> None:
         )
 
 
-def _gradients(parts: Parts, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+def _gradients(parts: Components, batch: Batch) -> Iterator[tuple[str, Tensor]]:
     """Of a micro-batch, by name: this device's part of each, where several split them."""
     with _untouched(parts), torch.enable_grad():
         _pass(parts, batch)
@@ -81,14 +81,14 @@ def _gradients(parts: Parts, batch: Batch) -> Iterator[tuple[str, Tensor]]:
             yield name, local(gradient)
 
 
-def _pass(parts: Parts, batch: Batch) -> None:
+def _pass(parts: Components, batch: Batch) -> None:
     with parts.autocast():
         loss = parts.loss(parts.net, batch).loss_B.mean()
     parts.numerics.scaler(parts.device).scaled(loss).backward()
 
 
 @contextmanager
-def _untouched(parts: Parts) -> Iterator[None]:
+def _untouched(parts: Components) -> Iterator[None]:
     """For passes as training makes them, so that what they compile is what training computes with."""
     statistics, mode = [(buffer, buffer.clone()) for buffer in parts.net.buffers()], parts.net.training
     parts.net.train()

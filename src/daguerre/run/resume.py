@@ -84,7 +84,7 @@ def foresee_start(loaded: Loaded, storage: RunStorage) -> StartPoint:
     """Finds what `find_start` would, with its UserErrors; changes nothing. A run in an object store counts as fresh."""
     if not isinstance(storage, LocalStorage):
         return StartPoint(None, {}, None, [])
-    storage.refuse_if_held()
+    storage.check_not_held()
     known = _recorded(_without_shipped_batch(loaded), storage.folder)
     store, name = Store(storage.folder.checkpoints), loaded.config.resume_from_checkpoint
     if name in _NEWEST:
@@ -134,13 +134,13 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
         return {"global_batch_size": None, "allowed": [], "schedule": None}
     if config.resume_from_checkpoint == "never":
         raise UserError(
-            f"{local_copy.shown(folder.path)} holds a run already, and resume_from_checkpoint=never: give this run "
-            "another run_name, or leave it out to go on with that one",
+            f"{local_copy.display_name(folder.path)} holds a run already, and resume_from_checkpoint=never: give this "
+            "run another run_name, or leave it out to go on with that one",
             code="conflict",
             setting="run_name",
         )
     old = configs.load(str(folder.path)).config
-    allowed = refuse_other_recipe(old, config, folder)
+    allowed = check_same_recipe(old, config, folder)
     whole = old.training.global_batch_size
     if any(change.path == _BATCH for change in allowed):
         whole = config.training.global_batch_size
@@ -149,7 +149,7 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
     return {"global_batch_size": whole, "allowed": lines, "schedule": schedule}
 
 
-def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> list[Change]:
+def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Change]:
     """UserError if the recipe differs from the run's in what is learnt; returns changes that `allow_change` names."""
     changes = [change for change in configs.diff(old, new) if change.resume == "identity"]
     # Left out, these are the recorded ones.
@@ -162,7 +162,7 @@ def refuse_other_recipe(old: Config, new: Config, folder: RunFolder) -> list[Cha
     changes = [change for change in changes if change not in allowed]
     if not changes:
         return allowed
-    lines, place = [f"  {_difference(change)}" for change in changes], local_copy.shown(folder.path)
+    lines, place = [f"  {_difference(change)}" for change in changes], local_copy.display_name(folder.path)
     raise UserError(
         f"{place} holds a run of another recipe; it differs in\n" + "\n".join(lines) + "\n"
         "Give the new run another run_name, repeat the command that began this one, or, to start from its weights, "
@@ -182,7 +182,7 @@ def first_weights(attached: Attached, start: StartPoint, config: Config) -> list
     if start.checkpoint is not None or config.init_from is None:
         return []
     other = RunFolder(local_copy.located(config.init_from))
-    notices, place = local_copy.bring(other.path), f"{local_copy.shown(other.path)}/checkpoints"
+    notices, place = local_copy.fetch(other.path), f"{local_copy.display_name(other.path)}/checkpoints"
     found = Store(other.checkpoints).newest_verified()
     if found.path is None:
         raise UserError(
@@ -272,7 +272,7 @@ def read_averages(path: Path, net: nn.Module, saved: Collection[str] | None = No
 
 def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:
     """All tensors of a place, each with its component before its name."""
-    local_copy.bring(path)
+    local_copy.fetch(path)
     components = sorted({name.partition(".")[0] for name in known})
     if path.is_file():
         yield from _of_file(path, components, known)

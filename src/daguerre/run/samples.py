@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from daguerre.build.parts import Parts
+from daguerre.build.parts import Components
 from daguerre.checkpoint.atomic import make_folder, write_json_atomically
 from daguerre.config.config import Config
 from daguerre.errors import UserError
@@ -53,7 +53,7 @@ def _in_turn(row: Row, turn: int) -> Row:
     return replace(row, seed=None if row.seed is None else row.seed + turn, file_name=None)
 
 
-def check(config: Config, parts: Parts) -> None:
+def check(config: Config, parts: Components) -> None:
     """UserError for images that could not be generated: now, and not after hours of training."""
     if not config.sampling.num_images or not parts.family.generates:
         return
@@ -68,7 +68,7 @@ def unknown_words(config: Config) -> list[str]:
 
 
 def write(
-    parts: Parts,
+    parts: Components,
     config: Config,
     each: Sequence[ImageRequest],
     folder: Path | None,

@@ -10,7 +10,7 @@ from functools import partial
 
 from daguerre import faults, ranks
 from daguerre.build import base_digests
-from daguerre.build.parts import BatchSizes, Parts, begin, build, shared_out
+from daguerre.build.parts import BatchSizes, Components, begin, build, shared_out
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
 from daguerre.checkpoint.retention import Keep
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, State
@@ -45,7 +45,7 @@ class Run:
     folder: RunFolder
     processes: Processes
     saver: Saver
-    parts: Parts
+    parts: Components
     sizes: BatchSizes
     every: Intervals
     dataset: Dataset
@@ -66,13 +66,13 @@ class Run:
         """Writes status.json, on rank 0. RunFolderError if the folder is gone."""
         now, total = self.state, self.every.total
         if self.processes.leads:
-            self.folder.refuse_if_moved()
+            self.folder.check_not_moved()
             self.folder.write_status(state, step=now.step, samples=now.samples, total_steps=total, reason=reason)
 
     def page(self) -> None:
         """Writes the report, likewise."""
         if self.processes.leads:
-            self.folder.refuse_if_moved()
+            self.folder.check_not_moved()
             page.write(self.folder.path)
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -140,7 +140,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     samples.check(config, parts)
     base = base_digests.of(config, parts)
     if point.checkpoint is not None:
-        base_digests.refuse_another(point.documents.get("base"), base, point.checkpoint.name)
+        base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
     notices = [*loaded.notices, *point.notices, *sizes.notices]
     notices += [*parts.numerics.notices(), *parts.family.remarks(parts.objective), *samples.unknown_words(config)]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
@@ -172,7 +172,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
 
 
 def _state(
-    config: Config, parts: Parts, point: resume.StartPoint, mesh: Mesh, processes: Processes, stop: StopSignals
+    config: Config, parts: Components, point: resume.StartPoint, mesh: Mesh, processes: Processes, stop: StopSignals
 ) -> tuple[TrainState, list[str]]:
     """The state around sharded networks, and notices. Whatever needs whole networks comes first."""
     attached = parts.attached
@@ -189,7 +189,7 @@ def _state(
 
 
 def _loading(
-    config: Config, folder: RunFolder, dataset: Dataset, parts: Parts, sizes: BatchSizes, state: TrainState,
+    config: Config, folder: RunFolder, dataset: Dataset, parts: Components, sizes: BatchSizes, state: TrainState,
     terminal: Progress, leads: bool,
 ) -> loader.Loading:  # fmt: skip
     skips = Skips(config.data.max_skipped, folder.skipped if leads else None, terminal.message)
@@ -208,7 +208,7 @@ def _announced(run: Run, probe: Batch, notices: Sequence[str], storage: RunStora
         run = replace(run, flops_per_sample=preflight.training_flops_per_sample(parts, probe))
         each = preflight.seconds(parts, probe) / len(probe.names) if left else 0.0
         if left and config.training.compile:
-            preflight.refuse_wrong_code(parts, probe)
+            preflight.check_compiled_code(parts, probe)
     seconds = each * sizes.whole / sizes.ranks * left
     length = f"about {duration_text(seconds)} of training" if left else "all done"
     run.say([*summary.headline(config, parts, sizes, left, length), *notices, f"run folder: {storage.name}"])

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.shard_reader import SliceReader, opened
+from daguerre.checkpoint.shard_reader import ShardReader, opened
 from daguerre.checkpoint.sharded import ShardedStore
-from daguerre.checkpoint.shards import Groups, Piece, Sliced, in_order
+from daguerre.checkpoint.shards import Groups, Shard, ShardedTensor, in_order
 from daguerre.ranks import Ranks
 from daguerre.remote.checkpoint_store import RemoteStore
 from daguerre.run.storage import LocalStorage, RunStorage
-from daguerre.training.sharding import Part
+from daguerre.training.sharding import ShardRegion
 from daguerre.training.state import TrainState
 
 
@@ -42,7 +42,7 @@ def restore(state: TrainState, folder: Path) -> None:
         state.load(found, reader.document("state"))
 
 
-def _part_of(state: TrainState, file: str, name: str, held_shape: torch.Size) -> Part | None:
+def _part_of(state: TrainState, file: str, name: str, held_shape: torch.Size) -> ShardRegion | None:
     """The part of a parameter that this tensor is; None for other tensors, and for a parameter that is held whole."""
     parameter = state.parameter_of(file, name)
     if parameter is None or held_shape != state.held(parameter).shape:
@@ -50,15 +50,15 @@ def _part_of(state: TrainState, file: str, name: str, held_shape: torch.Size) ->
     return state.sharding.part(parameter)
 
 
-def _sliced(tensor: Tensor, part: Part | None) -> Sliced:
+def _sliced(tensor: Tensor, part: ShardRegion | None) -> ShardedTensor:
     if part is None:
-        return Sliced.of(tensor)
+        return ShardedTensor.of(tensor)
     if part.order is not None:
         return in_order(part.order, part.offsets, tensor, part.whole)
-    return Sliced(part.whole, tensor.dtype, [Piece(part.offsets, tensor)])
+    return ShardedTensor(part.whole, tensor.dtype, [Shard(part.offsets, tensor)])
 
 
-def _read(reader: SliceReader, state: TrainState, file: str, name: str, shape: tuple[int, ...]) -> Tensor:
+def _read(reader: ShardReader, state: TrainState, file: str, name: str, shape: tuple[int, ...]) -> Tensor:
     """This device's slice of a tensor of the checkpoint."""
     parameter = state.parameter_of(file, name)
     part = None if parameter is None else state.sharding.part(parameter)

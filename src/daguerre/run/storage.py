@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from daguerre.checkpoint.run_dir import RunFolder, refuse_if_held
-from daguerre.remote.run import RemoteHome
+from daguerre.checkpoint.run_dir import RunFolder, check_not_held
+from daguerre.remote.run import RemoteStorage
 from daguerre.storage import address, bucket
 
 
@@ -25,9 +25,9 @@ class LocalStorage:
         """For people."""
         return str(self.folder.path)
 
-    def refuse_if_held(self) -> None:
+    def check_not_held(self) -> None:
         """RunFolderHeld, naming the process, if one works there."""
-        refuse_if_held(self.folder.path)
+        check_not_held(self.folder.path)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -39,7 +39,7 @@ class LocalStorage:
         """For a process that ends at once: the kernel lets go of a folder."""
 
 
-RunStorage = LocalStorage | RemoteHome
+RunStorage = LocalStorage | RemoteStorage
 
 
 def of(output_dir: str, run_name: str) -> RunStorage:
@@ -48,5 +48,5 @@ def of(output_dir: str, run_name: str) -> RunStorage:
     `hold()` on rank 0 alone; other ranks must not read `folder`: on another machine it is not there.
     """
     if address.is_far(output_dir):
-        return RemoteHome(bucket.prefix(output_dir) / run_name)
+        return RemoteStorage(bucket.prefix(output_dir) / run_name)
     return LocalStorage(RunFolder(Path(output_dir) / run_name))

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import torch
 import yaml
 
-from daguerre.build.parts import BatchSizes, Parts
+from daguerre.build.parts import BatchSizes, Components
 from daguerre.config import config as configs
 from daguerre.config.config import Config
 from daguerre.config.recipe import paths
 from daguerre.data import skipped
 from daguerre.data.dataset import Dataset
 from daguerre.data.plan.buckets import buckets
-from daguerre.models.components import Components
+from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.weights import resolve
 from daguerre.objectives.algebra import Diffusion
@@ -33,7 +33,7 @@ def count_text(count: float) -> str:
     return f"{count:.0f}"
 
 
-def parameter_counts(parts: Parts) -> dict[str, int]:
+def parameter_counts(parts: Components) -> dict[str, int]:
     """Parameters of all networks: `trained` and `frozen`."""
     every = {id(p): p for part in [*parts.family.components.values(), parts.net] for p in part.parameters()}
     trained = sum(p.numel() for p in parts.net.parameters() if p.requires_grad)
@@ -48,7 +48,7 @@ def device_text(device: torch.device) -> str:
     return f"{threads} thread{'s' * (threads > 1)} of a CPU with {os.cpu_count()} cores"
 
 
-def headline(config: Config, parts: Parts, sizes: BatchSizes, steps: int | None, length: str = "") -> list[str]:
+def headline(config: Config, parts: Components, sizes: BatchSizes, steps: int | None, length: str = "") -> list[str]:
     """Length of the training; then model, objective, data and device."""
     trained = count_text(parameter_counts(parts)["trained"])
     samples = f"{config.training.duration} in updates of {sizes.whole} samples"
@@ -131,7 +131,7 @@ def about_files(config: Config) -> list[str]:
     if not isinstance(config.model, PretrainedSettings):
         return []
     lines = []
-    for wanted in Components(config.model, config.seed).wanted():
+    for wanted in ComponentLoader(config.model, config.seed).wanted():
         found = resolve.here(wanted.place, wanted.options)
         files = [f"{part}/{names[0]}".lstrip("/") for part, each in wanted.needed.items() for names in each]
         files = [name.replace("tokenizer_config.json", "*") for name in files]
@@ -159,7 +159,7 @@ def about_settings(config: Config, full: bool) -> dict[str, list[str]]:
     return {f"Settings ({count} that differ from the defaults; --full shows all {every})": lines}
 
 
-def about_networks(parts: Parts) -> list[str]:
+def about_networks(parts: Components) -> list[str]:
     """Each network with its class, its parameters, and those that are trained."""
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
     lines = []
@@ -171,7 +171,7 @@ def about_networks(parts: Parts) -> list[str]:
 
 
 def about_plan(
-    config: Config, parts: Parts, sizes: BatchSizes, total_steps: int | None, start: resume.StartPoint
+    config: Config, parts: Components, sizes: BatchSizes, total_steps: int | None, start: resume.StartPoint
 ) -> list[str]:
     """Length, batches and start point of the training."""
     if total_steps == 0:
@@ -186,7 +186,7 @@ def about_plan(
 
 def dry_run(
     config: Config,
-    parts: Parts,
+    parts: Components,
     sizes: BatchSizes,
     total_steps: int | None,
     start: resume.StartPoint,

@@ -24,7 +24,7 @@ from daguerre.config.config import Loaded
 from daguerre.data.loading import loader
 from daguerre.distributed.launch import environment
 from daguerre.distributed.launch.environment import World
-from daguerre.errors import SaidElsewhere, UserError
+from daguerre.errors import ReportedElsewhere, UserError
 from daguerre.generation import generate
 from daguerre.memory import advice
 from daguerre.remote import local_copy
@@ -78,7 +78,7 @@ def check_mesh(loaded: Loaded, storage: RunStorage, own: World) -> None:
         resume.foreseen_sizes(loaded, storage, loaded.config.mesh.resolved(own.size, own.nodes))
     except UserError as error:
         if own.local_rank:
-            raise SaidElsewhere(error) from None
+            raise ReportedElsewhere(error) from None
         raise
 
 
@@ -296,5 +296,5 @@ def evaluate(run: Run, metric: str, stop: Callable[[], bool]) -> None:
 
 def where(run: Run) -> str:
     """The places of the results, for people."""
-    place = local_copy.shown(run.folder.path)
+    place = local_copy.display_name(run.folder.path)
     return f"pictures: {place}/samples, pipeline: {place}/pipeline, report: {place}/report.html"

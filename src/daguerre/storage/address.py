@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from daguerre.credentials import is_cut, put_aside
+from daguerre.credentials import is_cut, redact
 from daguerre.errors import UserError
-from daguerre.storage.location import STORES, Place, scheme
+from daguerre.storage.location import STORES, Location, scheme
 
 
 def is_far(text: str) -> bool:
@@ -17,12 +17,12 @@ def checked(text: str) -> str:
     kind = scheme(text)
     if kind not in STORES:
         raise UserError(
-            f"{Place(text).name}: runs are kept in a local folder or under s3:// or gs://, not {kind}://",
+            f"{Location(text).name}: runs are kept in a local folder or under s3:// or gs://, not {kind}://",
             code="unsupported",
         )
     bucket, _, rest = text.rstrip("/").partition("://")[2].partition("/")
-    if is_cut(text) or put_aside(text) != text:
-        raise UserError(f"{Place(text).name}: credentials come from the environment, never from an address")
+    if is_cut(text) or redact(text) != text:
+        raise UserError(f"{Location(text).name}: credentials come from the environment, never from an address")
     if not bucket or any(part in ("", ".", "..") for part in rest.split("/") if rest):
-        raise UserError(f"{Place(text).name}: give {kind}://BUCKET/FOLDER, without empty parts, . or ..")
+        raise UserError(f"{Location(text).name}: give {kind}://BUCKET/FOLDER, without empty parts, . or ..")
     return f"{kind}://{bucket}/{rest}".rstrip("/")

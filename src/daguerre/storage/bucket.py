@@ -19,10 +19,10 @@ from obstore.store import GCSStore, S3Store
 from daguerre.storage import address
 from daguerre.storage import io as storage_io
 from daguerre.storage.clients import Store
-from daguerre.storage.errors import Missing, Passing
+from daguerre.storage.errors import Missing, Transient
 from daguerre.storage.io import Sent
-from daguerre.storage.location import Place
-from daguerre.storage.retry import READINGS, tried
+from daguerre.storage.location import Location
+from daguerre.storage.retry import READINGS, with_retries
 
 PART_BYTES = 8 << 20
 """Length of a part of a large object."""
@@ -56,16 +56,16 @@ class Prefix:
     @property
     def name(self) -> str:
         """The address for messages."""
-        return Place(self.url).name
+        return Location(self.url).name
 
     @property
     def last(self) -> str:
         """The last part of the address."""
         return self.url.rpartition("/")[2]
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> Location:
         """Of an object below."""
-        return Place(f"{self.url}/{name}")
+        return Location(f"{self.url}/{name}")
 
     def read(self, name: str) -> tuple[bytes, Version]:
         """An object and its version. StoreError; `Missing` if it does not exist."""
@@ -77,11 +77,11 @@ class Prefix:
         place = self.place(name)
         seen: list[bytes] = []
         for _ in range(READINGS):
-            data, version, tag = tried(place, got)
+            data, version, tag = with_retries(place, got)
             if tag.strip('"') == md5(data, usedforsecurity=False).hexdigest() or data in seen:
                 return data, version
             seen.append(data)
-        raise Passing(place, "comes differently at each reading: something on the way damages it", "")
+        raise Transient(place, "comes differently at each reading: something on the way damages it", "")
 
     def write(self, name: str, data: bytes) -> None:
         """Creates or replaces an object."""
@@ -110,7 +110,7 @@ class Prefix:
                         raise
                     return None
 
-            version = tried(place, put, "written")
+            version = with_retries(place, put, "written")
             try:
                 there, current = self.read(name)
             except Missing:
@@ -120,7 +120,7 @@ class Prefix:
             if version is None or current.get("e_tag") != version.get("e_tag"):  # another writer's
                 return None
             mode = version  # ours, damaged in transit
-        raise Passing(place, "holds other bytes than were written to it", "")
+        raise Transient(place, "holds other bytes than were written to it", "")
 
     def send(self, name: str, chunks: Callable[[], Iterable[Any]], about_bytes: int = 0) -> Sent:
         """Creates or replaces an object of any size from pieces of memory, which `chunks` gives anew at each try."""
@@ -137,19 +137,19 @@ class Prefix:
     def listing(self, below: str = "") -> list[Listed]:
         """All objects, or those below a folder that is named with its slash, sorted."""
         assert not below or below.endswith("/"), below
-        start = Place(f"{self.url}/").key
-        metas = storage_io.entries(Place(f"{self.url}/{below}"))
+        start = Location(f"{self.url}/").key
+        metas = storage_io.entries(Location(f"{self.url}/{below}"))
         found = [Listed(m["path"].removeprefix(start), m["size"], m["e_tag"] or "", m["last_modified"]) for m in metas]
         return sorted(found, key=lambda one: one.name)
 
     def delete(self, names: Sequence[str]) -> None:
         """Deletes objects; those that do not exist are no error."""
         for name in names:
-            tried(self.place(name), _deleted, "written")
+            with_retries(self.place(name), _deleted, "written")
 
     def changed(self, name: str) -> datetime:
         """Time of the last write, by the store's clock. `Missing` if the object does not exist."""
-        return tried(self.place(name), lambda store, path: store.head(path)["last_modified"])
+        return with_retries(self.place(name), lambda store, path: store.head(path)["last_modified"])
 
 
 def prefix(text: str) -> Prefix:

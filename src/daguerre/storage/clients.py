@@ -26,7 +26,7 @@ from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import GCSStore, HTTPStore, S3Store
 
 from daguerre.storage.errors import StoreError
-from daguerre.storage.location import STORES, WEB, Place, shown
+from daguerre.storage.location import STORES, WEB, Location, redacted
 
 if TYPE_CHECKING:
     from obstore.store import GCSConfig, S3Config
@@ -80,7 +80,7 @@ class Client:
     """Set once it has answered: from then on, silence may pass."""
 
 
-def client(place: Place, writing: bool = False) -> Client:
+def client(place: Location, writing: bool = False) -> Client:
     """The connection to a file's store. StoreError if the environment's settings cannot be used.
 
     The one for writing waits longer, and retries parts of a large file by itself.
@@ -88,12 +88,12 @@ def client(place: Place, writing: bool = False) -> Client:
     return _opened(_parts(place)[0], writing and place.scheme in STORES)
 
 
-def path_in(place: Place) -> str:
+def path_in(place: Location) -> str:
     """The file's name within its `client`."""
     return _parts(place)[1]
 
 
-def _parts(place: Place) -> tuple[str, str]:
+def _parts(place: Location) -> tuple[str, str]:
     """The root of the connection and the name in it: a bucket and a key; a host and a plain path; else the address, as
     the library would rewrite escapes and queries."""
     if place.scheme not in WEB:
@@ -109,7 +109,7 @@ def forget() -> None:
 
 @lru_cache(maxsize=64)
 def _opened(root: str, writing: bool) -> Client:
-    place = Place(root)
+    place = Location(root)
     if place.scheme not in STORES:
         return _web(place)
     return (_s3 if place.scheme == "s3" else _gs)(place, writing)
@@ -132,7 +132,7 @@ def _options(allow_http: bool, writing: bool = False) -> dict[str, Any]:
     }
 
 
-def _s3(place: Place, writing: bool) -> Client:
+def _s3(place: Location, writing: bool) -> Client:
     settings = botocore.session.Session()
     try:
         endpoint = _s3_endpoint(settings)
@@ -188,7 +188,7 @@ def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | N
     return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
 
 
-def _gs(place: Place, writing: bool) -> Client:
+def _gs(place: Location, writing: bool) -> Client:
     endpoint = os.environ.get("GOOGLE_BASE_URL")
     credentials = _gs_credentials()
     config: GCSConfig = {} if credentials else {"skip_signature": True}
@@ -216,7 +216,7 @@ def _gs_credentials() -> str | None:
     return None
 
 
-def _web(place: Place) -> Client:
+def _web(place: Location) -> Client:
     host = urlsplit(place.url)
     options = _options(host.scheme == "http")
     if host.username is not None:
@@ -228,13 +228,13 @@ def _web(place: Place) -> Client:
     return Client(HTTPStore(address, **options), f"host {host.hostname}")
 
 
-def _plain_http(place: Place, endpoint: str | None, variable: str) -> bool:
+def _plain_http(place: Location, endpoint: str | None, variable: str) -> bool:
     """True if an endpoint without encryption may be used: on this machine, or if the environment allows it."""
     if not endpoint or urlsplit(endpoint).scheme != "http":
         return False
     if _loopback(urlsplit(endpoint).hostname) or os.environ.get(variable, "").lower() in ("1", "true"):
         return True
-    what = f"would be read over an unencrypted connection ({shown(endpoint)})"
+    what = f"would be read over an unencrypted connection ({redacted(endpoint)})"
     raise StoreError(place, f"{what}: write https://, or set {variable}=true")
 
 
@@ -246,4 +246,4 @@ def _loopback(host: str | None) -> bool:
 
 
 def _endpoint_name(endpoint: str | None) -> str:
-    return f"endpoint {shown(endpoint)}" if endpoint else "the store's own endpoint"
+    return f"endpoint {redacted(endpoint)}" if endpoint else "the store's own endpoint"

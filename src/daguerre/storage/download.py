@@ -19,8 +19,8 @@ import xxhash
 
 from daguerre.storage.clients import Store
 from daguerre.storage.errors import Mismatch, NoRanges, StoreError
-from daguerre.storage.location import WEB, Place
-from daguerre.storage.retry import READINGS, Stat, never_alike, ranged, size, tried
+from daguerre.storage.location import WEB, Location
+from daguerre.storage.retry import READINGS, Stat, never_alike, ranged, size, with_retries
 
 T = TypeVar("T")
 PART_BYTES = 16 << 20
@@ -32,7 +32,7 @@ _UPLOAD_PARTS_MIB = (5, 8, 10, 15, 16, 20, 25, 32, 50, 64, 100, 128, 256, 512, 1
 """Sizes of parts in which tools upload; the entity tag is then made of the parts' MD5s."""
 
 
-def fetch_into(place: Place, file: FileIO, stat: Stat, digest: str | None, keep_other: bool) -> str:
+def fetch_into(place: Location, file: FileIO, stat: Stat, digest: str | None, keep_other: bool) -> str:
     """Downloads into an open empty file without a buffer; see `io.fetch`."""
     file.truncate(stat.bytes)
     parts = [(start, min(PART_BYTES, stat.bytes - start)) for start in range(0, stat.bytes, PART_BYTES)]
@@ -77,7 +77,7 @@ def _in_threads(work: Callable[[T], str], items: Sequence[T]) -> list[str]:
         threads.shutdown(cancel_futures=True)
 
 
-def _settle(place: Place, file: FileIO, stat: Stat, part: tuple[int, int], first: str) -> str:
+def _settle(place: Location, file: FileIO, stat: Stat, part: tuple[int, int], first: str) -> str:
     """Reads one part until two readings agree, and writes those bytes if they are not the first ones."""
     seen = Counter([first])
     for _ in range(READINGS):
@@ -100,7 +100,7 @@ def _put(file: FileIO, data: Any, start: int) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def _stream(place: Place, file: FileIO, stat: Stat, digest: str | None) -> None:
+def _stream(place: Location, file: FileIO, stat: Stat, digest: str | None) -> None:
     """Downloads from a server without ranges: from the beginning after every fault, until two readings agree."""
 
     def whole(store: Store, path: str) -> None:
@@ -112,7 +112,7 @@ def _stream(place: Place, file: FileIO, stat: Stat, digest: str | None) -> None:
 
     seen: Counter[str] = Counter()
     for _ in range(READINGS):
-        tried(place, whole)
+        with_retries(place, whole)
         found = digest_of(file)
         seen[found] += 1
         if _is_right(file, stat, digest) or seen[found] == 2:

@@ -17,13 +17,13 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from daguerre.storage.location import STORES, Place
+from daguerre.storage.location import STORES, Location
 
 
 class StoreError(OSError):
     """A file that cannot be read or written. The message holds no credentials."""
 
-    def __init__(self, place: Place, what: str, setting: str = "data.path") -> None:
+    def __init__(self, place: Location, what: str, setting: str = "data.path") -> None:
         super().__init__()
         self.place = place
         self.what = what
@@ -46,13 +46,13 @@ class StoreError(OSError):
         return f"{self.place.name} {self.what}"
 
 
-class Passing(StoreError):
+class Transient(StoreError):
     """A fault that may pass: an error of the server, a broken connection, a missing answer."""
 
     passing = True
 
 
-class Unreachable(Passing):
+class Unreachable(Transient):
     """No connection, or no answer."""
 
 
@@ -68,7 +68,7 @@ class Mismatch(StoreError):
     """Bytes that came alike several times and are not the expected ones: they are stored that way (damaged, truncated
     or replaced)."""
 
-    def __init__(self, place: Place, what: str, setting: str = "data.path", data: bytes = b"") -> None:
+    def __init__(self, place: Location, what: str, setting: str = "data.path", data: bytes = b"") -> None:
         super().__init__(place, what, setting)
         self.data = data
         """The stored bytes; shorter than asked for if the file ends before."""
@@ -94,7 +94,7 @@ _FAULTS = (
 )
 
 
-def translated(error: BaseError | OSError | ValueError, place: Place, access: str, done: str = "read") -> StoreError:
+def translated(error: BaseError | OSError | ValueError, place: Location, access: str, done: str = "read") -> StoreError:
     """A library's error as a StoreError; `access` names endpoint and credentials, `done` is `read` or `written`."""
     text = str(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else None
@@ -115,10 +115,10 @@ def translated(error: BaseError | OSError | ValueError, place: Place, access: st
     return _unanswered(text, place, access)
 
 
-def _answered(status: int, code: str, text: str, place: Place, access: str, done: str) -> StoreError:
+def _answered(status: int, code: str, text: str, place: Location, access: str, done: str) -> StoreError:
     answer = f"HTTP {status}{f' {code}' if code else ''}"
     if status in _PASSING_STATUS or code in _PASSING_CODES:
-        return Passing(place, f"cannot be {done}: the server answered {answer} again and again ({access})")
+        return Transient(place, f"cannot be {done}: the server answered {answer} again and again ({access})")
     if status == 412:
         return StoreError(place, "was replaced while it was read")
     if status == 416:
@@ -130,12 +130,12 @@ def _answered(status: int, code: str, text: str, place: Place, access: str, done
     return StoreError(place, f"cannot be {done}: the server answered {answer} ({access})")
 
 
-def _elsewhere(place: Place, access: str, region: str) -> StoreError:
+def _elsewhere(place: Location, access: str, region: str) -> StoreError:
     name = f" ({region})" if region else ""
     return StoreError(place, f"is in another region{name}: set AWS_REGION to the bucket's region ({access})")
 
 
-def _rights(place: Place, access: str, done: str) -> str:
+def _rights(place: Location, access: str, done: str) -> str:
     if done == "written":
         return (
             "Check the name and that these credentials may read, write, list and delete there, and have not expired"
@@ -153,10 +153,10 @@ def _rights(place: Place, access: str, done: str) -> str:
     )
 
 
-def _unanswered(text: str, place: Place, access: str) -> StoreError:
+def _unanswered(text: str, place: Location, access: str) -> StoreError:
     if "Content-Length" in text:
         return StoreError(place, "has no size: the server tells none, as for a page that is made when it is asked for")
     why = next((meaning for sign, meaning in _FAULTS if sign in text), "the request failed")
     check = "endpoint, region and credentials" if place.scheme in STORES else "the address and the network"
-    kind = Unreachable if "kind: Connect" in text or why == _LATE else Passing
+    kind = Unreachable if "kind: Connect" in text or why == _LATE else Transient
     return kind(place, f"cannot be reached: {why}, again and again ({access}). Check {check}")

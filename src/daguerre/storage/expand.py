@@ -20,7 +20,7 @@ from daguerre import credentials
 from daguerre.credentials import SEPARATOR
 from daguerre.errors import Code, UserError
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import STORES, WEB, Place, scheme, shown
+from daguerre.storage.location import STORES, WEB, Location, redacted, scheme
 from daguerre.storage.pipes import address_in
 
 INDEX_SUFFIX = ".index"
@@ -41,7 +41,7 @@ _OTHER_SCHEMES |= dict.fromkeys(("azure", "abfs", "abfss", "adl", "wasb", "wasbs
 
 def expand(
     given: str | Sequence[str], setting: str = "data.path", suffixes: tuple[str, ...] = (".tar",)
-) -> list[Place]:
+) -> list[Location]:
     """The files of a setting in its order, sorted within a glob or folder; a folder, or a store's prefix that ends in
     `/`, stands for the files in it with one of the suffixes; `a::b` is two, as in webdataset. UserError for a text with
     no meaning, and for files that are missing or come twice; remote files are not looked for."""
@@ -70,7 +70,7 @@ class _Reading:
         self.setting = setting
         self.suffixes = suffixes
 
-    def places(self, text: str) -> list[Place]:
+    def places(self, text: str) -> list[Location]:
         """The files of one text of the setting."""
         if not text:
             raise self.error("one of the names is empty: remove it")
@@ -88,9 +88,9 @@ class _Reading:
         names = self._braces(text)
         missing = [name for name in names if not (scheme(name) or _GLOB.search(name) or _exists(name))]
         if missing and len(names) > 1:
-            first = ", ".join(repr(shown(name)) for name in missing[:3])
+            first = ", ".join(repr(redacted(name)) for name in missing[:3])
             raise self.error(
-                f"{shown(text)!r} names {len(names):,} files, of which {len(missing):,} do not exist: {first}"
+                f"{redacted(text)!r} names {len(names):,} files, of which {len(missing):,} do not exist: {first}"
                 f"{' ...' if len(missing) > 3 else ''} (seen from {os.getcwd()!r})",
                 "missing",
             )
@@ -107,7 +107,7 @@ class _Reading:
             return text
         if found[1] not in (None, "", "localhost"):
             raise self.error(
-                f"{shown(text)!r} names a file of another machine; for a file of this one write file:///x or x"
+                f"{redacted(text)!r} names a file of another machine; for a file of this one write file:///x or x"
             )
         path = unquote(found[2]) if not _exists(found[2]) and _exists(unquote(found[2])) else found[2]
         if not path:
@@ -119,12 +119,12 @@ class _Reading:
         try:
             names = list(islice(braceexpand(text), PLACES_LIMIT + 1)) if longest < PLACES_LIMIT else None
         except ValueError:  # braceexpand's UnbalancedBracesError
-            raise self.error(f"{shown(text)!r}: a brace is not closed; ranges are written {{00000..00099}}") from None
+            raise self.error(f"{redacted(text)!r}: a brace is not closed; write ranges as {{00000..00099}}") from None
         if names is None or len(names) > PLACES_LIMIT:
-            raise self.error(f"{shown(text)!r} names more than {PLACES_LIMIT:,} files")
+            raise self.error(f"{redacted(text)!r} names more than {PLACES_LIMIT:,} files")
         return names
 
-    def _places(self, name: str) -> list[Place]:
+    def _places(self, name: str) -> list[Location]:
         kind = scheme(name)
         if not kind:
             return self._local(name)
@@ -133,49 +133,49 @@ class _Reading:
         if kind in WEB:
             return [self._web(kind, name)]
         reason = _OTHER_SCHEMES.get(kind, "read are local paths, s3://, gs://, http:// and https://")
-        raise self.error(f"{shown(name)!r}: {kind}:// is not read: {reason}")
+        raise self.error(f"{redacted(name)!r}: {kind}:// is not read: {reason}")
 
-    def _local(self, name: str) -> list[Place]:
+    def _local(self, name: str) -> list[Location]:
         path = os.path.abspath(os.path.expanduser(name))
         if os.path.isfile(path):
-            return [Place(path)]
+            return [Location(path)]
         if os.path.isdir(path):
             if not os.access(path, os.R_OK | os.X_OK):
-                raise self.error(f"{shown(name)!r} may not be read")
+                raise self.error(f"{redacted(name)!r} may not be read")
             files = sorted(os.path.join(path, entry) for entry in os.listdir(path))
             found = [file for file in files if self._fits(file) and os.path.isfile(file)]
-            return [Place(file) for file in found] or self._nothing_in(path, files)
+            return [Location(file) for file in found] or self._nothing_in(path, files)
         if os.path.lexists(path):
-            raise self.error(f"{shown(name)!r} is a link that leads nowhere, or no regular file")
+            raise self.error(f"{redacted(name)!r} is a link that leads nowhere, or no regular file")
         if _GLOB.search(name):
             matches = sorted(glob.glob(path, recursive=True))
             found = [match for match in matches if os.path.isfile(match) and not match.endswith(INDEX_SUFFIX)]
             if found:
-                return [Place(match) for match in found]
+                return [Location(match) for match in found]
         raise self.error(_absent(name, path), "missing")
 
     def _fits(self, name: str) -> bool:
         file = name.rsplit("/", 1)[-1]
         return file.lower().endswith(self.suffixes) and not file.startswith(".")
 
-    def _nothing_in(self, folder: str, files: Sequence[str]) -> list[Place]:
+    def _nothing_in(self, folder: str, files: Sequence[str]) -> list[Location]:
         wanted = " or ".join(self.suffixes)
-        others = ", ".join(shown(file.removeprefix(folder).lstrip("/")) for file in files[:3]) or "nothing"
+        others = ", ".join(redacted(file.removeprefix(folder).lstrip("/")) for file in files[:3]) or "nothing"
         raise self.error(
-            f"no file in {shown(folder)!r} ends in {wanted}; found: {others}{' ...' if len(files) > 3 else ''}. "
-            f"For files in folders inside it write {shown(folder).rstrip('/')}/**/*{self.suffixes[0]}",
+            f"no file in {redacted(folder)!r} ends in {wanted}; found: {others}{' ...' if len(files) > 3 else ''}. "
+            f"For files in folders inside it write {redacted(folder).rstrip('/')}/**/*{self.suffixes[0]}",
             "missing",
         )
 
-    def _stored(self, kind: str, name: str) -> list[Place]:
+    def _stored(self, kind: str, name: str) -> list[Location]:
         bucket, _, key = name.split("://", 1)[1].partition("/")
         if not bucket or "@" in bucket or _GLOB.search(bucket):
             raise self.error(
-                f"{shown(name)!r}: {kind}://BUCKET/KEY is expected; credentials come from the environment, never from "
-                "an address"
+                f"{redacted(name)!r}: {kind}://BUCKET/KEY is expected; credentials come from the environment, never "
+                "from an address"
             )
         if key and not key.endswith("/") and not _GLOB.search(key):
-            return [Place(f"{kind}://{bucket}/{key}")]
+            return [Location(f"{kind}://{bucket}/{key}")]
         folder = key[: key.rfind("/", 0, found.start() if (found := _GLOB.search(key)) else None) + 1]
         try:
             files = [place.url for place in storage_io.listing(f"{kind}://{bucket}/{folder}")]
@@ -183,31 +183,31 @@ class _Reading:
             raise self.error(error.told) from None
         return self._listed(f"{kind}://{bucket}/", key, files)
 
-    def _listed(self, root: str, key: str, files: Sequence[str]) -> list[Place]:
+    def _listed(self, root: str, key: str, files: Sequence[str]) -> list[Location]:
         """The files of a listing that match a glob, or a prefix that ends in `/`."""
         if not _GLOB.search(key):
             here = [file for file in files if "/" not in file.removeprefix(root + key) and self._fits(file)]
-            return [Place(file) for file in here] or self._nothing_in(root + key, files)
+            return [Location(file) for file in here] or self._nothing_in(root + key, files)
         means = re.compile("".join(_translated(key)), re.DOTALL).fullmatch
         matches = [file for file in files if means(file.removeprefix(root)) and not file.endswith(INDEX_SUFFIX)]
         if not matches:
-            raise self.error(f"nothing matches {shown(root + key)!r} (among {len(files):,} files that were listed)")
-        return [Place(file) for file in matches]
+            raise self.error(f"nothing matches {redacted(root + key)!r} (among {len(files):,} files that were listed)")
+        return [Location(file) for file in matches]
 
-    def _web(self, kind: str, name: str) -> Place:
+    def _web(self, kind: str, name: str) -> Location:
         rest = name.split("://", 1)[1]
         path, _, query = rest.partition("?")
         if "*" in path or "[" in path.partition("/")[2] or query.startswith("?"):
             raise self.error(
-                f"{shown(name)!r}: web servers do not list their files: write a range such as {{000..099}}"
+                f"{redacted(name)!r}: web servers do not list their files: write a range such as {{000..099}}"
             )
-        if "..." in shown(name) and "..." not in name:
+        if "..." in redacted(name) and "..." not in name:
             raise self.error(
-                f"{shown(name)!r}: the address cannot be read; / : @ in a password are written %2F %3A %40"
+                f"{redacted(name)!r}: the address cannot be read; / : @ in a password are written %2F %3A %40"
             )
         if not path.partition("/")[0].rpartition("@")[2] or path.endswith("/") or "/" not in path:
-            raise self.error(f"{shown(name)!r}: the address of a file is expected; web servers do not list their files")
-        return Place(f"{kind}://{rest}")
+            raise self.error(f"{redacted(name)!r}: give the address of a file; web servers do not list their files")
+        return Location(f"{kind}://{rest}")
 
 
 def _absent(name: str, path: str) -> str:
@@ -217,10 +217,10 @@ def _absent(name: str, path: str) -> str:
     nearest = next(parent for parent in parents if parent.is_dir() and not _GLOB.search(str(parent)))
     entries = sorted(os.listdir(nearest)) if os.access(nearest, os.R_OK) else []
     close = get_close_matches(Path(path).name, entries, 1)
-    meant = f". Did you mean {shown(close[0])!r}?" if close and nearest == parents[0] else ""
+    meant = f". Did you mean {redacted(close[0])!r}?" if close and nearest == parents[0] else ""
     return (
-        f"{what} {shown(name)!r} (seen from {os.getcwd()!r}); the nearest folder that exists is "
-        f"{shown(str(nearest))!r}, with {len(entries):,} entries{meant}"
+        f"{what} {redacted(name)!r} (seen from {os.getcwd()!r}); the nearest folder that exists is "
+        f"{redacted(str(nearest))!r}, with {len(entries):,} entries{meant}"
     )
 
 

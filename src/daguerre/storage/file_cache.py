@@ -24,7 +24,7 @@ from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
 from daguerre.storage.download import digest_of, fetch_into
 from daguerre.storage.io import Stat
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 _LOCKS = 4096
 _OPENINGS = 5
@@ -64,7 +64,7 @@ class ShardCache:
     limit_bytes: int
     """Bound on all files together, downloads included."""
 
-    def path(self, place: Place, digest: str | None = None) -> Path:
+    def path(self, place: Location, digest: str | None = None) -> Path:
         """The path of a whole copy, fetched if need be; it counts as used now. A local file's own path. StoreError, or
         UserError for a folder that cannot be used.
 
@@ -84,7 +84,7 @@ class ShardCache:
 
     def read(
         self,
-        place: Place,
+        place: Location,
         start: int,
         length: int,
         digest: str | None = None,
@@ -97,7 +97,7 @@ class ShardCache:
             copy = self.path(place, digest)
             with suppress(FileNotFoundError):
                 try:
-                    return storage_io.read(Place(str(copy)), start, length, check)
+                    return storage_io.read(Location(str(copy)), start, length, check)
                 except storage_io.Mismatch as error:
                     if _sound(copy, int(time.monotonic() // _SOUND_SECONDS)):
                         error.place = place
@@ -105,13 +105,13 @@ class ShardCache:
                     copy.unlink(missing_ok=True)
                     _sound.cache_clear()
         what = f"was removed from {str(self.folder)!r} before it could be read, again and again: raise data.cache_gb"
-        raise storage_io.Passing(place, what, "data.cache_gb")
+        raise storage_io.Transient(place, what, "data.cache_gb")
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: Location) -> bool:
         """True if there is a whole copy, or the file is local. Sends no request."""
         return place.local is not None or bool(self._kept(place))
 
-    def _kept(self, place: Place) -> list[_Kept]:
+    def _kept(self, place: Location) -> list[_Kept]:
         name = _name(place)
         with suppress(FileNotFoundError, NotADirectoryError):
             names = [entry for entry in os.listdir(self._shelf(name)) if entry.startswith(name)]
@@ -121,7 +121,7 @@ class ShardCache:
     def _shelf(self, name: str) -> Path:
         return self.folder / "shards" / name[:2]
 
-    def _usable(self, place: Place, digest: str | None) -> Path | None:
+    def _usable(self, place: Location, digest: str | None) -> Path | None:
         """The copy with that digest (else that is up to date), marked as used now."""
         kept = self._kept(place)
         right = [one for one in kept if one.digest == digest]
@@ -131,7 +131,7 @@ class ShardCache:
             right = [one for one in kept if one.version == version]
         return right[0].path if right and right[0].touched() else None
 
-    def _fetched(self, place: Place, digest: str | None) -> Path:
+    def _fetched(self, place: Location, digest: str | None) -> Path:
         stat = storage_io.size(place)
         with self._part(place, stat) as part:
             found = fetch_into(place, part, stat, digest, keep_other=True)
@@ -147,7 +147,7 @@ class ShardCache:
         return whole
 
     @contextmanager
-    def _part(self, place: Place, stat: Stat) -> Iterator[FileIO]:
+    def _part(self, place: Location, stat: Stat) -> Iterator[FileIO]:
         """A file of the full size for a download, locked, removed at the end unless it was renamed."""
         if stat.bytes > self.limit_bytes:
             raise UserError(
@@ -225,7 +225,7 @@ def _living_bytes(part: Path) -> int:
     return 0
 
 
-def _name(place: Place) -> str:
+def _name(place: Location) -> str:
     return blake2b(place.identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
@@ -246,6 +246,6 @@ def _sound(copy: Path, moment: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _recent_version(place: Place, digest: str, minute: int) -> str:
+def _recent_version(place: Location, digest: str, minute: int) -> str:
     """The version at the store, requested once a minute if other bytes are expected than came."""
     return _version(storage_io.size(place))

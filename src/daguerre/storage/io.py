@@ -24,11 +24,11 @@ from daguerre.errors import UserError
 from daguerre.storage import local_files
 from daguerre.storage.clients import Store
 from daguerre.storage.download import fetch_into
-from daguerre.storage.errors import Mismatch, Missing, NoRanges, Passing, StoreError
-from daguerre.storage.location import STORES, WEB, Place
-from daguerre.storage.retry import READINGS, Stat, never_alike, ranged, size, tried
+from daguerre.storage.errors import Mismatch, Missing, NoRanges, StoreError, Transient
+from daguerre.storage.location import STORES, WEB, Location
+from daguerre.storage.retry import READINGS, Stat, never_alike, ranged, size, with_retries
 
-__all__ = ["Mismatch", "Missing", "NoRanges", "Passing", "Stat", "StoreError", "size"]
+__all__ = ["Mismatch", "Missing", "NoRanges", "Stat", "StoreError", "Transient", "size"]
 
 ALIKE = 3
 """Readings that are alike and yet refused, after which bytes count as stored that way."""
@@ -57,7 +57,7 @@ class Sent:
     """The store's entity tag."""
 
 
-def exists(place: Place) -> bool:
+def exists(place: Location) -> bool:
     """True if there is a file. StoreError if that cannot be found out."""
     if place.local is not None:
         return place.local.is_file()
@@ -68,7 +68,7 @@ def exists(place: Place) -> bool:
     return True
 
 
-def opening(place: Place, length: int = 512) -> Opening:
+def opening(place: Location, length: int = 512) -> Opening:
     """The first bytes (fewer if there are not as many) and the content type."""
     if place.local is not None:
         return Opening(local_files.read(place.local, 0, length), "")
@@ -78,11 +78,11 @@ def opening(place: Place, length: int = 512) -> Opening:
         data = bytes(next(iter(got.stream(min_chunk_size=length)), b""))
         return Opening(data[:length], str(got.attributes.get("Content-Type", "")))
 
-    return tried(place, first)
+    return with_retries(place, first)
 
 
 def read(
-    place: Place, start: int, length: int, check: Callable[[bytes], bool] | None = None, *, twice: bool = False
+    place: Location, start: int, length: int, check: Callable[[bytes], bool] | None = None, *, twice: bool = False
 ) -> bytes:
     """Exactly `length` bytes from `start` on; what `check` refuses is read again, as it may be damaged in transit.
 
@@ -106,7 +106,7 @@ def read(
     raise never_alike(place)
 
 
-def fetch(place: Place, to: Path, digest: str | None = None, *, keep_other: bool = False) -> str:
+def fetch(place: Location, to: Path, digest: str | None = None, *, keep_other: bool = False) -> str:
     """Downloads a whole file to `to`, atomically, and returns its xxh3_128 in hex.
 
     The bytes are checked by `digest`, else by the store's MD5, else by a second reading. `Mismatch` if two readings
@@ -127,20 +127,20 @@ def _replacing(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
-def listing(url: str) -> list[Place]:
+def listing(url: str) -> list[Location]:
     """All files under a prefix of an object store that ends in `/`, sorted. It is read until two readings agree."""
-    place = Place(url)
+    place = Location(url)
     assert place.scheme in STORES, place.name
     seen: Counter[tuple[str, ...]] = Counter()
     for _ in range(READINGS):
         found = tuple(sorted(meta["path"] for meta in entries(place)))
         seen[found] += 1
         if seen[found] == 2:
-            return [Place(f"{place.scheme}://{place.bucket}/{key}") for key in found]
-    raise Passing(place, f"is listed differently at each of {READINGS} readings: is it being written to?")
+            return [Location(f"{place.scheme}://{place.bucket}/{key}") for key in found]
+    raise Transient(place, f"is listed differently at each of {READINGS} readings: is it being written to?")
 
 
-def entries(place: Place) -> list[Any]:
+def entries(place: Location) -> list[Any]:
     """obstore's ObjectMeta of all objects under a prefix, read once; a fault in a long listing costs one page."""
     found: list[Any] = []
 
@@ -149,15 +149,15 @@ def entries(place: Place) -> list[Any]:
         return list(next(iter(store.list(path or None, offset=after, chunk_size=_PAGE_KEYS)), []))
 
     while True:
-        page = tried(place, following)
+        page = with_retries(place, following)
         found += page
         if len(page) < _PAGE_KEYS:
             return found
 
 
-def write(to: str | Path | Place, data: bytes) -> None:
+def write(to: str | Path | Location, data: bytes) -> None:
     """Creates or replaces a file: locally and atomically, or in a store, where it arrives whole. StoreError."""
-    place = to if isinstance(to, Place) else Place(str(to))
+    place = to if isinstance(to, Location) else Location(str(to))
     if place.scheme in WEB:
         what = f"{place.name}: nothing can be written to a web server; give a folder, s3:// or gs://"
         raise UserError(what, code="unsupported")
@@ -173,7 +173,7 @@ def write(to: str | Path | Place, data: bytes) -> None:
         raise
 
 
-def send(place: Place, chunks: Callable[[], Iterable[Any]], part_bytes: int, about_bytes: int = 0) -> Sent:
+def send(place: Location, chunks: Callable[[], Iterable[Any]], part_bytes: int, about_bytes: int = 0) -> Sent:
     """Creates or replaces an object of a store from pieces of memory, which `chunks` gives anew at each try.
 
     It has arrived by the store's MD5, else because it is read back. StoreError.
@@ -196,13 +196,13 @@ def send(place: Place, chunks: Callable[[], Iterable[Any]], part_bytes: int, abo
                 )
             return done["e_tag"] or ""
 
-        tag = tried(place, put, "written")
+        tag = with_retries(place, put, "written")
         if tag.strip('"') in sums.tags() or stored_sha256(place, sums.size_bytes) == sums.sha256:
             return Sent(sums.size_bytes, sums.sha256, tag)
-    raise Passing(place, "holds other bytes than were written to it", "")
+    raise Transient(place, "holds other bytes than were written to it", "")
 
 
-def stored_sha256(place: Place, size_bytes: int, part_bytes: int = 8 << 20) -> str:
+def stored_sha256(place: Location, size_bytes: int, part_bytes: int = 8 << 20) -> str:
     """SHA-256 of an object as the store gives it; empty if it is not of that size or does not exist."""
     digest = sha256()
     try:

@@ -24,7 +24,7 @@ class Irregular(OSError):
     """A pipe, socket or device where a file was expected: opening one may block, reading it may never end."""
 
 
-def refuse_irregular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """`Irregular` for anything that exists and is not a file; other OSErrors as the system gives them."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
@@ -34,8 +34,8 @@ def refuse_irregular(path: Path) -> None:
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file for reading. OSError as `refuse_irregular`."""
-    refuse_irregular(path)
+    """A file for reading. OSError as `check_regular`."""
+    check_regular(path)
     return path.open("rb")
 
 
@@ -43,7 +43,7 @@ class _Descriptor:
     """Closed with its last reference, so that eviction never closes it under a reader."""
 
     def __init__(self, path: str) -> None:
-        refuse_irregular(Path(path))
+        check_regular(Path(path))
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from daguerre.credentials import STORES, put_aside, scheme, shown
+from daguerre.credentials import STORES, redact, redacted, scheme
 
-__all__ = ["STORES", "WEB", "Place", "scheme", "shown"]
+__all__ = ["STORES", "WEB", "Location", "redacted", "scheme"]
 
 WEB = ("http", "https")
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class Location:
     """A file on the local disk, in an object store or on a web server."""
 
     url: str
@@ -21,7 +21,7 @@ class Place:
     http(s) address as it was given, which may hold secrets: show `name`, and know it again by `identity`."""
 
     def __repr__(self) -> str:
-        return f"Place({self.name!r})"
+        return f"Location({self.name!r})"
 
     @property
     def scheme(self) -> str:
@@ -36,12 +36,12 @@ class Place:
     @property
     def name(self) -> str:
         """For messages: the address without query and user information, printable whatever it holds."""
-        return shown(self.url)
+        return redacted(self.url)
 
     @property
     def identity(self) -> str:
         """Tells it from others without secrets: it stays the same when the address is signed anew."""
-        return put_aside(self.url) if self.scheme else self.url
+        return redact(self.url) if self.scheme else self.url
 
     @property
     def bucket(self) -> str:

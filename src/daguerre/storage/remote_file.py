@@ -6,13 +6,13 @@ import io
 import os
 
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 
-class FarFile(io.RawIOBase):
+class RemoteFile(io.RawIOBase):
     """For libraries that read files. StoreError as `io.read`."""
 
-    def __init__(self, place: Place, size_bytes: int) -> None:
+    def __init__(self, place: Location, size_bytes: int) -> None:
         super().__init__()
         self.place, self.size_bytes, self.position = place, size_bytes, 0
 

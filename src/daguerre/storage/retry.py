@@ -13,8 +13,8 @@ from obstore.exceptions import BaseError
 
 from daguerre.storage import clients, local_files
 from daguerre.storage.clients import Store
-from daguerre.storage.errors import Mismatch, Missing, Passing, StoreError, Unreachable, translated
-from daguerre.storage.location import WEB, Place
+from daguerre.storage.errors import Mismatch, Missing, StoreError, Transient, Unreachable, translated
+from daguerre.storage.location import WEB, Location
 
 T = TypeVar("T")
 READINGS = 12
@@ -30,7 +30,7 @@ class Stat:
     """Changes when the file does: the store's entity tag, or the time of the last change."""
 
 
-def tried(place: Place, request: Callable[[Store, str], T], done: str = "read") -> T:
+def with_retries(place: Location, request: Callable[[Store, str], T], done: str = "read") -> T:
     """The answer to a request of (store, path in it); StoreError once the retries are used up.
 
     `done` is `written` for a request that writes: its connection has longer time-outs, and retries parts by itself.
@@ -55,12 +55,12 @@ def tried(place: Place, request: Callable[[Store, str], T], done: str = "read") 
         time.sleep(pause * random.uniform(0.5, 1))
 
 
-def never_alike(place: Place) -> Passing:
+def never_alike(place: Location) -> Transient:
     """The fault of a file whose bytes differ at each reading."""
-    return Passing(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them")
+    return Transient(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them")
 
 
-def ranged(place: Place, start: int, length: int, version: str = "") -> bytes:
+def ranged(place: Location, start: int, length: int, version: str = "") -> bytes:
     """`length` bytes from `start` on, unchecked; `Mismatch` if the file ends before, StoreError if it is another object
     than that of the entity tag `version`."""
     if place.local is not None:
@@ -69,24 +69,24 @@ def ranged(place: Place, start: int, length: int, version: str = "") -> bytes:
         options: dict[str, Any] = {"range": (start, start + length)}
         if version.startswith('"'):
             options["if_match"] = version
-        data = tried(place, lambda store, path: bytes(store.get(path, options=options).bytes()))  # type: ignore[arg-type]
+        data = with_retries(place, lambda store, path: bytes(store.get(path, options=options).bytes()))  # type: ignore[arg-type]
     if len(data) != length:
         raise Mismatch(place, f"ends at byte {start + len(data):,}, before {start + length:,}", data=data)
     return data
 
 
-def size(place: Place) -> Stat:
+def size(place: Location) -> Stat:
     """Size and version. StoreError (`Missing` where there is nothing), or OSError of the local disk."""
     if place.local is not None:
         found = os.stat(place.local)
         return Stat(found.st_size, str(found.st_mtime_ns))
     try:
-        return _stat(tried(place, lambda store, path: store.head(path)))
+        return _stat(with_retries(place, lambda store, path: store.head(path)))
     except StoreError as error:
         if place.scheme not in WEB or error.passing or isinstance(error, Missing):
             raise
         # Some servers and signatures know only GET.
-        return _stat(tried(place, lambda store, path: store.get(path).meta))
+        return _stat(with_retries(place, lambda store, path: store.get(path).meta))
 
 
 def _stat(meta: Any) -> Stat:

@@ -75,7 +75,7 @@ class Stages(StatusLine):
         self.show({"stage": f"planning: {stage}{' ...' if self.moves else ''}"})
 
 
-def spoken(report: SkipReport) -> str:
+def skip_summary(report: SkipReport) -> str:
     """Samples left out by reason, then those only noted; empty if there is neither."""
     parts = []
     for title, kept in (("left out:", False), ("noted:", True)):

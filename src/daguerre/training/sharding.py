@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardRegion:
     """This device's part of a parameter that is split: a rectangle of it."""
 
     offsets: tuple[int, ...]
@@ -51,7 +51,7 @@ class Sharding:
         """The same of everything in the net's state dict, buffers included."""
         return dict(net.state_dict())
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> ShardRegion | None:
         """The part of a parameter that is held; None for all of it."""
         return None
 
@@ -105,7 +105,7 @@ def exchange(held: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> 
         held[name].data, value.data = value.data, held[name].data
 
 
-def cut(whole: Tensor, part: Part | None, shape: Sequence[int]) -> Tensor:
+def cut(whole: Tensor, part: ShardRegion | None, shape: Sequence[int]) -> Tensor:
     """The part, of this shape, of a whole tensor."""
     if part is None:
         return whole

@@ -23,7 +23,7 @@ from daguerre.data.sources.webdataset import Settings, WebdatasetSource, open_so
 from daguerre.data.tar import reader
 from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 ODD = [
     "a",
@@ -404,7 +404,7 @@ def test_an_index_beside_a_shard_in_a_store_saves_reading_it(tmp_path, opened, s
     path = tmp_path / "a.tar"
     path.write_bytes(tars.shard(0, 12))
     place = s3.put("set/a.tar", path.read_bytes())
-    s3.put("set/a.tar.index", cache.encoded(source_file.build(Place(str(path)))))
+    s3.put("set/a.tar.index", cache.encoded(source_file.build(Location(str(path)))))
     source = opened(place.url)
     assert source.index.count == 12
     assert not source.cache.holds(place)
@@ -415,7 +415,7 @@ def test_an_index_in_a_store_whose_shard_is_another_is_said(tmp_path, opened, s3
     path = tmp_path / "a.tar"
     path.write_bytes(tars.shard(0))
     place = s3.put("a.tar", path.read_bytes()[:4000])
-    s3.put("a.tar.index", cache.encoded(source_file.build(Place(str(path)))))
+    s3.put("a.tar.index", cache.encoded(source_file.build(Location(str(path)))))
     source = opened(place.url)
     assert source.report()[cache.CHANGED]["examples"] == [
         f"s3://bucket/a.tar ({path.stat().st_size:,} bytes, now 4,000)"

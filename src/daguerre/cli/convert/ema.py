@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
     folder, width, out = read(arguments)
     config = configs.load(str(folder.path)).config
     checkpoint = newest(folder, "latest")
-    local_copy.bring(folder.path, "all")
+    local_copy.fetch(folder.path, "all")
     found = rebuilt(folder, config, checkpoint.name, width)
     parts = load(config, checkpoint)
     names = parts.attached.names

@@ -131,7 +131,7 @@ def exported(request: Request) -> Iterator[Path]:
         return
     folder, options = RunFolder(request.source), request.options
     config = configs.load(str(folder.path), request.overrides).config
-    place = local_copy.shown(folder.path)
+    place = local_copy.display_name(folder.path)
     checkpoint = newest(folder, options.checkpoint or "latest")
     averaged = "ema" in checkpoint.tensors
     if options.weights == "ema" and not averaged:

@@ -21,8 +21,8 @@ from daguerre.formatting import counted, duration_text, size_text
 from daguerre.settings import Settings
 from daguerre.storage import io as storage_io
 from daguerre.storage.expand import expand
-from daguerre.storage.location import WEB, Place
-from daguerre.tracking.progress import Counter, spoken
+from daguerre.storage.location import WEB, Location
+from daguerre.tracking.progress import Counter, skip_summary
 
 SUMMARY = "read shards through once and keep what training needs to know of them"
 HELP = """\
@@ -70,13 +70,13 @@ def run(arguments: list[str]) -> int:
     build = webdataset.builder(settings)
     missing = [place for place in places if options.again or not _is_there(place, build.kind)]
     with Counter("indexing", len(missing), "shards") as counter:
-        steps = job_pool.work(Indexing(build), missing, options.processes or _processes(missing))
+        steps = job_pool.run_jobs(Indexing(build), missing, options.processes or _processes(missing))
         made = list(job_pool.results(steps, counter.add))
         seconds = counter.seconds
     return _conclude(made, len(places), seconds)
 
 
-def _processes(places: list[Place]) -> int:
+def _processes(places: list[Location]) -> int:
     """One for what is read before others have started."""
     local = all(place.local for place in places)
     little = local and sum(storage_io.size(place).bytes for place in places) < _LITTLE_BYTES
@@ -89,20 +89,20 @@ class Indexing:
 
     build: webdataset.Build
 
-    def __call__(self, place: Place) -> Generator[int, None, tuple[int, About]]:
+    def __call__(self, place: Location) -> Generator[int, None, tuple[int, About]]:
         """Yields 1 for the shard; returns its samples, and what is known of it."""
         index = self.build(place)
         if place.local is not None:
             cache.save(index, place.local.with_name(place.local.name + SUFFIX))
         else:
-            storage_io.write(Place(place.url + SUFFIX), cache.encoded(index))
+            storage_io.write(Location(place.url + SUFFIX), cache.encoded(index))
         yield 1
         return index.table.num_rows, index.about
 
 
-def _is_there(place: Place, kind: str) -> bool:
+def _is_there(place: Location, kind: str) -> bool:
     """True if a usable index of a shard of this size lies beside it."""
-    beside = Place(place.url + SUFFIX)
+    beside = Location(place.url + SUFFIX)
     try:
         if beside.local is not None:
             about = cache.load(beside.local).about
@@ -114,7 +114,7 @@ def _is_there(place: Place, kind: str) -> bool:
     return about.kind == kind and about.shard_bytes == storage_io.size(place).bytes
 
 
-def _check_writable(places: list[Place]) -> None:
+def _check_writable(places: list[Location]) -> None:
     for place in places:
         if place.scheme in WEB:
             raise UserError(
@@ -134,5 +134,5 @@ def _conclude(made: list[tuple[int, About]], count: int, seconds: float) -> int:
     print(f"indexed {counted(len(made), 'shard')}: {samples:,} samples, {size}, in {duration_text(seconds)}{had}")
     report = skipped.merged(*(cache.found_in(about) for _, about in made))
     if report:
-        print(spoken(report))
+        print(skip_summary(report))
     return errors.FAILED if any(about.damage for _, about in made) else errors.DONE

@@ -12,7 +12,7 @@ from daguerre.data.index.index import Index
 from daguerre.data.plan import selection
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
-from daguerre.data.source import FarSource, Source
+from daguerre.data.source import RemoteSource, Source
 from daguerre.errors import UserError
 
 
@@ -38,7 +38,7 @@ class Opened:
 
     def reading(self, numbers: np.ndarray) -> Source:
         """The source, prepared to read these samples."""
-        if self.index is None or not isinstance(self.source, FarSource):
+        if self.index is None or not isinstance(self.source, RemoteSource):
             return self.source
         starts = self.index.shard_starts
         wanted = np.diff(np.searchsorted(np.sort(numbers), starts))
@@ -47,7 +47,7 @@ class Opened:
 
 def is_remote(source: Source) -> bool:
     """True if samples come over a network."""
-    return isinstance(source, FarSource) and source.far
+    return isinstance(source, RemoteSource) and source.far
 
 
 def opened(settings: SourceSettings) -> Opened:
@@ -56,7 +56,7 @@ def opened(settings: SourceSettings) -> Opened:
     index = source.index
     if index is None:
         return Opened(settings, source, None, np.zeros(0, bool), source.report())
-    selection.refuse_unknown_fields(index, settings)
+    selection.check_fields(index, settings)
     verdict = settings.filters.evaluate(index)
     left_out = skipped.merged(source.report(), skipped.counted(verdict.rejected))
     if not verdict.passes.any():

@@ -31,7 +31,7 @@ from daguerre.data.tools.pack import Packer, Shard
 from daguerre.errors import UserError
 from daguerre.formatting import counted, duration_text, size_text
 from daguerre.settings import ADDRESS, Settings
-from daguerre.tracking.progress import Counter, spoken
+from daguerre.tracking.progress import Counter, skip_summary
 
 SUMMARY = "write a data set into tar shards"
 HELP = """\
@@ -167,7 +167,7 @@ def _pack(chosen: Chosen, request: Request[Options], shards: Sequence[Shard], li
     kept = 0
     packer = Packer(chosen.source, request.settings.formats, listing.to, tuple(listing.done.values()))
     with Counter("packing", len(chosen.numbers)) as counter:
-        steps = job_pool.work(packer, shards, request.options.processes or processes)
+        steps = job_pool.run_jobs(packer, shards, request.options.processes or processes)
         for packed, was_there in job_pool.results(steps, counter.add):
             kept += was_there
             listing.add(packed)
@@ -235,6 +235,6 @@ def _conclude(listing: Listing, kept: int, seconds: float) -> None:
             f"({size_text(document['bytes'])}) in {duration_text(seconds)}{there}"
         )
     if left_out := listing.left_out():
-        print(spoken(left_out))
+        print(skip_summary(left_out))
     place = f"{listing.to.rstrip('/')}/" if "://" in listing.to else listing.to
     print(f"train on them with: data.source=webdataset data.path={shlex.quote(place)}")

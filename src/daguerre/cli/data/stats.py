@@ -29,7 +29,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.report import dataset_page
 from daguerre.report.dataset_page import Example, Part
 from daguerre.settings import ADDRESS, Settings
-from daguerre.tracking.progress import Counter, spoken
+from daguerre.tracking.progress import Counter, skip_summary
 
 SUMMARY = "a page about sizes, shapes, captions, filters and what is cropped"
 HELP = """\
@@ -109,7 +109,7 @@ def _summary(part: Part) -> str:
     values = max(len(fact.value) for fact in part.facts)
     facts = [f"  {fact.name:<{width}}  {fact.value:>{values}}  {fact.note}".rstrip() for fact in part.facts]
     head = f"{part.name}: {part.summary}" if part.name else part.summary
-    lines = [head, *part.notes, *facts, spoken(part.left_out)]
+    lines = [head, *part.notes, *facts, skip_summary(part.left_out)]
     return "\n".join(line for line in lines if line).replace("\N{NO-BREAK SPACE}", " ")
 
 

@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
         subject = _subject(settings, request)
         with Counter("verifying", sum(len(unit.numbers) for unit in subject.units)) as counter:
             verifier = Verifier(subject.source, subject.settings)
-            steps = job_pool.work(verifier, subject.units, _processes(subject, request.options))
+            steps = job_pool.run_jobs(verifier, subject.units, _processes(subject, request.options))
             found = list(job_pool.results(steps, counter.add))
             seconds = counter.seconds
         sound &= _report(subject, found, seconds)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from daguerre import credentials
-from daguerre.cli.train import own_place, refuse_nothing_to_train
+from daguerre.cli.train import check_trains, own_place
 from daguerre.config import overrides
 from daguerre.config.config import Loaded
 from daguerre.config_import import in_memory
@@ -45,7 +45,7 @@ def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Lo
     """The recipe as its processes will have it, with what to know of its batches and its mesh among the notices.
     UserError for what they would refuse."""
     loaded = in_memory.load(recipe, [*given, *own_place(recipe, given)])
-    refuse_nothing_to_train(loaded.config, recipe)
+    check_trains(loaded.config, recipe)
     mesh = loaded.config.mesh.resolved(devices, nodes)
     notices = sharding_rules.check(loaded.config.mesh.logical_axis_rules, mesh)
     home = storage.of(loaded.config.output_dir, loaded.config.run_name)
@@ -56,5 +56,5 @@ def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Lo
 def without_secrets(override: str) -> str:
     """`key=value` without the secrets of the addresses in the value."""
     key, text = overrides.pair(override)
-    stripped = credentials.put_aside(text)
+    stripped = credentials.redact(text)
     return override if stripped == text else f"{key}={stripped}"

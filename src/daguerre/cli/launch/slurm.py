@@ -19,8 +19,8 @@ from daguerre.distributed.launch.slurm import (
     Location,
     SlurmSettings,
     batch_file,
+    check_options,
     job_name,
-    refuse_misspelt,
     submit_command,
 )
 from daguerre.errors import UserError
@@ -94,7 +94,7 @@ def checked(recipe: str, rest: Sequence[str], own: Options) -> Loaded:
     except ConfigError as error:
         keys = {overrides.pair(override)[0] for override in rest}
         unknown = [problem.path for problem in error.problems if problem.path in keys]
-        refuse_misspelt(unknown, merge.known(Config, {}))
+        check_options(unknown, merge.known(Config, {}))
         raise
     found = loaded.config
     if own.gpus_per_node and found.training.device == "cpu":

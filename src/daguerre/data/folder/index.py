@@ -24,7 +24,7 @@ from daguerre.data.index import cache, file
 from daguerre.data.index.cache import SUFFIX
 from daguerre.data.index.file import About, BadIndex, ShardIndex
 from daguerre.data.skipped import SkipReport
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 _COLUMNS = {
     "height": pa.int32(),
@@ -43,7 +43,7 @@ def indexed(folder: Path, rules: Rules, cache_dir: Path) -> tuple[Path, SkipRepo
     """The index file of a folder as it is now, and what is left out of it. UserError where nothing can be used."""
     made_by = repr((rules.formats, rules.captions_from, rules.fields, rules.classes, rules.mask_dir)).encode()
     kind = f"folder {blake2b(made_by, digest_size=8).hexdigest()}"
-    home = cache.home(Place(os.path.abspath(folder)), kind, cache_dir)
+    home = cache.home(Location(os.path.abspath(folder)), kind, cache_dir)
     before = _newest(home)
     found = scan.scan(folder, rules, _known(before))
     if before and found.samples == tuple(range(before[1].num_rows)):

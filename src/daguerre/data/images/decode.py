@@ -121,7 +121,7 @@ def beside(
     own = settings if kind.under is None else settings.model_copy(update={"alpha_colour": kind.under})
     with kinds.named(name):
         pixels_HWC, of_own = sized(image, own, bucket)
-        kinds.refuse_other_shape(of_own, size)
+        kinds.check_shape(of_own, size)
     if kind.channels == 3:
         return pixels_HWC
     return np.asarray(Image.fromarray(pixels_HWC).convert("L"))[:, :, None]

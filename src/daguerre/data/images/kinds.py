@@ -53,10 +53,10 @@ def lacking(name: str) -> str:
 def check(name: str, encoded: bytes, size: tuple[int, int], formats: Sequence[str]) -> None:
     """`Undecodable` if an image's header is broken, or its shape is not that of an image of this (height, width)."""
     with named(name):
-        refuse_other_shape(headers.upright_size(io.BytesIO(encoded), formats), size)
+        check_shape(headers.upright_size(io.BytesIO(encoded), formats), size)
 
 
-def refuse_other_shape(own: tuple[int, int], size: tuple[int, int]) -> None:
+def check_shape(own: tuple[int, int], size: tuple[int, int]) -> None:
     """`Undecodable` if an image of this (height, width) is not `size` at another scale, within a pixel."""
     if abs(own[0] * size[1] - own[1] * size[0]) > max(size):
         raise Undecodable("another aspect ratio than its picture's")

@@ -25,7 +25,7 @@ from daguerre.data.skipped import SkipReport
 from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
 from daguerre.storage.errors import StoreError
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 __all__ = ["combined", "encoded", "file_digest", "load"]
 """Of other modules of this package, for those who import this one only."""
@@ -37,16 +37,16 @@ _PROGRESS_SECONDS = 10.0
 _LITTLE_BYTES = 64_000_000
 
 
-def home(place: Place, kind: str, cache_dir: Path) -> Path:
+def home(place: Location, kind: str, cache_dir: Path) -> Path:
     """The path at which the index of a shard is kept if it is not beside it."""
     named = f"{kind} {place.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
     return cache_dir / "indexes" / f"{blake2b(named, digest_size=16).hexdigest()}{SUFFIX}"
 
 
 def indexes(
-    places: Sequence[Place],
+    places: Sequence[Location],
     kind: str,
-    build: Callable[[Place], ShardIndex],
+    build: Callable[[Location], ShardIndex],
     cache_dir: Path,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> list[Path]:
@@ -67,12 +67,12 @@ def indexes(
     return [path or home(place, kind, cache_dir) for place, path in zip(places, kept, strict=True)]
 
 
-def found(place: Place, kind: str, cache_dir: Path) -> Path | None:
+def found(place: Location, kind: str, cache_dir: Path) -> Path | None:
     """The index of a shard: beside it (that of a far one is fetched) or in the cache; None where none can be used."""
     return _kept(place, kind, cache_dir) or _fetched(place, kind, cache_dir)
 
 
-def _kept(place: Place, kind: str, cache_dir: Path) -> Path | None:
+def _kept(place: Location, kind: str, cache_dir: Path) -> Path | None:
     beside = [place.local.with_name(place.local.name + SUFFIX)] if place.local else []
     for path in (*beside, home(place, kind, cache_dir)):
         with suppress(FileNotFoundError, NotADirectoryError, BadIndex):
@@ -81,11 +81,11 @@ def _kept(place: Place, kind: str, cache_dir: Path) -> Path | None:
     return None
 
 
-def _fetched(place: Place, kind: str, cache_dir: Path) -> Path | None:
+def _fetched(place: Location, kind: str, cache_dir: Path) -> Path | None:
     """The index beside a far shard, copied into the cache. Where its name may not be asked for there is none."""
     if place.local is not None or "?" in place.url:  # a signature is for one name
         return None
-    beside, path = Place(place.url + SUFFIX), home(place, kind, cache_dir)
+    beside, path = Location(place.url + SUFFIX), home(place, kind, cache_dir)
     try:
         data = storage_io.read(beside, 0, storage_io.size(beside).bytes, twice=True)
         index = decoded(pa.py_buffer(data), path)
@@ -107,10 +107,10 @@ class _Building:
     """Fetches or builds the index of one shard, and keeps it; wherever this is done."""
 
     kind: str
-    build: Callable[[Place], ShardIndex]
+    build: Callable[[Location], ShardIndex]
     cache_dir: Path
 
-    def __call__(self, place: Place) -> Generator[int, None, int]:
+    def __call__(self, place: Location) -> Generator[int, None, int]:
         path = _fetched(place, self.kind, self.cache_dir)
         if path is None:
             index = self.build(place)
@@ -122,11 +122,11 @@ class _Building:
         return count
 
 
-def _build(places: Sequence[Place], building: _Building, say: Callable[[str], None]) -> None:
+def _build(places: Sequence[Location], building: _Building, say: Callable[[str], None]) -> None:
     """Says how far it is every few seconds, so that a long build is no silence."""
     started = spoken = time.monotonic()
     shards, samples = 0, 0
-    for step in job_pool.work(building, places, _processes(places)):
+    for step in job_pool.run_jobs(building, places, _processes(places)):
         if isinstance(step, int):
             samples += step
             continue
@@ -137,7 +137,7 @@ def _build(places: Sequence[Place], building: _Building, say: Callable[[str], No
             spoken = now
 
 
-def _processes(places: Sequence[Place]) -> int:
+def _processes(places: Sequence[Location]) -> int:
     """One for what is read sooner than processes start."""
     far = any(place.local is None for place in places)
     little = sum(place.local.stat().st_size for place in places if place.local) < _LITTLE_BYTES
@@ -188,13 +188,13 @@ def found_in(about: About) -> SkipReport:
     return skipped.merged(about.left_out, damage)
 
 
-def changed(places: Sequence[Place], paths: Sequence[Path]) -> SkipReport:
+def changed(places: Sequence[Location], paths: Sequence[Path]) -> SkipReport:
     """Local shards whose size is no longer that of their index; what is read of them is checked sample by sample."""
     local = [(place, path) for place, path in zip(places, paths, strict=True) if place.local]
     return skipped.merged(*(_noted(place, head(path).about, storage_io.size(place).bytes) for place, path in local))
 
 
-def _noted(place: Place, about: About, now_bytes: int) -> SkipReport:
+def _noted(place: Location, about: About, now_bytes: int) -> SkipReport:
     if now_bytes == about.shard_bytes:
         return {}
     counts: skipped.Counts = {}

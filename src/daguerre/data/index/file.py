@@ -223,7 +223,7 @@ def load(path: Path) -> ShardIndex:
     """An index by memory map; the last ones are kept. BadIndex where it has to be made again; OSError as it is."""
     stat = path.stat()
     try:
-        local_files.refuse_irregular(path)
+        local_files.check_regular(path)
     except (IsADirectoryError, local_files.Irregular) as error:
         raise BadIndex(f"{path} is no index: it is no file") from error
     return _loaded(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)

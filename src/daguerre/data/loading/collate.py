@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from daguerre.data import captions
-from daguerre.data.dataset import Member, Reads
+from daguerre.data.dataset import Member, ReadRequest
 from daguerre.data.images import decode
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.images.kinds import KINDS
@@ -31,7 +31,7 @@ FIRST_PAUSE_SECONDS = 0.2
 class Task(NamedTuple):
     """A micro-batch to collate."""
 
-    reads: Reads
+    reads: ReadRequest
     bucket: Bucket
 
 
@@ -104,7 +104,7 @@ class Collator:
             raise UserError(what, code="conflict", setting="data.sources")
         return each[0]
 
-    def weights_B(self, reads: Reads) -> Tensor | None:
+    def weights_B(self, reads: ReadRequest) -> Tensor | None:
         """The loss weight of each sample; None if all sources weigh 1."""
         weights = [member.settings.loss_weight for member in self.members]
         if all(weight == 1 for weight in weights):

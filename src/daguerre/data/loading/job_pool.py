@@ -41,7 +41,7 @@ def usual_processes() -> int:
     return min(16, len(os.sched_getaffinity(0)))
 
 
-def work(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterator[int | Done[Job, Result]]:
+def run_jobs(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterator[int | Done[Job, Result]]:
     """Runs all jobs: yields counts of samples as they are done, and each job with its result.
 
     With one process (or one job) everything happens in this one. UserError and OSError of a task are raised here and
@@ -76,7 +76,7 @@ def work(task: Task[Job, Result], jobs: Iterable[Job], processes: int) -> Iterat
 
 
 def results(steps: Iterable[int | Done[Job, Result]], count: Callable[[int], None]) -> Iterator[Result]:
-    """The results of `work`; its counts of samples go to `count`."""
+    """The results of `run_jobs`; its counts of samples go to `count`."""
     for step in steps:
         if isinstance(step, int):
             count(step)

@@ -23,10 +23,10 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.loading.collate import Collated, Collator, Task, retrying
 from daguerre.data.loading.prefetch import prefetching
 from daguerre.data.loading.workers import made_by, workers
-from daguerre.data.plan.batches import Plan
+from daguerre.data.plan.batches import BatchPlan
 from daguerre.data.plan.buckets import Bucket
 from daguerre.data.settings import LoaderSettings
-from daguerre.data.skipped import Failure, Look, Skips
+from daguerre.data.skipped import Failure, SkipEvent, Skips
 from daguerre.errors import UserError
 from daguerre.types import Batch
 
@@ -67,7 +67,7 @@ class Loading:
     """Batches come in pinned memory."""
     images: tuple[str, ...] = ()
     """Images that batches hold beside those that are trained on."""
-    _unshared: list[Look] = field(default_factory=list, init=False, repr=False)
+    _unshared: list[SkipEvent] = field(default_factory=list, init=False, repr=False)
     """Findings of this rank that the others do not know yet."""
 
     @contextmanager
@@ -88,7 +88,7 @@ class Loading:
             yield self._grouped(ready, locations, reached)
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> BatchPlan:
         """The plan of the run's batches. UserError if the ranks cannot have equal shares of a batch."""
         if self.batch_size % self.ranks:
             raise UserError(
@@ -96,7 +96,7 @@ class Loading:
                 f"{self.ranks} ranks: choose a multiple",
                 setting="training.global_batch_size",
             )
-        self.dataset.refuse_without(self.images)
+        self.dataset.check_present(self.images)
         return self.dataset.plan(self.seed, self.batch_size)
 
     def tasks(self, position: int) -> Iterator[tuple[Task, _Location]]:
@@ -178,7 +178,7 @@ class Loading:
             return
         mine = [*self._unshared]
         self._unshared.clear()
-        for look in sorted((Look(*each) for its in gather(mine) for each in its), key=lambda look: look.position):
+        for look in sorted((SkipEvent(*each) for its in gather(mine) for each in its), key=lambda look: look.position):
             self.skips.take(look, self.dataset.size)
 
     def first(self, position: int) -> Batch:

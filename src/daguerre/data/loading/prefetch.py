@@ -8,13 +8,15 @@ from contextlib import contextmanager, suppress
 
 from daguerre.data.dataset import Dataset
 from daguerre.data.plan import cache_window
-from daguerre.data.plan.batches import Plan
-from daguerre.data.source import FarSource
+from daguerre.data.plan.batches import BatchPlan
+from daguerre.data.source import RemoteSource
 from daguerre.errors import UserError
 
 
 @contextmanager
-def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> Iterator[Callable[[int], None]]:
+def prefetching(
+    dataset: Dataset, plan: BatchPlan, number: int, rank: int, ranks: int
+) -> Iterator[Callable[[int], None]]:
     """Fetches the remote files that this rank's batches from `number` on need, in order, while the block runs.
 
     The function that it gives is to be called with the number of the batch in use, so that fetching goes on. Faults are
@@ -36,7 +38,9 @@ def prefetching(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int
         walk.stop()
 
 
-def _needs(dataset: Dataset, plan: Plan, number: int, rank: int, ranks: int) -> Iterator[tuple[int, FarSource, int]]:
+def _needs(
+    dataset: Dataset, plan: BatchPlan, number: int, rank: int, ranks: int
+) -> Iterator[tuple[int, RemoteSource, int]]:
     """(batch, source, file) in the order of need, without end."""
     for planned in plan.batches(number):
         for source, file in dataset.far_files_of(planned.part(rank, ranks)):
@@ -66,7 +70,7 @@ class _Walk:
             self._stopped = True
             self._moved.notify()
 
-    def run(self, needs: Iterator[tuple[int, FarSource, int]]) -> None:
+    def run(self, needs: Iterator[tuple[int, RemoteSource, int]]) -> None:
         """Fetches one need after the other until it is stopped."""
         for number, source, file in needs:
             key = (id(source), file)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from daguerre import keys
-from daguerre.data.plan.order import Order, Stretch
+from daguerre.data.plan.order import Order, SlotRange
 
 BLOCK = 1024
 """Slots within which the sources' shares are exact, about."""
@@ -55,7 +55,7 @@ class Planned(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class BatchPlan:
     """The stream of all sources, and its batches."""
 
     seed: int
@@ -140,7 +140,7 @@ class Plan:
         """The `n` slots of the mixed stream from `position` on."""
         members = self._members(position, n)
         before = self._positions(position)
-        columns = [np.zeros(n, dtype=np.int64) for _ in Stretch._fields]
+        columns = [np.zeros(n, dtype=np.int64) for _ in SlotRange._fields]
         first_lane = 0
         for member, order in enumerate(self.orders):
             where = np.flatnonzero(members == member)
@@ -206,7 +206,7 @@ class Plan:
         return of
 
 
-def _block(plan: Plan, number: int) -> np.ndarray:
+def _block(plan: BatchPlan, number: int) -> np.ndarray:
     """[block size]: the source of each slot of a block, in random order by the seed.
 
     The slots of a source are spread evenly, one drawn in each of as many equal ranges of the block. So if the weights

@@ -95,7 +95,7 @@ def buckets(settings: SharedSettings) -> tuple[Bucket, ...]:
     return tuple(sorted(found))
 
 
-def refuse_idle(settings: SharedSettings) -> None:
+def check_not_idle(settings: SharedSettings) -> None:
     """UserError if `auto` gives no shape but squares, so that it would have no effect."""
     if settings.buckets.aspects == "auto" and max(map(len, _levels(settings))) == 1:
         raise UserError(

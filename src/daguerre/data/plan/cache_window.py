@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daguerre.data.plan.order import Passes
+from daguerre.data.plan.order import EpochOrder
 from daguerre.data.source import Files
 from daguerre.errors import UserError
 
 PASSES = 2
-"""Passes that are examined; each has another order of shards, which changes little."""
+"""EpochOrder that are examined; each has another order of shards, which changes little."""
 
 
 class Stream(NamedTuple):
     """A remote source in a plan."""
 
-    order: Passes
+    order: EpochOrder
     files: Files
     share: Fraction
     """Of the plan's slots."""
@@ -38,7 +38,7 @@ def lead_batches(streams: Sequence[Stream], batch_size: int) -> int:
     return _window_slots(streams, batch_size) // (2 * batch_size)
 
 
-def refuse_small_cache(streams: Sequence[Stream], batch_size: int, cache_gb: float, where: str) -> None:
+def check_cache_size(streams: Sequence[Stream], batch_size: int, cache_gb: float, where: str) -> None:
     """UserError if a cache of `cache_gb` is too small, so that whole files would be fetched again and again.
 
     `where` is the prefix of the names of a source's settings.
@@ -73,7 +73,7 @@ def _window_slots(streams: Sequence[Stream], batch_size: int) -> int:
     return max(4 * batch_size, int(min(segments)))
 
 
-def _segment_slots(order: Passes) -> int:
+def _segment_slots(order: EpochOrder) -> int:
     return (order.lanes if order.shuffle else 1) * order.lane_samples
 
 
@@ -96,7 +96,7 @@ def _needed_bytes(stream: Stream, window: int) -> int:
     return min(largest, every)
 
 
-def _by_segment(order: Passes, shard_bytes: np.ndarray, number: int, longest: int) -> list[np.ndarray]:
+def _by_segment(order: EpochOrder, shard_bytes: np.ndarray, number: int, longest: int) -> list[np.ndarray]:
     """Bytes of the shards of 0 to `longest` consecutive segments of pass `number`: [K] int64 each, by the first one."""
     shards, starts = order.row(number)
     size = shard_bytes[shards]

@@ -19,7 +19,7 @@ import numpy as np
 from daguerre import keys
 
 
-class Stretch(NamedTuple):
+class SlotRange(NamedTuple):
     """Consecutive slots of a stream; every array is [n] int64."""
 
     places: np.ndarray
@@ -29,15 +29,15 @@ class Stretch(NamedTuple):
     lanes: np.ndarray
     """Neighbouring slots of one lane are read from the same shard."""
 
-    def part(self, start: int, stop: int) -> Stretch:
+    def part(self, start: int, stop: int) -> SlotRange:
         """Slots `start` to `stop` of these."""
-        return Stretch(*(array[start:stop] for array in self))
+        return SlotRange(*(array[start:stop] for array in self))
 
 
 class Order(Protocol):
     """The stream of one source."""
 
-    def slots(self, position: int, n: int) -> Stretch:
+    def slots(self, position: int, n: int) -> SlotRange:
         """The `n` slots from `position` on."""
 
     def bucket_counts(self, position: int) -> np.ndarray:
@@ -49,15 +49,15 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True)
-class Endless:
+class InfiniteOrder:
     """0, 1, 2 and so on, for an endless source; all of one bucket."""
 
     num_buckets: int = 1
 
-    def slots(self, position: int, n: int) -> Stretch:
+    def slots(self, position: int, n: int) -> SlotRange:
         """The `n` slots from `position` on."""
         zeros = np.zeros(n, dtype=np.int64)
-        return Stretch(np.arange(position, position + n, dtype=np.int64), zeros, zeros, zeros)
+        return SlotRange(np.arange(position, position + n, dtype=np.int64), zeros, zeros, zeros)
 
     def bucket_counts(self, position: int) -> np.ndarray:
         """All slots are of the first bucket."""
@@ -69,7 +69,7 @@ class Endless:
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
+class EpochOrder:
     """Pass after pass over M places that stand in S shards, `repeats` passes an epoch."""
 
     seed: int
@@ -88,7 +88,7 @@ class Passes:
         """M: places of a pass."""
         return len(self.buckets)
 
-    def slots(self, position: int, n: int) -> Stretch:
+    def slots(self, position: int, n: int) -> SlotRange:
         """The `n` slots from `position` on."""
         found, wanted = [], n
         while wanted:
@@ -99,8 +99,8 @@ class Passes:
             found.append(part)
             position, wanted = position + len(part.places), wanted - len(part.places)
         if not found:
-            return Stretch(*(np.zeros(0, dtype=np.int64) for _ in Stretch._fields))
-        return Stretch(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+            return SlotRange(*(np.zeros(0, dtype=np.int64) for _ in SlotRange._fields))
+        return SlotRange(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
     def bucket_counts(self, position: int) -> np.ndarray:
         """[number of buckets] int64: the slots before `position`, by bucket."""
@@ -133,7 +133,7 @@ class Passes:
         return lru_cache(maxsize=4)(partial(_layout, self))
 
     @cached_property
-    def _segment(self) -> Callable[[int, int], Stretch]:
+    def _segment(self) -> Callable[[int, int], SlotRange]:
         """The slots of a segment of a pass; the last four are cached."""
         return lru_cache(maxsize=4)(partial(_segment, self))
 
@@ -175,12 +175,12 @@ class _Layout(NamedTuple):
     """[K + 1, number of buckets] int64: slots of each bucket before each segment."""
 
 
-def _layout(order: Passes, number: int) -> _Layout:
+def _layout(order: EpochOrder, number: int) -> _Layout:
     shards, starts = order.row(number)
     return _Layout(shards, starts, _counts(order, shards))
 
 
-def _counts(order: Passes, shards: np.ndarray) -> np.ndarray:
+def _counts(order: EpochOrder, shards: np.ndarray) -> np.ndarray:
     num_segments = len(order.segment_starts) - 1
     if order.num_buckets == 1:
         return order.segment_starts[:, None]
@@ -193,7 +193,7 @@ def _counts(order: Passes, shards: np.ndarray) -> np.ndarray:
     return np.cumsum(counts, axis=0)
 
 
-def _segment(order: Passes, number: int, segment: int) -> Stretch:
+def _segment(order: EpochOrder, number: int, segment: int) -> SlotRange:
     """The slots of one segment of pass `number`."""
     layout = order._layout(number)
     begins = order.lane_starts[:-1] + segment * order.lane_samples
@@ -210,7 +210,7 @@ def _segment(order: Passes, number: int, segment: int) -> Stretch:
     which = np.searchsorted(layout.starts, row, side="right") - 1
     places = row - layout.starts[which] + order.shard_starts[layout.shards[which]]
     epoch, repeat = divmod(number, order.repeats)
-    return Stretch(places, np.full_like(places, epoch), np.full_like(places, repeat), lanes)
+    return SlotRange(places, np.full_like(places, epoch), np.full_like(places, repeat), lanes)
 
 
 def _in_turns(lanes: np.ndarray, sizes: np.ndarray, words: np.ndarray) -> np.ndarray:

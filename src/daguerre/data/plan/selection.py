@@ -14,7 +14,7 @@ from daguerre.data.index.file import TEXT_LIMIT
 from daguerre.data.index.index import Index
 from daguerre.data.plan import buckets as bucketing
 from daguerre.data.plan.buckets import Bucket
-from daguerre.data.plan.order import Passes
+from daguerre.data.plan.order import EpochOrder
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Split
@@ -38,10 +38,10 @@ class Selection:
     left_out: SkipReport
     """Left out by filters and buckets, of both splits."""
 
-    def order(self, settings: SourceSettings, seed: int, num_buckets: int) -> Passes:
+    def order(self, settings: SourceSettings, seed: int, num_buckets: int) -> EpochOrder:
         """The stream in which these samples are trained on."""
         rules = (settings.repeats, settings.shuffle, settings.lanes, settings.lane_samples)
-        return Passes(seed, self.shard_starts, self.buckets, num_buckets, *rules)
+        return EpochOrder(seed, self.shard_starts, self.buckets, num_buckets, *rules)
 
 
 def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name: str = "") -> list[Selection]:
@@ -49,7 +49,7 @@ def select(index: Index, settings: SourceSettings, splits: Sequence[Split], name
 
     UserError if filters or buckets leave nothing.
     """
-    refuse_unknown_fields(index, settings, name)
+    check_fields(index, settings, name)
     verdict = settings.filters.evaluate(index)
     captioned_N = captioned(index, settings)
     without = int((verdict.passes & ~captioned_N).sum())
@@ -87,7 +87,7 @@ def _part(index: Index, usable: np.ndarray, buckets: np.ndarray, mine: np.ndarra
     return Selection(numbers, index.ids[numbers], starts, shares, buckets[mine].astype(np.int16), counts)
 
 
-def refuse_unknown_fields(index: Index, settings: SourceSettings, name: str = "") -> None:
+def check_fields(index: Index, settings: SourceSettings, name: str = "") -> None:
     """UserError if a filter needs metadata that no sample of the source `name` of a mix has."""
     known = {*index.numbers, *index.texts, "width", "height", "aspect"}
     unknown = sorted(settings.filters.fields() - known)

@@ -16,7 +16,7 @@ from daguerre.data.table.source import TableSource, open_tables
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE
 from daguerre.storage import expand
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 from daguerre.storage.pipes import FILES
 
 SUFFIXES = (".csv", ".tsv")
@@ -53,7 +53,7 @@ def open_source(settings: Settings, split: Split) -> TableSource:
     return open_tables(settings, CsvTables(_delimiter(settings, found), quote, settings.columns), found)
 
 
-def _delimiter(settings: Settings, found: list[Place]) -> str:
+def _delimiter(settings: Settings, found: list[Location]) -> str:
     if settings.delimiter != "auto":
         return settings.delimiter
     tabs = [place for place in found if place.name.lower().endswith(".tsv")]

@@ -27,7 +27,7 @@ from daguerre.data.table.source import TableSource, open_tables
 from daguerre.errors import Absent, Code, UserError, install
 from daguerre.settings import ADDRESS, FREE, Idle
 from daguerre.storage import local_files
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SPLIT = re.compile(r"\w+(\.\w+)*")
@@ -70,7 +70,7 @@ class Settings(TableSettings):
 def open_source(settings: Settings, split: Part) -> TableSource:
     """All usable rows, of both splits. UserError if there are none."""
     files = _on_disk(Path(settings.path).expanduser(), settings) if settings.path else _by_name(settings)
-    return open_tables(settings, ArrowTables(), [Place(str(file)) for file in files])
+    return open_tables(settings, ArrowTables(), [Location(str(file)) for file in files])
 
 
 def _on_disk(folder: Path, settings: Settings) -> list[Path]:

@@ -31,7 +31,7 @@ from daguerre.settings import ADDRESS, FREE
 from daguerre.storage import expand, file_cache
 from daguerre.storage import io as storage_io
 from daguerre.storage.file_cache import ShardCache
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 from daguerre.storage.pipes import FILES
 from daguerre.types import IMAGE, Record
 
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 class WebdatasetSource:
     """The samples of all shards, in the order of the shards and of the pictures in them."""
 
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
     paths: tuple[Path, ...]
     """Index files, one a shard."""
     starts: np.ndarray
@@ -242,11 +242,11 @@ class Build:
         """Of the indexes."""
         return tar_index.kind(self.formats)
 
-    def __call__(self, place: Place) -> ShardIndex:
+    def __call__(self, place: Location) -> ShardIndex:
         return build(place, self.formats, self.cache)
 
 
-def build(place: Place, formats: Sequence[str] = headers.USUAL, cache: ShardCache | None = None) -> ShardIndex:
+def build(place: Location, formats: Sequence[str] = headers.USUAL, cache: ShardCache | None = None) -> ShardIndex:
     """The index of one shard, made anew. UserError if it is no tar."""
     local = place.local
     if local is None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from daguerre.data.images.headers import Undecodable
 from daguerre.storage.errors import StoreError
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 CHANGED = "bytes differ from the index"
 """Reason of a sample that is not what it was when it was indexed."""
@@ -75,12 +75,12 @@ class File(NamedTuple):
     size_bytes: int
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Location:
         """Its path or address."""
-        return Place(self.path)
+        return Location(self.path)
 
 
-def far_file(place: Place, size_bytes: int) -> File:
+def far_file(place: Location, size_bytes: int) -> File:
     """A file in a store that is read by ranges."""
     return File(place.url, 0, 0, size_bytes)
 

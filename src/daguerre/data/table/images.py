@@ -19,9 +19,9 @@ from daguerre.data.images import headers
 from daguerre.data.images.headers import Undecodable
 from daguerre.storage import clients, local_files
 from daguerre.storage.clients import Store
-from daguerre.storage.errors import Missing, Passing, StoreError
-from daguerre.storage.location import Place, scheme
-from daguerre.storage.retry import READINGS, tried
+from daguerre.storage.errors import Missing, StoreError, Transient
+from daguerre.storage.location import Location, scheme
+from daguerre.storage.retry import READINGS, with_retries
 
 NONE = "no picture: the cell is empty"
 SCHEMES = ("http", "https", "s3", "gs")
@@ -101,24 +101,24 @@ def _held(value: Any) -> bytes | str:
     return value
 
 
-def place_of(text: str, base: str) -> Place:
+def place_of(text: str, base: str) -> Location:
     """The place of a path or an address; paths start at `base`, the folder or address of the table's folder."""
     if "\0" in text or "\n" in text:
         raise Undecodable("neither a path nor an address")
     if scheme(text) in SCHEMES:
         if not text.partition("://")[2].strip("/"):
             raise Undecodable("an address without a host")
-        return Place(text)
+        return Location(text)
     if scheme(text) not in ("", "file"):
         raise Undecodable(f"an address of a kind that is not read ({', '.join(SCHEMES)} are)")
     path = re.sub(r"^file:(//)?", "", text)
     path = os.path.expanduser(path)
     if scheme(base) and not os.path.isabs(path):
-        return Place(base + path)
-    return Place(os.path.normpath(os.path.join(base, path)))
+        return Location(base + path)
+    return Location(os.path.normpath(os.path.join(base, path)))
 
 
-def _fetched(place: Place) -> bytes:
+def _fetched(place: Location) -> bytes:
     """The bytes of a file: right by the store's MD5, by the encryption on the way, or because two readings agree."""
     try:
         clients.client(place)
@@ -131,13 +131,13 @@ def _fetched(place: Place) -> bytes:
         if place.scheme == "https" or digest.hexdigest() == tag or digest.digest() in seen:
             return data
         seen.add(digest.digest())
-    raise Passing(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them", "")
+    raise Transient(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them", "")
 
 
-def _once(place: Place) -> tuple[bytes, str]:
+def _once(place: Location) -> tuple[bytes, str]:
     """One reading, and the MD5 that the server names, if it does."""
     try:
-        return tried(place, _whole)
+        return with_retries(place, _whole)
     except Missing:
         raise Undecodable("gone: HTTP 404") from None
     except StoreError as error:

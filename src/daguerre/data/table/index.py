@@ -29,7 +29,7 @@ from daguerre.data.table.parquet import ParquetTables
 from daguerre.data.table.verbatim import Finder
 from daguerre.errors import UserError
 from daguerre.storage.file_cache import ShardCache
-from daguerre.storage.location import WEB, Place
+from daguerre.storage.location import WEB, Location
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Builder:
     kind: str
     cache: ShardCache
 
-    def __call__(self, place: Place) -> ShardIndex:
+    def __call__(self, place: Location) -> ShardIndex:
         """Reads the whole table, and the headers of pictures that are here. UserError where it is no table."""
         file = place.local or self.cache.path(place, None)
         schema = read_schema(self.tables, file, place)
@@ -108,14 +108,14 @@ class Builder:
             with kinds.named(name):
                 own = images.size(cell, base, self.formats)
                 if all(size) and all(own):
-                    kinds.refuse_other_shape(own, size)
+                    kinds.check_shape(own, size)
         return found
 
 
 _SLOW = "kept, but slow to read in a drawn order (write smaller row groups, or pack it: `daguerre data pack`)"
 
 
-def read_schema(tables: Tables, file: Path, place: Place) -> pa.Schema:
+def read_schema(tables: Tables, file: Path, place: Location) -> pa.Schema:
     """The columns of a table. UserError where it is none."""
     try:
         return tables.schema(file)
@@ -123,7 +123,7 @@ def read_schema(tables: Tables, file: Path, place: Place) -> pa.Schema:
         raise unreadable(place, error) from error
 
 
-def unreadable(place: Place, error: Unreadable) -> UserError:
+def unreadable(place: Location, error: Unreadable) -> UserError:
     """For a file that is no table, or is damaged as a whole."""
     return UserError(
         f"data.path: {place.name} cannot be read as a table: {error}. Fetch or write it again, or leave it out of "
@@ -133,12 +133,12 @@ def unreadable(place: Place, error: Unreadable) -> UserError:
     )
 
 
-def version(place: Place, file: Path) -> str:
+def version(place: Location, file: Path) -> str:
     """Tells whether a table here was changed; "" for one that is far away."""
     return str(file.stat().st_mtime_ns) if place.local else ""
 
 
-def base_of(place: Place) -> str:
+def base_of(place: Location) -> str:
     """The folder of a table, or the address of it, where relative paths start."""
     if place.local:
         return str(place.local.absolute().parent)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from daguerre.data.images.headers import Undecodable
 from daguerre.data.table.files import CHANGED, Changed, Damage, File, Part, Row, Unreadable, damage_as, file_now, values
-from daguerre.storage.remote_file import FarFile
+from daguerre.storage.remote_file import RemoteFile
 
 KEPT_BYTES = 256 << 20
 """Decoded row groups that a process keeps."""
@@ -79,7 +79,7 @@ class ParquetTables:
 @lru_cache(maxsize=32)
 def _parquet(file: File) -> pq.ParquetFile:
     far = file.place.local is None
-    source = pa.PythonFile(FarFile(file.place, file.size_bytes), "r") if far else file.path
+    source = pa.PythonFile(RemoteFile(file.place, file.size_bytes), "r") if far else file.path
     return pq.ParquetFile(source, memory_map=False, pre_buffer=far, buffer_size=0 if far else 1 << 16)
 
 

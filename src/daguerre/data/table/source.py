@@ -35,7 +35,7 @@ from daguerre.data.table.metadata import metadata_of
 from daguerre.errors import UserError
 from daguerre.storage.errors import Mismatch, StoreError
 from daguerre.storage.file_cache import ShardCache, default_folder
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 from daguerre.storage.retry import READINGS
 from daguerre.types import IMAGE, Record
 
@@ -53,7 +53,7 @@ class TableSource:
     """All rows of some tables that can be trained on, in the tables' order."""
 
     tables: Tables
-    places: tuple[Place, ...]
+    places: tuple[Location, ...]
     index_paths: tuple[Path, ...]
     columns: Columns
     read: tuple[str, ...]
@@ -190,7 +190,7 @@ def cache_of(settings: SourceSettings) -> ShardCache:
     return ShardCache(folder, int(settings.cache_gb * 1e9))
 
 
-def open_tables(settings: TableSettings, tables: Tables, places: Sequence[Place]) -> TableSource:
+def open_tables(settings: TableSettings, tables: Tables, places: Sequence[Location]) -> TableSource:
     """Chooses the columns and indexes what is not yet. UserError where no row can be used, or a store gives nothing."""
     try:
         return _opened(settings, tables, places)
@@ -198,7 +198,7 @@ def open_tables(settings: TableSettings, tables: Tables, places: Sequence[Place]
         raise UserError(str(error), code="unreachable", setting=error.setting or None) from None
 
 
-def _opened(settings: TableSettings, tables: Tables, places: Sequence[Place]) -> TableSource:
+def _opened(settings: TableSettings, tables: Tables, places: Sequence[Location]) -> TableSource:
     cache = cache_of(settings)
     first = read_schema(tables, cache.path(places[0]), places[0])
     columns = table_columns.choose(first, settings, places[0].name)
@@ -219,7 +219,7 @@ def _opened(settings: TableSettings, tables: Tables, places: Sequence[Place]) ->
     return TableSource(tables, tuple(places), tuple(paths), columns, read, cache, found)
 
 
-def _forget_changed(places: Sequence[Place], kind: str, cache_dir: Path) -> None:
+def _forget_changed(places: Sequence[Location], kind: str, cache_dir: Path) -> None:
     """Removes indexes in the cache whose tables here are no longer what they were: people edit tables."""
     for place in places:
         path = index_cache.home(place, kind, cache_dir)
@@ -229,7 +229,7 @@ def _forget_changed(places: Sequence[Place], kind: str, cache_dir: Path) -> None
                 path.unlink(missing_ok=True)
 
 
-def _said(columns: Columns, places: Sequence[Place]) -> SkipReport:
+def _said(columns: Columns, places: Sequence[Location]) -> SkipReport:
     """A note of what was chosen without a setting."""
     counts: skipped.Counts = {}
     if columns.automatic:

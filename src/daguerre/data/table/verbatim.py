@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 PIECES = 24
 """Most pieces of a picture."""
@@ -120,7 +120,7 @@ def finder(path: Path) -> Iterator[Finder]:
         yield Finder(mapped)
 
 
-def read(file: Place, places: bytes) -> bytes:
+def read(file: Location, places: bytes) -> bytes:
     """The picture whose pieces are there; whether they are still what they were is for a digest to say.
 
     `stores.Mismatch` where the file ends before.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from daguerre.credentials import STORES, put_aside, scheme
+from daguerre.credentials import STORES, redact, scheme
 from daguerre.data.folder.scan import EXTENSIONS
 from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
@@ -43,7 +43,7 @@ def _kind(path: str) -> str:
     if path.startswith("pipe:"):
         return "webdataset"
     if remote and scheme(path) in STORES:
-        if put_aside(path) != path:
+        if redact(path) != path:
             what = f"{path}: credentials come from the environment, never from an address"
             raise UserError(what, setting="data.path")
         return _under_prefix([place.name for place in storage_io.listing(path)], path)

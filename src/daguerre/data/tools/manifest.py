@@ -18,7 +18,7 @@ from daguerre.data.skipped import SkipReport
 from daguerre.data.tools.pack import Packed
 from daguerre.errors import UserError
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import WEB, Place
+from daguerre.storage.location import WEB, Location
 
 NAME = "dataset.json"
 NOT_OURS = "dataset.json that `data pack` did not write, or damaged: not looked at"
@@ -87,7 +87,7 @@ class Listing:
 
 def _read(folder: str) -> dict[str, Any] | None:
     """The dataset.json of a folder; None if there is none. UserError if `data pack` did not write it."""
-    place = Place(f"{folder}/{NAME}")
+    place = Location(f"{folder}/{NAME}")
     try:
         document = json.loads(storage_io.read(place, 0, storage_io.size(place).bytes, twice=True))
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def _read(folder: str) -> dict[str, Any] | None:
     return document
 
 
-def shards_beside(places: Sequence[Place]) -> tuple[dict[str, str], SkipReport]:
+def shards_beside(places: Sequence[Location]) -> tuple[dict[str, str], SkipReport]:
     """The digests {url: xxh3_128 hex} in the dataset.json beside shards, and the shards in it that are missing."""
     digests: dict[str, str] = {}
     missing: skipped.Counts = {}
@@ -118,8 +118,8 @@ def shards_beside(places: Sequence[Place]) -> tuple[dict[str, str], SkipReport]:
         if not document["complete"]:
             skipped.add(missing, UNFINISHED, folder)
         for url in sorted(listed.keys() - asked):
-            if not storage_io.exists(Place(url)):
-                skipped.add(missing, ABSENT, Place(url).name)
+            if not storage_io.exists(Location(url)):
+                skipped.add(missing, ABSENT, Location(url).name)
     return digests, missing
 
 

@@ -24,7 +24,7 @@ from daguerre.data.tar import index as tar_index
 from daguerre.data.tar import writer
 from daguerre.data.tar.samples import Unusable
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 
 _TELL_SAMPLES = 64
 _LOOKED_AT = 256
@@ -106,7 +106,7 @@ class Packer:
             return self._sent(packed, Path(folder)), False
 
     def _is_there(self, packed: Packed) -> bool:
-        place = Place(f"{self.to}/{packed.name}")
+        place = Location(f"{self.to}/{packed.name}")
         if place.local is None:
             try:
                 found = storage_io.size(place)
@@ -132,8 +132,8 @@ class Packer:
                     yield _TELL_SAMPLES
         path = folder / shard.name
         writer.commit(temporary, path)
-        name = Place(f"{self.to}/{shard.name}").name
-        index = tar_index.build(path, name, self.formats, storage_io.size(Place(str(path))).version)
+        name = Location(f"{self.to}/{shard.name}").name
+        index = tar_index.build(path, name, self.formats, storage_io.size(Location(str(path))).version)
         cache.save(index, path.with_name(path.name + SUFFIX))
         yield len(shard.numbers) - done // _TELL_SAMPLES * _TELL_SAMPLES
         about, samples = index.about, index.table.num_rows
@@ -159,7 +159,7 @@ class Packer:
         """The shard in the store, then its index: an index says that its shard is whole."""
         address = f"{self.to}/{packed.name}"
         storage_io.write(address, (folder / packed.name).read_bytes())
-        version = storage_io.size(Place(address)).version
+        version = storage_io.size(Location(address)).version
         index = cache.load(folder / (packed.name + SUFFIX))
         index = replace(index, about=replace(index.about, version=version))
         storage_io.write(address + SUFFIX, cache.encoded(index))

@@ -21,7 +21,7 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Source
 from daguerre.storage import io as storage_io
-from daguerre.storage.location import Place
+from daguerre.storage.location import Location
 from daguerre.types import IMAGE
 
 OTHER_BYTES = "file that differs from its index"
@@ -43,7 +43,7 @@ class Unit:
     """[n] int64: its samples."""
     decoded: np.ndarray
     """[m] int64: those that are decoded in any case."""
-    place: Place | None = None
+    place: Location | None = None
     """The file, if its bytes are checked as a whole."""
     index: Path | None = None
     """Its index."""
@@ -141,7 +141,7 @@ def chosen(ids: np.ndarray, share: float) -> np.ndarray:
     return picked
 
 
-def file_digest(place: Place, twice: bool = False) -> tuple[int, str]:
+def file_digest(place: Location, twice: bool = False) -> tuple[int, str]:
     """Size and xxh3_128 of a file; with `twice` a remote one is read until two readings agree. OSError."""
     size_bytes = storage_io.size(place).bytes
     if place.local is not None:

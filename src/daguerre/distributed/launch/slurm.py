@@ -149,7 +149,7 @@ class SlurmSettings(Settings):
         return [f"distributed.{name}={value:g}" for name, value in given.items() if value is not None]
 
 
-def refuse_misspelt(keys: Iterable[str], known_settings: Iterable[str]) -> None:
+def check_options(keys: Iterable[str], known_settings: Iterable[str]) -> None:
     """UserError for a key that is no setting of a recipe and nearly an option: it would go to the run otherwise."""
     options = list(SlurmSettings.model_fields)
     known = {name for path in known_settings for name in (path, path.rpartition(".")[2])}

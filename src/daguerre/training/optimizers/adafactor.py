@@ -9,7 +9,7 @@ from pydantic import Field
 from transformers.optimization import Adafactor
 
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part
+from daguerre.training.optimizers.optimizer import OptimizerPart
 from daguerre.training.settings import OptimizerSettings
 
 
@@ -32,7 +32,7 @@ class Settings(OptimizerSettings):
     """Decoupled weight decay, applied to matrices and convolution kernels, not to biases and norms."""
 
 
-def build(settings: Settings, trained: Parameters) -> list[Part]:
+def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part, whose weights and moments are copied around each update."""
     optimizer = Adafactor(
         decay_groups(settings, trained),
@@ -44,7 +44,7 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
         relative_step=False,
         warmup_init=False,
     )
-    return [Part(optimizer, "restored")]
+    return [OptimizerPart(optimizer, "restored")]
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from daguerre.settings import ELASTIC
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part
+from daguerre.training.optimizers.optimizer import OptimizerPart
 from daguerre.training.settings import AdamSettings
 
 
@@ -25,15 +25,15 @@ class Settings(AdamSettings):
     after the other. The numbers are the same up to rounding."""
 
 
-def build(settings: Settings, trained: Parameters) -> list[Part]:
+def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part; its kernel takes a flag on the device that leaves out an update without asking the host."""
     found = part(decay_groups(settings, trained), (settings.beta1, settings.beta2), settings.epsilon)
     return [replace(found, one_pass=settings.one_pass)]
 
 
-def part(groups: list[dict[str, Any]], betas: tuple[float, float], epsilon: float) -> Part:
+def part(groups: list[dict[str, Any]], betas: tuple[float, float], epsilon: float) -> OptimizerPart:
     """Fused AdamW over groups with their own weight decay."""
-    return Part(torch.optim.AdamW(groups, betas=betas, eps=epsilon, fused=True), "itself", elementwise=True)
+    return OptimizerPart(torch.optim.AdamW(groups, betas=betas, eps=epsilon, fused=True), "itself", elementwise=True)
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from daguerre.errors import UserError
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part, not_installed
+from daguerre.training.optimizers.optimizer import OptimizerPart, not_installed
 from daguerre.training.settings import AdamSettings
 
 _WHOLE_BELOW, _BLOCK = 4096, 256
@@ -21,7 +21,7 @@ class Settings(AdamSettings):
     """Name of the optimizer."""
 
 
-def build(settings: Settings, trained: Parameters) -> list[Part]:
+def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part. UserError on a CPU, and without bitsandbytes."""
     if any(p.device.type == "cpu" for p in trained.values()):
         raise UserError(
@@ -33,7 +33,7 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     return [part(settings, trained)]
 
 
-def part(settings: Settings, trained: Parameters) -> Part:
+def part(settings: Settings, trained: Parameters) -> OptimizerPart:
     """bitsandbytes' optimizer on any device; weights and moments are copied around each update."""
     try:
         import bitsandbytes
@@ -41,7 +41,7 @@ def part(settings: Settings, trained: Parameters) -> Part:
         raise not_installed("adamw_8bit", "bitsandbytes") from None
     groups, betas = decay_groups(settings, trained), (settings.beta1, settings.beta2)
     optimizer = bitsandbytes.optim.AdamW8bit(groups, betas=betas, eps=settings.epsilon)
-    return Part(optimizer, "restored", constants=("qmap1", "qmap2"))
+    return OptimizerPart(optimizer, "restored", constants=("qmap1", "qmap2"))
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

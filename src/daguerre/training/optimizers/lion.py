@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part
+from daguerre.training.optimizers.optimizer import OptimizerPart
 from daguerre.training.settings import OptimizerSettings
 
 
@@ -29,10 +29,10 @@ class Settings(OptimizerSettings):
     """Decoupled weight decay, applied to matrices and convolution kernels, not to biases and norms."""
 
 
-def build(settings: Settings, trained: Parameters) -> list[Part]:
+def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part; an update is left out by steps of zero, on the device."""
     optimizer = Lion(decay_groups(settings, trained), (settings.beta1, settings.beta2))
-    return [Part(optimizer, "itself", elementwise=True)]
+    return [OptimizerPart(optimizer, "itself", elementwise=True)]
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

@@ -13,7 +13,7 @@ from daguerre.errors import UserError
 from daguerre.settings import Idle
 from daguerre.training.optimizers import adamw
 from daguerre.training.optimizers.groups import Parameters, check, decay_groups
-from daguerre.training.optimizers.optimizer import Part
+from daguerre.training.optimizers.optimizer import OptimizerPart
 from daguerre.training.settings import OptimizerSettings
 
 
@@ -48,7 +48,7 @@ class Settings(OptimizerSettings):
     """AdamW: added to the root of the second moment."""
 
 
-def build(settings: Settings, trained: Parameters) -> list[Part]:
+def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """Muon's part, then AdamW's. UserError if no matrix is trained."""
     check(settings.adamw_for, trained, "optimizer.adamw_for")
     matrices = {name: p for name, p in trained.items() if _is_muons(settings, name, p.ndim)}
@@ -68,7 +68,7 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
     )
     betas = (settings.beta1, settings.beta2)
     rest = [adamw.part(decay_groups(settings, others), betas, settings.epsilon)] if others else []
-    return [Part(muon, "restored"), *rest]
+    return [OptimizerPart(muon, "restored"), *rest]
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

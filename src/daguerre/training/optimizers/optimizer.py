@@ -1,6 +1,6 @@
 """The optimizer of the loop: one or more torch optimizers that leave out non-finite updates, and their state.
 
-Each optimizer is a file beside this one, found by its name, which builds its `Part`s. No schedule here.
+Each optimizer is a file beside this one, found by its name, which builds its `OptimizerPart`s. No schedule here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNTOUCHED = "untouched"
 
 
 @dataclass(frozen=True)
-class Part:
+class OptimizerPart:
     """A torch optimizer of some of the trained parameters, and how it leaves out an update that is not finite."""
 
     optimizer: torch.optim.Optimizer
@@ -133,7 +133,7 @@ class Part:
 class Optimizer:
     """All parts, in the order in which their state is numbered."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[OptimizerPart, ...]
     rounding: Rounding | None = None
     """Of weights of 16 bits, whose moments and arithmetic are float32; None for float32 weights."""
 
@@ -238,7 +238,7 @@ class Optimizer:
             new = given.get(prefix, {})
             entry |= {name: v.to(device) if isinstance(v, Tensor) else v for name, v in new.items()}
 
-    def _entries(self) -> Iterator[tuple[str, dict[str, Any], Part]]:
+    def _entries(self) -> Iterator[tuple[str, dict[str, Any], OptimizerPart]]:
         """Each parameter's state under its number, then each group under its own."""
         parameters = [(p, part) for part in self.parts for p in part.parameters]
         for index, (p, part) in enumerate(parameters):
@@ -259,7 +259,7 @@ def build(
     """
     groups.check(settings.weight_decay_exclude or (), trained, "optimizer.weight_decay_exclude")
     groups.check_rates(list(settings.learning_rates), trained)
-    parts: list[Part] = plugins.find("optimizers", settings.name).build(settings, trained)
+    parts: list[OptimizerPart] = plugins.find("optimizers", settings.name).build(settings, trained)
     every = [group for part in parts for group in part.optimizer.param_groups]
     assert all("share" in group for group in every), "an optimizer's groups are made by groups.decay_groups"
     return Optimizer(tuple(parts), rounding)

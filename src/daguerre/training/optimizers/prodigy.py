@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part, not_installed
+from daguerre.training.optimizers.optimizer import OptimizerPart, not_installed
 from daguerre.training.settings import AdamSettings
 
 
@@ -40,7 +40,7 @@ class Settings(AdamSettings):
         return rates
 
 
-def build(settings: Settings, trained: Parameters) -> list[Part]:
+def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part, which reads numbers from the device in every update. UserError without prodigyopt."""
     try:
         import prodigyopt
@@ -58,7 +58,7 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
         safeguard_warmup=settings.safeguard_warmup,
     )
     counters = ("k", "d", "d_max", "d_numerator", "d_denom", "d_hat")
-    return [Part(optimizer, "asked", counters, groups_together=True)]
+    return [OptimizerPart(optimizer, "asked", counters, groups_together=True)]
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

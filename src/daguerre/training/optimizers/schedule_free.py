@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from daguerre.training.optimizers.groups import Parameters, decay_groups
-from daguerre.training.optimizers.optimizer import Part, not_installed
+from daguerre.training.optimizers.optimizer import OptimizerPart, not_installed
 from daguerre.training.settings import AdamSettings
 
 
@@ -31,7 +31,7 @@ class Settings(AdamSettings):
     """That power, of the largest learning rate so far."""
 
 
-def build(settings: Settings, trained: Parameters) -> list[Part]:
+def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part, whose weights and moments are copied around each update. UserError without schedulefree."""
     try:
         import schedulefree
@@ -51,7 +51,7 @@ def build(settings: Settings, trained: Parameters) -> list[Part]:
         return p.lerp(state["z"], 1.0 - 1.0 / settings.beta1) if state else p.clone()
 
     counters = ("k", "weight_sum", "lr_max", "scheduled_lr")
-    return [Part(optimizer, "restored", counters, averaged=averaged, elementwise=True)]
+    return [OptimizerPart(optimizer, "restored", counters, averaged=averaged, elementwise=True)]
 
 
 def state_bytes(settings: Settings, name: str, shape: tuple[int, ...]) -> int:

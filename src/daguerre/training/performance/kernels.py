@@ -24,7 +24,7 @@ def apply(
     `block_classes` are the names of blocks that may be compiled. UserError if the device cannot."""
     fused = uses_triton(settings, device)
     every = list({id(network): network for network in (net, *frozen)}.values())
-    layout(every, fused, pictures_are_last(settings, fused, device))
+    layout(every, fused, channels_are_last(settings, fused, device))
     for network in every:
         if settings.kernels == "auto" and device.type == "cpu":
             products.enable(network)
@@ -77,7 +77,7 @@ def uses_triton(settings: TrainingSettings, device: torch.device) -> bool:
     return True
 
 
-def pictures_are_last(settings: TrainingSettings, fused: bool, device: torch.device) -> bool:
+def channels_are_last(settings: TrainingSettings, fused: bool, device: torch.device) -> bool:
     """True if activations are channels last. `auto`: on a CPU, and on a GPU with Triton's norms (torch's put channels
     first again)."""
     if settings.channels_last == "auto":
