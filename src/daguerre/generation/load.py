@@ -162,7 +162,7 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     above = RunFolder(folder.resolve().parent)
     if above.config.is_file():
         raise UserError(
-            f"{target} is the pipeline of a run: give the run, {local_copy.display_name(above.path)}, whose recipe knows "
+            f"{target} is the pipeline of a run: give the run, {local_copy.display_name(above.path)}, whose recipe says "
             "how to generate",
             code="conflict",
         )
