@@ -162,8 +162,8 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     above = RunFolder(folder.resolve().parent)
     if above.config.is_file():
         raise UserError(
-            f"{target} is the pipeline of a run: give the run, {local_copy.display_name(above.path)}, whose recipe says "
-            "how to generate",
+            f"{target} is the pipeline of a run: give the run, {local_copy.display_name(above.path)}, whose recipe "
+            "says how to generate",
             code="conflict",
         )
     class_name = _json(folder / "model_index.json").get("_class_name")
