@@ -63,8 +63,13 @@ def settings(trainer: str) -> dict[str, fields.Leaf]:
     """Every setting that changes what is learnt."""
     found: dict[str, fields.Leaf] = {}
     for family, objective, source in TREES[trainer]:
-        tree = {"model": {"family": family}, "objective": {"name": objective}, "data": {"source": source}}
-        found |= {path: leaf for path, leaf in merge.known(Config, tree).items() if leaf.resume == "identity"}
+        data = {"sources": {"images": {"source": source}}}
+        known = merge.known(Config, {"model": {"family": family}, "objective": {"name": objective}, "data": data})
+        found |= {
+            path.replace("data.sources.images.", "data."): leaf
+            for path, leaf in known.items()
+            if leaf.resume == "identity" and path not in ("data.sources", "data.weights")
+        }
     return found
 
 

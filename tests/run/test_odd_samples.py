@@ -268,4 +268,4 @@ def test_messages_with_what_is_no_text_are_printed(tmp_path, monkeypatch):
     (tmp_path / "odd" / "state.json").write_bytes(b'{"_data_files": [{"filename": "%s"}]}' % HALF)
     assert main.run(["data", "stats", "data.source=huggingface", f"data.path={tmp_path}/odd"]) == 2
     stream.flush()
-    assert b"are missing: \\ud83d" in stream.buffer.getvalue()
+    assert b"lacks 1 of its 1 files: \\ud83d" in stream.buffer.getvalue()

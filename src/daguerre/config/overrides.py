@@ -110,8 +110,10 @@ def find(key: str, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> tuple
     if key in sections:
         return key, ()
     for path, leaf in leaves.items():
-        if key.startswith(f"{path}.") and any(_is_mapping(a) for a in alternatives(leaf.field.annotation)):
-            return path, tuple(key[len(path) + 1 :].split("."))
+        member, *_ = inside = key[len(path) + 1 :].split(".")
+        mapping = key.startswith(f"{path}.") and any(_is_mapping(a) for a in alternatives(leaf.field.annotation))
+        if mapping and f"{path}.{member}" not in sections:
+            return path, tuple(inside)
     same = [path for path in leaves if path.endswith(f".{key}")]
     if len(same) > 1:
         raise UserError(f"{key} is the name of {len(same)} settings: write {', '.join(same[:-1])} or {same[-1]}")

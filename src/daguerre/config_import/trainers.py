@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from daguerre import plugins
-from daguerre.config import merge, overrides, recipe
+from daguerre.config import merge, overrides, recipe, source_forms
 from daguerre.config.config import Config
 from daguerre.config.recipe import Tree
 from daguerre.config_import import (
@@ -65,9 +65,10 @@ def typed(values: Mapping[str, Any]) -> Tree:
     tree: Tree = {}
     for path, value in values.items():
         tree = recipe.merge(tree, overrides.nested(path, value))
-    known = merge.known(Config, tree)
+    mapped = source_forms.mapped({}, tree)
+    known, only = merge.known(Config, mapped), source_forms.only(mapped)
     for path, value in values.items():
-        if isinstance(value, str) and value != REQUIRED and path in known:
-            typed_value = overrides.typed(value, known[path].field.annotation)
-            tree = recipe.merge(tree, overrides.nested(path, typed_value))
+        leaf = known.get(source_forms.long(path, only) if only else path)
+        if isinstance(value, str) and value != REQUIRED and leaf is not None:
+            tree = recipe.merge(tree, overrides.nested(path, overrides.typed(value, leaf.field.annotation)))
     return {name: tree[name] for name in ORDER if name in tree}
