@@ -488,7 +488,7 @@ def test_every_setting_that_can_be_an_address_keeps_no_secret():
     while classes:
         cls = classes.pop()
         classes += cls.__subclasses__()
-        # The options of a job refuse secrets: what is in an sbatch file must be written out. Those of a verb are not kept.
+        # The options of a job refuse secrets: what is in an sbatch file must be written out. A verb keeps none.
         passing = issubclass(cls, SlurmSettings) or cls.__module__.startswith("daguerre.cli.")
         if cls.__module__.startswith("daguerre.") and not passing:
             found |= {f"{cls.__module__}.{cls.__name__}.{name}": field for name, field in cls.model_fields.items()}
