@@ -80,7 +80,7 @@ def test_workers_end_with_a_parent_that_is_killed():
         "import sys, time\n"
         "from daguerre.data.loading import job_pool as crew\n"
         "from test_crew import Squares\n"
-        "steps = crew.work(Squares(), range(1000000), 2)\n"
+        "steps = crew.run_jobs(Squares(), range(1000000), 2)\n"
         "for step in steps:\n"
         "    if isinstance(step, crew.Done):\n"
         "        print(step.result[1], flush=True); time.sleep(0.01)\n"
