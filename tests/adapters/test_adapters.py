@@ -1,0 +1,108 @@
+"""The contract of every adapter, found by its file: settings, what is trained and kept, merging, and the export."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+from tiny_models import write_sd
+
+from daguerre import plugins
+from daguerre.adapters.adapter import Trainable
+from daguerre.adapters.settings import AdapterSettings
+from daguerre.build.parts import Components, build
+from daguerre.config import config as configs
+from daguerre.types import Prompt
+
+NAMES = plugins.names("adapters")
+NEEDED: dict[str, dict[str, object]] = {}
+"""Settings of adapters that do not work without, by name."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    write_sd(folder)
+    return folder
+
+
+def built(base: Path, name: str) -> Components:
+    """A tiny Stable Diffusion with the adapter."""
+    tree = {
+        "run_name": "x",
+        "model": {"family": "sd", "pretrained_model_name_or_path": str(base)},
+        "objective": {"name": "eps"},
+        "adapters": {"own": {"name": name, **NEEDED.get(name, {})}},
+        "data": {"source": "folder", "path": str(base), "resolution": 16},
+        "training": {"duration": "1 steps", "global_batch_size": 1},
+    }
+    parts = build(configs.load("own", [], whole=tree).config, torch.device("cpu"))
+    parts.net.eval()
+    return parts
+
+
+@torch.no_grad()
+def change(parts: Components) -> None:
+    """As an update would: everything that is trained moves."""
+    generator = torch.Generator().manual_seed(1)
+    for p in parts.net.parameters():
+        if p.requires_grad:
+            p.add_(torch.randn(p.shape, generator=generator) * 0.1)
+
+
+def prediction(parts: Components) -> torch.Tensor:
+    """Of the net, for fixed latents and prompts."""
+    pixels = (3, 16, 16)
+    cond, _ = parts.family.encode_prompts([Prompt("a red dog"), Prompt("")], pixels)
+    x = torch.randn(2, *parts.family.latent_shape(pixels), generator=torch.Generator().manual_seed(2))
+    return parts.net(x, torch.tensor([10.0, 500.0]), cond)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestAdapter:
+    def test_settings_are_named_after_the_file_and_documented(self, name):
+        module = plugins.find("adapters", name)
+        assert issubclass(module.Settings, AdapterSettings)
+        assert module.Settings.model_fields["name"].default == name
+        assert [field for field, info in module.Settings.model_fields.items() if not info.description] == []
+        assert list(inspect.signature(module.attach).parameters) == ["settings", "model", "seed"]
+        assert issubclass(get_type_hints(module.attach, vars(module) | {"Family": object})["return"], Trainable)
+
+    def test_what_is_trained_is_kept_and_gets_a_gradient(self, name, base):
+        parts = built(base, name)
+        trained = {n for n, p in parts.net.named_parameters() if p.requires_grad}
+        assert trained
+        assert trained <= parts.attached.names <= parts.net.state_dict().keys()
+        change(parts)
+        prediction(parts).square().mean().backward()
+        assert [n for n, p in parts.net.named_parameters() if n in trained and p.grad is None] == []
+
+    def test_its_weights_follow_from_the_seed(self, name, base):
+        first, again = (built(base, name).net.state_dict() for _ in range(2))
+        assert first.keys() == again.keys()
+        assert all(torch.equal(value, again[n]) for n, value in first.items())
+
+    @torch.no_grad()
+    def test_merging_changes_nothing_and_leaves_networks_as_the_family_made_them(self, name, base):
+        parts, full = built(base, name), built(base, "full")
+        change(parts)
+        wanted = prediction(parts)
+        assert not torch.allclose(wanted, prediction(full))
+        with parts.attached.merged():
+            torch.testing.assert_close(prediction(parts), wanted, rtol=1e-3, atol=1e-4)
+            networks = full.family.components
+            assert {n: [*c.state_dict()] for n, c in parts.family.components.items()} == {
+                n: [*c.state_dict()] for n, c in networks.items()
+            }
+
+    def test_the_export_replaces_the_folder(self, name, base, tmp_path):
+        parts = built(base, name)
+        folder = tmp_path / "pipeline"
+        folder.mkdir()
+        (folder / "old").touch()
+        parts.attached.export(folder, parts.objective, configs.load("quickstart", []).config.sampling)
+        assert [path for path in folder.iterdir() if path.name != "old"]
+        assert not (folder / "old").exists()
