@@ -77,6 +77,13 @@ class Absent(UserError):
     code = "unreachable"
 
 
+class Held(UserError):
+    """Another process works in the same place; the message names it."""
+
+    exit_code = HELD
+    code = "in_use"
+
+
 class ProcessLost(UserError):
     """A process that helps this one has ended: killed, or by a fault of which it told itself."""
 

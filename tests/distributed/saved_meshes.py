@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from splits import MESHES, ONE, Both, build
+from splits import MESHES, ONE, Both, build, placements
 
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
@@ -46,14 +46,8 @@ def slices_of(
 
 
 def split_net(kind: str, mesh: Mesh) -> tuple[Both, list[sharding_rules.ParameterSplit], parallelize.Split]:
-    net, placed = build(kind), []
-    for name, part in net.named_children():
-        shapes = {key: tuple(p.shape) for key, p in part.named_parameters()}
-        dims = sharding_rules.logical(sharding_axes.patterns(part), shapes)
-        found, _ = sharding_rules.place(shapes, dims, sharding_rules.DEFAULT, mesh, sharding_axes.heads(part))
-        placed += [
-            sharding_rules.ParameterSplit(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found
-        ]
+    net = build(kind)
+    placed = placements(net, mesh)
     return (
         net,
         placed,

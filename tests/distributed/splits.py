@@ -72,8 +72,8 @@ def cut(value: Any, part: slice) -> Any:
     return None if value is None else value[part]
 
 
-def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], parallelize.Split | None]:
-    """Losses and gradient norms of five updates with two micro-batches each; the net is moved."""
+def placements(net: Both, mesh: Mesh) -> list[sharding_rules.ParameterSplit]:
+    """The parts of every parameter, by the usual rules."""
     placed = []
     for name, part in net.named_children():
         shapes = {key: tuple(p.shape) for key, p in part.named_parameters()}
@@ -82,6 +82,12 @@ def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], par
         placed += [
             sharding_rules.ParameterSplit(f"{name}.{each.name}", *list(vars(each).values())[1:]) for each in found
         ]
+    return placed
+
+
+def train(net: Both, kind: str, mesh: Mesh, rank: int) -> tuple[list[float], parallelize.Split | None]:
+    """Losses and gradient norms of five updates with two micro-batches each; the net is moved."""
+    placed = placements(net, mesh)
     devices = parallelize.device_mesh(mesh, "cpu")
     split = parallelize.apply(net, mesh, placed, devices, sharding_axes.BLOCKS, sharding_axes.GATED)
     reducer = None

@@ -43,6 +43,6 @@ def test_one_process_agrees_with_itself():
     assert alone.signalled(None) is None
     assert alone.signalled(signal.SIGUSR1) == signal.SIGUSR1
     assert alone.total(3) == 3
-    assert alone.led(lambda: (1, 2)) == [1, 2]
+    assert alone.run_on_rank0(lambda: (1, 2)) == [1, 2]
     assert alone.gather((1, 2)) == [[1, 2]]
     assert alone.tell({"a": 1}) == {"a": 1}

@@ -166,7 +166,7 @@ def test_a_raised_batch_is_recorded_and_read_back(tmp_path, monkeypatch, capsys)
     recorded = configs.load(str(folder.path)).config.training
     assert (recorded.global_batch_size, recorded.per_device_batch_size) == (18, 3)
 
-    leads = SimpleNamespace(world=SimpleNamespace(rank=0), agreement=SimpleNamespace(led=lambda act: act()))
+    leads = SimpleNamespace(world=SimpleNamespace(rank=0), agreement=SimpleNamespace(run_on_rank0=lambda act: act()))
     store = SimpleNamespace(recover=lambda: SimpleNamespace(path=None, notices=[]))
     assert resume.find_start(loaded, folder, store, leads).global_batch_size == 18
     typed = configs.load("sd15", [f"output_dir={tmp_path}", "training.global_batch_size=16"])

@@ -12,7 +12,7 @@ from twins import Twins
 
 from daguerre.memory.static import KINDS
 
-SCRIPT = Path(__file__).parent / "held_bytes.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "held_bytes.py"
 
 
 @pytest.mark.long

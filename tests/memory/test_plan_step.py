@@ -12,6 +12,7 @@ from twins import Twins
 from daguerre import errors, plugins
 from daguerre.cli import main
 from daguerre.config import config as configs
+from daguerre.config.recipe import FOLDER
 from daguerre.memory import estimate, static
 
 NAMES = [name for name in plugins.names("optimizers") if name != "adamw_8bit"]
@@ -163,5 +164,5 @@ def test_recipes_for_small_cards_fit_with_a_margin(recipe, card, capsys):
     assert main.run(["plan", recipe, f"card={card}", "--json"]) == errors.DONE
     step = json.loads(capsys.readouterr().out)["step"]
     assert step["taken_bytes"] < 0.9 * step["card_bytes"]
-    text = (Path(configs.__file__).parent / "recipes" / f"{recipe}.yaml").read_text()
+    text = (FOLDER / f"{recipe}.yaml").read_text()
     assert float(re.search(r"= (\d+) GB", text)[1]) == pytest.approx(step["taken_bytes"] / 1e9, abs=0.5)

@@ -23,6 +23,7 @@ from daguerre.cli.convert import options as given
 from daguerre.cli.fetch_files import Choice
 from daguerre.errors import UserError
 from daguerre.families import catalogue
+from daguerre.formatting import first_line
 from daguerre.models.weights import architectures
 from daguerre.settings import Settings
 
@@ -287,9 +288,8 @@ def explained(request: Request) -> Iterator[None]:
         of_network = isinstance(error, (hub.HTTPError, ConnectionError, TimeoutError))
         if not of_network and getattr(error, "errno", None) is not None:
             raise  # the machine's: a full disk, a folder without permission
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{constants.ENDPOINT} did not give {name}: {first_line}. What has arrived is kept: the same command goes "
-            "on from it. Without a connection, run it on a machine that has one and copy the folder",
+            f"{constants.ENDPOINT} did not give {name}: {first_line(error)}. What has arrived is kept: the same "
+            "command goes on from it. Without a connection, run it on a machine that has one and copy the folder",
             code="unreachable",
         ) from error

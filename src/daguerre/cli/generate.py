@@ -15,7 +15,7 @@ from daguerre.cli import generate_options
 from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
-from daguerre.formatting import duration_text
+from daguerre.formatting import counted, duration_text
 from daguerre.generation import contact_sheet, generate, jobs, load, output_dir
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
@@ -191,7 +191,7 @@ def write_images(job: Job, parts: Components, total: int) -> int:
     sampling = job.arguments.config.sampling
     sizes = ", ".join(f"{height}x{width}" for height, width in list(job.survey.sizes_px)[:4])
     sizes += ", ..." if len(job.survey.sizes_px) > 4 else ""
-    print(f"drawing {total:,} picture{'s' * (total != 1)} of {sizes} px (height x width) into {job.folder.path}")
+    print(f"drawing {counted(total, 'picture')} of {sizes} px (height x width) into {job.folder.path}")
     truncated: dict[str, list[int]] = {}
 
     def about(request: ImageRequest) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def write_images(job: Job, parts: Components, total: int) -> int:
         assert stop.signal is not None
         print(f"stopped by {stop.signal.name}: {job.output.saved(done)}; the same command goes on from there")
         return stop.exit_code
-    print(f"drawn: {done:,} picture{'s' * (done != 1)} in {duration_text(seconds)}")
+    print(f"drawn: {counted(done, 'picture')} in {duration_text(seconds)}")
     return 0
 
 

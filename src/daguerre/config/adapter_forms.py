@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 
 from daguerre import plugins
 from daguerre.config import overrides, recipe
+from daguerre.config.overrides import Pair
 from daguerre.config.recipe import Tree
 
 FULL = "full"
@@ -24,9 +25,6 @@ USUAL = ("unet",)
 _FLAT = "adapter"
 SWITCH = re.compile(r"(?:model\.)?train_(unet|text_encoder(?:_\d)?)")
 """Settings by which one component is trained, or not."""
-
-Pair = tuple[str, str, str]
-"""The override as a problem names it, the setting that it means, and its text."""
 
 
 def members(tree: Tree) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from daguerre.config.aliases.relative import RELATIVE, Look, look_in
 from daguerre.config.aliases.values import Meaning
 from daguerre.config.errors import Problem, group, shown, unknown
 from daguerre.config.fields import Leaf
+from daguerre.config.overrides import Pair
 from daguerre.config.recipe import Tree
 from daguerre.errors import UserError
 from daguerre.settings import Duration, Plugin, Settings
@@ -149,15 +150,11 @@ def _names_plugin(root: type[Settings], path: str) -> bool:
     return plugin is not None and plugin.key == key
 
 
-_Pair = tuple[str, str, str]
-"""What a problem calls an override, the setting that it means, and the text."""
-
-
-def _pairs(key: str, meaning: Meaning) -> list[_Pair]:
+def _pairs(key: str, meaning: Meaning) -> list[Pair]:
     return [(key if key == path else f"{key} ({path})", path, value) for path, value in meaning.values]
 
 
-def _implied(pairs: Sequence[_Pair], meanings: Sequence[tuple[str, Meaning]], problems: list[Problem]) -> list[_Pair]:
+def _implied(pairs: Sequence[Pair], meanings: Sequence[tuple[str, Meaning]], problems: list[Problem]) -> list[Pair]:
     """Overrides that follow from other trainers' names, for settings that none sets."""
     given = {path for _, path, _ in pairs}
     found = []
@@ -175,8 +172,8 @@ def _implied(pairs: Sequence[_Pair], meanings: Sequence[tuple[str, Meaning]], pr
 
 
 def _without_idle_names(
-    pairs: Sequence[_Pair], names_given: Sequence[tuple[str, str]], notices: list[str]
-) -> list[_Pair]:
+    pairs: Sequence[Pair], names_given: Sequence[tuple[str, str]], notices: list[str]
+) -> list[Pair]:
     """The overrides without names of other trainers that have no effect beside the rest; each is one notice."""
     kept, given = [], [*((path, value) for _, path, value in pairs), *names_given]
     for key, path, value in pairs:
@@ -188,7 +185,7 @@ def _without_idle_names(
     return kept
 
 
-def _set(root: type[Settings], values: Tree, tree: Tree, item: _Pair, notices: list[str]) -> list[Problem]:
+def _set(root: type[Settings], values: Tree, tree: Tree, item: Pair, notices: list[str]) -> list[Problem]:
     """Put one override into `values`, or say why it cannot be."""
     key, path, text = item
     below = recipe.merge(tree, values)

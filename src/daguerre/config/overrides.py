@@ -23,6 +23,9 @@ from daguerre.config.fields import Leaf, alternatives
 from daguerre.errors import UserError
 from daguerre.settings import Duration
 
+Pair = tuple[str, str, str]
+"""An override: the name that a problem gives it, the setting that it means, and its text."""
+
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 
 

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from daguerre.config.aliases import foreign
 from daguerre.errors import UserError
+from daguerre.formatting import first_line
 from daguerre.remote import local_copy
 from daguerre.storage import address
 
@@ -130,11 +131,11 @@ def read(path: Path) -> Tree:
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {error}") from error
     except OmegaConfBaseException as error:
-        raise UserError(f"{path}: {_first_line(error)}") from error
+        raise UserError(f"{path}: {first_line(error)}") from error
     except RecursionError:
         raise UserError(f"{path}: {_TOO_DEEP}") from None
     except BROKEN as error:
-        raise UserError(f"{path}{_odd_value(text) or f': not valid YAML: {_first_line(error)}'}") from error
+        raise UserError(f"{path}{_odd_value(text) or f': not valid YAML: {first_line(error)}'}") from error
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values, this is a {type(tree).__name__}")
@@ -185,10 +186,6 @@ def excess(value: Any, depth: int = 0) -> str:
     return next((why for inner in below if (why := excess(inner, depth + 1))), "")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _check_keys(tree: Tree, path: Path) -> None:
     for name, value in tree.items():
         if not isinstance(name, str):
@@ -228,7 +225,7 @@ def resolve(tree: Tree, verbatim: Tree, source: str) -> tuple[Tree, list[str]]:
 
 def _interpolation_error(error: OmegaConfBaseException) -> str:
     where = getattr(error, "full_key", None)
-    text = _first_line(error)
+    text = first_line(error)
     if "Unsupported interpolation type" in text:
         text += " (a recipe can refer to its own paths only, as in ${data.resolution})"
     return f"{where}: {text}" if where else text

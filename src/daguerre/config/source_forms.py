@@ -14,15 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from daguerre.config import recipe
+from daguerre.config.overrides import Pair
 from daguerre.config.recipe import Tree
 from daguerre.data.settings import NAMELESS, DataSettings
 
 _MIX = "mix"
 """What `data.source` was called of several sources; it says that the one without a name of its own is none of them."""
 _SHARED = (*DataSettings.model_fields,)
-
-Pair = tuple[str, str, str]
-"""What a problem calls an override, the setting that it means, and the text."""
 
 
 def members(tree: Tree) -> dict[str, Any]:

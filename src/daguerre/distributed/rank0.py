@@ -117,7 +117,7 @@ class Agreement:
         """Rank 0's document, on every rank."""
         return self._ranks.tell(document)
 
-    def led(self, act: Callable[[], _T]) -> _T:
+    def run_on_rank0(self, act: Callable[[], _T]) -> _T:
         """Rank 0's result, as JSON on every rank; so is its UserError. For any other error the watchdog ends all."""
         result: _T = self._ranks.led(act, UserError)
         return result

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from PIL import Image
 
 from daguerre.checkpoint.atomic import write_bytes_atomically
+from daguerre.formatting import counted
 from daguerre.report.html import Html, data_address, element, is_small, join, render_page
 
 NAME = "contact-sheet.html"
@@ -52,7 +53,7 @@ def page(title: str, examples: Iterable[Example], total: int, made_with: str) ->
         for prompt, alike in groupby(examples, lambda example: example.prompt)
     ]
     shown = sum(len(cells) for _, cells in groups)
-    count = f"{total:,} picture{'s' * (total != 1)}"
+    count = counted(total, "picture")
     note = count if shown == total else f"{shown:,} of {count}, evenly spread"
     header = join(
         element("p", "Daguerre · contact sheet", class_="kicker"),

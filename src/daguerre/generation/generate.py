@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import islice
 from typing import Any, Literal
@@ -166,13 +166,14 @@ def _conditioning(parts: Components, batch: Sequence[ImageRequest], guided: bool
     """Conditioning by the family and then by the adapters, as in training; where `guided`, also the unguided side."""
     prompts, size_px = [request.prompt for request in batch], batch[0].size_px
     cond, null = parts.family.encode_prompts(prompts, (3, *size_px), guided)
-    cond = parts.attached.condition(_as_batch(parts, batch, [prompt.text for prompt in prompts]), cond)
+    read = _as_batch(parts, batch)
+    cond = parts.attached.condition(read, cond)
     if null is not None:
-        null = parts.attached.condition(_as_batch(parts, batch, [prompt.negative for prompt in prompts]), null)
+        null = parts.attached.condition(replace(read, texts=[prompt.negative for prompt in prompts]), null)
     return cond, null
 
 
-def _as_batch(parts: Components, requests: Sequence[ImageRequest], texts: list[str]) -> Batch:
+def _as_batch(parts: Components, requests: Sequence[ImageRequest]) -> Batch:
     """Requests as the batch that adapters read: keys (seed, 0, 0), and images that all prompts have in one size."""
     (height, width), count = requests[0].size_px, len(requests)
     keys = np.array([(request.seed, 0, 0) for request in requests], dtype=np.int64)
@@ -183,7 +184,7 @@ def _as_batch(parts: Components, requests: Sequence[ImageRequest], texts: list[s
         if len({image.shape for image in of_name}) == 1:
             images[name] = torch.from_numpy(np.stack(of_name)).permute(0, 3, 1, 2)
     sizes = np.tile(np.array([height, width, 0, 0, height, width], dtype=np.int32), (count, 1))
-    names = [str(request.number) for request in requests]
+    names, texts = [str(request.number) for request in requests], [request.prompt.text for request in requests]
     draws = parts.attached.random_inputs(parts.seed, keys, shape)
     batch = Batch(keys, images, texts, torch.ones(count), names, sizes, draws)
     return batch.map(lambda tensor: tensor.to(parts.device))

@@ -12,20 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daguerre import __version__, errors
+from daguerre import __version__
 from daguerre.checkpoint.atomic import make_folder, sync_folder, to_json
-from daguerre.errors import UserError
+from daguerre.errors import Held, UserError
 from daguerre.generation.jobs import TaskShard
 
 NAME = "request.json"
 _PARTS = 1 << 20
-
-
-class Held(UserError):
-    """Another process generates the same part."""
-
-    exit_code = errors.HELD
-    code = "in_use"
 
 
 @dataclass(frozen=True)

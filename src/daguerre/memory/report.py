@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.sharding_rules import PARAMETER_AXES, Rules
+from daguerre.formatting import counted
 from daguerre.memory.static import KINDS, MemoryCount, ResidentTensor
 
 _WIDTH = 100
@@ -77,7 +78,7 @@ def describe_mesh(mesh: Mesh) -> list[str]:
     """Degrees of the axes."""
     each = mesh.devices // mesh.nodes
     lines = [
-        f"{_some(mesh.devices, 'device')}, {_some(mesh.nodes, 'node')} of {each}; axes from the outside in: "
+        f"{counted(mesh.devices, 'device')}, {counted(mesh.nodes, 'node')} of {each}; axes from the outside in: "
         + ", ".join(mesh.order)
     ]
     for axis in AXES:
@@ -118,7 +119,7 @@ def describe_parameters(count: MemoryCount, every: bool) -> list[str]:
         whole = all(each.numbers == each.all_numbers for each in held)
         kinds = "frozen" if not trained else "trained" if trained == total else f"{trained:,} of them trained"
         where = ", whole on each device" if whole else ""
-        lines.append(f"{component}: {_some(len(held), 'parameter')}, {total:,} numbers, {kinds}{where}")
+        lines.append(f"{component}: {counted(len(held), 'parameter')}, {total:,} numbers, {kinds}{where}")
         if whole and not every:
             continue
         if every:
@@ -222,7 +223,3 @@ def wrap(text: str) -> list[str]:
 
 def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def _some(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"

@@ -235,7 +235,7 @@ class Family:
         messages for the user."""
         return self.exporter(self, folder, objective, sampling)
 
-    def remarks(self, objective: Objective) -> list[str]:
+    def compatibility_warnings(self, objective: Objective) -> list[str]:
         """Warnings before this objective is trained from these weights, a line each."""
         return (
             []

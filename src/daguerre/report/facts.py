@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from daguerre.formatting import duration_text
+from daguerre.formatting import counted, duration_text
 from daguerre.report.html import Html, element, join, table, when
 from daguerre.report.run import Run
 from daguerre.report.svg import number_text
@@ -37,7 +37,7 @@ def summary(run: Run) -> Html:
     words.append(join(" on ", element("b", source)) if source else None)
     words.append(f" with {_OBJECTIVES.get(objective, objective)}" if objective else None)
     step, samples = progress(run)
-    done = f": {samples:,} sample{'s' * (samples != 1)} in {step:,} update{'s' * (step != 1)}"
+    done = f": {counted(samples, 'sample')} in {counted(step, 'update')}"
     words.append(done if step else ": no update yet")
     seconds = run.training_seconds()
     words.append(f", {duration_text(seconds)} of training" if seconds else None)

@@ -248,7 +248,7 @@ def _check_generates(each: ClassImageRequest, config: Config, parts: Components)
     random = [f"model.{name}" for name, place in config.model.places.items() if not isinstance(place, str)]
     if random:
         why = f"{', '.join(random)} starts from random weights, which draw noise"
-    elif remarks := parts.family.remarks(parts.objective):
+    elif remarks := parts.family.compatibility_warnings(parts.objective):
         why = f"this recipe's objective is not what the weights were trained for ({'; '.join(remarks)})"
     else:
         return

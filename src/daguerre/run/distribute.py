@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -29,7 +28,6 @@ from daguerre.run.storage import RunStorage
 from daguerre.training import device as devices
 from daguerre.training.sharding import UNSHARDED, Sharding
 
-_T = TypeVar("_T")
 _ENTRIES = ("encode", "decode")
 """Methods by which networks are called beside `forward`."""
 
@@ -49,11 +47,6 @@ def process_group(config: Config, storage: RunStorage, stop: StopSignals) -> Ite
     stacks = storage.folder.path / "stacks" if own.size > 1 else None
     with start(own, config.distributed, kind, Watching(stacks, on_end, lambda: stop.exit_code)) as processes:
         yield processes
-
-
-def run_on_rank0(processes: Processes, act: Callable[[], _T]) -> _T:
-    """Runs `act` on rank 0; every rank gets its result, as JSON, or its UserError."""
-    return processes.agreement.led(act)
 
 
 def shard_networks(config: Config, parts: Components, processes: Processes, mesh: Mesh) -> tuple[Sharding, list[str]]:

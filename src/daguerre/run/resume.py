@@ -34,7 +34,6 @@ from daguerre.models.single_file import load as single_file
 from daguerre.models.weights import files
 from daguerre.remote import local_copy
 from daguerre.run import state_io
-from daguerre.run.distribute import run_on_rank0
 from daguerre.run.storage import LocalStorage, RunStorage
 from daguerre.tracking.sinks import cut_after
 from daguerre.training.guard import misfits
@@ -75,7 +74,7 @@ def find_start(loaded: Loaded, folder: RunFolder, store: ShardedStore, processes
 
     Call it on all ranks while rank 0 holds the folder.
     """
-    known = run_on_rank0(processes, lambda: _recorded(_without_shipped_batch(loaded), folder))
+    known = processes.agreement.run_on_rank0(lambda: _recorded(_without_shipped_batch(loaded), folder))
     name = loaded.config.resume_from_checkpoint
     return _start(store.recover() if name in _NEWEST else store.rewind(name), known)
 

@@ -142,7 +142,11 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     if point.checkpoint is not None:
         base_digests.check_same_base(point.documents.get("base"), base, point.checkpoint.name)
     notices = [*loaded.notices, *point.notices, *sizes.notices]
-    notices += [*parts.numerics.notices(), *parts.family.remarks(parts.objective), *samples.unknown_words(config)]
+    notices += [
+        *parts.numerics.notices(),
+        *parts.family.compatibility_warnings(parts.objective),
+        *samples.unknown_words(config),
+    ]
     state, of_state = _state(config, parts, point, mesh, processes, stop)
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
@@ -180,8 +184,8 @@ def _state(
     averages = resume.first_averages(attached, point, config)
     if point.checkpoint is None:
         with processes.watch.doing("drawing class pictures"):
-            notices += distribute.run_on_rank0(
-                processes, lambda: class_images.generate_missing(config, parts, lambda: stop.exit_code)
+            notices += processes.agreement.run_on_rank0(
+                lambda: class_images.generate_missing(config, parts, lambda: stop.exit_code)
             )
     sharding, of_mesh = distribute.shard_networks(config, parts, processes, mesh)
     state = begin(config, parts, sharding)

@@ -201,7 +201,11 @@ def dry_run(
         "Files": about_files(config),
         "Data": data,
         "Plan": about_plan(config, parts, sizes, total_steps, start),
-        "Notes": [line for note in [*notices, *parts.family.remarks(parts.objective)] for line in _wrapped(note)],
+        "Notes": [
+            line
+            for note in [*notices, *parts.family.compatibility_warnings(parts.objective)]
+            for line in _wrapped(note)
+        ],
     }
     lines: list[str] = []
     for title, content in sections.items():

@@ -29,7 +29,7 @@ from daguerre.generation import generate
 from daguerre.memory import advice
 from daguerre.remote import local_copy
 from daguerre.run import resume, samples, state_io
-from daguerre.run.distribute import process_group, run_on_rank0
+from daguerre.run.distribute import process_group
 from daguerre.run.schedule import loop_config
 from daguerre.run.setup import Run, start
 from daguerre.run.storage import RunStorage
@@ -46,9 +46,9 @@ def train(loaded: Loaded, storage: RunStorage) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals(launched=environment.read().launcher != "none"))
         processes = stack.enter_context(process_group(config, storage, stop))
-        run_on_rank0(processes, lambda: stack.enter_context(storage.hold()))
+        processes.agreement.run_on_rank0(lambda: stack.enter_context(storage.hold()))
         run = start(loaded, storage, stack, stop, processes)
-        if run.state.step >= run.every.total and run_on_rank0(processes, lambda: was_finished(run)):
+        if run.state.step >= run.every.total and processes.agreement.run_on_rank0(lambda: was_finished(run)):
             run.say([f"this run is finished: {run.state.step:,} updates. {where(run)}"])
             return 0
         run.status("running")
@@ -173,7 +173,7 @@ def publish_if_missing(run: Run) -> None:
         known = json.loads(run.folder.data.read_bytes()) if run.folder.data.exists() else {}
         return int(known.get("step", 0))
 
-    if run.state.step and run_on_rank0(run.processes, published) != run.state.step:
+    if run.state.step and run.processes.agreement.run_on_rank0(published) != run.state.step:
         publish(run, again=True)
 
 

@@ -1,4 +1,4 @@
-"""`daguerre convert`: makes one form of a model from another. Each verb is a file convert_VERB.py."""
+"""`daguerre convert`: makes one form of a model from another. Each verb is a file here."""
 
 from __future__ import annotations
 

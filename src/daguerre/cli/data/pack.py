@@ -28,7 +28,7 @@ from daguerre.data.source import Source
 from daguerre.data.tools import pack
 from daguerre.data.tools.manifest import Listing, given
 from daguerre.data.tools.pack import Packer, Shard
-from daguerre.errors import UserError
+from daguerre.errors import Held, UserError
 from daguerre.formatting import counted, duration_text, size_text
 from daguerre.settings import ADDRESS, Settings
 from daguerre.tracking.progress import Counter, skip_summary
@@ -82,13 +82,6 @@ class Options(Settings):
         if self.shard_mb is not None and self.shard_samples is not None:
             raise ValueError("shard_mb and shard_samples both say how large a shard is: give one of them")
         return self
-
-
-class Held(UserError):
-    """Another process writes into the folder."""
-
-    exit_code = errors.HELD
-    code = "in_use"
 
 
 @dataclass(frozen=True)

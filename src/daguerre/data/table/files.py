@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from daguerre.data.images.headers import Undecodable
+from daguerre.formatting import first_line
 from daguerre.storage.errors import StoreError
 from daguerre.storage.location import Location
 
@@ -103,8 +104,7 @@ def damage_as(error_kind: type[Unreadable | Changed]) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and (error.errno is not None or isinstance(error, StoreError)):
             raise
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise error_kind(first_line[:200]) from error
+        raise error_kind(first_line(error)[:200]) from error
 
 
 class Changed(Undecodable):
