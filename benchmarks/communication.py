@@ -79,7 +79,7 @@ class TransformerBlock:
     """One of diffusers' BasicTransformerBlocks, whose products are split over `tensor`."""
 
     tokens: int
-    """Of one picture."""
+    """Of one image."""
     width: int
 
 
@@ -173,5 +173,5 @@ def exposed(collectives: Sequence[Collective], mesh: Mesh, links: Links, step: S
 
 
 def efficiency(collectives: Sequence[Collective], mesh: Mesh, links: Links, step: Step) -> float:
-    """Pictures a second and device, over those of one device by itself."""
+    """Images a second and device, over those of one device by itself."""
     return step.seconds / (step.seconds + sum(exposed(collectives, mesh, links, step).values()))

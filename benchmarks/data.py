@@ -2,7 +2,7 @@
 
     python benchmarks/data.py [--rounds 12] [--images 96] [--parts core,workers,stages,memory] [--out FILE]
 
-Pictures are generated JPEGs (smooth noise and texture, quality 90, 4:2:0) of 1024x1024, 1280x960 and 768x640. Variants:
+Images are generated JPEGs (smooth noise and texture, quality 90, 4:2:0) of 1024x1024, 1280x960 and 768x640. Variants:
 
     daguerre      the webdataset source and the loader: uint8 batches
     peer          `webdataset`, Pillow, bicubic, float32 in [-1, 1], stacked (with workers: DataLoader)
@@ -10,7 +10,7 @@ Pictures are generated JPEGs (smooth noise and texture, quality 90, 4:2:0) of 10
 
 `core` is one process with one thread, in seconds of processor time (files are in the page cache, so it waits for
 nothing, and other work on the machine disturbs it less); `workers` is 2 loader processes, in seconds of the clock. No
-number without parity: our crops must agree with Pillow's bicubic of the whole picture. Reported: the median over rounds
+number without parity: our crops must agree with Pillow's bicubic of the whole image. Reported: the median over rounds
 of the paired ratio of times (above 1: Daguerre is faster), with the interval that holds the true median with 95 %
 confidence (ranks). `stages` says where our time goes; `memory` passes 100,000 small samples through the loader and
 watches the resident memory of all processes.
@@ -64,7 +64,7 @@ Batches = Iterator[tuple[Tensor, list[str]]]
 
 
 def natural(height: int, width: int, seed: int) -> np.ndarray:
-    """A picture with the spectrum of a photograph, about: noise of several scales, and a little grain."""
+    """An image with the spectrum of a photograph, about: noise of several scales, and a little grain."""
     rng = np.random.default_rng(seed)
     picture = rng.normal(size=(height, width, 1)).astype(np.float32) * 3 + np.full((height, width, 3), 128, np.float32)
     for cells, levels in ((4, 60), (16, 30), (64, 14), (256, 7)):
@@ -81,7 +81,7 @@ def jpeg(picture: np.ndarray) -> bytes:
 
 
 def write_shards(folder: Path, pictures: list[bytes], repeats: int = 1) -> list[str]:
-    """The pictures with captions, dealt to the shards."""
+    """The images with captions, dealt to the shards."""
     paths = [folder / f"{number:05}.tar" for number in range(SHARDS)]
     for number, path in enumerate(paths):
         with tarfile.open(path, "w") as tar:
@@ -183,7 +183,7 @@ def check_parity(pictures: list[bytes], paths: list[str]) -> float:
 
 
 def timed(batches: Batches, count: int, clock: Callable[[], float]) -> float:
-    """Seconds a picture."""
+    """Seconds an image."""
     start = clock()
     for _ in range(count):
         pixels, texts = next(batches)
@@ -193,7 +193,7 @@ def timed(batches: Batches, count: int, clock: Callable[[], float]) -> float:
 
 
 def core_rounds(paths: list[str], rounds: int, count: int) -> list[dict[str, float]]:
-    """Seconds a picture and core, by variant."""
+    """Seconds an image and core, by variant."""
     variants = {
         "daguerre": daguerre_core(paths),
         "peer": peer_core(paths),
@@ -210,7 +210,7 @@ def core_rounds(paths: list[str], rounds: int, count: int) -> list[dict[str, flo
 
 
 def worker_rounds(paths: list[str], rounds: int, count: int) -> list[dict[str, float]]:
-    """Seconds a picture with workers, by variant; fresh workers for each, as those of the others must not run."""
+    """Seconds an image with workers, by variant; fresh workers for each, as those of the others must not run."""
     variants: dict[str, Callable[[], Any]] = {
         "daguerre": lambda: daguerre_workers(paths),
         "peer": lambda: peer_workers(paths),
@@ -258,7 +258,7 @@ def show(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def stages(pictures: list[bytes], paths: list[str]) -> dict[str, float]:
-    """Milliseconds a picture of each stage of ours, measured one by one: the median of many."""
+    """Milliseconds an image of each stage of ours, measured one by one: the median of many."""
     dataset = loading(paths, 0).dataset
     settings, source = dataset.members[0]
     bucket, key = buckets(settings)[0], np.zeros(3, np.int64)
@@ -297,7 +297,7 @@ def resident_bytes() -> int:
 
 
 def memory(folder: Path, samples: int, workers: int) -> dict[str, Any]:
-    """Resident memory while `samples` small pictures pass through the loader."""
+    """Resident memory while `samples` small images pass through the loader."""
     pictures = [jpeg(natural(72, 96, seed)) for seed in range(200)]
     paths = write_shards(folder, pictures, repeats=10)
     batch = 50
@@ -322,7 +322,7 @@ def memory(folder: Path, samples: int, workers: int) -> dict[str, Any]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=12)
-    arguments.add_argument("--images", type=int, default=96, help="pictures of a variant in a round")
+    arguments.add_argument("--images", type=int, default=96, help="images of a variant in a round")
     arguments.add_argument("--parts", default="core,workers,stages,memory")
     arguments.add_argument("--samples", type=int, default=100_000, help="of the part `memory`")
     arguments.add_argument("--out", type=Path)
@@ -347,7 +347,7 @@ def main() -> None:
                 show(f"{title}: {WORKERS} workers", entry["workers"])
             if "stages" in parts:
                 entry["stages_ms"] = stages(pictures, paths)
-                print(f"\n{title}: milliseconds of a picture")
+                print(f"\n{title}: milliseconds of an image")
                 print("\n".join(f"{name:22} {ms:7.3f}" for name, ms in entry["stages_ms"].items()), flush=True)
             result["sizes"][f"{width}x{height}"] = entry
         if "memory" in parts:

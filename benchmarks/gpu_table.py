@@ -17,7 +17,7 @@ PARTS = (
     "sd15-256-compiled", "sd15-512-best",
 )  # fmt: skip
 GOALS = {"sd21-512": 175, "sd15-512": 165, "sd15-256": 800, "sdxl-1024": 21, "vae-512": 550}
-"""Pictures a second on one H200, bf16, averages and clipping on, latents given."""
+"""Images a second on one H200, bf16, averages and clipping on, latents given."""
 RATIOS = {"diffusers-default": 1.5, "diffusers-best": 1.15}
 APART = {"sdxl-1024-checkpointed": "sdxl-1024"}
 """What is compared with the first row of another part, as there is no room for both at once."""

@@ -115,7 +115,7 @@ class Diffusers:
         self.unet.to(given.device).train()
         self._net = self.unet
         o: Any = config.optimizer
-        # On a CPU inductor (torch 2.13) gives wrong gradients of pictures with channels last, so they stay first there.
+        # On a CPU inductor (torch 2.13) gives wrong gradients of images with channels last, so they stay first there.
         self._last = best and given.device.type != "cpu"
         if self._last:
             self.unet.to(memory_format=torch.channels_last)

@@ -5,7 +5,7 @@
 
 One shard of small JPEGs is made and indexed; the others are links to it with ids and metadata of their own, so that any
 sample can really be read. Then, in a process of its own each: opening the set and making the first batch of 64 at
-sample 0 and at sample 1,000,000, plain, with a filter that passes 1 in 20, with buckets; and how many pictures a second
+sample 0 and at sample 1,000,000, plain, with a filter that passes 1 in 20, with buckets; and how many images a second
 come with and without that filter.
 """
 
@@ -53,7 +53,7 @@ def make(folder: Path, shards: int, each: int) -> None:
             side = (48, 64, 96)[i % 3]
             Image.fromarray(rng.integers(0, 256, (64, side, 3), dtype=np.uint8)).save(file, "JPEG", quality=50)
             metadata = {"score": float(rng.random()), "width": side, "height": 64, "punsafe": float(rng.random())}
-            members = (("jpg", file.getvalue()), ("txt", b"a picture"), ("json", json.dumps(metadata).encode()))
+            members = (("jpg", file.getvalue()), ("txt", b"an image"), ("json", json.dumps(metadata).encode()))
             for extension, data in members:
                 info = tarfile.TarInfo(f"{i:09}.{extension}")
                 info.size = len(data)
@@ -101,7 +101,7 @@ def measured(folder: Path, name: str) -> dict[str, float]:
 
 
 def throughput(folder: Path, seconds: float) -> dict[str, float]:
-    """Pictures a second without and with the filter, in turns."""
+    """Images a second without and with the filter, in turns."""
     rates: dict[str, list[float]] = {"plain": [], "filter 1 in 20": []}
     for _ in range(4):
         for name, found in rates.items():
@@ -139,7 +139,7 @@ def main() -> None:
             line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             figures = "  ".join(f"{key} {value:,.2f}" for key, value in json.loads(line).items())
             print(f"{kind:20} {figures}", flush=True)
-        print("pictures a second:", json.dumps(throughput(folder, given.seconds)))
+        print("images a second:", json.dumps(throughput(folder, given.seconds)))
 
 
 if __name__ == "__main__":

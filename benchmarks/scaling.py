@@ -19,7 +19,7 @@ A_NODE = 8
 
 @dataclass(frozen=True)
 class Case:
-    """A model on one device: how fast it is aimed to be there, and how many pictures it takes at once."""
+    """A model on one device: how fast it is aimed to be there, and how many images it takes at once."""
 
     name: str
     parameters: int

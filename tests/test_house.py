@@ -102,7 +102,7 @@ PLAIN_ERRORS = {
     "data/plan/buckets.py": {"__post_init__"},  # sizes are computed
     "data/index/file.py": {"_decoded"},  # caught where the file is known
     "data/index/join.py": {"__getitem__"},  # a mapping's
-    "evaluation/shapes.py": {"check"},  # the pictures are ours
+    "evaluation/shapes.py": {"check"},  # the images are ours
     "distributed/sharding.py": {"_expect"},
 }
 

@@ -1,7 +1,7 @@
-"""Every trainable recipe's tiny twin overfits one picture: its loss falls below a tenth of its start in 300 updates.
+"""Every trainable recipe's tiny twin overfits one image: its loss falls below a tenth of its start in 300 updates.
 
 Objective, weighting, optimizer and average are the recipe's own (twins.py); the learning rate is one for networks of
-this size, and latents are taken from the posterior's mean, so that there is one picture indeed. Two recipes run in
+this size, and latents are taken from the posterior's mean, so that there is one image indeed. Two recipes run in
 `make test`, where a quarter of the updates has to do.
 """
 
@@ -13,7 +13,7 @@ from statistics import fmean
 
 import pytest
 import twins
-from data_sets import folder as pictures
+from data_sets import folder as images
 from twins import Twins, tree
 
 from daguerre import plugins
@@ -51,8 +51,8 @@ def trainable() -> list[str]:
     return found
 
 
-def one_picture(name: str, made: Twins) -> list[str]:
-    """The twin's overrides, with a data set of one picture, seen by all samples of a batch; of a mix, one a source."""
+def one_image(name: str, made: Twins) -> list[str]:
+    """The twin's overrides, with a data set of one image, seen by all samples of a batch; of a mix, one a source."""
     data = tree(name)["data"]
     kept = [override for override in made.overrides(name) if not override.startswith(OWN)]
     if "sources" in data:
@@ -60,26 +60,26 @@ def one_picture(name: str, made: Twins) -> list[str]:
             f"data.sources.{source}.generate.count=1" for source, own in data["sources"].items() if "generate" in own
         ]
         return kept + drawn + [f"data.sources.{source}.repeats={BATCH}" for source in data["sources"]]
-    if data["source"] == "shapes":  # these pictures have no end
+    if data["source"] == "shapes":  # these images have no end
         kept = ["loader.num_workers=0", "logging.every=1 step", "logging.tensorboard=false"]
-        kept += ["data.source=folder", f"data.path={pictures(made.folder / name, 1)}"]
+        kept += ["data.source=folder", f"data.path={images(made.folder / name, 1)}"]
     return [*kept, "data.held_out_fraction=0", f"data.repeats={BATCH}"]
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in UPDATES else [pytest.mark.long]) for name in trainable()]
 )
-def test_a_twin_overfits_one_picture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "PICTURES", 1)
+def test_a_twin_overfits_one_image(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "IMAGES", 1)
     made = Twins(tmp_path / "made")
     made.folder.mkdir()
     begun_from = Path(tree(name).get("init_from") or "").name
     if begun_from:
-        first = [f"output_dir={tmp_path}", "training.duration=20 steps", *one_picture(begun_from, made), *GIVEN[1:]]
+        first = [f"output_dir={tmp_path}", "training.duration=20 steps", *one_image(begun_from, made), *GIVEN[1:]]
         assert main.run(["train", begun_from, *first]) == 0
     updates = UPDATES.get(name, 300)
     given = [f"output_dir={tmp_path}", f"training.duration={updates} steps", *GIVEN]
-    assert main.run(["train", name, *one_picture(name, made), *given]) == 0
+    assert main.run(["train", name, *one_image(name, made), *given]) == 0
     lines = (tmp_path / "overfit" / "metrics" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["learning/loss"] for line in lines]
     assert len(losses) == updates

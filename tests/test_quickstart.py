@@ -11,7 +11,7 @@ from daguerre.build.parts import build
 from daguerre.cli import main
 from daguerre.config import config
 from daguerre.config.recipe import FOLDER
-from daguerre.data.sources import shapes as pictures
+from daguerre.data.sources import shapes as images
 from daguerre.evaluation import shapes as checker
 
 ASSETS = FOLDER.parent / "assets" / "quickstart"
@@ -24,12 +24,12 @@ def test_the_shipped_networks_are_small():
 
 
 @torch.no_grad()
-def test_the_checker_reads_reconstructions_as_well_as_the_pictures():
-    """Held-out pictures through the shipped autoencoder: within 1 % of what it reads off the pictures themselves."""
+def test_the_checker_reads_reconstructions_as_well_as_the_images():
+    """Held-out images through the shipped autoencoder: within 1 % of what it reads off the images themselves."""
     parts = build(config.load("quickstart", ["training.device=cpu"]).config)
-    source = pictures.open_source(pictures.Settings(), "held_out")
+    source = images.open_source(images.Settings(), "held_out")
     records = [source.record(index) for index in range(300)]
-    asked = [pictures.Prompt(r.texts["text"], pictures.Combination(**r.metadata)) for r in records]
+    asked = [images.Prompt(r.texts["text"], images.Combination(**r.metadata)) for r in records]
     originals = np.stack([record.image for record in records])
     pixels_BCHW = torch.from_numpy(originals).permute(0, 3, 1, 2).float() / 127.5 - 1
     vae = parts.family.components["vae"]
@@ -37,8 +37,8 @@ def test_the_checker_reads_reconstructions_as_well_as_the_pictures():
     rebuilt = ((again_BCHW + 1) * 127.5).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
     before, after = checker.shares(asked, list(originals)), checker.shares(asked, list(rebuilt))
     for name, share in before.items():
-        assert share >= 0.995, f"{name}: the checker reads {share:.3f} of real pictures"
-        assert after[name] >= share - 0.01, f"{name}: {after[name]:.3f} of reconstructions, {share:.3f} of pictures"
+        assert share >= 0.995, f"{name}: the checker reads {share:.3f} of real images"
+        assert after[name] >= share - 0.01, f"{name}: {after[name]:.3f} of reconstructions, {share:.3f} of images"
 
 
 @pytest.mark.long

@@ -58,11 +58,11 @@ def shortened(words):
 def place(tmp_path_factory):
     """The working folder, with what README takes for granted in it."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "my_pictures").mkdir()
+    (folder / "my_images").mkdir()
     for number in range(4):
         pixels = np.random.default_rng(number).integers(0, 256, (80, 64, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "my_pictures" / f"{number}.jpg")
-        (folder / "my_pictures" / f"{number}.txt").write_text(f"noise number {number}", encoding="utf-8")
+        Image.fromarray(pixels).save(folder / "my_images" / f"{number}.jpg")
+        (folder / "my_images" / f"{number}.txt").write_text(f"noise number {number}", encoding="utf-8")
     return folder
 
 
@@ -91,8 +91,8 @@ def test_the_snippet_runs_on_stock_diffusers(done, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers' own
         exec(compile(snippet, "snippet of README.md", "exec"), {})  # noqa: S102
-    with Image.open(done / "circle.png") as picture:
-        assert picture.size == (64, 64)
+    with Image.open(done / "circle.png") as image:
+        assert image.size == (64, 64)
 
 
 def test_every_run_folder_is_of_one_recipe_and_was_trained_before():

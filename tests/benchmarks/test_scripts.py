@@ -73,7 +73,7 @@ def test_the_table_of_a_gpu_round(tmp_path):
     assert "   - of rate" in line("sdxl-1024-checkpointed", "135.0 img/s")
     assert line("nothing was measured: the budget of 30 s was over")
     assert line("without a result: sd15-512, sd15-256-compiled")
-    assert not any(each.startswith("smoke") for each in lines), "a number of two pictures says nothing"
+    assert not any(each.startswith("smoke") for each in lines), "a number of two images says nothing"
     assert lines[-1].startswith("512 s in all")
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert {"smoke", "sd15-512-best", "vae-512"} < set(kept["parts"])

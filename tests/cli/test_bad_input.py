@@ -1,4 +1,4 @@
-"""`daguerre train` on a user's own pictures, on files that are no pictures, and on places that cannot be written to."""
+"""`daguerre train` on a user's own images, on files that are no images, and on places that cannot be written to."""
 
 import contextlib
 import json
@@ -20,36 +20,36 @@ FORMATS = ("jpg", "png", "webp")
 OF_ANY_SOURCE = [override for override in TINY if not override.startswith("data.")]
 
 
-def train_on(pictures, output_dir, *overrides):
+def train_on(images, output_dir, *overrides):
     """Trains on a folder in this process; the exit code."""
-    data = ["data.source=folder", f"data.path={pictures}"]
+    data = ["data.source=folder", f"data.path={images}"]
     return main.run(["train", "quickstart", f"output_dir={output_dir}", *OF_ANY_SOURCE, *data, *overrides])
 
 
-def picture(path, number=0):
-    """Writes a picture of noise; the file's ending says in which format."""
+def image(path, number=0):
+    """Writes an image of noise; the file's ending says in which format."""
     pixels = np.random.default_rng(number).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
     return path
 
 
-def captioned(path, number=0, text="a picture of noise"):
-    picture(path, number).with_suffix(".txt").write_text(text, encoding="utf-8")
+def captioned(path, number=0, text="an image of noise"):
+    image(path, number).with_suffix(".txt").write_text(text, encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """Six good pictures of three formats, and one of each thing that cannot be used."""
+    """Six good images of three formats, and one of each thing that cannot be used."""
     folder = tmp_path_factory.mktemp("mixed")
     for number in range(6):
-        captioned(folder / f"good{number}.{FORMATS[number % 3]}", number, f"picture {number}")
+        captioned(folder / f"good{number}.{FORMATS[number % 3]}", number, f"image {number}")
     whole = captioned(folder / "cut.jpg").read_bytes()
     (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     captioned(folder / "zero.jpg").write_bytes(b"")
-    captioned(folder / "words.png").write_bytes(b"this is no picture")
+    captioned(folder / "words.png").write_bytes(b"this is no image")
     captioned(folder / "latin.png").with_suffix(".txt").write_bytes("café".encode("latin-1"))
-    picture(folder / "bare.webp")
+    image(folder / "bare.webp")
     return folder
 
 
@@ -58,14 +58,14 @@ LEFT_OUT = {
     "empty file": ["zero.jpg"],
     "not an image (JPEG, PNG and WebP can be read)": ["words.png"],
     "caption file that is not UTF-8": ["latin.txt"],
-    "picture without a caption": ["bare.webp"],
+    "image without a caption": ["bare.webp"],
 }
 
 
 @pytest.fixture(scope="module")
-def on_pictures(mixed, tmp_path_factory):
+def on_images(mixed, tmp_path_factory):
     """The folder of an uninterrupted run on `mixed`."""
-    output_dir = tmp_path_factory.mktemp("on_pictures")
+    output_dir = tmp_path_factory.mktemp("on_images")
     assert train_on(mixed, output_dir) == errors.DONE
     return output_dir / "tiny"
 
@@ -74,7 +74,7 @@ def test_a_folder_is_trained_on_and_the_shapes_drop_out_aloud(mixed, tmp_path, c
     assert train_on(mixed, tmp_path, "training.duration=2 steps") == errors.DONE
     said = capsys.readouterr().out
     assert "data.source is folder instead of shapes: the recipe's data.checked_prompts dropped out" in said
-    assert "no checker reads pictures of this source" in said
+    assert "no checker reads images of this source" in said
     assert "on folder at 64 px" in said
     for reason in LEFT_OUT.keys() - {"truncated image"}:
         assert reason in said, "what was left out is said at the start"
@@ -82,19 +82,19 @@ def test_a_folder_is_trained_on_and_the_shapes_drop_out_aloud(mixed, tmp_path, c
     assert not any(key.startswith("evaluation/") for line in lines(tmp_path / "tiny") for key in line)
 
 
-def test_what_cannot_be_used_is_counted_and_the_run_goes_on(on_pictures):
-    data = json.loads((on_pictures / "data.json").read_text())
+def test_what_cannot_be_used_is_counted_and_the_run_goes_on(on_images):
+    data = json.loads((on_images / "data.json").read_text())
     assert data["source"] == "folder"
     assert {reason: entry["examples"] for reason, entry in data["skipped"].items()} == LEFT_OUT
     assert all(entry["count"] == 1 for entry in data["skipped"].values())
-    page = (on_pictures / "report.html").read_text(encoding="utf-8")
+    page = (on_images / "report.html").read_text(encoding="utf-8")
     for reason, examples in LEFT_OUT.items():
         assert reason in page
         assert examples[0] in page
-    assert json.loads((on_pictures / "status.json").read_text())["state"] == "finished"
+    assert json.loads((on_images / "status.json").read_text())["state"] == "finished"
 
 
-def test_on_a_folder_too_a_killed_run_ends_equal_to_the_bit(mixed, on_pictures, tmp_path, monkeypatch):
+def test_on_a_folder_too_a_killed_run_ends_equal_to_the_bit(mixed, on_images, tmp_path, monkeypatch):
     unharmed, calls = step.update, []
 
     class Killed(BaseException):
@@ -111,18 +111,18 @@ def test_on_a_folder_too_a_killed_run_ends_equal_to_the_bit(mixed, on_pictures, 
         with pytest.raises(Killed):
             train_on(mixed, tmp_path)
     assert train_on(mixed, tmp_path) == errors.DONE
-    assert_equal(tmp_path / "tiny", outcome(on_pictures))
+    assert_equal(tmp_path / "tiny", outcome(on_images))
 
 
 def test_captions_in_one_file(tmp_path, capsys):
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
-    names = [picture(folder / f"{number}.{FORMATS[number]}", number).name for number in range(3)]
+    names = [image(folder / f"{number}.{FORMATS[number]}", number).name for number in range(3)]
     listed = [json.dumps({"file_name": name, "text": f"caption of {name}"}) for name in [*names, "gone.jpg"]]
     (folder / "metadata.jsonl").write_text("\n".join([*listed, "{broken"]), encoding="utf-8")
     assert train_on(folder, tmp_path, "training.duration=1 step", "lr_scheduler.warmup=0 steps") == errors.DONE
     skipped = json.loads((tmp_path / "tiny" / "data.json").read_text())["skipped"]
-    assert skipped["picture named in metadata.jsonl that is not in the folder"]["count"] == 1
+    assert skipped["image named in metadata.jsonl that is not in the folder"]["count"] == 1
     assert skipped["line of metadata.jsonl that cannot be used"]["examples"] == ["metadata.jsonl line 5: no JSON"]
     drawn = json.loads((tmp_path / "tiny" / "samples" / "step-00000001" / "samples.json").read_text())
     assert {entry["prompt"] for entry in drawn} <= {f"caption of {name}" for name in names}
@@ -132,18 +132,18 @@ def test_captions_in_one_file(tmp_path, capsys):
     ("content", "message"),
     [
         ("nothing", "there is no JPEG, PNG or WebP file"),
-        ("no caption", "none of the 1 pictures"),
+        ("no caption", "none of the 1 images"),
         ("no folder", "does not exist"),
         ("no UTF-8", "caption file that is not UTF-8: cat.txt"),
         ("no pixels", "could be decoded"),
     ],
 )
 def test_nothing_to_train_on_is_an_error_that_says_what_is_expected(tmp_path, capsys, content, message):
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     if content != "no folder":
         folder.mkdir()
     if content in ("no caption", "no UTF-8"):
-        picture(folder / "cat.png")
+        image(folder / "cat.png")
     if content == "no UTF-8":
         (folder / "cat.txt").write_bytes(b"\xff\xfe\xfa")
     if content == "no pixels":
@@ -242,7 +242,7 @@ def test_a_full_disk_is_explained_and_the_same_command_goes_on(on_shapes, tmp_pa
 
 
 def test_a_batch_larger_than_the_data_leaves_nothing_behind_and_dry_run_finds_it(tmp_path, capsys):
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
     for name in ("a.png", "b.png", "c.png"):
         captioned(folder / name)

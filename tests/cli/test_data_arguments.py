@@ -55,7 +55,7 @@ def test_help_at_each_level(capsys):
 def test_a_verb_that_does_not_exist(capsys):
     assert main.run(["data", "pcak", "x"]) == 2
     assert "Did you mean `daguerre data pack`?" in capsys.readouterr().err
-    assert main.run(["data", "my_pictures"]) == 2
+    assert main.run(["data", "my_images"]) == 2
     assert "the verb comes first" in capsys.readouterr().err.lower()
 
 
@@ -87,8 +87,8 @@ def test_a_recipe_whose_other_sections_are_not_finished(place):
 
 
 def test_another_source_than_the_recipes(place):
-    pictures = data_sets.folder(place / "pictures", 2)
-    request = read("quickstart", "data.source=folder", f"data.path={pictures}")
+    images = data_sets.folder(place / "images", 2)
+    request = read("quickstart", "data.source=folder", f"data.path={images}")
     assert (request.settings.kinds, request.settings.resolution) == ("folder", 64)
     assert any("dropped out" in notice for notice in request.notices)
 
@@ -106,11 +106,11 @@ def test_another_source_than_the_recipes(place):
         (["t.parquet"], "parquet"),
         (["t.csv"], "csv"),
         (["t.tsv.gz"], "csv"),
-        (["pictures"], "folder"),
+        (["images"], "folder"),
     ],
 )
 def test_kinds_are_guessed_and_said(place, given, kind):
-    data_sets.folder(place / "pictures", 2)
+    data_sets.folder(place / "images", 2)
     data_sets.shards(place / "shards", 2, 1)
     request = read(*given)
     assert request.settings.kinds == kind
@@ -130,7 +130,7 @@ def test_what_lies_beside_shards_changes_nothing(place):
 def test_a_folder_of_several_kinds_is_a_question(place):
     data_sets.shards(place / "mixed", 1, 1)
     (place / "mixed" / "cat.jpg").touch()
-    with pytest.raises(UserError, match="tar shards beside pictures: say which"):
+    with pytest.raises(UserError, match="tar shards beside images: say which"):
         read("mixed")
     assert read("mixed", "data.source=folder").settings.kinds == "folder"
 
@@ -141,7 +141,7 @@ def test_a_folder_of_several_kinds_is_a_question(place):
         ([], "which data"),
         (["nothing"], "there is nothing at 'nothing'"),
         (["notes.md"], "of no kind that is known by its name"),
-        (["shards", "pictures"], "one kind of data at a time"),
+        (["shards", "images"], "one kind of data at a time"),
         (["quickstart", "shards"], "quickstart is a recipe"),
         (["shards", "coutn=3"], "did you mean count"),
         (["shards", "count=three"], "a whole number from 1"),
@@ -153,7 +153,7 @@ def test_a_folder_of_several_kinds_is_a_question(place):
     ],
 )
 def test_mistakes_are_explained(place, given, why):
-    data_sets.folder(place / "pictures", 1)
+    data_sets.folder(place / "images", 1)
     data_sets.shards(place / "shards", 1, 1)
     (place / "notes.md").touch()
     with pytest.raises(UserError, match=why):

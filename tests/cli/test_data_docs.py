@@ -19,7 +19,7 @@ def commands():
 
 def test_every_command_runs_and_every_verb_has_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    data_sets.folder(tmp_path / "my_pictures", 30)
+    data_sets.folder(tmp_path / "my_images", 30)
     for program, *words in commands():
         assert program == "daguerre"
         assert main.run(words) == 0, shlex.join(words)

@@ -69,7 +69,7 @@ def test_damage_is_told_and_is_the_exit_code(place, capsys):
     assert cache.load(raw / "part-00.tar.index").about.damage
 
 
-def test_pictures_that_cannot_be_used_are_told(place, capsys):
+def test_images_that_cannot_be_used_are_told(place, capsys):
     data_sets.shard(place / "raw" / "a.tar", range(4), p2=b"<html>not found</html>")
     assert index("raw") == 0
     said = capsys.readouterr().out
@@ -91,7 +91,7 @@ def test_for_other_formats_than_the_usual(place):
     [
         ([], "which shards"),
         (["nothing"], "nothing"),
-        (["pictures"], "ends in .tar"),
+        (["images"], "ends in .tar"),
         (["https://host/part-{00..09}.tar"], "nothing can be written to a web server"),
         (["page.tar"], "is no tar"),
         (["raw", "agian=true"], "agian"),
@@ -100,7 +100,7 @@ def test_for_other_formats_than_the_usual(place):
 )
 def test_what_is_refused(place, capsys, arguments, why):
     data_sets.shards(place / "raw", 1, 1)
-    data_sets.folder(place / "pictures", 1)
+    data_sets.folder(place / "images", 1)
     (place / "page.tar").write_text("<!DOCTYPE html><html>please log in</html>" * 40, encoding="utf-8")
     assert index(*arguments) == 2
     assert why in capsys.readouterr().err

@@ -41,10 +41,10 @@ def contents(folder) -> dict:
 
 
 def test_a_folder_becomes_shards(place, capsys):
-    data_sets.folder(place / "pictures", 10)
-    assert pack("pictures", "-o", "out", "shard_samples=4") == 0
+    data_sets.folder(place / "images", 10)
+    assert pack("images", "-o", "out", "shard_samples=4") == 0
     said = capsys.readouterr().out
-    assert "pictures: read as a folder of pictures (data.source=folder)" in said
+    assert "images: read as a folder of images (data.source=folder)" in said
     assert "packed 10 samples into 3 shards" in said
     assert f"data.source=webdataset data.path={place / 'out'}" in said
     assert sorted(path.name for path in (place / "out").iterdir()) == [
@@ -54,18 +54,18 @@ def test_a_folder_becomes_shards(place, capsys):
     document = listing("out")
     assert (document["samples"], document["complete"], document["samples_per_shard"]) == (10, True, 4)
     assert document["bytes"] == sum(path.stat().st_size for path in (place / "out").glob("*.tar"))
-    assert document["source"] == {"source": "folder", "path": "pictures"}
+    assert document["source"] == {"source": "folder", "path": "images"}
     packed = webdataset.open_source(webdataset.Settings(path="out"), "train")
-    assert packed.record(3).image == (place / "pictures" / "003.jpg").read_bytes()
-    assert packed.record(3).texts["text"] == "picture number 3"
+    assert packed.record(3).image == (place / "images" / "003.jpg").read_bytes()
+    assert packed.record(3).texts["text"] == "image number 3"
 
 
 def test_the_same_command_again_keeps_everything(place, capsys):
-    data_sets.folder(place / "pictures", 6)
-    assert pack("pictures", "-o", "out", "shard_samples=2") == 0
+    data_sets.folder(place / "images", 6)
+    assert pack("images", "-o", "out", "shard_samples=2") == 0
     before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in (place / "out").glob("*.tar*")}
     capsys.readouterr()
-    assert pack("pictures", "-o", "out", "shard_samples=2") == 0
+    assert pack("images", "-o", "out", "shard_samples=2") == 0
     assert "all 3 shards were there and are whole; nothing was written" in capsys.readouterr().out
     assert before == {path.name: (path.read_bytes(), path.stat().st_ino) for path in (place / "out").glob("*.tar*")}
 
@@ -91,7 +91,7 @@ def test_filters_choose_and_the_rest_is_counted(place, capsys):
     assert "10  filter: score < 2" in said
 
 
-def test_pictures_that_are_broken_are_left_out_and_named(place, capsys):
+def test_images_that_are_broken_are_left_out_and_named(place, capsys):
     data_sets.shard(place / "raw" / "a.tar", range(8), p3=b"garbage" * 9)
     assert pack("raw", "-o", "out") == 0
     assert listing("out")["samples"] == 7
@@ -117,7 +117,7 @@ def test_shards_of_a_size(place):
     assert all(0.015e6 < size < 0.06e6 for size in sizes)
 
 
-def test_what_the_network_sees_is_the_same_from_drawn_and_from_packed_pictures(place):
+def test_what_the_network_sees_is_the_same_from_drawn_and_from_packed_images(place):
     assert pack("quickstart", "-o", "out", "count=24", "shard_samples=10") == 0
     alike = {"resolution": 64, "caption_dropout": 0.5}
     packed = webdataset.Settings(path="out", shuffle=False, held_out_fraction=0.0, **alike)

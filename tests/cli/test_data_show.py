@@ -29,8 +29,8 @@ def cell(width, height, caption="a cat", colour=(200, 30, 90)) -> Cell:
 
 
 def test_it_writes_the_sheet_and_prints_its_path(place, capsys):
-    data_sets.folder(place / "pictures", 10)
-    assert show("pictures", "count=6", "data.resolution=32") == 0
+    data_sets.folder(place / "images", 10)
+    assert show("images", "count=6", "data.resolution=32") == 0
     assert capsys.readouterr().out.endswith("data-show.png\n")
     with Image.open("data-show.png") as sheet:
         assert sheet.width == 1600
@@ -59,22 +59,22 @@ def test_pixels_are_those_that_are_trained_on(place, monkeypatch, capsys):
         assert one.note == "64 x 64"
 
 
-def test_buckets_give_pictures_of_several_shapes(place, monkeypatch, capsys):
+def test_buckets_give_images_of_several_shapes(place, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(data_show, "sheet", lambda cells: seen.extend(cells) or Image.new("RGB", (1, 1)))
-    data_sets.folder(place / "pictures", 10)
-    assert show("pictures", "data.resolution=32", "data.buckets.aspects=[1/1, 2/1]", "data.buckets.step=8") == 0
+    data_sets.folder(place / "images", 10)
+    assert show("images", "data.resolution=32", "data.buckets.aspects=[1/1, 2/1]", "data.buckets.step=8") == 0
     shapes = {one.image.size for one in seen}
     assert len(shapes) > 1
     assert any(" -> " in one.note for one in seen)
 
 
-def test_a_mask_stands_beside_its_picture(place, monkeypatch, capsys):
+def test_a_mask_stands_beside_its_image(place, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(data_show, "sheet", lambda cells: seen.extend(cells) or Image.new("RGB", (1, 1)))
-    masked.folder(place / "pictures", count=6)
+    masked.folder(place / "images", count=6)
     settings = ("data.resolution=32", "data.interpolation=area", "data.random_flip=true", "data.crop=random")
-    assert show("pictures", "count=6", *settings) == 0
+    assert show("images", "count=6", *settings) == 0
     assert len(seen) == 6
     for one in seen:
         picture, mask = np.asarray(one.image)[:, :32], np.asarray(one.image)[:, 32:]
@@ -90,7 +90,7 @@ def test_what_cannot_be_shown_is_named(place, capsys):
     assert "truncated image" in said
 
 
-def test_rows_fill_the_sheet_and_pictures_keep_their_shape():
+def test_rows_fill_the_sheet_and_images_keep_their_shape():
     cells = [cell(w, h) for w, h in [(64, 64), (128, 64), (64, 128)] * 5]
     for row, height in data_show._rows(cells)[:-1]:
         used = sum(data_show._width(one, height) for one in row) + 16 * (len(row) + 1)
@@ -100,13 +100,13 @@ def test_rows_fill_the_sheet_and_pictures_keep_their_shape():
     assert sheet.getpixel((20, 20)) == (200, 30, 90)
 
 
-def test_a_single_small_picture_is_not_blown_up_to_the_whole_sheet():
+def test_a_single_small_image_is_not_blown_up_to_the_whole_sheet():
     sheet = data_show.sheet([cell(8, 8)])
     assert sheet.height < 400
 
 
 @pytest.mark.parametrize("text", ["a cat", "word " * 200, "x" * 500, "", "a\nb\tc", "猫 " * 400])
-def test_captions_are_wrapped_within_their_picture(text):
+def test_captions_are_wrapped_within_their_image(text):
     font = ImageFont.load_default(15)
     lines = data_show._wrapped(text, 150, font)
     assert len(lines) <= 4
@@ -120,13 +120,13 @@ def test_captions_are_wrapped_within_their_picture(text):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["pictures", "-o", "sheet.pdf"], "a name that ends in"),
-        (["pictures", "count=0"], "count"),
+        (["images", "-o", "sheet.pdf"], "a name that ends in"),
+        (["images", "count=0"], "count"),
         ([], "which data"),
     ],
 )
 def test_what_is_refused(place, capsys, arguments, why):
-    data_sets.folder(place / "pictures", 2)
+    data_sets.folder(place / "images", 2)
     assert show(*arguments) == 2
     assert why in capsys.readouterr().err
 

@@ -29,10 +29,10 @@ def words(path) -> str:
 
 
 def test_a_folder(place, capsys):
-    data_sets.folder(place / "pictures", 10)
-    assert stats("pictures", "data.resolution=32", "pictures=4") == 0
+    data_sets.folder(place / "images", 10)
+    assert stats("images", "data.resolution=32", "images=4") == 0
     first, *facts, last = capsys.readouterr().out.splitlines()
-    assert (first, last) == ("pictures: read as a folder of pictures (data.source=folder)", "data-stats.html")
+    assert (first, last) == ("images: read as a folder of images (data.source=folder)", "data-stats.html")
     assert facts[:2] == [
         "10 samples.",
         "  Usable               10  100 % of the 10 that were found, those held out among them",
@@ -46,9 +46,9 @@ def test_a_folder(place, capsys):
 
 
 def test_masks_are_counted(place, capsys):
-    masked.folder(place / "pictures")
-    (place / "pictures" / "00.mask.png").unlink()
-    assert stats("pictures", "data.resolution=32") == 0
+    masked.folder(place / "images")
+    (place / "images" / "00.mask.png").unlink()
+    assert stats("images", "data.resolution=32") == 0
     assert "With a mask 11 92 % of those that pass" in words("data-stats.html")
 
 
@@ -68,7 +68,7 @@ def test_what_filters_and_buckets_do(place, capsys):
     assert "lang 100 % 2 different, most often en, de" in text
 
 
-def test_broken_pictures_are_counted(place, capsys):
+def test_broken_images_are_counted(place, capsys):
     whole = data_sets.jpeg(2)
     data_sets.shard(place / "raw" / "a.tar", range(6), p1=b"<html>", p2=whole[:-40])
     assert stats("raw", "data.resolution=32") == 0
@@ -79,7 +79,7 @@ def test_broken_pictures_are_counted(place, capsys):
 
 
 def test_a_source_that_draws(place, capsys):
-    assert stats("quickstart", "read=50", "pictures=3", "-o", "shapes.html") == 0
+    assert stats("quickstart", "read=50", "images=3", "-o", "shapes.html") == 0
     text = words("shapes.html")
     assert "these are its first 50" in text
     assert "Median size 64 x 64" in text
@@ -87,9 +87,9 @@ def test_a_source_that_draws(place, capsys):
 
 def test_the_sources_of_a_mix(place, capsys):
     data_sets.shards(place / "raw", 1, 5)
-    data_sets.folder(place / "pictures", 4)
+    data_sets.folder(place / "images", 4)
     text = "data:\n  source: mix\n  sources:\n    shards: {source: webdataset, path: raw}\n"
-    (place / "mine.yaml").write_text(text + "    loose: {source: folder, path: pictures}\n", encoding="utf-8")
+    (place / "mine.yaml").write_text(text + "    loose: {source: folder, path: images}\n", encoding="utf-8")
     assert stats("mine.yaml") == 0
     found = words("data-stats.html")
     assert found.index("shards 5 samples.") < found.index("loose 4 samples.")
@@ -108,10 +108,10 @@ def test_few_samples_are_read_where_few_are_asked_for(place, capsys):
 def test_it_opens_the_page_when_asked(place, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    data_sets.folder(place / "pictures", 2)
-    assert stats("pictures") == 0
+    data_sets.folder(place / "images", 2)
+    assert stats("images") == 0
     assert opened == []
-    assert stats("pictures", "open=true") == 0
+    assert stats("images", "open=true") == 0
     assert opened == [(place / "data-stats.html").as_uri()]
 
 
@@ -133,16 +133,16 @@ def test_what_is_refused(place, capsys, arguments, why):
 
 
 def test_the_terminal_says_what_is_there_left_out_and_cropped(place, capsys):
-    folder = data_sets.folder(place / "pictures", 12)
-    (folder / "003.jpg").write_bytes(b"no picture")
+    folder = data_sets.folder(place / "images", 12)
+    (folder / "003.jpg").write_bytes(b"no image")
     (folder / "005.txt").unlink()
-    (folder / "readme.txt").write_text("these are pictures")
-    assert stats("pictures", "data.resolution=32", "data.filters=width > 40") == 0
+    (folder / "readme.txt").write_text("these are images")
+    assert stats("images", "data.resolution=32", "data.filters=width > 40") == 0
     said = capsys.readouterr().out
     assert "10 samples. The filters pass 8 (80 %)." in said
     assert re.search(r"Usable +8 +67 % of the 12 that were found", said)
-    assert re.search(r"Cropped +\d+\.\d % +of a picture's pixels, on average", said)
-    for count, reason in ((1, "not an image"), (1, "picture without a caption: 005.jpg"), (2, "filter: width > 40")):
+    assert re.search(r"Cropped +\d+\.\d % +of an image's pixels, on average", said)
+    for count, reason in ((1, "not an image"), (1, "image without a caption: 005.jpg"), (2, "filter: width > 40")):
         assert re.search(rf" {count}  {re.escape(reason)}", said)
     assert "Usable 8 67 % of the 12 that were found" in words("data-stats.html")
 
@@ -158,7 +158,7 @@ def test_samples_without_a_caption_in_the_fields_in_use_are_not_usable(place, ca
 
 
 def test_a_long_caption_is_cut_on_the_page(place):
-    folder = data_sets.folder(place / "pictures", 2)
+    folder = data_sets.folder(place / "images", 2)
     (folder / "000.txt").write_text("cat " * 100_000)
-    assert stats("pictures", "data.resolution=32") == 0
+    assert stats("images", "data.resolution=32") == 0
     assert Path("data-stats.html").stat().st_size < 100_000

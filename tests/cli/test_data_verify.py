@@ -37,7 +37,7 @@ def test_what_is_whole_is_said_to_be(packed, capsys, processes):
     assert verify("packed", "share=1", f"processes={processes}") == 0
     said = capsys.readouterr().out
     assert "3 shards, 30 samples" in said
-    assert "30 pictures decoded" in said
+    assert "30 images decoded" in said
     assert said.count("as it was indexed") == 3
     assert "not known" not in said
     assert "nothing is damaged, as far as was looked" in said
@@ -61,10 +61,10 @@ def test_each_damaged_sample_is_found(packed, capsys):
 
 
 def test_damaged_masks_are_found(place, capsys):
-    masked.folder(place / "pictures")
-    cut = place / "pictures" / "03.mask.png"
+    masked.folder(place / "images")
+    cut = place / "images" / "03.mask.png"
     cut.write_bytes(cut.read_bytes()[:-30])
-    assert verify("pictures", "share=1") == 1
+    assert verify("images", "share=1") == 1
     said = capsys.readouterr().out
     assert "mask: truncated image" in said
     assert "03.png" in said
@@ -109,7 +109,7 @@ def test_a_packing_that_was_not_finished(packed, capsys):
     assert "packing that was not finished" in capsys.readouterr().out
 
 
-def test_a_damaged_picture_that_was_packed_is_found_by_decoding(place, capsys):
+def test_a_damaged_image_that_was_packed_is_found_by_decoding(place, capsys):
     whole = data_sets.jpeg(3)
     data_sets.shard(place / "raw" / "a.tar", range(10), p3=whole[:-40])
     assert main.run(["data", "index", "raw"]) == 0
@@ -142,23 +142,23 @@ def test_without_an_index_a_broken_tar_is_found(place, capsys):
     assert "how many samples were in these bytes is not known" in said
 
 
-def test_a_folder_of_pictures(place, capsys):
-    folder = data_sets.folder(place / "pictures", 8)
-    assert verify("pictures", "share=1") == 0
+def test_a_folder_of_images(place, capsys):
+    folder = data_sets.folder(place / "images", 8)
+    assert verify("images", "share=1") == 0
     said = capsys.readouterr().out
-    assert "8 samples; 8 pictures decoded" in said
+    assert "8 samples; 8 images decoded" in said
     assert "not known: whether files are as they once were" in said
     whole = (folder / "003.jpg").read_bytes()
     (folder / "003.jpg").write_bytes(whole[:-40])
-    assert verify("pictures", "share=1") == 1
+    assert verify("images", "share=1") == 1
     assert "truncated image: 003.jpg" in capsys.readouterr().out
 
 
 def test_a_recipe(packed, place, capsys):
     text = "data:\n  source: mix\n  sources:\n    a: {source: webdataset, path: packed}\n"
-    text += "    b: {source: folder, path: pictures}\n"
+    text += "    b: {source: folder, path: images}\n"
     (place / "mine.yaml").write_text(text, encoding="utf-8")
-    data_sets.folder(place / "pictures", 3)
+    data_sets.folder(place / "images", 3)
     assert verify("mine.yaml") == 0
     said = capsys.readouterr().out
     assert "3 shards, 30 samples" in said
@@ -185,27 +185,27 @@ def test_a_share_that_is_none(packed, capsys):
     assert "share" in capsys.readouterr().err
 
 
-def test_all_pictures_are_decoded_where_that_takes_a_minute_at_most(place, capsys, monkeypatch):
-    folder = data_sets.folder(place / "pictures", 40)
+def test_all_images_are_decoded_where_that_takes_a_minute_at_most(place, capsys, monkeypatch):
+    folder = data_sets.folder(place / "images", 40)
     whole = (folder / "033.jpg").read_bytes()
     (folder / "033.jpg").write_bytes(whole[:-40])
-    assert verify("pictures") == 1
+    assert verify("images") == 1
     said = capsys.readouterr().out
-    assert "40 samples; 40 pictures decoded (all)" in said
+    assert "40 samples; 40 images decoded (all)" in said
     assert "40 of 40 samples that were found can be used" in said
-    assert "% of a picture's pixels, on average" in said
+    assert "% of an image's pixels, on average" in said
     assert "truncated image: 033.jpg" in said
 
     monkeypatch.setattr(data_verify, "_MINUTE_PX", 2e6)
-    verify("pictures")
+    verify("images")
     said = capsys.readouterr().out
-    decoded = int(re.search(r"40 samples; (\d+) pictures decoded \(\d+ %; share=1 decodes all\)", said)[1])
+    decoded = int(re.search(r"40 samples; (\d+) images decoded \(\d+ %; share=1 decodes all\)", said)[1])
     assert 8 < decoded < 32
-    verify("pictures")
-    assert f"{decoded} pictures decoded" in capsys.readouterr().out
+    verify("images")
+    assert f"{decoded} images decoded" in capsys.readouterr().out
 
 
-def test_the_pictures_that_are_decoded_follow_from_their_sizes(monkeypatch):
+def test_the_images_that_are_decoded_follow_from_their_sizes(monkeypatch):
     monkeypatch.setattr(data_verify, "is_remote", lambda source: source == "far")
 
     def share(count, side):

@@ -151,7 +151,7 @@ MINDONE = {
     "--snr_gamma 5.0": {"objective.weighting.snr_gamma": 5.0},
     "--lpw True": {"model.long_prompts": True},
     "--config configs/training/sd_xl_base_finetune_910b_edm.yaml": {"objective.name": "edm"},
-    "--config configs/training/sd_xl_base_finetune_910b.yaml --data_path pictures --per_batch_size 1 "
+    "--config configs/training/sd_xl_base_finetune_910b.yaml --data_path images --per_batch_size 1 "
     "--gradient_accumulation_steps 2 --clip_grad True --max_grad_norm 1.0 --use_ema True --scale_lr False "
     "--is_parallel False --data_sink False --sink_size 100 --sink_queue_size 10 "
     "--ms_amp_level O2 --param_fp16 False --offset_noise_level 0.05": {
@@ -171,7 +171,7 @@ def test_mindones_commands(run, twins, tmp_path, line):
     name = "" if "--config" in line else "sdxl"
     more = ["run_name=x", "output_dir=out"]
     if "--data_path" in line:
-        pictures(tmp_path / "pictures")
+        images(tmp_path / "images")
         more.append("held_out_fraction=0.2")
     code, said = run(f"daguerre train {name} {line}", *more)
     assert code == errors.DONE, said
@@ -181,8 +181,8 @@ def test_mindones_commands(run, twins, tmp_path, line):
     assert any(load_file(next(Path("out/x/pipeline/unet").glob("*.safetensors"))))
 
 
-def pictures(path: Path) -> None:
-    """A folder of captioned pictures."""
+def images(path: Path) -> None:
+    """A folder of captioned images."""
     path.mkdir()
     for number in range(8):
         pixels = np.random.default_rng(number).integers(0, 256, (24, 20, 3), dtype=np.uint8)

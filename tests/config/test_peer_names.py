@@ -233,7 +233,7 @@ def test_two_rates_are_one_mapping():
     assert not found.notices
 
 
-def test_train_data_dir_is_a_folder_of_pictures_or_a_data_set_of_kohyas(tmp_path):
+def test_train_data_dir_is_a_folder_of_images_or_a_data_set_of_kohyas(tmp_path):
     found = config.load("sd15", [f"train_data_dir={tmp_path}"]).config.data.sources["images"]
     assert (found.source, found.path) == ("folder", str(tmp_path))
     (tmp_path / "10_sks dog").mkdir()
@@ -350,7 +350,7 @@ def test_only_a_misspelt_name_is_answered_with_another(given, hint):
 
 COMMANDS = [
     # as the guides of the scripts have them, but for the program and its recipe
-    "sd15 --train_data_dir pictures --use_ema --resolution=512 --center_crop --random_flip --train_batch_size=1 "
+    "sd15 --train_data_dir images --use_ema --resolution=512 --center_crop --random_flip --train_batch_size=1 "
     "--gradient_accumulation_steps=4 --gradient_checkpointing --mixed_precision=fp16 --max_train_steps=15000 "
     "--learning_rate=1e-05 --max_grad_norm=1 --lr_scheduler=constant --lr_warmup_steps=0 --output_dir=out",
     "sdxl --enable_xformers_memory_efficient_attention --proportion_empty_prompts=0.2 --train_batch_size=1 "
@@ -360,7 +360,7 @@ COMMANDS = [
     "sd15_dreambooth --instance_data_dir=dog --instance_prompt=dog --class_prompt=dogs --with_prior_preservation "
     "--prior_loss_weight=1.0 --train_batch_size=1 --gradient_accumulation_steps=1 --learning_rate=5e-6 "
     "--lr_scheduler=constant --lr_warmup_steps=0 --num_class_images=200 --max_train_steps=800 --use_8bit_adam",
-    "sd15 --output_name=x --train_data_dir=pictures --resolution=512,512 --train_batch_size=1 --learning_rate=1e-5 "
+    "sd15 --output_name=x --train_data_dir=images --resolution=512,512 --train_batch_size=1 --learning_rate=1e-5 "
     "--max_train_epochs=10 --save_every_n_epochs=1 --optimizer_type=AdamW8bit --xformers --mixed_precision=fp16 "
     "--gradient_checkpointing --save_model_as=safetensors --seed=42 --enable_bucket --shuffle_caption --keep_tokens=1 "
     "--caption_extension=.txt --max_data_loader_n_workers=2 --optimizer_args weight_decay=0.1 betas=0.9,0.99",

@@ -288,7 +288,7 @@ OTHERS: dict[str, list[Any]] = {
     "dataset_name": ["other/captions"],
     "dataset_config_name": ["", "plain"],
     "train_split": ["test"],
-    "image_column": ["picture"],
+    "image_column": ["image"],
     "caption_column": ["words"],
     "unet_checkpoint": ["", "a/b"],
     "revision": ["flax", "v2"],

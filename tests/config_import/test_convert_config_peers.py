@@ -21,7 +21,7 @@ from daguerre.errors import UserError
 
 FILES = {
     "kohya.toml": "kohya's sd-scripts",
-    "pictures.toml": "kohya's sd-scripts",
+    "images.toml": "kohya's sd-scripts",
     "onetrainer.json": "OneTrainer",
     "ai_toolkit.yaml": "ai-toolkit",
     "simpletuner.json": "SimpleTuner",
@@ -38,7 +38,7 @@ def convert(tmp_path, monkeypatch, capsys):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     for name, count in {"dog": 3, "any": 12, "cats": 5}.items():
-        folder = tmp_path / "pictures" / name
+        folder = tmp_path / "images" / name
         folder.mkdir(parents=True)
         for number in range(count):
             (folder / f"{number}.jpg").write_bytes(b"")
@@ -96,10 +96,10 @@ def test_kohya_with_its_data_sets(convert):
         "data.sources.dog.captions.keep_tags": 1,
         "data.sources.dog.caption_dropout": 0.0,
         "data.sources.any.loss_weight": 0.5,
-        # 3 x 10 pictures, and class pictures as often
+        # 3 x 10 images, and class images as often
         "data.weights.dog": 30.0,
         "data.weights.any": 30.0,
-        # 10 epochs of 60 pictures in batches of 4; max_train_steps does not count beside them
+        # 10 epochs of 60 images in batches of 4; max_train_steps does not count beside them
         "training.duration": "150 steps",
         "checkpoint.every": "15 steps",
         "training.per_device_batch_size": 4,
@@ -118,8 +118,8 @@ def test_kohya_with_its_data_sets(convert):
     assert refused(lines) == {"some_new_option"}
 
 
-def test_captions_beside_the_pictures_come_before_the_folders_words(convert, tmp_path):
-    (tmp_path / "pictures/dog/0.txt").write_text("a dog", encoding="utf-8")
+def test_captions_beside_the_images_come_before_the_folders_words(convert, tmp_path):
+    (tmp_path / "images/dog/0.txt").write_text("a dog", encoding="utf-8")
     _, values, _, _ = convert("kohya.toml")
     assert "data.sources.dog.captions.text" not in values
     assert values["data.sources.any.captions.text"] == "dog"
@@ -151,7 +151,7 @@ def test_kohyas_folders_with_repeats_in_their_names(convert, tmp_path):
 def test_kohyas_masks_are_those_of_its_conditioning_images(convert, tmp_path):
     data = peer_configs.KOHYA_DATA.replace("image_dir", 'conditioning_data_dir = "masks"\n  image_dir', 1)
     assert data != peer_configs.KOHYA_DATA
-    (tmp_path / "pictures.toml").write_text(data)
+    (tmp_path / "images.toml").write_text(data)
     code, _, _, output = convert("kohya.toml")
     assert code != 0
     assert "ControlNet" in output  # what those images are without a masked loss
@@ -185,7 +185,7 @@ def test_onetrainer(convert):
         "model.text_encoder_layer": -3,
         "objective.weighting.name": "min_snr",
         "objective.noise.offset": 0.03,
-        "data.path": "pictures/cats",
+        "data.path": "images/cats",
         "data.repeats": 3,
         "data.crop": "random",
         "data.captions.keep_tags": 2,
@@ -236,7 +236,7 @@ def test_simpletuner(convert):
     expected = {
         "run_name": "first",
         "model.family": "sdxl",
-        "data.path": "pictures/cats",
+        "data.path": "images/cats",
         "data.repeats": 10,  # nine more than once
         "data.resolution": 1024,  # one megapixel
         "data.crop": "random",

@@ -1,4 +1,4 @@
-"""A folder of small captioned pictures, as a user would have one."""
+"""A folder of small captioned images, as a user would have one."""
 
 from pathlib import Path
 
@@ -16,16 +16,16 @@ def build(folder: Path, number: int) -> Path:
     for i in range(number):
         extension = ("jpg", "png", "webp")[i % 3]
         Image.fromarray(noise(i)).save(folder / f"{i:03}.{extension}")
-        (folder / f"{i:03}.txt").write_text(f"picture {i}\n", encoding="utf-8")
+        (folder / f"{i:03}.txt").write_text(f"image {i}\n", encoding="utf-8")
     return folder
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    return build(tmp_path / "pictures", 12)
+def images(tmp_path: Path) -> Path:
+    return build(tmp_path / "images", 12)
 
 
 @pytest.fixture
-def build_pictures():
-    """Makes a folder with as many captioned pictures as asked for."""
+def build_images():
+    """Makes a folder with as many captioned images as asked for."""
     return build

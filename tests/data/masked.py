@@ -1,4 +1,4 @@
-"""Pictures whose red channel is their mask, as every source holds them: what must stay aligned, whatever is cut."""
+"""Images whose red channel is their mask, as every source holds them: what must stay aligned, whatever is cut."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def mask(number: int, height: int, width: int) -> np.ndarray:
     return np.kron(blocks, np.ones((5, 5)))[:height, :width].astype(np.uint8)
 
 
-def picture(number: int, height: int, width: int) -> np.ndarray:
+def image(number: int, height: int, width: int) -> np.ndarray:
     """[height, width, 3] uint8."""
     other = np.random.default_rng(number + 1000).integers(0, 256, (height, width, 2), dtype=np.uint8)
     return np.dstack([mask(number, height, width), other])
 
 
 def folder(place: Path, masks: str = "{}.mask.png", count: int = 12) -> Path:
-    """A folder with captions and masks; `masks` is the path of a mask by its picture's name."""
+    """A folder with captions and masks; `masks` is the path of a mask by its image's name."""
     place.mkdir(parents=True)
     for i in range(count):
         size = SIZES[i % len(SIZES)]
-        Image.fromarray(picture(i, *size)).save(place / f"{i:02}.png")
-        (place / f"{i:02}.txt").write_text(f"picture {i}")
+        Image.fromarray(image(i, *size)).save(place / f"{i:02}.png")
+        (place / f"{i:02}.txt").write_text(f"image {i}")
         path = place / masks.format(f"{i:02}")
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(mask(i, *size)).save(path)
@@ -102,7 +102,7 @@ def onetrainer(place: Path) -> dict[str, object]:
 
 
 def apart(place: Path) -> dict[str, object]:
-    """As kohya's: a folder of their own, here inside of that of the pictures."""
+    """As kohya's: a folder of their own, here inside of that of the images."""
     files = folder(place / "files", "masks/{}.png")
     return {"source": "folder", "path": str(files), "mask_dir": str(files / "masks")}
 

@@ -1,4 +1,4 @@
-"""Tar shards of small captioned pictures with metadata, some of them damaged: what the engine is tried on."""
+"""Tar shards of small captioned images with metadata, some of them damaged: what the engine is tried on."""
 
 import io
 import json
@@ -9,11 +9,11 @@ import numpy as np
 from PIL import Image
 
 SIZES = ((40, 48), (64, 32), (32, 64), (50, 50))
-"""Height and width of picture i: the one at i % 4."""
+"""Height and width of image i: the one at i % 4."""
 
 
 def encoded(i: int) -> tuple[str, bytes]:
-    """Extension and file of picture i."""
+    """Extension and file of image i."""
     pixels = np.random.default_rng(i).integers(0, 256, (*SIZES[i % 4], 3), dtype=np.uint8)
     kind, extension = (("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"))[i % 3]
     file = io.BytesIO()
@@ -22,12 +22,12 @@ def encoded(i: int) -> tuple[str, bytes]:
 
 
 def members(i: int, damaged: bool) -> list[tuple[str, bytes]]:
-    """The members of sample i: picture, caption, metadata."""
-    extension, picture = encoded(i)
+    """The members of sample i: image, caption, metadata."""
+    extension, image = encoded(i)
     metadata = {"score": i % 10, "lang": "en" if i % 3 else "de"}
     return [
-        (f"{i:05}.{extension}", picture[: len(picture) // 2] if damaged else picture),
-        (f"{i:05}.txt", f"picture {i}, noise, small".encode()),
+        (f"{i:05}.{extension}", image[: len(image) // 2] if damaged else image),
+        (f"{i:05}.txt", f"image {i}, noise, small".encode()),
         (f"{i:05}.json", json.dumps(metadata).encode()),
     ]
 

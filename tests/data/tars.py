@@ -1,4 +1,4 @@
-"""Tar shards for tests: small pictures with captions, and damage."""
+"""Tar shards for tests: small images with captions, and damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def jpeg(seed: int, height: int = 12, width: int = 16, form: str = "JPEG") -> by
 
 
 def sample(key: str, seed: int, text: str | None = None, **metadata: Any) -> list[tuple[str, bytes]]:
-    members = [(f"{key}.jpg", jpeg(seed)), (f"{key}.txt", (text or f"picture {seed}").encode())]
+    members = [(f"{key}.jpg", jpeg(seed)), (f"{key}.txt", (text or f"image {seed}").encode())]
     return members + ([(f"{key}.json", json.dumps(metadata).encode())] if metadata else [])
 
 
@@ -45,7 +45,7 @@ def write(path: Path, members: Members, form: int = tarfile.USTAR_FORMAT) -> Pat
 
 
 def shard(number: int, count: int = 5) -> bytes:
-    """A small shard; every shard holds other pictures."""
+    """A small shard; every shard holds other images."""
     first = number * count
     return packed(m for i in range(first, first + count) for m in sample(f"{i:06}", i, number=i))
 
@@ -82,4 +82,4 @@ def damaged(data: bytes, headers: list[int], draw: random.Random) -> tuple[str, 
 
 def truth(number: int, count: int = 5) -> Mapping[bytes, str]:
     """{image: caption} of `shard`."""
-    return {jpeg(i): f"picture {i}" for i in range(number * count, (number + 1) * count)}
+    return {jpeg(i): f"image {i}" for i in range(number * count, (number + 1) * count)}

@@ -1,4 +1,4 @@
-"""Which shapes there are follows from closed forms; which one a picture goes to, from its size alone."""
+"""Which shapes there are follows from closed forms; which one an image goes to, from its size alone."""
 
 import math
 from fractions import Fraction
@@ -26,7 +26,7 @@ def settings(resolution=1024, **given):
 
 
 def numbers(chosen, *sizes):
-    """Names of the buckets that pictures of these (height, width) go to; None for one that is left out."""
+    """Names of the buckets that images of these (height, width) go to; None for one that is left out."""
     every = buckets(chosen)
     found = assign(chosen, np.array([s[0] for s in sizes]), np.array([s[1] for s in sizes])).numbers
     return [str(every[n]) if n >= 0 else None for n in found]
@@ -205,7 +205,7 @@ def test_a_mirror_image_goes_to_the_mirrored_bucket():
     assert [every[a].mirrored for a in one] == [every[b] for b in other]
 
 
-def test_a_picture_goes_to_the_largest_resolution_that_it_fills():
+def test_a_image_goes_to_the_largest_resolution_that_it_fills():
     chosen = settings(resolutions=(256, 512, 1024))
     sizes = [(2000, 3000), (1024, 1024), (1023, 3000), (512, 600), (511, 511), (256, 256), (100, 900)]
     want = ["1024x1024", "1024x1024", "512x512", "512x512", "256x256", "256x256", "256x256"]
@@ -248,7 +248,7 @@ def test_a_resize_just_covers_the_bucket(height, width, rows, columns):
     assert abs(wide - width * scale) <= 0.5 + 1e-6 or wide == bucket.width_px
 
 
-def test_a_picture_is_enlarged_exactly_where_it_does_not_fill_its_bucket():
+def test_a_image_is_enlarged_exactly_where_it_does_not_fill_its_bucket():
     chosen = settings(512, aspects="auto")
     every = buckets(chosen)
     rng = np.random.default_rng(2)
@@ -261,7 +261,7 @@ def test_a_picture_is_enlarged_exactly_where_it_does_not_fill_its_bucket():
 
 @pytest.mark.parametrize("given", [{"aspects": "auto"}, {"upscale": False}, {"resolutions": (256, 512)}])
 def test_a_size_that_is_not_known_is_an_error_where_it_decides(given):
-    with pytest.raises(UserError, match=r"data.buckets: the sizes of 1 of 2 pictures are not in the index.*data pack"):
+    with pytest.raises(UserError, match=r"data.buckets: the sizes of 1 of 2 images are not in the index.*data pack"):
         assign(settings(512, **given), np.array([0, 600]), np.array([0, 600]))
 
 
@@ -271,12 +271,12 @@ def test_a_size_that_is_not_known_does_not_matter_for_one_square():
     assert not found.enlarged.any()
 
 
-def test_no_pictures_at_all():
+def test_no_images_at_all():
     found = assign(settings(512, aspects="auto"), np.zeros(0, np.int32), np.zeros(0, np.int32))
     assert found.numbers.shape == (0,)
 
 
-def test_every_picture_is_assigned_or_counted():
+def test_every_image_is_assigned_or_counted():
     chosen = settings(resolutions=(256, 512), aspects=CASCADE, upscale=False)
     rng = np.random.default_rng(3)
     heights, widths = rng.integers(1, 2000, (2, 10_000)).astype(np.int32)

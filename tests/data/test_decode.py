@@ -41,12 +41,12 @@ def settings(**given):
 
 
 def decoded(data, **given):
-    """The whole picture of a file."""
+    """The whole image of a file."""
     return decode.sized(data, settings(**given), None)[0]
 
 
 def framed(image, chosen, seed=0, key=KEY, bucket=None):
-    """Frame and pixels of the picture in `bucket`, or in the square of the settings' resolution."""
+    """Frame and pixels of the image in `bucket`, or in the square of the settings' resolution."""
     bucket = bucket or Bucket(chosen.resolution, chosen.resolution)
     frame, images = decode.cut({"image": image}, chosen, bucket, seed, key)
     return SimpleNamespace(sizes=frame.sizes, pixels_CHW=images["image"])
@@ -104,7 +104,7 @@ def test_an_impossible_orientation_is_upright(value):
     assert decoded(encoded(noise(8, 12), exif=exif)).shape == (8, 12, 3)
 
 
-def test_a_broken_exif_block_leaves_the_picture():
+def test_a_broken_exif_block_leaves_the_image():
     data = encoded(noise(8, 12), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -222,7 +222,7 @@ def test_a_profile_counts_by_its_numbers_and_not_by_its_name(kind):
     assert np.array_equal(decoded(encoded(noise(4, 4), icc_profile=table)), noise(4, 4))
 
 
-def test_a_grey_picture_is_taken_by_its_profile_too():
+def test_a_grey_image_is_taken_by_its_profile_too():
     profile = bytearray(srgb_with(LINEAR, "sRGB grey"))
     profile[16:20] = b"GRAY"
     at = profile.index(b"rTRC", 128)
@@ -260,7 +260,7 @@ def test_a_truncated_file_is_undecodable(kind):
             decoded(data[:length])
 
 
-def test_flipped_bytes_give_a_picture_or_a_reason():
+def test_flipped_bytes_give_a_image_or_a_reason():
     reasons = set()
     for kind in ("PNG", "JPEG", "WEBP"):
         whole = encoded(noise(32, 32), kind)
@@ -279,7 +279,7 @@ def test_flipped_bytes_give_a_picture_or_a_reason():
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_damaged_files_of_every_format_end_as_a_picture_or_a_reason(kind):
+def test_damaged_files_of_every_format_end_as_a_image_or_a_reason(kind):
     every = ("jpeg", "png", "webp", "gif", "bmp", "tiff")
     whole = encoded(smooth(24, 32), kind, **({"compression": "tiff_lzw"} if kind == "TIFF" else {}))
     reasons = set()
@@ -317,7 +317,7 @@ def test_what_is_no_image_is_named(data, reason):
         decoded(data)
 
 
-def test_a_huge_picture_is_refused_by_its_header():
+def test_a_huge_image_is_refused_by_its_header():
     header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
     bomb = png_of([(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")])
     with pytest.raises(Undecodable, match="too many pixels"):
@@ -364,7 +364,7 @@ def test_random_crops_follow_the_key_and_reach_both_ends():
     assert lefts != other
 
 
-def test_half_of_the_pictures_are_flipped_before_the_crop():
+def test_half_of_the_images_are_flipped_before_the_crop():
     picture = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
     firsts = [
         cut(picture, settings(random_flip=True, crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist()
@@ -373,7 +373,7 @@ def test_half_of_the_pictures_are_flipped_before_the_crop():
     plain = [cut(picture, settings(crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist() for i in range(200)]
     mirrored = [a != b for a, b in zip(firsts, plain, strict=True)]
     assert 70 < sum(mirrored) < 130
-    # Flipped first: the crop's corner counts from the mirrored picture's left.
+    # Flipped first: the crop's corner counts from the mirrored image's left.
     assert all(a == [23 - v for v in b] for a, b, m in zip(firsts, plain, mirrored, strict=True) if m)
 
 
@@ -482,14 +482,14 @@ def test_alpha_lies_over_any_colour_that_is_set(mode):
         assert np.abs(got[2] - [214, 112.4, 10]).max() <= 1
 
 
-def test_the_colour_under_alpha_is_srgb_whatever_profile_the_picture_has():
+def test_the_colour_under_alpha_is_srgb_whatever_profile_the_image_has():
     rgba = np.array([[[230, 20, 40, 0], [230, 20, 40, 255]]], np.uint8)
     clear, opaque = decoded(encoded(rgba, icc_profile=swapped_profile()), alpha_colour="#ff0000")[0].tolist()
     assert clear == [255, 0, 0]
     assert opaque[2] > 200 > 90 > opaque[0]
 
 
-def test_a_grey_profile_of_a_grey_picture_with_alpha():
+def test_a_grey_profile_of_a_grey_image_with_alpha():
     grey = Image.fromarray(np.array([[[100, 255], [100, 0]]], np.uint8), "LA")
     lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()  # not one for grey: ignored
     assert decoded(encoded(grey, icc_profile=lab), alpha_colour="#102030").tolist() == [[[100] * 3, [16, 32, 48]]]
@@ -511,10 +511,10 @@ def test_every_size_becomes_its_bucket(shape, interpolation, bucket):
     assert got.sizes[4:].tolist() == [bucket.height_px, bucket.width_px]
 
 
-def test_the_picture_just_covers_its_bucket():
+def test_the_image_just_covers_its_bucket():
     chosen = settings(interpolation="bilinear")
     wide = np.repeat(np.linspace(0, 255, 80).astype(np.uint8)[None, :, None], 40, axis=0).repeat(3, axis=2)
-    whole = cut(wide, chosen, bucket=Bucket(20, 40))  # the picture's own shape: nothing is cut off
+    whole = cut(wide, chosen, bucket=Bucket(20, 40))  # the image's own shape: nothing is cut off
     assert int(whole[0, 0, 0]) <= 3
     assert int(whole[0, 0, -1]) >= 252
     middle = framed(wide, chosen, bucket=Bucket(20, 20))
@@ -542,7 +542,7 @@ def test_sizes_are_those_that_sdxl_is_conditioned_on(flip):
     assert corners == set(range(11))
 
 
-def test_the_corner_counts_in_the_flipped_picture():
+def test_the_corner_counts_in_the_flipped_image():
     ramp = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
     flips = set()
     for sample in range(40):
@@ -573,7 +573,7 @@ def test_a_turned_jpeg_is_decoded_smaller_for_its_upright_shape():
         ((64, 64), 32, 2),  # the whole resize
         ((64, 96), 8, 8),
         ((66, 64), 32, 2),
-        ((65, 64), 32, 1),  # does not divide: a scaled picture would be shifted
+        ((65, 64), 32, 1),  # does not divide: a scaled image would be shifted
         ((96, 96), 32, 1),  # would leave 1.5 to the filter
         ((128, 160), 32, 4),
         ((256, 256), 60, 2),  # leaves 2.1 to the filter

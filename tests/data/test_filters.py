@@ -208,7 +208,7 @@ def test_what_cannot_be_computed_is_its_own_reason():
     assert verdict("not a * a - a * a == 0", a=big)[0] == [0, 0]
 
 
-def test_the_size_of_the_picture_is_there_without_metadata():
+def test_the_size_of_the_image_is_there_without_metadata():
     sizes = {"heights_px": [512, 300, 0], "widths_px": [1024, 600, 600]}
     assert verdict("width >= 700 and aspect == 2", a=[1, 1, 1], **sizes) == (
         [1, 0, 0],

@@ -1,4 +1,4 @@
-"""The size of a picture as it is seen, told by its header: what indexes and buckets go by."""
+"""The size of an image as it is seen, told by its header: what indexes and buckets go by."""
 
 import io
 import struct
@@ -12,10 +12,10 @@ from daguerre.data.images import decode, headers
 from daguerre.data.settings import SourceSettings
 
 EVERY = ("jpeg", "png", "webp", "gif", "bmp", "tiff")
-PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8))
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8))
 
 
-def encoded(kind, orientation=None, image=PICTURE, **options):
+def encoded(kind, orientation=None, image=IMAGE, **options):
     file, exif = io.BytesIO(), Image.Exif()
     if orientation is not None:
         exif[0x0112] = orientation
@@ -84,7 +84,7 @@ def test_a_png_is_not_decoded_for_its_size(monkeypatch):
     assert size_of(late_note(encoded("PNG"), b"tIME", b"\x07\xea\x0b\x15\0\0\0")) == (20, 30)
 
 
-def test_a_cut_picture_still_has_the_size_that_its_header_claims():
+def test_a_cut_image_still_has_the_size_that_its_header_claims():
     for kind in ("JPEG", "PNG", "WEBP"):
         data = encoded(kind, 6)
         assert size_of(data[: len(data) * 3 // 4] if kind != "WEBP" else data) == (30, 20)
@@ -101,7 +101,7 @@ def test_formats_that_are_not_allowed_are_refused_by_name(kind):
         headers.upright_size(io.BytesIO(encoded(kind)), headers.USUAL)
 
 
-def test_a_fault_of_the_disk_is_no_reason_to_leave_a_picture_out():
+def test_a_fault_of_the_disk_is_no_reason_to_leave_a_image_out():
     class Failing(io.BytesIO):
         def read(self, size=-1):
             if size < 0 or self.tell() + size > 20:

@@ -61,7 +61,7 @@ def texts(batches):
 
 @pytest.fixture
 def damaged(pictures):
-    """Twelve pictures; two of them are cut, which no header shows."""
+    """Twelve images; two of them are cut, which no header shows."""
     for name in ("001.png", "004.png"):
         path = pictures / name
         path.write_bytes(path.read_bytes()[:3000])
@@ -162,7 +162,7 @@ def test_the_report_holds_what_both_found(damaged):
     report = run.report()
     assert (report["source"], report["count"]) == ("folder", 12)
     assert {reason: entry["count"] for reason, entry in report["skipped"].items()} == {
-        "picture without a caption": 1,
+        "image without a caption": 1,
         "truncated image": 2,
     }
 
@@ -226,8 +226,8 @@ def test_skipped_samples_are_listed_and_said_once(damaged, tmp_path):
     assert [json.loads(line) for line in file.read_text().splitlines()] == lines
 
 
-def test_a_rate_of_damaged_samples_above_the_limit_stops_the_run(build_pictures, tmp_path):
-    pictures = build_pictures(tmp_path / "many", 40)
+def test_a_rate_of_damaged_samples_above_the_limit_stops_the_run(build_images, tmp_path):
+    pictures = build_images(tmp_path / "many", 40)
     for path in sorted(pictures.glob("*.png"))[:11]:
         path.write_bytes(path.read_bytes()[:3000])
     run = loaded(loading(pictures).dataset, 5, skips=Skips(0.2))
@@ -295,7 +295,7 @@ def test_a_fault_while_a_sample_is_named_is_one_as_any_other(monkeypatch):
     assert take(flaky(source), 0, 1)[0].valid_B.tolist() == [1] * 4
 
 
-def test_a_micro_batch_without_room_for_one_picture_is_refused(pictures):
+def test_a_micro_batch_without_room_for_one_image_is_refused(pictures):
     run = loader.Loading(loading(pictures).dataset, LoaderSettings(max_pixels=255), 11, 5, 5, drawn, cut)
     with refused("invalid", "loader.max_pixels", "loader.max_pixels=255", "16x16", "256"):
         run.first(0)
@@ -311,7 +311,7 @@ def test_a_batch_that_ranks_cannot_share_alike_is_refused(pictures):
 def test_captions_of_fixed_samples_are_those_of_their_batches(damaged):
     dataset = loading(damaged).dataset
     batches = loader.fixed_batches(dataset, 12, lambda bucket: 5)
-    assert loader.fixed_captions(dataset, 4) == [f"picture {i}" for i in range(4)]
+    assert loader.fixed_captions(dataset, 4) == [f"image {i}" for i in range(4)]
     assert texts(batches) == loader.fixed_captions(dataset, 12)
 
 
@@ -342,7 +342,7 @@ def test_captions_that_are_cut_are_counted_once_and_kept_over_a_restart(pictures
     assert sorted(found["examples"]) == ["001.png", "004.png"]
 
 
-def test_a_sample_without_a_picture_has_no_cut_caption(damaged):
+def test_a_sample_without_a_image_has_no_cut_caption(damaged):
     for path in damaged.glob("*.txt"):
         path.write_text("a caption of more than twenty bytes")
     run = loading(damaged, caption_dropout=0)

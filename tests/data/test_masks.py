@@ -1,4 +1,4 @@
-"""Masks beside pictures, through every source: cut exactly as their pictures, and nothing about them silent."""
+"""Masks beside images, through every source: cut exactly as their images, and nothing about them silent."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def source(request, tmp_path_factory):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("crop", ["center", "random"])
-def test_masks_are_cut_as_their_pictures_through_every_source(source, shape, crop):
+def test_masks_are_cut_as_their_images_through_every_source(source, shape, crop):
     found, skipped = batches(opened(source, crop=crop, random_flip=True, **SHAPES[shape]))
     assert not [reason for reason, entry in skipped.items() if not entry["kept"]]
     shown = set()
@@ -68,7 +68,7 @@ def test_masks_are_cut_as_their_pictures_through_every_source(source, shape, cro
     assert len(shown) > 12  # flips and crops of 12 masks are not all the same
 
 
-def test_a_picture_that_is_resized_by_another_filter_lies_under_its_mask_all_the_same(source):
+def test_a_image_that_is_resized_by_another_filter_lies_under_its_mask_all_the_same(source):
     found, _ = batches(opened(source, interpolation="bicubic", random_flip=True, crop="random", **SHAPES["buckets"]))
     for batch in found:
         mask, red = batch.images[MASK][:, 0].float(), batch.pixels_BCHW[:, 0].float()
@@ -85,7 +85,7 @@ def test_workers_give_the_same_masks(tmp_path):
     assert all(torch.equal(a.images[MASK], b.images[MASK]) for a, b in zip(here, there, strict=True))
 
 
-def test_who_does_not_ask_for_masks_gets_the_same_pictures_and_none(source):
+def test_who_does_not_ask_for_masks_gets_the_same_images_and_none(source):
     dataset = opened(source, random_flip=True)
     plain, beside = batches(dataset, 1, images=())[0], batches(dataset, 1)[0]
     assert [list(batch.images) for batch in plain] == [["image"]] * len(plain)
@@ -171,12 +171,12 @@ def test_a_mask_of_half_the_size_lies_on_the_same_place(tmp_path):
 
 
 def one(tmp_path: Path, saved: bytes | None, size=(32, 32), name="a.mask.png"):
-    """A folder of one picture with this mask and another one with none: (batch, skipped, source's report)."""
+    """A folder of one image with this mask and another one with none: (batch, skipped, source's report)."""
     place = tmp_path / "one"
     place.mkdir()
     for stem in ("a", "b"):
         Image.fromarray(masked.picture(0, *size)).save(place / f"{stem}.png")
-        (place / f"{stem}.txt").write_text("a picture")
+        (place / f"{stem}.txt").write_text("an image")
     if saved is not None:
         (place / name).write_bytes(saved)
     dataset = opened({"source": "folder", "path": str(place)}, shuffle=False, max_skipped=1)
@@ -234,7 +234,7 @@ BAD = {
     "damaged": (encoded(masked.picture(0, 32, 32)[:, :, 1])[:700], "mask: truncated image"),
     "no image": (b"not an image at all", "mask: not an image (JPEG, PNG and WebP can be read)"),
     "empty": (b"", "mask: empty file"),
-    "of another shape": (encoded(LEVELS[:20]), "mask: another aspect ratio than its picture's"),
+    "of another shape": (encoded(LEVELS[:20]), "mask: another aspect ratio than its image's"),
     "GIF": (encoded(LEVELS, kind="GIF"), "mask: a GIF file, which data.formats does not allow (jpeg, png, webp)"),
 }
 
@@ -279,7 +279,7 @@ def test_tables_and_shards_leave_out_the_same(tmp_path, kind):
         assert batch.valid_B.sum() == 1
 
 
-def test_masks_without_a_picture_and_a_second_one_are_counted(tmp_path):
+def test_masks_without_a_image_and_a_second_one_are_counted(tmp_path):
     place = masked.folder(tmp_path / "a", count=3)
     (place / "00-masklabel.png").write_bytes((place / "00.mask.png").read_bytes())
     masks = tmp_path / "masks"
@@ -288,17 +288,17 @@ def test_masks_without_a_picture_and_a_second_one_are_counted(tmp_path):
         (masks / name).write_bytes((place / "01.mask.png").read_bytes())
     report = opened({"source": "folder", "path": str(place), "mask_dir": str(masks)}).members[0].source.report()
     found = {reason: (entry["count"], entry["examples"]) for reason, entry in report.items()}
-    assert found["mask without a picture of its name"] == (1, [str(masks / "77.png")])
-    twice = found["duplicate: second mask of one picture"][1]
+    assert found["mask without an image of its name"] == (1, [str(masks / "77.png")])
+    twice = found["duplicate: second mask of one image"][1]
     assert sorted(Path(path).name for path in twice) == ["00.mask.png", "01.mask.png", "01.webp"]
 
 
-def test_a_picture_called_as_a_mask_of_nothing_stays_a_picture(tmp_path):
+def test_a_image_called_as_a_mask_of_nothing_stays_a_image(tmp_path):
     place = tmp_path / "a"
     place.mkdir()
     for name in ("x.mask", "y-masklabel", ".mask"):
         Image.fromarray(masked.picture(0, 32, 32)).save(place / f"{name}.png")
-        (place / f"{name}.txt").write_text("a picture")
+        (place / f"{name}.txt").write_text("an image")
     assert opened({"source": "folder", "path": str(place)}).count == 2
 
 
@@ -333,7 +333,7 @@ def test_columns_that_cannot_be_masks_are_refused(tmp_path):
 
 
 def test_an_image_that_every_sample_needs(tmp_path, monkeypatch):
-    """A kind without a value for samples that have none, of three channels, resized as the picture: control images."""
+    """A kind without a value for samples that have none, of three channels, resized as the image: control images."""
     for module in (decode, kinds):
         monkeypatch.setattr(module, "KINDS", {**KINDS, "control": Kind(3, absent=None)})
     picture = masked.picture(1, 40, 48)

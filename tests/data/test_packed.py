@@ -1,4 +1,4 @@
-"""The quickstart's pictures, packed into shards and read back from an object store: the same losses to the bit."""
+"""The quickstart's images, packed into shards and read back from an object store: the same losses to the bit."""
 
 import pytest
 import tiny_runs
@@ -18,7 +18,7 @@ def losses(run):
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Losses of the run on pictures that are drawn as they are needed."""
+    """Losses of the run on images that are drawn as they are needed."""
     folder = tmp_path_factory.mktemp("drawn")
     assert tiny_runs.train(folder) == 0
     found = losses(folder / "tiny")

@@ -97,7 +97,7 @@ def test_a_finished_shard_is_kept_only_if_it_is_whole(raw, tmp_path):
     packed, _ = pack(raw, out)
     first = {path.name: path.read_bytes() for path in out.iterdir()}
     assert pack(raw, out, recorded=packed)[1] == [True] * 5
-    (out / "shard-00000.tar").write_bytes(first["shard-00000.tar"].replace(b"picture 1", b"picture X", 1))
+    (out / "shard-00000.tar").write_bytes(first["shard-00000.tar"].replace(b"image 1", b"image X", 1))
     (out / "shard-00001.tar").unlink()
     (out / "shard-00002.tar.index").write_bytes(b"no index")
     (out / ".shard-00003.tar.tmp").write_bytes(b"left by a kill")
@@ -125,7 +125,7 @@ def test_what_cannot_be_packed_is_counted(tmp_path):
     assert source(tmp_path / "out").index.count == 4
 
 
-def test_drawn_pictures_keep_their_pixels_and_ids(tmp_path):
+def test_drawn_images_keep_their_pixels_and_ids(tmp_path):
     shapes = plugins.find("sources", "shapes")
     drawn = shapes.open_source(shapes.Settings(), "train")
     (tmp_path / "out").mkdir()

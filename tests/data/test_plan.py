@@ -81,7 +81,7 @@ def test_chunks_do_not_show_in_the_batches(monkeypatch):
 
 
 def test_every_sample_comes_once_an_epoch_with_buckets_that_never_fill():
-    """60 pictures in buckets of 41, 17 and 2, batches of 8: over many epochs each sample comes as often as its bucket
+    """60 images in buckets of 41, 17 and 2, batches of 8: over many epochs each sample comes as often as its bucket
     allows."""
     buckets = [0] * 41 + [1] * 17 + [2] * 2
     found = Counter()

@@ -74,7 +74,7 @@ def test_without_captions_in_the_fields_in_use_a_sample_is_left_out_beforehand()
     assert len(select(index(captioned=captioned), never, ["train"])[0].numbers) == 50
 
 
-def test_pictures_too_small_for_their_bucket_are_left_out_or_noted():
+def test_images_too_small_for_their_bucket_are_left_out_or_noted():
     sizes = np.where(np.arange(100) < 30, 32, 64).astype(np.int32)
     small = index(heights_px=sizes, widths_px=sizes)
     enlarged = select(small, settings(held_out_fraction=0), ["train"])[0]
@@ -102,7 +102,7 @@ def test_rules_that_leave_nothing_are_refused_with_the_table(given, told):
 def test_buckets_that_do_not_fill_a_batch_in_an_epoch_are_noted():
     report = unfilled(np.array([20, 3, 0, 8]), [Bucket(8, 8), Bucket(8, 16), Bucket(16, 8), Bucket(8, 24)], 8)
     assert report == {
-        "kept: a bucket with fewer pictures than a global batch, which wait for the next epoch": {
+        "kept: a bucket with fewer images than a global batch, which wait for the next epoch": {
             "count": 3,
             "examples": ["16x8 (3)"],
             "kept": True,
@@ -117,7 +117,7 @@ def test_a_caption_field_that_no_sample_has_lists_those_there_are():
         select(index(captioned=captioned, texts={}), settings(captions={"fields": ["title"]}), ["train"])
 
 
-def test_listed_buckets_that_no_picture_goes_to_are_noted():
+def test_listed_buckets_that_no_image_goes_to_are_noted():
     report = unfilled(np.array([20, 0]), [Bucket(8, 8), Bucket(8, 16)], 8, listed=True)
-    assert report["bucket of data.buckets.aspects that no picture goes to"]["examples"] == ["16x8"]
+    assert report["bucket of data.buckets.aspects that no image goes to"]["examples"] == ["16x8"]
     assert unfilled(np.array([20, 0]), [Bucket(8, 8), Bucket(8, 16)], 8) == {}

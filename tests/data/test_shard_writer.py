@@ -43,14 +43,14 @@ def written(samples) -> bytes:
 
 
 @pytest.mark.parametrize(("form", "extension"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")])
-def test_pictures_are_copied_and_named_by_what_they_are(form, extension):
+def test_images_are_copied_and_named_by_what_they_are(form, extension):
     image = encoded(form)
     found = writer.members(record(image=image), 5, USUAL)
     assert found[0] == (extension, image)
     assert [name for name, _ in found] == [extension, "txt", "json"]
 
 
-def test_drawn_pictures_become_png_to_the_bit():
+def test_drawn_images_become_png_to_the_bit():
     pixels = np.random.default_rng(3).integers(0, 256, (5, 6, 3), dtype=np.uint8)
     image = files(record(image=pixels))["png"]
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(image))), pixels)

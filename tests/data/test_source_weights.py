@@ -16,9 +16,9 @@ from daguerre.data.sources import folder
 
 
 @pytest.fixture
-def mixed(build_pictures, tmp_path):
+def mixed(build_images, tmp_path):
     """Opens a mix of two folders; `weights` are their loss weights."""
-    places = {name: build_pictures(tmp_path / name, count) for name, count in (("own", 4), ("others", 9))}
+    places = {name: build_images(tmp_path / name, count) for name, count in (("own", 4), ("others", 9))}
 
     def opened(split="train", **weights):
         sources = {
@@ -51,9 +51,9 @@ def test_each_sample_weighs_what_its_source_says(mixed, workers):
     assert torch.equal(loading(dataset).first(6).weights_B, found[2].weights_B)
 
 
-def test_where_every_source_weighs_1_there_are_no_weights(mixed, pictures):
+def test_where_every_source_weighs_1_there_are_no_weights(mixed, images):
     assert all(batch.weights_B is None for batch in [*batches(mixed()), *batches(mixed(own=1), workers=1)])
-    alone = open_dataset(folder.Settings(path=str(pictures), resolution=16, held_out_fraction=0), "train")
+    alone = open_dataset(folder.Settings(path=str(images), resolution=16, held_out_fraction=0), "train")
     assert batches(alone)[0].weights_B is None
 
 
@@ -65,7 +65,7 @@ def test_an_empty_slot_keeps_its_weight_and_is_worth_nothing(mixed, tmp_path):
     assert set(broken) == {(0.0, 2.0), (1.0, 2.0), (1.0, 3.0)}
 
 
-def test_validation_sees_the_pictures_of_all_sources_alike(mixed):
+def test_validation_sees_the_images_of_all_sources_alike(mixed):
     """Its loss does not use the weights; a batch of it may carry them."""
     found = list(fixed_batches(mixed("held_out", others=0.25), 20, lambda bucket: 4))
     assert found

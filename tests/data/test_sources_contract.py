@@ -28,7 +28,7 @@ SOURCES = [name for name in plugins.names("sources") if hasattr(plugins.find("so
 
 
 def rows(pictures: Path) -> dict[str, list]:
-    """The pictures of the folder as columns."""
+    """The images of the folder as columns."""
     files = sorted(path for path in pictures.iterdir() if path.suffix != ".txt")
     return {
         "image": [path.read_bytes() for path in files],
@@ -76,7 +76,7 @@ def shards(pictures: Path, folder: Path) -> Path:
 
 
 MAKE = {"parquet": tables, "csv": text_table, "huggingface": saved, "webdataset": shards}
-"""What sources that want a path are given, made from a folder of pictures."""
+"""What sources that want a path are given, made from a folder of images."""
 
 
 @pytest.fixture(params=SOURCES)
@@ -120,7 +120,7 @@ def test_both_splits_hold_something(opened):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_record_is_a_picture_with_a_caption(opened, split):
+def test_a_record_is_a_image_with_a_caption(opened, split):
     source = opened(split)
     for number in numbers(source):
         record = source.record(number)
@@ -152,7 +152,7 @@ def test_the_name_is_the_records_key_and_no_other_has_it(opened):
         assert len(set(names)) == len(names)
 
 
-def test_the_pictures_are_those_that_were_given(opened, pictures):
+def test_the_images_are_those_that_were_given(opened, pictures):
     source = opened("train")
     if source.index is not None:
         given = rows(pictures)

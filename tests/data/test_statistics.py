@@ -82,7 +82,7 @@ def test_what_a_square_crops():
     assert shares.edges[-1] == pytest.approx(75, rel=0.01)
 
 
-def test_each_picture_is_in_the_bucket_that_crops_it_least():
+def test_each_image_is_in_the_bucket_that_crops_it_least():
     one = index([(128, 64)] * 3 + [(64, 128)] * 2 + [(96, 96)])
     plan = statistics.bucket_plan(one, every(one), settings(96, aspects="auto", step=16))
     found = {str(use.bucket): (use.samples, round(use.cropped, 2)) for use in plan.used}

@@ -41,7 +41,7 @@ def test_members_that_stand_together():
 
 def test_members_wherever_they_stand():
     samples, counts = joined("b.txt", "d/a.jpg", "c.webp", "c.json", "b.jpg", "d/a.txt", "c.txt")
-    assert list(samples) == ["d/a", "c", "b"]  # the order of the pictures
+    assert list(samples) == ["d/a", "c", "b"]  # the order of the images
     assert samples["c"] == {"": "c.webp", "json": "c.json", "txt": "c.txt"}
     assert samples["b"]["txt"] == "b.txt"
     assert not counts
@@ -53,36 +53,36 @@ def test_folders_are_part_of_a_key_and_dots_in_them_are_not():
     assert not counts
 
 
-def test_several_pictures_of_one_key_have_the_members_of_their_own_names():
+def test_several_images_of_one_key_have_the_members_of_their_own_names():
     samples, counts = joined("a.1.jpg", "a.2.jpg", "a.1.txt", "a.2.txt", "a.2.tags.txt", "a.json")
     assert samples == {
         "a.1": {"": "a.1.jpg", "txt": "a.1.txt"},
         "a.2": {"": "a.2.jpg", "txt": "a.2.txt", "tags.txt": "a.2.tags.txt"},
     }
-    assert counts == {"member without a picture of its name": 1}
+    assert counts == {"member without an image of its name": 1}
 
 
-def test_a_mask_beside_a_picture_takes_none_of_its_texts():
+def test_a_mask_beside_a_image_takes_none_of_its_texts():
     samples, counts = joined("a.jpg", "a.mask.png", "a.txt", "a.json")
     assert samples == {"a": {"": "a.jpg", "mask image": "a.mask.png", "txt": "a.txt", "json": "a.json"}}
     assert not counts
 
 
-def test_masks_stand_anywhere_and_belong_to_the_picture_of_their_name_up_to_the_dot():
+def test_masks_stand_anywhere_and_belong_to_the_image_of_their_name_up_to_the_dot():
     samples, counts = joined("b.mask.PNG", "b.mask.webp", "a.1.mask.png", "a.1.jpg", "a.2.jpg", "b.jpg", "a.2.txt")
     assert samples == {
         "a.1": {"": "a.1.jpg", "mask image": "a.1.mask.png"},
         "a.2": {"": "a.2.jpg", "txt": "a.2.txt"},
         "b": {"": "b.jpg", "mask image": "b.mask.PNG"},
     }
-    assert counts == {"duplicate: second picture of one name": 1}
+    assert counts == {"duplicate: second image of one name": 1}
 
 
-def test_a_mask_without_a_picture_is_one_itself():
+def test_a_mask_without_a_image_is_one_itself():
     assert joined("a.mask.png", "a.mask.txt") == ({"a.mask": {"": "a.mask.png", "txt": "a.mask.txt"}}, {})
 
 
-def test_one_picture_with_dots_has_all_members_of_its_key():
+def test_one_image_with_dots_has_all_members_of_its_key():
     samples, counts = joined("a.v1.0.jpg", "a.v1.0.txt", "a.json")
     assert samples == {"a.v1.0": {"": "a.v1.0.jpg", "txt": "a.v1.0.txt", "json": "a.json"}}
     assert not counts
@@ -106,10 +106,10 @@ def test_whole_samples_of_one_key_are_samples_of_their_own():
     assert not counts
 
 
-def test_two_pictures_of_one_name():
+def test_two_images_of_one_name():
     samples, counts = joined("a.jpg", "a.png", "a.txt")
     assert samples == {"a": {"": "a.jpg", "txt": "a.txt"}}
-    assert counts == {"duplicate: second picture of one name": 1}
+    assert counts == {"duplicate: second image of one name": 1}
 
 
 def test_what_belongs_to_no_sample_is_counted():
@@ -118,8 +118,8 @@ def test_what_belongs_to_no_sample_is_counted():
     assert counts == {
         "member without an extension": 1,
         "webdataset's own member (__NAME__)": 2,
-        "picture in a format that is not read (data.formats)": 2,
-        "member without a picture of its name": 2,
+        "image in a format that is not read (data.formats)": 2,
+        "member without an image of its name": 2,
     }
     assert list(joined("a.gif", "a.txt", "b.tif", formats=("gif", "tiff"))[0]) == ["a", "b"]
 
@@ -225,7 +225,7 @@ def test_joining_takes_work_in_proportion_to_the_members(patterns):
     assert many[1] < 5 * few[1]
 
 
-def test_a_member_belongs_to_the_picture_with_the_longest_name_that_begins_its_own():
+def test_a_member_belongs_to_the_image_with_the_longest_name_that_begins_its_own():
     draw = random.Random(0)
     for _ in range(300):
         stems = {".".join(draw.choices("ab", k=draw.randrange(4))) for _ in range(draw.randrange(6))}
@@ -234,14 +234,14 @@ def test_a_member_belongs_to_the_picture_with_the_longest_name_that_begins_its_o
         assert tar_samples._owner(name, stems) == max(inside, key=len, default=None)
 
 
-def test_a_picture_with_too_many_members_is_left_out_and_the_others_are_not(tmp_path):
+def test_a_image_with_too_many_members_is_left_out_and_the_others_are_not(tmp_path):
     many = [(f"a.e{i}", b"text") for i in range(tar_samples.PARTS_LIMIT + 1)]
     path = tars.write(tmp_path / "a.tar", [("a.jpg", tars.jpeg(0)), *many, *tars.sample("b", 1)])
     index = tar_index.build(path, "a.tar", USUAL)
     assert index.column("key").to_pylist() == ["b"]
     (reason,) = index.about.left_out
     assert (reason, index.about.left_out[reason]["examples"]) == (
-        "picture with more than 256 members of its name",
+        "image with more than 256 members of its name",
         ["a.tar: a.jpg"],
     )
 

@@ -61,7 +61,7 @@ def test_index_in_the_store_serves_another_machine(place, s3, capsys, monkeypatc
     assert "all 2 shards have an index" in capsys.readouterr().out
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "elsewhere"))
     before = s3.proxy.body_bytes
-    assert data("stats", "s3://bucket/raw/", "data.resolution=32", "read=1", "pictures=0") == 0
+    assert data("stats", "s3://bucket/raw/", "data.resolution=32", "read=1", "images=0") == 0
     assert s3.proxy.body_bytes - before < sum(path.stat().st_size for path in (place / "raw").iterdir())
 
 
@@ -89,7 +89,7 @@ def test_a_store_out_of_reach_is_an_error_without_secrets(place, s3, capsys):  #
     ("key", "told"),
     [
         ("other/x.tar", "There is nothing: is it spelled so"),
-        ("set/a.jpg", "a folder of pictures, which is read on this"),
+        ("set/a.jpg", "a folder of images, which is read on this"),
     ],
 )
 def test_a_prefix_without_shards_is_no_folder_here(place, s3, capsys, key, told):  # noqa: F811

@@ -214,7 +214,7 @@ def test_the_error_of_a_worker_is_the_trainers(pictures):
 
 
 def test_many_tasks_beside_large_answers_do_not_block_each_other(pictures):
-    """More bytes of tasks than a socket holds, while the worker sends pictures: once both ends waited for ever."""
+    """More bytes of tasks than a socket holds, while the worker sends images: once both ends waited for ever."""
     settings = folder.Settings(path=str(pictures), resolution=64, held_out_fraction=0, repeats=100)
     loading = Loading(open_dataset(settings, "train"), LoaderSettings(), 0, 512, 512, None, None)
     tasks = (task for task, _ in loading.tasks(0))

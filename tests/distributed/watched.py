@@ -52,7 +52,7 @@ def act(what: str, watch: Watchdog, folder: Path) -> None:
         time.sleep(0.1)
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:20511")
     if what == "long":
-        with watch.doing("drawing pictures"):
+        with watch.doing("generating images"):
             while not (folder / "finish").exists():
                 time.sleep(0.05)
     if what == "quit":

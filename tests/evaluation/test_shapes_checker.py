@@ -1,4 +1,4 @@
-"""The pixel checker reads real pictures right, softened ones too, and is not fooled by wrong ones."""
+"""The pixel checker reads real images right, softened ones too, and is not fooled by wrong ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def on_white(mask: np.ndarray, colour: np.ndarray = RED) -> np.ndarray:
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
-def test_real_pictures_are_read_right(split: source.Split) -> None:
+def test_real_images_are_read_right(split: source.Split) -> None:
     table = shapes.shares(*real(1000, split))
     assert set(table) == {"background", "colour", "shape", "size", "all"}
     assert min(table.values()) >= 0.995
@@ -41,23 +41,23 @@ def test_every_combination_is_read_right() -> None:
 
 
 def test_mild_blur_and_noise_do_no_harm() -> None:
-    asked, pictures = real(400, "held_out")
-    soft = [np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(1.0))) for p in pictures]
+    asked, images = real(400, "held_out")
+    soft = [np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(1.0))) for p in images]
     assert min(shapes.shares(asked, soft).values()) >= 0.99
-    noise = np.random.default_rng(0).normal(0, 10, (len(pictures), 64, 64, 3))
-    noisy = [np.clip(p + n, 0, 255).astype(np.uint8) for p, n in zip(pictures, noise, strict=True)]
+    noise = np.random.default_rng(0).normal(0, 10, (len(images), 64, 64, 3))
+    noisy = [np.clip(p + n, 0, 255).astype(np.uint8) for p, n in zip(images, noise, strict=True)]
     assert min(shapes.shares(asked, noisy).values()) >= 0.99
 
 
-def test_other_pictures_do_not_pass_for_the_asked_one() -> None:
-    asked, pictures = real(600, "train")
-    shifted = shapes.shares(asked, pictures[1:] + pictures[:1])
+def test_other_images_do_not_pass_for_the_asked_one() -> None:
+    asked, images = real(600, "train")
+    shifted = shapes.shares(asked, images[1:] + images[:1])
     assert shifted["all"] < 0.02
     assert abs(shifted["shape"] - 1 / 5) < 0.1
     assert abs(shifted["size"] - 1 / 3) < 0.1
 
 
-def test_a_blank_picture_shows_a_background_only() -> None:
+def test_a_blank_image_shows_a_background_only() -> None:
     seen = shapes.check(np.tile(BLUE, (64, 64, 1)))
     assert seen == shapes.Reading("blue", "none", "none", "none")
 
@@ -106,7 +106,7 @@ def test_sizes_in_between_have_no_name() -> None:
         assert shapes.check(on_white(covered)).size == "none"
 
 
-def test_a_picture_of_another_size_is_refused() -> None:
+def test_a_image_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(64, 64, 3\) uint8"):
         shapes.check(np.zeros((32, 32, 3), np.uint8))
 
@@ -116,8 +116,8 @@ def test_evaluation_asks_for_held_out_combinations_and_says_must_and_aim() -> No
 
     def draw(texts: Sequence[str]) -> list[np.ndarray]:
         assert list(texts) == [prompt.text for prompt in asked]
-        pictures = [source.render(prompt.combination) for prompt in asked]
-        return [np.zeros((64, 64, 3), np.uint8)] * 50 + pictures[50:]
+        images = [source.render(prompt.combination) for prompt in asked]
+        return [np.zeros((64, 64, 3), np.uint8)] * 50 + images[50:]
 
     result = shapes.evaluate(source.Settings(), draw)
     assert result.count == 200

@@ -23,7 +23,7 @@ COMMANDS = [
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("families_docs")
     write_sd(folder / "base")
-    data_sets.folder(folder / "my_pictures", 30)
+    data_sets.folder(folder / "my_images", 30)
     return folder
 
 

@@ -108,7 +108,7 @@ def test_encode_stays_in_float32_under_autocast_and_without_gradient(family):
     assert not family.images.net.training
 
 
-def test_pictures_are_those_of_diffusers(family):
+def test_images_are_those_of_diffusers(family):
     x0 = torch.from_numpy(keyed.batch_normals(0, "test", np.array([[0, 0, 0], [1, 0, 0]]), (4, 8, 8)))
     with torch.no_grad():
         decoded = family.images.net.decode(x0 / family.images.net.config.scaling_factor).sample
@@ -134,8 +134,8 @@ def test_residuals_of_a_side_network_enter_as_in_diffusers(family):
         for zeroed in (*control.controlnet_down_blocks, control.controlnet_mid_block):
             zeroed.weight.normal_(generator=torch.Generator().manual_seed(1))
         x, c_noise, text = torch.randn(2, 4, 8, 8), torch.tensor([3.0, 900.5]), torch.randn(2, MAX_TOKENS, TEXT_WIDTH)
-        picture = torch.rand(2, 3, 16, 16)
-        down, middle = control.eval()(x, c_noise, text, picture, return_dict=False)
+        image = torch.rand(2, 3, 16, 16)
+        down, middle = control.eval()(x, c_noise, text, image, return_dict=False)
         theirs = family.components["unet"](
             x, c_noise, text, down_block_additional_residuals=down, mid_block_additional_residual=middle
         ).sample

@@ -49,7 +49,7 @@ def test_what_only_serves_training_is_left_out(run, tmp_path, monkeypatch):
     assert np.array_equal(draw(tmp_path / "there", tmp_path / "found"), wanted)
 
 
-def test_pictures_and_how_they_were_made(run, tmp_path, capsys):
+def test_images_and_how_they_were_made(run, tmp_path, capsys):
     assert draw(run, tmp_path / "out", "num_images=3", "seed=7").shape == (3, 64, 64, 3)
     files = [f"{number}.{suffix}" for number in ("000", "001", "002") for suffix in ("json", "png")]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*files, "contact-sheet.html", "request.json"]
@@ -77,7 +77,7 @@ def test_pictures_and_how_they_were_made(run, tmp_path, capsys):
     assert "step-00000002" in capsys.readouterr().out
 
 
-def test_a_picture_depends_on_its_seed_alone(run, tmp_path):
+def test_a_image_depends_on_its_seed_alone(run, tmp_path):
     """Noise equal to the bit, pixels within 1/255, whatever the batch size and the place in the list."""
     together = draw(run, tmp_path / "a", "num_images=4", "seed=7")
     pairs = draw(run, tmp_path / "b", "num_images=4", "seed=7", "batch_size=2")
@@ -117,14 +117,14 @@ def test_a_recipe_stands_for_its_run(run, recipe, tmp_path):
     assert np.array_equal(by_folder, draw(recipe, tmp_path / "c", f"output_dir={run.parent}", "--run_name", "tiny"))
 
 
-def test_the_same_command_finds_its_pictures_and_another_never_overwrites_them(run, tmp_path, capsys):
+def test_the_same_command_finds_its_images_and_another_never_overwrites_them(run, tmp_path, capsys):
     home = run / "generated"
     shutil.rmtree(home, ignore_errors=True)
     for seed in (0, 0, 1):
         assert generate(run, f"prompt={PROMPT}", f"seed={seed}") == 0
     slug = "a-small-green-star-on-a-white-background"
     assert {path.name for path in home.iterdir()} == {slug, f"{slug}-2"}
-    assert "1 of 1 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert "1 of 1 images are there and are whole: kept" in capsys.readouterr().out
 
     draw(run, tmp_path / "out")
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -164,12 +164,12 @@ def test_other_formats(run, tmp_path, format, suffix):
     assert generate(run, f"prompt={PROMPT}", f"format={format}", "quality=98", f"out={tmp_path / 'o'}") == 0
     with Image.open(tmp_path / "png" / "000.png") as exact, Image.open(tmp_path / "o" / f"000.{suffix}") as opened:
         assert opened.format == format.upper()
-        grey, expected = (np.asarray(picture.convert("L")).astype(int) for picture in (opened, exact))
+        grey, expected = (np.asarray(image.convert("L")).astype(int) for image in (opened, exact))
         assert np.abs(grey - expected).mean() < 3
 
 
 def test_names_of_other_trainers(run, tmp_path, capsys):
-    """What MaxDiffusion's training command says does not stop drawing; what it means for pictures is done."""
+    """What MaxDiffusion's training command says does not stop drawing; what it means for images is done."""
     plain = draw(run, tmp_path / "a")
     given = ["per_device_batch_size=2", "activations_dtype=float32", "learning_rate=1e-5", "max_train_steps=9"]
     assert np.array_equal(plain, draw(run, tmp_path / "b", *given, "snr_gamma=5", "precision=HIGHEST"))
@@ -198,7 +198,7 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["prompt=a", "run_name=other"], "would have no effect"),
         (["promt=a"], "did you mean prompt?"),
         (["prompt=a", "shards=1/2"], "did you mean shard?"),
-        (["prompt=a", "out=s3://bucket/pictures"], "a folder of this machine"),
+        (["prompt=a", "out=s3://bucket/images"], "a folder of this machine"),
         (["prompt=a", "quality=50"], "PNG keeps every pixel"),
         (["prompt=a", "shard_samples=5"], "only with format=webdataset"),
         (["prompt=a", "height=33"], "33"),

@@ -134,7 +134,7 @@ def test_a_list_for_a_base_model_with_sizes_of_its_own(xl, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["sd15", "sdxl"])
-def test_long_prompts_beside_short_ones_change_no_picture(recipe, sd1, xl, tmp_path):
+def test_long_prompts_beside_short_ones_change_no_image(recipe, sd1, xl, tmp_path):
     """Prompts of one batch are padded to as many windows as the longest takes."""
     (tmp_path / "list.txt").write_text("a cat\n" + "a very long tale of a cat " * 9 + "\na dog\n")
     place = f"pretrained_model_name_or_path={sd1 if recipe == 'sd15' else xl}"

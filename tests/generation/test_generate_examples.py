@@ -27,7 +27,7 @@ def test_its_flags_are_options_here():
         "guidance_scale": "7.5",
         "format": "webdataset",
     }
-    assert notices == ["scratch_dir has no effect: each picture is written to its place at once"]
+    assert notices == ["scratch_dir has no effect: each image is written to its place at once"]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def table(path: Path, rows: list[dict[str, object]]) -> Path:
 
 
 def mixed(path: Path, count: int = 12) -> Path:
-    """Pictures of three sizes and two guidance scales, in no order."""
+    """Images of three sizes and two guidance scales, in no order."""
     sizes = [(32, 32), (32, 48), (48, 32)]
     return table(
         path,
@@ -93,7 +93,7 @@ def pixels(folder: Path) -> dict[str, np.ndarray]:
     return {path.stem: np.asarray(Image.open(path)).astype(int) for path in folder.glob("*.png")}
 
 
-def assert_same_pictures(first: Path, second: Path) -> None:
+def assert_same_images(first: Path, second: Path) -> None:
     """Noise to the bit, pixels within 1/255."""
     one, two = pixels(first), pixels(second)
     assert one.keys() == two.keys()
@@ -145,7 +145,7 @@ def test_a_list_is_the_same_whatever_draws_it(run, tmp_path, monkeypatch):
         assert generate(*given, f"out={tmp_path / 'ranks'}") == 0
     assert len(documents(tmp_path / "whole")) == 12
     for name in ("large", "parts", "ranks"):
-        assert_same_pictures(tmp_path / "whole", tmp_path / name)
+        assert_same_images(tmp_path / "whole", tmp_path / name)
         assert (tmp_path / name / "contact-sheet.html").exists()
 
 
@@ -176,8 +176,8 @@ def test_a_part_says_what_others_have_to_draw(run, tmp_path, capsys, monkeypatch
     (tmp_path / "list.txt").write_text("a\nb\nc\nd\ne\nf\n")
     assert generate(run, f"prompts_file={tmp_path / 'list.txt'}", f"out={tmp_path / 'out'}", *SMALL) == 0
     said = capsys.readouterr().out
-    assert "part 2 of 4 (SLURM: SLURM_PROCID=1, SLURM_NTASKS=4; shard=1/1 draws all)" in said
-    assert "4 of the list's 6 pictures are for other parts to draw, and not there yet" in said
+    assert "part 2 of 4 (SLURM: SLURM_PROCID=1, SLURM_NTASKS=4; shard=1/1 generates all)" in said
+    assert "4 of the list's 6 images belong to other parts, and are not there yet" in said
     assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["001.png", "005.png"]
 
 
@@ -194,9 +194,9 @@ def test_going_on_keeps_what_is_whole_and_draws_the_rest_again(run, tmp_path, ca
     (tmp_path / "out" / "008.json").write_text("{")
     capsys.readouterr()
     assert generate(*given, "batch_size=5") == 0
-    assert "8 of 12 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert "8 of 12 images are there and are whole: kept" in capsys.readouterr().out
     assert (tmp_path / "out" / "002.png").stat().st_mtime_ns == kept
-    assert_same_pictures(tmp_path / "expected", tmp_path / "out")
+    assert_same_images(tmp_path / "expected", tmp_path / "out")
 
 
 def test_a_changed_list_is_another_request(run, tmp_path, capsys):
@@ -206,7 +206,7 @@ def test_a_changed_list_is_another_request(run, tmp_path, capsys):
     (tmp_path / "list.txt").write_text("a\nb\nc\n")
     assert generate(*given) == 2
     said = capsys.readouterr().err
-    assert "pictures: 2 -> 3" in said
+    assert "images: 2 -> 3" in said
     assert "prompts_sha256" in said
     (tmp_path / "list.txt").write_text("a\nb\n")
     assert generate(*given, "resume_from_checkpoint=step-00000001") == 2
@@ -233,13 +233,13 @@ def test_a_signal_keeps_what_is_drawn(run, tmp_path, capsys, monkeypatch):
         stop_after(patch, 3)
         assert generate(*given, f"out={out}") == 143
     kept = len(documents(out))
-    assert kept == 5  # the third batch is one picture, the only one of its size and guidance
-    assert f"stopped by SIGTERM: {kept} pictures were drawn and are kept; the same" in capsys.readouterr().out
+    assert kept == 5  # the third batch is one image, the only one of its size and guidance
+    assert f"stopped by SIGTERM: {kept} images were generated and are kept; the same" in capsys.readouterr().out
     assert not (out / "contact-sheet.html").exists()
     assert generate(*given, f"out={out}") == 0
-    assert f"{kept} of 12 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert f"{kept} of 12 images are there and are whole: kept" in capsys.readouterr().out
     assert generate(*given, f"out={tmp_path / 'expected'}", "batch_size=16") == 0
-    assert_same_pictures(tmp_path / "expected", out)
+    assert_same_images(tmp_path / "expected", out)
 
 
 def test_a_signal_loses_the_open_shard_alone(run, tmp_path, capsys, monkeypatch):
@@ -248,11 +248,11 @@ def test_a_signal_loses_the_open_shard_alone(run, tmp_path, capsys, monkeypatch)
     with monkeypatch.context() as patch:
         stop_after(patch, 6)
         assert generate(*given) == 143
-    assert "4 pictures are in finished shards, 2 of the open shard are lost" in capsys.readouterr().out
+    assert "4 images are in finished shards, 2 of the open shard are lost" in capsys.readouterr().out
     assert main.run(["data", "verify", str(out)]) != 0
     assert "packing that was not finished: the same command" in capsys.readouterr().out
     assert generate(*given) == 0
-    assert "4 of 12 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert "4 of 12 images are there and are whole: kept" in capsys.readouterr().out
     assert main.run(["data", "verify", str(out)]) == 0
 
 
@@ -271,7 +271,7 @@ def test_a_kill_in_the_middle_is_gone_on_with(run, tmp_path):
         assert process.wait() == -signal.SIGKILL
     assert generate(*given, f"out={out}") == 0
     assert generate(*given, f"out={tmp_path / 'expected'}", "batch_size=16") == 0
-    assert_same_pictures(tmp_path / "expected", out)
+    assert_same_images(tmp_path / "expected", out)
 
 
 def test_shards_that_our_own_reader_and_verify_take(run, tmp_path, capsys, monkeypatch):
@@ -301,7 +301,7 @@ def test_shards_that_our_own_reader_and_verify_take(run, tmp_path, capsys, monke
     assert open_dataset(settings, "train").count == 10
     capsys.readouterr()
     assert generate(*given, *shards) == 0
-    assert "10 of 10 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert "10 of 10 images are there and are whole: kept" in capsys.readouterr().out
     assert (out / "contact-sheet.html").read_text().count("<figure>") == 10
 
 
@@ -324,7 +324,7 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
     last.write_bytes(last.read_bytes()[:-512])
     capsys.readouterr()
     assert generate(*given) == 0
-    assert "4 of 10 pictures are there and are whole: kept" in capsys.readouterr().out
+    assert "4 of 10 images are there and are whole: kept" in capsys.readouterr().out
     assert {p.name: p.read_bytes() for p in out.glob("*.tar")} == before
 
 
@@ -354,7 +354,7 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
         ("a.csv", "prompt,file_name\na,../b\n", "file_name is '../b'"),
         ("a.csv", "prompt,file_name\na,/b\n", "file_name is '/b'"),
         ("a.csv", "prompt,file_name\na,b\nc,b.png\n", "'b' is there before"),
-        ("a.csv", "prompt,file_name\na,b\nc,\n", "1 of 2 pictures have no file_name"),
+        ("a.csv", "prompt,file_name\na,b\nc,\n", "1 of 2 images have no file_name"),
         ("a.csv", "prompt,file_name\na,request\n", "kept for the folder's own file"),
         ("a.csv", "prompt,sampler\na,b\n", "says sampler itself"),
         ("a.csv", "prompt,negative_prompt,guidance_scale\na,b,1\n", "runs no unguided side"),
@@ -443,7 +443,7 @@ def test_what_a_launcher_says_in_part_needs_a_word(environ):
     assert jobs.task_shard("1/1", environ).count == 1
 
 
-def test_pictures_of_a_list_have_the_seeds_of_their_places(run, tmp_path):
+def test_images_of_a_list_have_the_seeds_of_their_places(run, tmp_path):
     (tmp_path / "list.txt").write_text("a\nb\n")
     assert (
         generate(run, f"prompts_file={tmp_path / 'list.txt'}", f"out={tmp_path / 'out'}", "num_images=2", *SMALL) == 0

@@ -69,8 +69,8 @@ def test_a_decoder_gets_the_prompt_and_seed_of_each_row_however_batches_are_cut(
         again = drawn(own, prompts, batch_size)
         assert all(len(latents.prompts) == len(latents.x0_BCHW) <= 2 for latents in decoder.seen)
         assert [prompt for latents in decoder.seen for prompt in latents.prompts] == prompts
-        for picture, expected in zip(again, whole, strict=True):
-            assert np.abs(picture.astype(int) - expected).max() <= 1
+        for image, expected in zip(again, whole, strict=True):
+            assert np.abs(image.astype(int) - expected).max() <= 1
     assert not np.array_equal(whole[0], whole[2])  # the same prompt from another seed
 
 

@@ -73,7 +73,7 @@ def test_blocks_that_are_alike_share_code_and_what_is_not_trained_is_not_compile
     torch.testing.assert_close(trained, plain)
 
 
-def test_every_size_of_pictures_is_compiled(compiler):
+def test_every_size_of_images_is_compiled(compiler):
     """torch gives up after eight of one code, in silence, unless it is told otherwise."""
     channels = [32, 64]
     net = nn.Sequential(*[ResnetBlock2D(in_channels=c, temb_channels=None) for c in channels])

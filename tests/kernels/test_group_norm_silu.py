@@ -82,7 +82,7 @@ def test_every_run_gives_the_same_bits(computed_by):
     assert all(torch.equal(a, b) for a, b in zip(once(), once(), strict=True))
 
 
-def test_a_picture_in_any_layout_gives_the_same(computed_by):
+def test_a_image_in_any_layout_gives_the_same(computed_by):
     x, weight, bias, _ = inputs((2, 32, 4, 6, 8), torch.float32, torch.float32)
     last = x.detach().contiguous(memory_format=torch.channels_last)
     strided = torch.stack([x.detach(), x.detach()], -1)[..., 0]
@@ -100,7 +100,7 @@ def test_tensors_without_memory_see_shapes():
         assert (x.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.float32)
 
 
-def test_what_is_no_picture_is_refused():
+def test_what_is_no_image_is_refused():
     with pytest.raises(RuntimeError, match="4 dims"):
         group_norm_silu(torch.zeros(2, 8, 4), torch.ones(8), torch.ones(8), 2)
     with pytest.raises(RuntimeError, match="7 channels do not divide into 2"):

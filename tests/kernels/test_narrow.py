@@ -31,7 +31,7 @@ def reader():
 
 
 @pytest.mark.parametrize("others", [[], [channels_last.enable], [swap.norms, channels_last.enable]])
-def test_latents_move_by_thousandths_and_pictures_not_at_all(vae, others):
+def test_latents_move_by_thousandths_and_images_not_at_all(vae, others):
     pixels, latents = torch.rand(2, 3, 32, 32) * 2 - 1, torch.randn(2, vae.config.latent_channels, 8, 8)
     wanted, drawn = vae.encode(pixels).latent_dist.mean, vae.decode(latents).sample
     for enable in others:

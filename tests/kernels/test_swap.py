@@ -185,7 +185,7 @@ def test_large_products_are_those_of_linear(monkeypatch, shape, bias):
     assert len(called) == 1
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-3) for a, b in zip(found, expected, strict=True))
     layer(x[:2])
-    layer(torch.randn(481, 200))  # does not divide into pictures
+    layer(torch.randn(481, 200))  # does not divide into images
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
     assert len(called) == 1, "small products and those of other types stay"

@@ -44,7 +44,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_planned(capsys):
     told = capsys.readouterr()
     assert "the global batch of 6 samples cannot be shared by 4 devices alike" in told.err
     assert main.run(["plan", "sdxl_lightning"]) == errors.REFUSED
-    assert "nothing to train. To draw with the networks as they are: daguerre generate sdxl_lightning" in (
+    assert "nothing to train. To generate images with the networks as they are: daguerre generate sdxl_lightning" in (
         capsys.readouterr().err
     )
     assert told.out == ""

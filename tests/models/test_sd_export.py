@@ -1,4 +1,4 @@
-"""An exported folder opens in stock diffusers and draws the same pictures, or the export says where it does not."""
+"""An exported folder opens in stock diffusers and draws the same images, or the export says where it does not."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def build(objective: str, schedule: str) -> Diffusion:
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    """A family whose pictures depend strongly on noise level, text and noise, though nothing is trained."""
+    """A family whose images depend strongly on noise level, text and noise, though nothing is trained."""
     folder = tiny_sd_folder(tmp_path_factory.mktemp("sd"))
     family = sd.load(sd.Settings(pretrained_model_name_or_path=str(folder)), seed=1)
     with torch.no_grad():
@@ -97,13 +97,13 @@ def opened(folder: Path) -> StableDiffusionPipeline:
     return pipe
 
 
-def our_pictures(family: Family, objective: Diffusion, sampling: SamplingSettings) -> np.ndarray:
+def our_images(family: Family, objective: Diffusion, sampling: SamplingSettings) -> np.ndarray:
     cond = family.encode_prompts(prompts(PROMPTS), (3, 16, 16))[0]
     null = family.encode_prompts(prompts([sampling.negative_prompt] * len(PROMPTS)), (3, 16, 16))[0]
     return family.decode(latents(draw(objective, family.net, cond, null, SHAPE, SEEDS, sampling))).astype(int)
 
 
-def their_pictures(pipe: StableDiffusionPipeline, sampling: SamplingSettings) -> np.ndarray:
+def their_images(pipe: StableDiffusionPipeline, sampling: SamplingSettings) -> np.ndarray:
     pictures = pipe(
         PROMPTS,
         negative_prompt=[sampling.negative_prompt] * len(PROMPTS),
@@ -121,7 +121,7 @@ def their_pictures(pipe: StableDiffusionPipeline, sampling: SamplingSettings) ->
 @pytest.mark.parametrize(
     ("objective", "schedule", "settings", "sampler"), [case for case in CASES if case[3] not in IN_LAW]
 )
-def test_pictures_are_equal_or_the_export_says_that_they_are_not(family, pipe, objective, schedule, settings, sampler):
+def test_images_are_equal_or_the_export_says_that_they_are_not(family, pipe, objective, schedule, settings, sampler):
     """<= 2/255 a pixel in float32, guidance on, for every objective, schedule and sampler that diffusers has.
 
     The untrained network makes more of a difference than a trained one does; docs/samplers.md has figures of that.
@@ -131,7 +131,7 @@ def test_pictures_are_equal_or_the_export_says_that_they_are_not(family, pipe, o
     plan = choose(built, sampling)
     kind = getattr(diffusers, plan.class_name)
     pipe.scheduler = kind.from_config({"_class_name": plan.class_name} | plan.config)
-    difference = np.abs(our_pictures(family, built, sampling) - their_pictures(pipe, sampling)).max()
+    difference = np.abs(our_images(family, built, sampling) - their_images(pipe, sampling)).max()
     if not plan.notices:
         assert difference <= 2
     elif objective == "flow" and sampler != "heun":
@@ -144,7 +144,7 @@ def test_pictures_are_equal_or_the_export_says_that_they_are_not(family, pipe, o
     ("objective", "schedule", "settings", "sampler"),
     [case for case in CASES if only_noise_differs(case[0], case[1], case[3])],
 )
-def test_pictures_that_are_equal_in_law_are_equal_from_the_same_noise(
+def test_images_that_are_equal_in_law_are_equal_from_the_same_noise(
     family, pipe, monkeypatch, objective, schedule, settings, sampler
 ):
     """diffusers gets the fresh noise of our seeds; flow's levels differ as ever."""
@@ -154,17 +154,17 @@ def test_pictures_that_are_equal_in_law_are_equal_from_the_same_noise(
     assert any("equal in law only" in notice for notice in plan.notices)
     pipe.scheduler = getattr(diffusers, plan.class_name).from_config(plan.config)
     inject(monkeypatch, lambda step: fresh_noise(SEEDS, step, SHAPE))
-    difference = np.abs(our_pictures(family, built, sampling) - their_pictures(pipe, sampling)).max()
+    difference = np.abs(our_images(family, built, sampling) - their_images(pipe, sampling)).max()
     print(objective, schedule, sampler, difference)
     assert difference <= (15 if objective == "flow" else 2)
 
 
-def test_the_pictures_depend_on_prompt_noise_and_guidance(family):
+def test_the_images_depend_on_prompt_noise_and_guidance(family):
     """Else the parity above would say nothing."""
     sampling = SamplingSettings(num_inference_steps=5, guidance_scale=3.0)
-    pictures = our_pictures(family, build("v", "{}"), sampling)
-    unguided = our_pictures(family, build("v", "{}"), SamplingSettings(num_inference_steps=5, guidance_scale=1))
-    negative = our_pictures(family, build("v", "{}"), sampling.model_copy(update={"negative_prompt": "dark"}))
+    pictures = our_images(family, build("v", "{}"), sampling)
+    unguided = our_images(family, build("v", "{}"), SamplingSettings(num_inference_steps=5, guidance_scale=1))
+    negative = our_images(family, build("v", "{}"), sampling.model_copy(update={"negative_prompt": "dark"}))
     for other in (pictures[::-1], unguided, negative):
         assert np.abs(pictures - other).mean() > 5
 
@@ -176,7 +176,7 @@ def test_any_number_of_steps_and_guidance_rescale(family, pipe, steps, rescale):
     sampling = SamplingSettings(num_inference_steps=steps, guidance_scale=4.0, guidance_rescale=rescale)
     plan = choose(objective, sampling)
     pipe.scheduler = getattr(diffusers, plan.class_name).from_config(plan.config)
-    assert np.abs(our_pictures(family, objective, sampling) - their_pictures(pipe, sampling)).max() <= 2
+    assert np.abs(our_images(family, objective, sampling) - their_images(pipe, sampling)).max() <= 2
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_what_differs_is_said(objective, schedule, sampling, said):
         ("edm", "{}", "log_sigma", None),
         ("flow", "{}", "flow_time", None),
         ("v", '{"name": "cosine"}', "cosine_time", "tells the network 1000.0, and this run 993.6"),
-        ("v", '{"shift": 2.0}', "timestep", "those of shift 1; this run samples with shift 2, so pictures differ"),
+        ("v", '{"shift": 2.0}', "timestep", "those of shift 1; this run samples with shift 2, so images differ"),
         ("edm", "{}", "timestep", "this run tells the network timestep"),
-        ("eps", "{}", "log_sigma", "pictures of the pipeline are wrong"),
+        ("eps", "{}", "log_sigma", "images of the pipeline are wrong"),
     ],
 )
 def test_a_network_that_is_told_another_number_is_said(objective, schedule, told, said):
@@ -220,19 +220,19 @@ def test_a_network_that_is_told_another_number_is_said(objective, schedule, told
     assert said in more[0] if said else more == []
 
 
-def test_a_shift_that_follows_the_size_is_that_of_the_pictures_of_the_run():
+def test_a_shift_that_follows_the_size_is_that_of_the_images_of_the_run():
     flow = replace(build("flow", '{"resolution_shift": {"name": "linear_mu"}}'), sampled_px=1024**2)
     plan = choose(flow, SamplingSettings())
     assert plan.config["flow_shift"] == pytest.approx(3.1582, abs=1e-4)
-    assert any("flow_shift=3.1582 is that of pictures of 1,048,576 pixels" in notice for notice in plan.notices)
+    assert any("flow_shift=3.1582 is that of images of 1,048,576 pixels" in notice for notice in plan.notices)
     table = build("v", '{"resolution_shift": {"name": "area", "base_px": 512}}')
     assert choose(replace(table, sampled_px=512**2), SamplingSettings()).notices == []
     plan = choose(replace(table, sampled_px=1024**2), SamplingSettings())
     assert plan.config == choose(build("v", "{}"), SamplingSettings()).config
-    assert plan.notices[0].endswith("this run samples with shift 2, so pictures differ")
+    assert plan.notices[0].endswith("this run samples with shift 2, so images differ")
     notice = choose(replace(table, sampled_px=256**2), SamplingSettings(num_inference_steps=4)).notices[0]
     assert (
-        "EulerDiscreteScheduler made from this config draws ours where the call is given sigmas=[7.30732, 2.0" in notice
+        "EulerDiscreteScheduler made from this config gives ours where the call is given sigmas=[7.30732, 2.0" in notice
     )
 
 
@@ -250,11 +250,11 @@ def test_the_folder_opens_offline_without_a_word(family, tmp_path, caplog):
         )
         pipe.set_progress_bar_config(disable=True)
         sampling = SamplingSettings(sampler="euler", num_inference_steps=6)
-        theirs = their_pictures(pipe, sampling)
+        theirs = their_images(pipe, sampling)
         assert pipe("an astronaut on mars", num_inference_steps=2).images[0].size == (16, 16)
     diffusers.utils.logging.disable_propagation()
     assert [record.getMessage() for record in caplog.records] == []
-    assert np.abs(our_pictures(family, objective, sampling) - theirs).max() <= 2
+    assert np.abs(our_images(family, objective, sampling) - theirs).max() <= 2
 
 
 def test_the_export_holds_the_present_weights_and_the_tokenizer(family, tmp_path):

@@ -1,4 +1,4 @@
-"""Noise levels that follow the size of the pictures: against published numbers, and the same in draws and grids."""
+"""Noise levels that follow the size of the images: against published numbers, and the same in draws and grids."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_the_network_is_told_of_a_level_does_not_follow_the_size(name: str)
     np.testing.assert_allclose(large.told(t).numpy(), small.told(same_level).numpy(), rtol=1e-12)
 
 
-def test_the_size_is_that_of_the_picture_not_of_its_latents():
+def test_the_size_is_that_of_the_image_not_of_its_latents():
     moving = built("v", resolution_shift={"name": "area", "base_px": 512})
     latent = replace(moving, cell_px=64.0)
     assert latent.at((4, 64, 64)).schedule.settings.shift == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_sets import folder as pictures
+from data_sets import folder as images
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -64,8 +64,8 @@ class Recorded:
 
 
 def train(place: Path, recipe: Mapping[str, Any], *given: str) -> Recorded:
-    """Trains this recipe over 12 captioned pictures of several sizes; `given` goes onto the command line."""
-    data = pictures(place / "pictures", 12)
+    """Trains this recipe over 12 captioned images of several sizes; `given` goes onto the command line."""
+    data = images(place / "images", 12)
     tree = json.loads(json.dumps(RECIPE | recipe | {"output_dir": str(place / "runs")}))
     if tree["data"]["source"] == "folder":
         tree["data"].setdefault("path", str(data))

@@ -13,7 +13,7 @@ from typing import Any
 import plain_loop
 import pytest
 import torch
-from data_sets import folder as pictures
+from data_sets import folder as images
 from plain_loop import Models
 from recorded import LEARNING_RATE, train
 from tiny_models import write_sd, write_sdxl
@@ -29,8 +29,8 @@ def test_an_instance_set_beside_a_class_set_is_the_published_loss(family: str, t
     folder = WRITERS[family](tmp_path / "model")
     common = {"source": "folder", "caption_dropout": 0.0, "held_out_fraction": 0.0}
     members = {
-        "instance": common | {"path": str(pictures(tmp_path / "instance", 3)), "captions": {"text": INSTANCE}},
-        "class": common | {"path": str(pictures(tmp_path / "class", 5)), "captions": {"text": CLASS}},
+        "instance": common | {"path": str(images(tmp_path / "instance", 3)), "captions": {"text": INSTANCE}},
+        "class": common | {"path": str(images(tmp_path / "class", 5)), "captions": {"text": CLASS}},
     }
     members["class"]["loss_weight"] = WEIGHT
     recipe = {

@@ -1,7 +1,7 @@
 """`daguerre generate` draws what stock diffusers draws of the run's pipeline/ from the same initial noise: <= 2/255.
 
-Everything goes through the command line: a run is trained, saves and exports, pictures are drawn of its checkpoint; the
-folder is then opened by DiffusionPipeline as a stranger would. tests/models/test_sd_export.py has every objective,
+Everything goes through the command line: a run is trained, saves and exports, images are generated of its checkpoint;
+the folder is then opened by DiffusionPipeline as a stranger would. tests/models/test_sd_export.py has every objective,
 schedule and sampler without the command line.
 """
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 PROMPTS = ["a large red circle", "blue"]
 SEED = 3
 SIDE_PX = 16
-"""Of the pictures that are trained on."""
+"""Of the images that are trained on."""
 HEIGHT_PX, WIDTH_PX = 24, 16
 """Of those that are drawn: SDXL is told the two in this order."""
 SAMPLERS = ("ddim", "euler", "dpmpp_2m", "unipc")
@@ -70,7 +70,7 @@ def trained(place: Path, model: dict[str, Any], objective: dict[str, Any], *give
 
 
 def ours(run: Path | str, out: Path, prompts: Sequence[str], *given: str) -> np.ndarray:
-    """Pictures [N, H, W, 3] of `daguerre generate`, from seed SEED + i."""
+    """Images [N, H, W, 3] of `daguerre generate`, from seed SEED + i."""
     listed = out.with_suffix(".txt")
     listed.write_text("\n".join(prompts))
     size = [f"height={HEIGHT_PX}", f"width={WIDTH_PX}"]
@@ -79,14 +79,14 @@ def ours(run: Path | str, out: Path, prompts: Sequence[str], *given: str) -> np.
 
 
 def theirs(folder: Path, prompts: Sequence[str], **call: Any) -> np.ndarray:
-    """Pictures of the pipeline in a folder, from the same noise."""
+    """Images of the pipeline in a folder, from the same noise."""
     return called(
         DiffusionPipeline.from_pretrained(folder, local_files_only=True, low_cpu_mem_usage=False), prompts, **call
     )
 
 
 def called(pipe: Any, prompts: Sequence[str], **call: Any) -> np.ndarray:
-    """Pictures of an open pipeline, from the same noise."""
+    """Images of an open pipeline, from the same noise."""
     pipe.set_progress_bar_config(disable=True)
     noise = initial_noise([SEED + i for i in range(len(prompts))], (4, HEIGHT_PX // 2, WIDTH_PX // 2))
     drawn = pipe(list(prompts), latents=noise, height=HEIGHT_PX, width=WIDTH_PX, output_type="np", **call).images
@@ -103,7 +103,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize(("number", "sampler"), list(enumerate(SAMPLERS)))
-def test_pictures_are_those_of_the_exported_pipeline(run, tmp_path, number, sampler):
+def test_images_are_those_of_the_exported_pipeline(run, tmp_path, number, sampler):
     """With guidance, with a negative prompt and with none (SDXL's none is zeros, in both)."""
     more = [str(run), f"sampler={sampler}", f"training.duration={3 + number} steps", "num_inference_steps=9"]
     assert main.run(["train", *more]) == 0  # goes on and exports for this sampler
@@ -118,7 +118,7 @@ def test_pictures_are_those_of_the_exported_pipeline(run, tmp_path, number, samp
         assert difference <= 2
     before = theirs(run.parent / "model", PROMPTS, **call)
     for other in (drawn["dark"], drawn["none"][::-1], before):
-        assert np.abs(drawn["none"] - other).mean() > 2, "the pictures must depend on what is compared"
+        assert np.abs(drawn["none"] - other).mean() > 2, "the images must depend on what is compared"
 
 
 def test_what_was_trained_is_exported(run):

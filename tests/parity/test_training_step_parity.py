@@ -93,7 +93,7 @@ CASES = {
         {"family": "sdxl", "long_prompts": True, "train_text_encoder_2": True},
         {"name": "eps", "noise": {"input_perturbation": 0.1}},
         "epsilon",
-        given=("data.captions.prefix=one of a dozen of pictures that were drawn by a program, namely ",),
+        given=("data.captions.prefix=one of a dozen of images that were drawn by a program, namely ",),
         text_rates={"text_encoder_2": LEARNING_RATE},
         reads="sdxl_long",
     ),

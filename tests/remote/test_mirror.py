@@ -52,7 +52,7 @@ def home(run, said=None):  # noqa: F811
 FILES = {
     "config.yaml": "run_name: x\n",
     "metrics/metrics.jsonl": '{"step": 1}\n',
-    "samples/step-00000001/0.png": "picture",
+    "samples/step-00000001/0.png": "image",
     "data.json": "{}",
     "status.json": '{"state": "running"}',
 }

@@ -119,7 +119,7 @@ def write_metrics(folder: Path, steps: int, log_every: int = 10) -> None:
 
 
 def write_samples(folder: Path, step: int, done: float) -> None:
-    """Pictures that come out of noise as `done` goes from 0 to 1."""
+    """Images that come out of noise as `done` goes from 0 to 1."""
     place = folder / "samples" / f"step-{step:08d}"
     place.mkdir(parents=True)
     noise = np.random.default_rng(0).normal(128, 60, (64, 64, 3))

@@ -52,8 +52,8 @@ def test_a_browser_may_load_and_run_nothing() -> None:
 
 
 def test_what_it_says() -> None:
-    words = page(part(), title="my pictures").words()
-    for said in ("my pictures", "64 x 128", "25.0 %", "not known", "7 (23", "Without images: 64x64", "left out"):
+    words = page(part(), title="my images").words()
+    for said in ("my images", "64 x 128", "25.0 %", "not known", "7 (23", "Without images: 64x64", "left out"):
         assert said in words
     assert "With those above" in words
 

@@ -243,7 +243,7 @@ def test_a_torn_last_line_and_a_damaged_one(folder: Path) -> None:
     assert "16,000 samples" in words
 
 
-def test_pictures_that_are_missing_broken_or_elsewhere(folder: Path) -> None:
+def test_images_that_are_missing_broken_or_elsewhere(folder: Path) -> None:
     newest = folder / "samples" / "step-00000500"
     (newest / "000.png").unlink()
     (newest / "001.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
@@ -259,7 +259,7 @@ def test_pictures_that_are_missing_broken_or_elsewhere(folder: Path) -> None:
     assert "an entry names no image of its folder" in parsed.words()
 
 
-def test_large_pictures_are_made_small(tmp_path: Path) -> None:
+def test_large_images_are_made_small(tmp_path: Path) -> None:
     folder = fake_run.write_run(tmp_path / "run", steps=20, saves=0)
     noise = np.random.default_rng(0)
     for step in range(1, 12):
@@ -294,13 +294,13 @@ def test_times_are_told_in_utc() -> None:
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_a_browser_draws_it_and_reports_no_error(folder: Path, tmp_path: Path) -> None:
     path = page.write(folder)
-    picture = tmp_path / "page.png"
+    image = tmp_path / "page.png"
     options = f"""--headless --no-sandbox --disable-gpu --disable-background-networking --enable-logging=stderr
-        --window-size=1280,2400 --user-data-dir={tmp_path / "profile"} --screenshot={picture}""".split()
+        --window-size=1280,2400 --user-data-dir={tmp_path / "profile"} --screenshot={image}""".split()
     command = ["chromium", *options, "--host-resolver-rules=MAP * ~NOTFOUND", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
-    with Image.open(picture) as drawn:
+    with Image.open(image) as drawn:
         assert len(drawn.convert("RGB").getcolors(1 << 24) or []) > 1000
 
 

@@ -1,4 +1,4 @@
-"""A folder brought to a number of pictures: what is there counts, what is half there is drawn anew."""
+"""A folder brought to a number of images: what is there counts, what is half there is drawn anew."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pixels(path: Path) -> np.ndarray:
     return np.asarray(Image.open(path)).astype(int)
 
 
-def test_missing_pictures_are_drawn_and_the_folder_can_be_trained_on(built, tmp_path):
+def test_missing_images_are_drawn_and_the_folder_can_be_trained_on(built, tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "mine.jpg")
     (tmp_path / "mine.txt").write_text("my dog")
     found = fill(built, SAMPLING, PROMPT, tmp_path, 4, size_px=SIZE, made_with={"base": "tiny"})

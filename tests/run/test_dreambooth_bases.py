@@ -58,7 +58,7 @@ def test_objective_and_resolution_are_the_recipes_and_the_rest_is_dreambooths(na
     assert (own.training, own.sampling.sampler, own.ema) == (family.training, family.sampling.sampler, family.ema)
     instance, others = own.data.sources.values()
     assert (instance.path, instance.captions.text) == ("my dog", "a photo of sks dog")
-    assert others.path == f"runs/class_pictures/{name}/a photo of a dog/200"
+    assert others.path == f"runs/class_images/{name}/a photo of a dog/200"
     assert (own.run_name, config.peek(name, SETS)[1]) == (f"{name}_dreambooth",) * 2
     assert any(f"instance_data_dir: DreamBooth, which is the recipe {'sdxl' if name == 'sdxl' else 'sd15'}" in line
                for line in loaded.notices)  # fmt: skip
@@ -71,13 +71,13 @@ def test_it_trains(name, given, tmp_path):
     assert main.run(command) == errors.DONE
     run = config.load(str(tmp_path / "out" / f"{name}_dreambooth")).config
     assert (run.objective.name, run.model.pretrained_model_name_or_path) == (BASES[name][0], str(base))
-    assert len(list((tmp_path / "out" / "class_pictures" / name).rglob("*.png"))) == 3
+    assert len(list((tmp_path / "out" / "class_images" / name).rglob("*.png"))) == 3
     assert main.run([*command, "training.duration=2 steps"]) == errors.DONE, "the same command goes on"
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
 def test_a_base_that_predicts_something_else_is_refused_unless_nothing_is_compared(given, tmp_path, capsys, dry):
-    """With class pictures at hand, too: nothing has to be drawn then, and the weights are as wrong."""
+    """With class images at hand, too: nothing has to be drawn then, and the weights are as wrong."""
     place = tmp_path / "class"
     place.mkdir()
     for i in range(3):
@@ -112,4 +112,4 @@ def test_a_recipe_of_ones_own_says_base_and_name(tmp_path):
     own = config.load(str(tmp_path / "my.yaml"), [*SETS, "optimizer.learning_rate=2e-6"]).config
     assert (own.run_name, own.seed, own.objective.name, own.data.resolution) == ("mine_dreambooth", 7, "v", 768)
     assert own.optimizer.learning_rate == 2e-6
-    assert own.data.sources["class"].path.startswith("runs/class_pictures/my/")
+    assert own.data.sources["class"].path.startswith("runs/class_images/my/")

@@ -38,24 +38,24 @@ MESHES = {"data2": (2, 2, 1, 1), "fsdp2": (2, 1, 2, 1), "tensor2": (2, 1, 1, 2),
 
 
 class Place:
-    """A folder with a base, pictures and runs of one recipe."""
+    """A folder with a base, images and runs of one recipe."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
         (write_sd if kind == "sd" else write_sdxl)(folder / "base")
-        (folder / "pictures").mkdir()
+        (folder / "images").mkdir()
         noise = np.random.default_rng(0)
         for number in range(14):
             pixels = noise.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / "pictures" / f"{number:02}.png")
-            (folder / "pictures" / f"{number:02}.txt").write_text(f"picture {number}")
+            Image.fromarray(pixels).save(folder / "images" / f"{number:02}.png")
+            (folder / "images" / f"{number:02}.txt").write_text(f"image {number}")
         self.recipe = folder / "recipe.yaml"
         self.recipe.write_text(RECIPE.replace("KIND", kind))
 
     def given(self, *more: str) -> list[str]:
         """The command's settings."""
         base = f"model.pretrained_model_name_or_path={self.folder / 'base'}"
-        return [base, f"data.path={self.folder / 'pictures'}", *more]
+        return [base, f"data.path={self.folder / 'images'}", *more]
 
     def train(self, name: str, *more: str) -> int:
         """In this process."""

@@ -21,7 +21,7 @@ MASKED += ["data.buckets.aspects=[1/1, 1/2]", "data.buckets.step=8"]
 
 
 def mask_all(folder: Path, masks, names=None) -> None:
-    """Writes `masks(number, image)` beside every picture of a folder."""
+    """Writes `masks(number, image)` beside every image of a folder."""
     for number, path in enumerate(sorted(folder.glob("[0-9]*.png"))):
         with Image.open(path) as image:
             levels = masks(number, image)
@@ -42,9 +42,9 @@ def white(number, image):
 
 @pytest.fixture
 def masked(tmp_path: Path) -> Runs:
-    """Runs on 24 pictures, half of them wide, of which 20 have masks."""
+    """Runs on 24 images, half of them wide, of which 20 have masks."""
     runs = Runs(tmp_path, "sd", steps=4)
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     for number, path in enumerate(sorted(folder.glob("*.png"))):
         if number % 2:
             Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 34, 3), dtype=np.uint8)).save(path)
@@ -54,7 +54,7 @@ def masked(tmp_path: Path) -> Runs:
     return runs
 
 
-def test_any_cut_of_the_batch_learns_the_same_of_masked_pictures_and_goes_on(masked: Runs, tmp_path):
+def test_any_cut_of_the_batch_learns_the_same_of_masked_images_and_goes_on(masked: Runs, tmp_path):
     meshes = {"one": (1, 1, 1, 1), "two": (2, 2, 1, 1), "fsdp2": (2, 1, 2, 1)}
     plan = [masked.on(name, mesh, *MASKED, "checkpoint.every=2 steps") for name, mesh in meshes.items()]
     plan.append(masked.on("cut", (1, 1, 1, 1), *MASKED, "training.per_device_batch_size=2", "loader.num_workers=1"))
@@ -70,12 +70,12 @@ def test_any_cut_of_the_batch_learns_the_same_of_masked_pictures_and_goes_on(mas
 
 
 def single(folder: Path, name: str, masks, *overrides: str) -> Runs:
-    """A run of one process on 24 pictures with these masks, without adaptive weights."""
+    """A run of one process on 24 images with these masks, without adaptive weights."""
     place = folder / name
     place.mkdir()
     runs = Runs(place, "sd", steps=2)
     runs.recipe.write_text(RECIPE.replace("weighting: {name: adaptive, adaptive_buckets: 12}", ""))
-    mask_all(place / "pictures", masks)
+    mask_all(place / "images", masks)
     assert main.run(runs.on("run", (1, 1, 1, 1), *overrides)["arguments"]) == errors.DONE
     return runs
 
@@ -112,7 +112,7 @@ def test_what_has_no_effect_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("verb", ["bench", "bench loader", "plan", "train --dry-run"])
 def test_time_and_memory_are_measured_with_masks(tmp_path, verb, capsys):
-    base, folder = write_sd(tmp_path / "base") or tmp_path / "base", tmp_path / "pictures"
+    base, folder = write_sd(tmp_path / "base") or tmp_path / "base", tmp_path / "images"
     folder.mkdir()
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / "0.png")
     (folder / "0.txt").write_text("x")

@@ -1,4 +1,4 @@
-"""One sample that is no text, no file or no picture ends nothing: every verb and training go on, and name it."""
+"""One sample that is no text, no file or no image ends nothing: every verb and training go on, and name it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HALF = b"\\ud83d"
 CESU = b"\xed\xa0\xbd cat"
 """As programs write it that take UTF-16 for characters."""
 NO_TEXT = "caption that is no text"
-NO_FILE = "there is no picture file at the path"
+NO_FILE = "there is no image file at the path"
 
 
 def shard(folder: Path, *odd: tuple[str, bytes]) -> None:
@@ -208,7 +208,7 @@ def test_an_odd_sample_is_named_and_ends_nothing(tmp_path, monkeypatch, capsys, 
             assert name in said
     assert json.loads(Path("p/dataset.json").read_text())["samples"] == stay
     texts, skipped = trained(given, tmp_path / "skipped.jsonl")
-    assert any(text.startswith(("a cat", "picture", "cat")) for text in texts)
+    assert any(text.startswith(("a cat", "image", "cat")) for text in texts)
     if reason:
         assert any(reason in found and name in entry["examples"][0] for found, entry in skipped.items())
     if source == "webdataset":
@@ -228,7 +228,7 @@ def pipe(path: Path, data: bytes):
     assert not writer.is_alive()
 
 
-def test_a_pipe_in_place_of_a_picture_is_left_out(tmp_path, monkeypatch, capsys):
+def test_a_pipe_in_place_of_a_image_is_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table(tmp_path / "odd", b"pipe.jpg,a cat,1")
     with pipe(tmp_path / "odd" / "pipe.jpg", data_sets.jpeg(0)):

@@ -100,7 +100,7 @@ def test_other_errors_keep_their_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("owner", "name", "said"),
     [
-        (generate, "draw", "while drawing pictures: CUDA .*\nGenerate fewer at once: sampling.batch_size is 16"),
+        (generate, "draw", "while generating images: CUDA .*\nGenerate fewer at once: sampling.batch_size is 16"),
         (Family, "export", "while exporting: .*\nSwitch it off .*export later"),
     ],
 )
@@ -120,7 +120,7 @@ def test_after_a_save_it_says_what_there_may_be_less_of(tmp_path, capsys, owner,
     assert train(tmp_path, *given) == errors.DONE
 
 
-def test_advice_for_one_picture_at_a_time():
+def test_advice_for_one_image_at_a_time():
     assert "sampling.batch_size is 16" in memory_advice.of_generating(SamplingSettings())
     assert "Generate smaller images" in memory_advice.of_generating(SamplingSettings(batch_size=1))
 

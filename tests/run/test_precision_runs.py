@@ -47,9 +47,9 @@ def test_frozen_networks_in_bf16_move_losses_a_little_and_no_weight_of_theirs(tm
     for part in ("vae", "text_encoder"):
         (file,) = (wide / "pipeline" / part).glob("*.safetensors")
         assert file.read_bytes() == (narrow / "pipeline" / part / file.name).read_bytes()
-    assert main.run(["generate", str(narrow), "prompt=a red star", f"out={tmp_path / 'pictures'}"]) == errors.DONE
+    assert main.run(["generate", str(narrow), "prompt=a red star", f"out={tmp_path / 'images'}"]) == errors.DONE
     (sample,) = (narrow / "samples" / "step-00000001").glob("*.png")
-    (drawn,) = (tmp_path / "pictures").glob("*.png")
+    (drawn,) = (tmp_path / "images").glob("*.png")
     assert drawn.read_bytes() == sample.read_bytes()
 
 
@@ -57,9 +57,9 @@ def test_what_a_run_of_16_bit_weights_drew_is_drawn_again_by_generate(tmp_path):
     given = ["training.weights_dtype=bfloat16", "ema.enabled=false", 'sampling.prompts=["a red star"]']
     assert train(tmp_path, *SHORT, "training.duration=1 step", "lr_scheduler.warmup=0 steps", *given) == errors.DONE
     run = tmp_path / "tiny"
-    assert main.run(["generate", str(run), "prompt=a red star", f"out={tmp_path / 'pictures'}"]) == errors.DONE
+    assert main.run(["generate", str(run), "prompt=a red star", f"out={tmp_path / 'images'}"]) == errors.DONE
     (sample,) = (run / "samples" / "step-00000001").glob("*.png")
-    (drawn,) = (tmp_path / "pictures").glob("*.png")
+    (drawn,) = (tmp_path / "images").glob("*.png")
     assert drawn.read_bytes() == sample.read_bytes()
 
 

@@ -30,13 +30,13 @@ GLOBAL_BATCH = 12
 """Shared by 1, 2, 3 and 4 processes alike."""
 
 
-def pictures(folder: Path) -> Path:
-    """24 small pictures with captions."""
+def images(folder: Path) -> Path:
+    """24 small images with captions."""
     folder.mkdir()
     noise = np.random.default_rng(0)
     for number in range(24):
         Image.fromarray(noise.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number:02}.png")
-        (folder / f"{number:02}.txt").write_text(f"picture {number}")
+        (folder / f"{number:02}.txt").write_text(f"image {number}")
     return folder
 
 
@@ -47,7 +47,7 @@ def settings(folder: Path, kind: str, steps: int, batch: int) -> list[str]:
         f"model.family={kind}",
         f"model.pretrained_model_name_or_path={base or folder / 'base'}",
         "model.train_text_encoder=true",
-        f"data.path={pictures(folder / 'pictures')}",
+        f"data.path={images(folder / 'images')}",
         f"training.duration={steps} steps",
         f"training.global_batch_size={batch}",
     ]
@@ -177,7 +177,7 @@ def test_every_mesh_learns_what_one_process_does(kind, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["sd", "sdxl"])
-def test_exports_pictures_and_validation_are_those_of_one_process(kind, tmp_path):
+def test_exports_images_and_validation_are_those_of_one_process(kind, tmp_path):
     more = ["checkpoint.export=true", "sampling.num_images=3", "validation.every=2 steps", "validation.num_samples=3"]
     runs = Runs(tmp_path, kind, steps=4)
     assert zeros(forked_runs.together(tmp_path, [runs.on(name, mesh, *more) for name, mesh in MESHES.items()]))

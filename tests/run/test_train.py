@@ -131,8 +131,8 @@ def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, mon
     assert_equal(tmp_path / "tiny", expected)
 
 
-def test_tensorboard_gets_each_picture_and_its_prompt_once(tmp_path, monkeypatch):
-    """Also where a kill comes after the pictures, so that the restart draws them again."""
+def test_tensorboard_gets_each_image_and_its_prompt_once(tmp_path, monkeypatch):
+    """Also where a kill comes after the images, so that the restart draws them again."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -260,7 +260,7 @@ def test_a_run_folder_as_recipe_is_that_run_wherever_it_lies(whole, tmp_path, mo
         assert main.run(["train", place]) == errors.DONE
         said = capsys.readouterr().out
         assert "this run is finished" in said
-        assert "pictures: moved/samples" in said
+        assert "images: moved/samples" in said
     assert [path.name for path in tmp_path.iterdir()] == ["moved"]
     assert own_place(str(whole), ["run_name=another"]) == []
 

@@ -37,7 +37,7 @@ def uninterrupted(folder: Path, size: int, *overrides: str) -> dict:
 
 
 def forget_the_stop(folder: Path, expected: dict) -> None:
-    """Removes the pictures that a stop adds."""
+    """Removes the images that a stop adds."""
     known = {Path(name).parts[1] for name in expected["files"] if name.startswith("samples/")}
     for drawn in (folder / "tiny" / "samples").iterdir():
         if drawn.name not in known:
@@ -262,7 +262,7 @@ def stacks(folder: Path) -> list[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("to", [(0,), (0, 1)])
 def test_a_signal_while_the_end_is_evaluated(tmp_path: Path, expected: dict, to: tuple[int, ...]):
-    """All is saved: the others wait for the one that draws, and it stops at the next picture."""
+    """All is saved: the others wait for the one that draws, and it stops at the next image."""
     with Launched(tmp_path, 2, *LONGER, LINGER="evaluating") as run:
         run.reached("evaluating", by=[0])
         run.send(signal.SIGUSR1, to)

@@ -65,7 +65,7 @@ THREE = Mixture(
 def network(objective: Diffusion, denoise: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     """A network that predicts what a perfect one would: net(c_in x, c_noise, cond) -> y = p x0 + q eps.
 
-    It is told nothing but what the objective shows a network, so a wrong c_in, c_noise or target is a wrong picture.
+    It is told nothing but what the objective shows a network, so a wrong c_in, c_noise or target is a wrong image.
     """
 
     def net(x_in: Tensor, c_noise_B: Tensor, cond: Cond) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pictures from seeds: what a picture depends on, and what it does not."""
+"""Images from seeds: what an image depends on, and what it does not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Seen:
         return torch.tanh(x_BCHW + cond["text"].reshape(-1, 1, 1, 1))
 
 
-def pictures(seeds: list[int], net: Any, at_once: int = 8, **settings: Any) -> Tensor:
+def images(seeds: list[int], net: Any, at_once: int = 8, **settings: Any) -> Tensor:
     batches = [seeds[i : i + at_once] for i in range(0, max(1, len(seeds)), at_once)]
     sampling = SamplingSettings(num_inference_steps=5, **settings)
 
@@ -42,7 +42,7 @@ def pictures(seeds: list[int], net: Any, at_once: int = 8, **settings: Any) -> T
     return torch.cat([drawn(batch) for batch in batches])
 
 
-def test_the_noise_of_a_picture_is_a_function_of_its_seed_alone() -> None:
+def test_the_noise_of_a_image_is_a_function_of_its_seed_alone() -> None:
     noise = initial_noise([5, 2**40, 5], SHAPE)
     assert noise.dtype == torch.float32
     assert torch.equal(noise[0], noise[2])
@@ -56,12 +56,12 @@ OWN += [("ddim", {"eta": 1.0}), ("heun", {"s_churn": 3.0})]
 
 
 @pytest.mark.parametrize(("sampler", "own"), OWN, ids=str)
-def test_pictures_do_not_depend_on_the_batch(sampler: str, own: dict[str, float]) -> None:
+def test_images_do_not_depend_on_the_batch(sampler: str, own: dict[str, float]) -> None:
     seeds = [3, 14, 15, 92, 65]
     together, by_two = Seen(), Seen()
-    all_at_once = pictures(seeds, together, sampler=sampler, **own, at_once=8)
-    in_pairs = pictures(seeds, by_two, sampler=sampler, **own, at_once=2)
-    reversed_ = pictures(seeds[::-1], Seen(), sampler=sampler, **own, at_once=3).flip(0)
+    all_at_once = images(seeds, together, sampler=sampler, **own, at_once=8)
+    in_pairs = images(seeds, by_two, sampler=sampler, **own, at_once=2)
+    reversed_ = images(seeds[::-1], Seen(), sampler=sampler, **own, at_once=3).flip(0)
 
     assert [len(x) // 2 for x in by_two.first[999.0]] == [2, 2, 1]  # both sides of guidance in one batch
     starts = torch.cat([x[len(x) // 2 :] for x in by_two.first[999.0]])
@@ -114,13 +114,13 @@ def test_edm_starts_from_noise_of_its_own_level() -> None:
     torch.testing.assert_close(start, 80 / (80**2 + 0.25) ** 0.5 * initial_noise([0, 1], SHAPE))
 
 
-def test_no_seeds_no_pictures() -> None:
-    assert pictures([], Seen()).shape == (0, *SHAPE)
+def test_no_seeds_no_images() -> None:
+    assert images([], Seen()).shape == (0, *SHAPE)
 
 
 def test_drawing_keeps_no_graph() -> None:
     weight = torch.nn.Parameter(torch.ones(()))
-    x0 = pictures([1], lambda x, c_noise, cond: weight * x)
+    x0 = images([1], lambda x, c_noise, cond: weight * x)
     assert not x0.requires_grad
 
 

@@ -94,7 +94,7 @@ def error(sampler: str, grid: Grid) -> float:
 def moments(sampler: str, grid: Grid, denoise: Callable[[Tensor, float], Tensor]) -> tuple[float, float]:
     """Mean and standard deviation of what a sampler draws with a denoiser that is linear in x, without chance.
 
-    Then a picture is linear in the noise of its start and of each step: row j has a unit of the noise of step j, the
+    Then an image is linear in the noise of its start and of each step: row j has a unit of the noise of step j, the
     last but one a unit of the start's, the last none.
     """
     num_steps = len(grid.t_N)

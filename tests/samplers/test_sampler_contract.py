@@ -81,10 +81,10 @@ def test_one_step_is_the_denoised_noise(name: str, kind: str) -> None:
 
 @each_grid
 @each_sampler
-def test_a_denoiser_that_knows_the_picture_gets_it(name: str, kind: str) -> None:
-    grid, picture = OBJECTIVES[kind].grid(9), noise().flip(0)
-    x0 = run(name, grid.prior_std * noise(), grid, lambda x, t: picture)
-    torch.testing.assert_close(x0, picture, rtol=0, atol=1e-5)
+def test_a_denoiser_that_knows_the_image_gets_it(name: str, kind: str) -> None:
+    grid, image = OBJECTIVES[kind].grid(9), noise().flip(0)
+    x0 = run(name, grid.prior_std * noise(), grid, lambda x, t: image)
+    torch.testing.assert_close(x0, image, rtol=0, atol=1e-5)
 
 
 @each_grid

@@ -98,5 +98,5 @@ def test_exports_follow_it_where_diffusers_can_and_say_where_not() -> None:
         objective = objective_of(name, name=kind)
         plan, plain = choose(objective, shifted), choose(objective, SamplingSettings())
         assert plan.config == plain.config
-        assert any("this run samples with shift 2, so pictures differ" in notice for notice in plan.notices)
+        assert any("this run samples with shift 2, so images differ" in notice for notice in plan.notices)
         assert choose(objective, SamplingSettings(shift=1.0)).notices == plain.notices

@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 SIZES_PX = ((48, 40), (64, 32), (32, 64), (50, 50), (96, 64))
-"""Width and height of picture i: the one at i % 5."""
+"""Width and height of image i: the one at i % 5."""
 
 
 def jpeg(i: int) -> bytes:
-    """Picture i."""
+    """Image i."""
     width, height = SIZES_PX[i % 5]
     ramp = np.linspace(0, 255, width)[None, :, None] * np.array([1, 0.5, i % 3 / 3])
     buffer = io.BytesIO()
@@ -25,25 +25,25 @@ def jpeg(i: int) -> bytes:
 
 
 def folder(path: Path, number: int) -> Path:
-    """Captioned pictures."""
+    """Captioned images."""
     path.mkdir(parents=True)
     for i in range(number):
         (path / f"{i:03}.jpg").write_bytes(jpeg(i))
-        (path / f"{i:03}.txt").write_text(f"picture number {i}", encoding="utf-8")
+        (path / f"{i:03}.txt").write_text(f"image number {i}", encoding="utf-8")
     return path
 
 
 def shard(path: Path, numbers: range, no_caption: bool = False, **changes: Any) -> Path:
-    """A tar of samples with metadata; `changes` replaces the pictures of some: {"p3": bytes}. With `no_caption` the
+    """A tar of samples with metadata; `changes` replaces the images of some: {"p3": bytes}. With `no_caption` the
     JSON has none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for i in numbers:
-            document = {"caption": f"picture {i}", "score": i / 10, "lang": "de" if i % 4 == 0 else "en"}
+            document = {"caption": f"image {i}", "score": i / 10, "lang": "de" if i % 4 == 0 else "en"}
             if no_caption:
                 del document["caption"]
             files = {"jpg": changes.get(f"p{i}", jpeg(i)), "json": json.dumps(document).encode()}
-            for extension, data in {**files, "txt": f"picture {i}".encode()}.items():
+            for extension, data in {**files, "txt": f"image {i}".encode()}.items():
                 info = tarfile.TarInfo(f"{i:05}.{extension}")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))

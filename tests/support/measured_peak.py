@@ -25,7 +25,7 @@ def batch(config: Config, parts: Components, samples: int) -> Batch:
     bucket = max(buckets(config.data), key=lambda each: each.area_px)
     keys = np.zeros((samples, 3), dtype=np.int64)
     pixels = torch.zeros(samples, 3, bucket.height_px, bucket.width_px, dtype=torch.uint8)
-    names = ["a picture of something " * 25] * samples
+    names = ["an image of something " * 25] * samples
     sizes = np.full((samples, 6), bucket.height_px, dtype=np.int32)
     made = Batch(keys, {"image": pixels}, names, torch.ones(samples), names, sizes)
     return Batch(keys, {"image": pixels}, names, torch.ones(samples), names, sizes, parts.draws(made))

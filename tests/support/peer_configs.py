@@ -14,7 +14,7 @@ clip_skip = 2
 output_dir = "out"
 output_name = "dogs"
 logging_dir = "logs"
-dataset_config = "pictures.toml"
+dataset_config = "images.toml"
 
 [training]
 max_train_epochs = 10
@@ -58,12 +58,12 @@ max_bucket_reso = 1536
 bucket_reso_steps = 64
 
   [[datasets.subsets]]
-  image_dir = "pictures/dog"
+  image_dir = "images/dog"
   class_tokens = "sks dog"
   num_repeats = 10
 
   [[datasets.subsets]]
-  image_dir = "pictures/any"
+  image_dir = "images/any"
   class_tokens = "dog"
   is_reg = true
 """
@@ -109,7 +109,7 @@ ONETRAINER = {
     "concepts": [
         {
             "name": "cats",
-            "path": "pictures/cats",
+            "path": "images/cats",
             "balancing": 3.0,
             "image": {"enable_random_flip": True, "enable_crop_jitter": True, "enable_random_hue": False},
             "text": {
@@ -119,7 +119,7 @@ ONETRAINER = {
                 "tag_delimiter": ",",
             },
         },
-        {"name": "off", "path": "pictures/off", "enabled": False},
+        {"name": "off", "path": "images/off", "enabled": False},
     ],
     "samples": [{"prompt": "a cat: at night", "cfg_scale": 6.0, "diffusion_steps": 20, "seed": 7}],
     "secrets": {"huggingface_token": "hidden-word"},
@@ -136,7 +136,7 @@ config:
       device: cuda:0
       save: {dtype: float16, save_every: 250, max_step_saves_to_keep: 4}
       datasets:
-        - folder_path: pictures/cats
+        - folder_path: images/cats
           caption_ext: txt
           caption_dropout_rate: 0.05
           shuffle_tokens: true
@@ -201,7 +201,7 @@ BACKENDS = [
     {
         "id": "cats",
         "type": "local",
-        "instance_data_dir": "pictures/cats",
+        "instance_data_dir": "images/cats",
         "caption_strategy": "textfile",
         "repeats": 9,
         "crop": True,
@@ -237,7 +237,7 @@ def texts() -> dict[str, str]:
     """File name: text."""
     return {
         "kohya.toml": KOHYA,
-        "pictures.toml": KOHYA_DATA,
+        "images.toml": KOHYA_DATA,
         "onetrainer.json": json.dumps(ONETRAINER),
         "ai_toolkit.yaml": AI_TOOLKIT,
         "simpletuner.json": json.dumps(SIMPLETUNER),

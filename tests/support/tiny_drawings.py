@@ -19,7 +19,7 @@ from daguerre.config import config as configs
 
 
 def write_recipe(folder: Path, tiny_sd: Path) -> Path:
-    """A recipe whose pictures are 64 px wide and take two steps."""
+    """A recipe whose images are 64 px wide and take two steps."""
     tree = {
         "run_name": "tiny",
         "output_dir": str(folder / "runs"),
@@ -59,12 +59,12 @@ def write_run(recipe: Path) -> Path:
 
 
 def drawn(folder: Path) -> np.ndarray:
-    """All PNG pictures of a folder, [N, H, W, 3] int64, by name."""
+    """All PNG images of a folder, [N, H, W, 3] int64, by name."""
     return np.stack([np.asarray(Image.open(path)).astype(int) for path in sorted(folder.glob("*.png"))])
 
 
 def documents(folder: Path) -> list[dict[str, Any]]:
-    """The JSON of each picture, by name."""
+    """The JSON of each image, by name."""
     found = sorted(path for path in folder.rglob("*.json") if path.name not in ("request.json", "dataset.json"))
     return [json.loads(path.read_text(encoding="utf-8")) for path in found]
 

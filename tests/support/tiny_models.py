@@ -2,7 +2,7 @@
 
 `tiny_sd_folder(path)` writes the smallest one; `TINY_UNET` are the numbers of a UNet that fits it. `write_sd` writes
 one with what sets Stable Diffusion 1.x or 2.x apart, `write_sdxl` one of SDXL's kind. Nothing here is trained: the
-pictures are noise, but they depend on every input, so that parity tests mean something.
+images are noise, but they depend on every input, so that parity tests mean something.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "sdxl": write_sdxl,
 }
 """Tiny pipelines by the architecture that they stand for."""
-PICTURES = 8
+IMAGES = 8
 RESOLUTION_PX = 16
 SHORT = {
     "training.duration": "2 steps",
@@ -69,7 +69,7 @@ class Twins:
     def overrides(self, name: str) -> list[str]:
         """What turns a recipe into its twin, as arguments of `daguerre train`."""
         said = tree(name)
-        changes = SHORT | self._pictures(said)
+        changes = SHORT | self._images(said)
         if base(name) is not None:
             changes |= self._model(said["model"]) | self._data(said["data"])
         return [f"{path}={value}" for path, value in changes.items()]
@@ -79,8 +79,8 @@ class Twins:
         path = self.folder / kind
         return path if path.exists() else KINDS[kind](path)
 
-    def _pictures(self, said: recipe.Tree) -> dict[str, Any]:
-        """Few pictures and little validation, where the recipe has them at all."""
+    def _images(self, said: recipe.Tree) -> dict[str, Any]:
+        """Few images and little validation, where the recipe has them at all."""
         changes: dict[str, Any] = {}
         if said.get("sampling", {}).get("num_images", 8):
             changes |= {"sampling.num_images": 1, "sampling.num_inference_steps": 2}
@@ -114,7 +114,7 @@ class Twins:
         return {path: value for part in changes for path, value in part.items()} | {"data.resolution": RESOLUTION_PX}
 
     def _source(self, setting: str, data: recipe.Tree) -> dict[str, Any]:
-        """What is read in place of a source; pictures that are drawn before training are drawn, few of them."""
+        """What is read in place of a source; images that are drawn before training are drawn, few of them."""
         if "generate" in data:
             return {f"{setting}.generate.count": 3}
         labelled = "idx_to_prompt" in data
@@ -125,7 +125,7 @@ class Twins:
         return by_name | {f"{setting}.path": path}
 
 
-def _picture(number: int) -> bytes:
+def _image(number: int) -> bytes:
     pixels = np.random.default_rng(number).integers(0, 256, (24, 20, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
@@ -135,13 +135,13 @@ def _picture(number: int) -> bytes:
 def _hugging_face(path: Path, labelled: bool) -> None:
     """A data set as it comes from the hub, with captions or with the labels of ImageNet's classes."""
     datasets.disable_progress_bars()
-    columns: dict[str, Any] = {"image": [{"bytes": _picture(i), "path": None} for i in range(PICTURES)]}
+    columns: dict[str, Any] = {"image": [{"bytes": _image(i), "path": None} for i in range(IMAGES)]}
     kinds: dict[str, Any] = {"image": datasets.Image()}
     if labelled:
-        columns["label"] = [i * 100 for i in range(PICTURES)]
+        columns["label"] = [i * 100 for i in range(IMAGES)]
         kinds["label"] = datasets.ClassLabel(num_classes=1000)
     else:
-        columns["text"] = [f"noise number {i}" for i in range(PICTURES)]
+        columns["text"] = [f"noise number {i}" for i in range(IMAGES)]
         kinds["text"] = datasets.Value("string")
     datasets.Dataset.from_dict(columns, features=datasets.Features(kinds)).save_to_disk(path)
 
@@ -151,9 +151,9 @@ def shards(path: Path, labelled: bool) -> None:
     path.mkdir()
     for shard in range(2):
         files = []
-        for i in range(shard * PICTURES, (shard + 1) * PICTURES):
+        for i in range(shard * IMAGES, (shard + 1) * IMAGES):
             about = {"pwatermark": 0.9 if i % 2 else 0.1, "original_width": 1024, "original_height": 768}
             words = ("cls", str(i)) if labelled else ("txt", f"noise number {i}")
-            members = {"png": _picture(i), words[0]: words[1].encode(), "json": json.dumps(about).encode()}
+            members = {"png": _image(i), words[0]: words[1].encode(), "json": json.dumps(about).encode()}
             files += [(f"{i:05}.{extension}", content) for extension, content in members.items()]
         write_tar(path / f"{shard:05}.tar", files)

@@ -92,7 +92,7 @@ def test_plain_output_to_the_letter() -> None:
     with Progress(40, out, plain_seconds=10, environ=XTERM, clock=clock) as line:
         line.message("40 updates of 32 samples")
         train(line, clock, range(1, 21))
-        with line.busy("drawing pictures"):
+        with line.busy("generating images"):
             clock.now += 100
         line.message("saved at step 20")
         train(line, clock, range(21, 41))
@@ -126,8 +126,8 @@ def test_the_moving_line_and_a_message_above_it(columns: list[int]) -> None:
     assert screen(out.getvalue()) == shown
     line.message("saved at step 20")
     assert screen(out.getvalue()) == f"saved at step 20\n{shown}"
-    with line.busy("drawing pictures"):
-        assert screen(out.getvalue()) == "drawing pictures"
+    with line.busy("generating images"):
+        assert screen(out.getvalue()) == "generating images"
     line.close()
     assert screen(out.getvalue()) == ""
     assert out.getvalue().startswith("40 updates\n")
@@ -148,7 +148,7 @@ def test_the_line_fits_any_width(columns: list[int], width: int) -> None:
     clock, out = Clock(), FakeTerminal()
     line = Progress(1_000_000, out, environ=XTERM | {"NO_COLOR": "1"}, clock=clock)
     train(line, clock, range(123_400, 123_421))
-    with line.busy("drawing pictures " * 20):
+    with line.busy("generating images " * 20):
         pass
     for shown in states(out.getvalue()):
         assert len(shown) < (width or 80)

@@ -122,7 +122,7 @@ def test_a_row_of_non_finite_updates_goes_on_over_a_restart(toy):
 
 
 def test_updates_may_be_cut_into_any_number_of_micro_batches(toy):
-    """As where buckets of larger pictures are computed in smaller pieces."""
+    """As where buckets of larger images are computed in smaller pieces."""
 
     def cut():
         for index in range(20):

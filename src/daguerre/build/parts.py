@@ -171,13 +171,13 @@ def _refuse_weights(config: Config, objective: Objective) -> None:
 
 
 def check_uncut_batches(config: Config, objective: Objective, sizes: BatchSizes) -> None:
-    """UserError where not one picture has room in a micro-batch, or where a loss that couples the samples of a batch
+    """UserError where not one image has room in a micro-batch, or where a loss that couples the samples of a batch
     would see only a part of the global batch."""
     area_px = max(bucket.area_px for bucket in buckets(config.data))
     if area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
-            f"loader.max_pixels={config.loader.max_pixels} has no room for one picture of the largest bucket "
-            f"({area_px} pixels): raise it, or train on smaller pictures (data.resolution)",
+            f"loader.max_pixels={config.loader.max_pixels} has no room for one image of the largest bucket "
+            f"({area_px} pixels): raise it, or train on smaller images (data.resolution)",
             code="conflict",
             setting="loader.max_pixels",
         )

@@ -11,7 +11,7 @@ class CheckpointSettings(Settings):
     """Intervals at which a run is saved, and how many states are kept."""
 
     every: Duration | None = Field(Duration("1000 steps"), json_schema_extra=FREE)
-    """Interval between saves (state, sample pictures, export); null for the end only."""
+    """Interval between saves (state, sample images, export); null for the end only."""
     keep: int = Field(2, ge=2, json_schema_extra=FREE)
     """Newest verified states that are kept; older ones are deleted after a newer one is safe on disk."""
     export: bool = Field(True, json_schema_extra=FREE)

@@ -29,27 +29,27 @@ from daguerre.tracking.progress import Counter
 from daguerre.training import device
 from daguerre.training.precision import dtypes
 
-SUMMARY = "draw pictures from prompts: with a run, a base model or a pipeline"
+SUMMARY = "generate images from prompts: with a run, a base model or a pipeline"
 HELP = """\
 usage: daguerre generate RUN prompt="..." [key=value ...]
 
-Draws pictures with the newest checkpoint of a run, by its averaged weights if it keeps them. RUN is a run folder; a
+Generates images with the newest checkpoint of a run, by its averaged weights if it keeps them. RUN is a run folder; a
 recipe stands for the run that `daguerre train` makes of it (output_dir= and run_name= as there), or, with base=true,
 for its pretrained networks as they are; a folder in diffusers' layout is a pipeline. The same command again goes on
 where it was stopped: what is there and whole is kept.
 
   daguerre generate runs/quickstart prompt="a small green star on a white background" num_images=4 seed=7
-  daguerre generate runs/quickstart prompts_file=prompts.csv out=pictures sampler=dpmpp_2m num_inference_steps=20
+  daguerre generate runs/quickstart prompts_file=prompts.csv out=images sampler=dpmpp_2m num_inference_steps=20
   daguerre generate sd15 base=true prompt="a photo of a red car" guidance_scale=7.5
   daguerre generate sdxl_lightning prompts_file=list.jsonl format=webdataset out=shards
 
-  prompt=TEXT            what to draw
+  prompt=TEXT            what to generate
   prompts_file=FILE      text with one prompt a line, or .csv, .tsv, .jsonl with the columns prompt, negative_prompt,
                          seed, num_images, guidance_scale, height, width, file_name; others are kept in the JSON.
-                         Without prompts, those of the recipe are drawn
+                         Without prompts, those of the recipe are taken
   negative_prompt=TEXT   what to lead away from
-  num_images=N           pictures of each prompt (1)
-  seed=N                 picture i of all starts from the noise of seed + i alone, whatever draws it
+  num_images=N           images of each prompt (1)
+  seed=N                 image i of all starts from the noise of seed + i alone, in any batch and shard
   height=PX width=PX     size (data.resolution)
   sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, s_churn, s_tmin, s_tmax, s_noise,
   timestep_spacing, shift, batch_size
@@ -58,8 +58,8 @@ where it was stopped: what is there and whole is kept.
   out=FOLDER, -o FOLDER  default: RUN/generated/PROMPT
   format=png             or jpeg, webp, or webdataset: tar shards with an index, for data.source=webdataset
   quality=N              of jpeg (95) and webp (90)
-  shard_samples=N shard_image=jpeg     pictures of a shard (1000), and what they are
-  shard=I/N              draws part I of N; under torchrun or srun each process draws its own part
+  shard_samples=N shard_image=jpeg     images of a shard (1000), and what they are
+  shard=I/N              generates part I of N; under torchrun or srun each process its own part
   contact_sheet=false    leaves out contact-sheet.html
 
   base=true              the recipe's pretrained networks as they are, without a run
@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> int:
         if began:
             output.find_kept()
         if output.kept:
-            print(f"{output.kept:,} of {output.share:,} pictures are there and are whole: kept")
+            print(f"{output.kept:,} of {output.share:,} images are there and are whole: kept")
         left = output.share - output.kept
         if left and (code := write_images(job, parts or ready(job), left)):
             return code
@@ -124,7 +124,7 @@ def prepare(arguments: list[str]) -> Job:
     requests = RequestList(prompts(asked_for), config.sampling, size_px, generate.KEYS, captioned)
     survey = requests.survey()
     if not survey.images:
-        raise UserError("num_images=0: there is nothing to draw", code="empty", setting="sampling.num_images")
+        raise UserError("num_images=0: there is nothing to generate", code="empty", setting="sampling.num_images")
     loading = load.choose(asked_for.model, config, asked_for.options.weights)
     asked = record(asked_for, requests, survey, loading)
     folder = output_dir.place(asked_for.options.out, asked_for.model.home, requests.prompts.name, asked)
@@ -157,7 +157,7 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
         **dict(recipe.paths(loading.made_with)),
         "prompts": requests.prompts.name,
         "prompts_sha256": requests.prompts.digest,
-        "pictures": survey.images,
+        "images": survey.images,
         **{name: getattr(sampling, name) for name in (*names, "guidance_rescale", "timestep_spacing")},
         **sampling.churn,
         **({} if sampling.shift is None else {"shift": sampling.shift}),
@@ -174,7 +174,7 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
 def ready(job: Job) -> Components:
     """The networks. UserError if they cannot generate images of all the sizes that are asked for."""
     jobs.use_own_gpu(job.part)
-    print(f"drawing with {job.loading.description}")
+    print(f"generating with {job.loading.description}")
     texts = (row.prompt for row in job.requests.prompts.rows())
     negative = job.arguments.config.sampling.negative_prompt
     for line in known_words.notices(job.arguments.config, chain(texts, [negative])):
@@ -191,13 +191,13 @@ def write_images(job: Job, parts: Components, total: int) -> int:
     sampling = job.arguments.config.sampling
     sizes = ", ".join(f"{height}x{width}" for height, width in list(job.survey.sizes_px)[:4])
     sizes += ", ..." if len(job.survey.sizes_px) > 4 else ""
-    print(f"drawing {counted(total, 'picture')} of {sizes} px (height x width) into {job.folder.path}")
+    print(f"generating {counted(total, 'image')} of {sizes} px (height x width) into {job.folder.path}")
     truncated: dict[str, list[int]] = {}
 
     def about(request: ImageRequest) -> dict[str, Any]:
         return {**request.about, **generate.about(parts, sampling, request), **job.loading.made_with}
 
-    with StopSignals() as stop, Counter("drawing", total, unit="pictures") as counter:
+    with StopSignals() as stop, Counter("generating", total, unit="images") as counter:
 
         def generated(requests: Iterable[ImageRequest]) -> Iterator[GeneratedImage]:
             for image in generate.generate(parts, sampling, requests, lambda: stop.requested):
@@ -213,12 +213,12 @@ def write_images(job: Job, parts: Components, total: int) -> int:
     for how, numbers in truncated.items():
         shown = ", ".join(str(number) for number in numbers[:5]) + ", ..." * (len(numbers) > 5)
         many = f"{len(numbers):,} prompts are" if len(numbers) > 1 else "one prompt is"
-        print(f"{many} longer than is read, and {how}: picture {shown}")
+        print(f"{many} longer than is read, and {how}: image {shown}")
     if stop.requested:
         assert stop.signal is not None
         print(f"stopped by {stop.signal.name}: {job.output.saved(done)}; the same command goes on from there")
         return stop.exit_code
-    print(f"drawn: {counted(done, 'picture')} in {duration_text(seconds)}")
+    print(f"generated: {counted(done, 'image')} in {duration_text(seconds)}")
     return 0
 
 
@@ -226,7 +226,7 @@ def conclude(job: Job, left: int) -> int:
     """Prints where the images are, or how many are for other parts; writes the contact sheet of a whole list."""
     output = job.output
     if missing := output.missing():
-        print(f"{missing:,} of the list's {output.total:,} pictures are for other parts to draw, and not there yet")
+        print(f"{missing:,} of the list's {output.total:,} images belong to other parts, and are not there yet")
         return 0
     print(output.where())
     wanted = job.arguments.options.contact_sheet and output.total > 1
@@ -234,6 +234,6 @@ def conclude(job: Job, left: int) -> int:
         sampling = job.arguments.config.sampling
         steps = f"{sampling.sampler}, {sampling.num_inference_steps} step{'s' * (sampling.num_inference_steps != 1)}"
         guided = f"guidance {sampling.guidance_scale:g}" if sampling.guided else "no guidance"
-        made_with = f"Drawn with {job.loading.description}: {steps}, {guided}."
+        made_with = f"Generated with {job.loading.description}: {steps}, {guided}."
         print(f"to look at: {contact_sheet.write(job.folder.path, output.examples(), output.total, made_with)}")
     return 0

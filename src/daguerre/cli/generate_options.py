@@ -136,7 +136,7 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
         if key == "pipeline" and not recipe:
             recipe = text
         elif key == "scratch_dir":
-            notices.append("scratch_dir has no effect: each picture is written to its place at once")
+            notices.append("scratch_dir has no effect: each image is written to its place at once")
         elif key == "tar":
             kept.append("format=webdataset")
         else:
@@ -170,7 +170,7 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
             if full == _BATCH:
                 changes.append(f"sampling.batch_size={value}")
             elif found and (path != key or "." not in key) and not full.startswith(_allowed(model)):
-                notices.append(f"{key} matters for training alone, and not for pictures: left out")
+                notices.append(f"{key} matters for training alone, and not for images: left out")
             else:
                 changes.append(f"{full}={value}")
     return changes
@@ -189,7 +189,7 @@ def _check_changes(model: Model, plain: Config, config: Config) -> None:
     fixed = f"fixed when {model.run.path} was trained, or " if model.run else ""
     known = [name for name in Options.model_fields if name != "base"]
     raise UserError(
-        f"{', '.join(paths)}: {fixed}without effect on pictures; `generate` takes "
+        f"{', '.join(paths)}: {fixed}without effect on images; `generate` takes "
         f"{', '.join([*known, *SAMPLING, *(name.rstrip('.') for name in _allowed(model)[1:])])}",
         code="unused",
     )

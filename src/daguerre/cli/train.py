@@ -26,7 +26,7 @@ goes on where the run was stopped, and says so if it is finished. Ctrl-C, SIGTER
 
   daguerre train quickstart
   daguerre train quickstart run_name=mine seed=1 optimizer.learning_rate=5e-4
-  daguerre train quickstart data.source=folder data.path=pictures
+  daguerre train quickstart data.source=folder data.path=images
   daguerre train quickstart --dry-run            say what would happen, and stop; --full: with every setting
   daguerre train quickstart output_dir=s3://bucket/runs      the run folder in an object store
   daguerre launch local sdxl processes=8                     on eight devices (docs/launching.md)
@@ -39,7 +39,7 @@ Often set
   optimizer.learning_rate      peak learning rate
   init_from                    run folder whose weights a new run starts from
   checkpoint.every             interval of saves, such as "500 steps"
-  sampling.prompts             what is drawn at each save, such as '["a small green star"]'
+  sampling.prompts             what is generated at each save, such as '["a small green star"]'
 
 Every key: `daguerre recipes --template`, docs/config.md.
 """
@@ -77,7 +77,7 @@ def check_trains(config: configs.Config, recipe: str) -> None:
     """UserError for a recipe that is there for generation."""
     if config.training.duration.number == 0:
         raise UserError(
-            "training.duration is 0: there is nothing to train. To draw with the networks as they are: "
+            "training.duration is 0: there is nothing to train. To generate images with the networks as they are: "
             f"daguerre generate {recipe}; to train, give a duration, such as training.duration='1k steps'",
             code="empty",
             setting="training.duration",

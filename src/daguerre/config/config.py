@@ -93,7 +93,7 @@ class Config(Settings):
     validation: ValidationSettings = ValidationSettings()
     """Loss on held-out samples."""
     sampling: SamplingSettings = SamplingSettings()
-    """How pictures are drawn."""
+    """How images are generated."""
     logging: LoggingSettings = LoggingSettings()
     """How often numbers are written, and where to."""
     mesh: MeshSettings = MeshSettings()

@@ -33,7 +33,7 @@ _INSTANCE = "data.sources.instance."
 _OF_THE_BASE = ("output_dir", "seed", "model", "objective", "adapter", "adapters", "logging", "mesh", "distributed")
 _OF_A_RUN = "config.yaml"
 _CLASS_FOLDER = (
-    "${{output_dir}}/class_pictures/{name}/${{data.sources.class.captions.text}}/${{data.sources.class.generate.count}}"
+    "${{output_dir}}/class_images/{name}/${{data.sources.class.captions.text}}/${{data.sources.class.generate.count}}"
 )
 
 
@@ -56,7 +56,7 @@ def of_recipe(name: str, given: Sequence[str], notices: list[str]) -> list[recip
         if recipe.get(below[-1].tree, "model.family") == family:
             notices.append(
                 f"{asked}: DreamBooth, which is the recipe {template.stem} with the model, the objective and the "
-                f"resolution of {name}; class pictures, learning rate, duration and batch are {template.stem}'s"
+                f"resolution of {name}; class images, learning rate, duration and batch are {template.stem}'s"
             )
             return [*below, recipe.Layer(own[-1].path, _as_base(tree, own[-1].path.stem))]
     return own

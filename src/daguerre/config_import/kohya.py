@@ -91,7 +91,7 @@ def _folders(reading: Reading) -> list[Folder]:
         path = reading.get(f"{prefix}.image_dir")
         if path is None or f"{prefix}.metadata_file" in reading.rest:
             reading.refuse(
-                f"{prefix}.metadata_file", "captions are read from files beside the pictures or metadata.jsonl"
+                f"{prefix}.metadata_file", "captions are read from files beside the images or metadata.jsonl"
             )
             continue
         repeats = _inherited(reading, prefix, "num_repeats", reading.get("dataset_repeats", 1))
@@ -126,7 +126,7 @@ def _sources(reading: Reading, folders: list[Folder]) -> None:
         if folder.regular and weight != 1 and len(folders) > 1:
             reading.assume_over({f"{folder.place}.loss_weight": weight})
     if folders:
-        reading.notice("prior_loss_weight", "the loss_weight of class pictures")
+        reading.notice("prior_loss_weight", "the loss_weight of class images")
 
 
 def _datasets(reading: Reading) -> None:

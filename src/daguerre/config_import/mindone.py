@@ -163,7 +163,7 @@ def _data(reading: Reading) -> None:
     reading.carry(f"{DATA}.caption_key", "data.captions.fields", [reading.get(f"{DATA}.caption_key")])
     sizes = reading.get(f"{DATA}.multi_aspect")
     if isinstance(sizes, list) and sizes and all(isinstance(size, list) and len(size) == 2 for size in sizes):
-        why = "each picture goes to the nearest shape; there a batch takes one by chance"
+        why = "each image goes to the nearest shape; there a batch takes one by chance"
         aspects = [f"{one}/{other}" for one, other in sizes]
         reading.carry(f"{DATA}.multi_aspect", "data.buckets.aspects", aspects, why)
     for key in [*reading.keys(f"{DATA}.transforms.*.target"), *reading.keys(f"{DATA}.batched_transforms.*.target")]:

@@ -189,7 +189,7 @@ def _sizes(reading: Reading) -> None:
     first, _, others = str(reading.get("resolution", "")).partition(",")
     if first.strip().isdigit() and not others:
         reading.carry("resolution", "data.resolution", int(first))
-    reading.refuse("resolution", "each picture at several sizes is not there; data.buckets.resolutions sorts by size")
+    reading.refuse("resolution", "each image at several sizes is not there; data.buckets.resolutions sorts by size")
     reading.assume({"data.resolution": int(first) if first.strip().isdigit() else REQUIRED})
 
 

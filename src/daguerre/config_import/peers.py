@@ -1,6 +1,6 @@
 """Keys and folders that the configs of kohya's scripts, OneTrainer, ai-toolkit and SimpleTuner have in common.
 
-Keys that mean what they mean on the command line are read by its tables; folders of pictures become a source, or a mix.
+Keys that mean what they mean on the command line are read by its tables; folders of images become a source, or a mix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from daguerre.errors import UserError
 
 OWN: dict[str, str] = tables("peers")["own"]
 OF_A_SOURCE: dict[str, Any] = {"caption_dropout": 0.0, "held_out_fraction": 0}
-PICTURES = (".jpg", ".jpeg", ".png", ".webp")
+IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def carry_known(reading: Reading, keys: Iterable[str]) -> None:
@@ -49,16 +49,16 @@ def encoders(family: str) -> tuple[str, ...]:
 
 @dataclass
 class Folder:
-    """A folder of pictures in a config of theirs."""
+    """A folder of images in a config of theirs."""
 
     key: str
     """Where it stands in the config: the dotted path before its own keys."""
     path: Any
     repeats: float = 1
     caption: str | None = None
-    """Of every picture that has none of its own."""
+    """Of every image that has none of its own."""
     regular: bool = False
-    """True for class images, which are drawn as often as all others together."""
+    """True for class images, which are taken as often as all others together."""
     name: str = ""
     place: str = "data"
     settings: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Folder:
     def count(self) -> int:
         """Number of images in it; 0 where it is not on this machine."""
         folder = Path(str(self.path)).expanduser()
-        return sum(path.suffix.lower() in PICTURES for path in folder.rglob("*")) if folder.is_dir() else 0
+        return sum(path.suffix.lower() in IMAGES for path in folder.rglob("*")) if folder.is_dir() else 0
 
     @property
     def captioned(self) -> bool:
@@ -77,7 +77,7 @@ class Folder:
 
 
 def lay(reading: Reading, folders: Sequence[Folder]) -> None:
-    """Gives each folder its place in the recipe, and says of what kind it is; how often each is drawn is its weight."""
+    """Gives each folder its place in the recipe, and says of what kind it is; how often each is taken is its weight."""
     if not folders:
         reading.assume({"data.source": "folder", "data.path": REQUIRED})
         reading.assume({f"data.{name}": value for name, value in OF_A_SOURCE.items()})
@@ -101,7 +101,7 @@ def lay(reading: Reading, folders: Sequence[Folder]) -> None:
 
 def _named(folder: Folder, taken: set[str]) -> str:
     """A name for a source that no other has."""
-    plain = re.sub(r"\W+", "_", folder.name or Path(str(folder.path)).name).strip("_").lower() or "pictures"
+    plain = re.sub(r"\W+", "_", folder.name or Path(str(folder.path)).name).strip("_").lower() or "images"
     name = next(n for n in (plain, *(f"{plain}_{i}" for i in range(2, 10_000))) if n not in taken)
     taken.add(name)
     return name
@@ -116,7 +116,7 @@ def weights(folders: Sequence[Folder]) -> dict[str, float]:
 
 
 def updates_of(folders: Sequence[Folder], epochs: Any, batch: Any, accumulation: Any) -> str | None:
-    """The updates of so many epochs, where the pictures are on this machine."""
+    """The updates of so many epochs, where the images are on this machine."""
     numbers = (epochs, batch or 1, accumulation or 1)
     if not all(isinstance(n, int | float) for n in numbers) or not folders or not all(f.count for f in folders):
         return None
@@ -132,7 +132,7 @@ def length(reading: Reading, key: str, path: str, folders: Sequence[Folder], siz
     elif steps := updates_of(folders, epochs, *sizes):
         reading.carry(key, path, steps, "epochs of these folders, on one device")
     else:
-        reading.refuse(key, f"a mix has no epochs, and its pictures are not here to be counted: give {path}")
+        reading.refuse(key, f"a mix has no epochs, and its images are not here to be counted: give {path}")
 
 
 def finish(reading: Reading, tables: Mapping[str, Any]) -> None:

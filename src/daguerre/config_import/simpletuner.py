@@ -63,7 +63,7 @@ def _folders(reading: Reading) -> list[Folder]:
     for prefix in reading.numbered("data_backends"):
         kind = str(reading.get(f"{prefix}.dataset_type", "image"))
         if kind != "image" or reading.get(f"{prefix}.disabled") is True:
-            reading.note([f"{prefix}.*"], "it holds no pictures that are trained on")
+            reading.note([f"{prefix}.*"], "it holds no images that are trained on")
         elif reading.get(f"{prefix}.type", "local") != "local":
             far = "data sets in stores are read as shards or tables: data.source=webdataset or parquet"
             reading.take({"*": {"refused": far}}, f"{prefix}.")

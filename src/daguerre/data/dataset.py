@@ -79,7 +79,7 @@ class Dataset:
 
     @property
     def metric(self) -> str | None:
-        """The metric that can read the pictures of the source; None where there are several."""
+        """The metric that can read the images of the source; None where there are several."""
         return self.members[0].source.metric if len(self.members) == 1 else None
 
     def plan(self, seed: int, batch_size: int) -> BatchPlan:
@@ -169,7 +169,7 @@ class Dataset:
 
     def notes(self, batch_size: int, images: Sequence[str] = ()) -> SkipReport:
         """Notices about the plan: buckets that wait for the next epoch, and samples that have none of the
-        `images` which are wanted beside their pictures."""
+        `images` which are wanted beside their images."""
         counts = np.zeros(len(self.buckets), dtype=np.int64)
         for member, chosen in zip(self.members, self.selections, strict=True):
             if chosen is not None:
@@ -178,7 +178,7 @@ class Dataset:
         return skipped.merged(selection.unfilled(counts, self.buckets, batch_size, listed), self._lacking(images))
 
     def check_present(self, images: Sequence[str]) -> None:
-        """UserError where no sample has one of these images beside its picture."""
+        """UserError where no sample has one of these images beside its image."""
         for name in images:
             if not any(self._share_with(name)):
                 raise UserError(
@@ -198,7 +198,7 @@ class Dataset:
         return found
 
     def _share_with(self, name: str) -> list[float]:
-        """The share of the chosen samples of each member has this image beside its picture. Where no index says so,
+        """The share of the chosen samples of each member has this image beside its image. Where no index says so,
         the first sample stands for all."""
         shares = []
         for member, chosen in zip(self.members, self.selections, strict=True):
@@ -289,7 +289,7 @@ def _refuse_shapes(name: str, settings: SourceSettings) -> None:
     count = len(bucketing.buckets(settings))
     if count > 1:
         raise UserError(
-            f"data.sources.{name}: {settings.source} is endless, so that nobody knows the sizes of its pictures "
+            f"data.sources.{name}: {settings.source} is endless, so that nobody knows the sizes of its images "
             f"beforehand: they cannot be sorted into the {count} buckets of data.buckets. Leave this source out, or "
             "train on one shape (data.buckets.aspects=square, data.buckets.resolutions=null)",
             code="conflict",

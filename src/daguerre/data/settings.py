@@ -33,11 +33,11 @@ class CaptionSettings(Settings):
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("tag_separator", "keep_tags"), lambda own: not own.shuffle_tags, "no effect without shuffle_tags=true"),
         Idle(("weights",), lambda own: own.join is not None, "weights draw one field, join takes all of them"),
-        Idle(("fields", "weights", "join"), lambda own: own.text is not None, "text is the caption of every picture"),
+        Idle(("fields", "weights", "join"), lambda own: own.text is not None, "text is the caption of every image"),
     )
 
     text: str | None = Field(None, pattern=r"\S", exclude_if=lambda text: text is None)
-    """The caption of every picture, whatever its source says of it; then pictures need no captions (those in tar shards
+    """The caption of every image, whatever its source says of it; then images need no captions (those in tar shards
     still do: their indexes hold captioned ones only). Default: what the `fields` say."""
 
     fields: tuple[str, ...] = Field(("text",), min_length=1)
@@ -82,20 +82,20 @@ class CaptionSettings(Settings):
 
 
 class GenerateSettings(Settings):
-    """Pictures that are drawn into a source's folder before training, by the model that training starts from: the class
-    pictures of DreamBooth. They are drawn as `sampling` says, at `data.resolution`, and kept; nothing is drawn where
-    there are enough, nor once training has begun."""
+    """Images that the model generates into a source's folder before it is trained: the class images of DreamBooth. They
+    are generated as `sampling` says, at `data.resolution`, and kept; none where there are enough, nor once training has
+    begun."""
 
     prompt: str | None = Field(None, pattern=r"\S")
-    """What is drawn. Default: `captions.text`."""
+    """The prompt. Default: `captions.text`."""
     count: int = Field(100, ge=1)
-    """How many pictures the folder is brought to; those that are there, whoever made them, count."""
+    """How many images the folder is brought to; those that are there, whoever made them, count."""
     seed: int = Field(0, ge=0)
-    """Picture i of those that are drawn starts from the noise of seed + i alone."""
+    """Image i of those that are generated starts from the noise of seed + i alone."""
 
 
 class BucketSettings(Settings):
-    """Pictures of several shapes: each goes to the bucket whose aspect ratio is nearest, and a global batch is of one
+    """Images of several shapes: each goes to the bucket whose aspect ratio is nearest, and a global batch is of one
     bucket. What is left over in a bucket at the end of an epoch leads that bucket's next epoch."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
@@ -107,28 +107,28 @@ class BucketSettings(Settings):
     """`square`: one bucket of resolution x resolution. A list of aspect ratios such as [1/1, 2/3, 9/16], each of which
     also stands for its mirror image. `auto`: every shape of `step` within `max_aspect`."""
     resolutions: tuple[Annotated[int, Field(ge=8)], ...] | None = None
-    """Several resolutions beside each other: each picture goes to the largest that it fills without being enlarged,
+    """Several resolutions beside each other: each image goes to the largest that it fills without being enlarged,
     else to the smallest. Default: `data.resolution` alone."""
     step: int = Field(64, ge=1)
     """Widths and heights of buckets are multiples of this, in pixels."""
     max_aspect: float = Field(2.0, ge=1)
     """Longest side over shortest of the `auto` buckets."""
     upscale: bool = True
-    """Whether a picture smaller than its bucket is enlarged; if not, it is left out and counted."""
+    """Whether an image smaller than its bucket is enlarged; if not, it is left out and counted."""
 
 
 class SharedSettings(Settings):
     """Settings shared by all sources of a data set: the shapes of batches and what images are made of."""
 
     resolution: int = Field(512, ge=8)
-    """Side of the square pictures that are trained on, in pixels; with buckets, the square root of their largest
+    """Side of the square images that are trained on, in pixels; with buckets, the square root of their largest
     area."""
     buckets: BucketSettings = BucketSettings()
     """Shapes other than the square."""
     crop: Literal["center", "random"] = "center"
-    """Which part of a picture that was resized to cover its bucket is taken."""
+    """Which part of an image that was resized to cover its bucket is taken."""
     random_flip: bool = False
-    """Mirror half of the pictures left to right."""
+    """Mirror half of the images left to right."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "area", "lanczos"] = "bicubic"
     """Filter of the resize."""
     formats: tuple[ImageFormat, ...] = Field(("jpeg", "png", "webp"), min_length=1)
@@ -137,7 +137,7 @@ class SharedSettings(Settings):
     """What lies under transparent pixels, as #rrggbb."""
     max_skipped: float = Field(0.01, ge=0, le=1, json_schema_extra=FREE)
     """Share of samples that cannot be used above which a run is refused, or stops (once 10 were found): a sign that the
-    data, not a picture, is broken."""
+    data, not an image, is broken."""
     cache_dir: Annotated[str | None, ADDRESS] = Field(None, json_schema_extra=FREE)
     """Folder for indexes and for shards of object stores. Default: the user's cache folder."""
     cache_gb: float = Field(100.0, gt=0, json_schema_extra=FREE)
@@ -290,10 +290,10 @@ class LoaderSettings(Settings):
     """Batches made ahead of the loop; none of it changes what is trained on."""
 
     num_workers: int = Field(0, ge=0, json_schema_extra=ELASTIC)
-    """Processes that read and decode. 0: a thread of the training process, which is enough for drawn pictures; large
+    """Processes that read and decode. 0: a thread of the training process, which is enough for rendered images; large
     photographs want 1 or more."""
     prefetch_batches: int = Field(2, ge=1, json_schema_extra=ELASTIC)
     """Batches (each of `per_device_batch_size`) kept ready, or in the making, a worker."""
     max_pixels: int | None = Field(None, ge=64, json_schema_extra=ELASTIC)
-    """Most pixels (width x height x samples) of a micro-batch: buckets with larger pictures are computed in smaller
+    """Most pixels (width x height x samples) of a micro-batch: buckets with larger images are computed in smaller
     micro-batches. Default: no bound but `per_device_batch_size`."""

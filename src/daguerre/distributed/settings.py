@@ -109,10 +109,10 @@ class DistributedSettings(Settings):
     """How long the processes wait for one another at the start; those that did not come are then named."""
     timeout_seconds: float = Field(3600, gt=0, json_schema_extra=FREE)
     """Time-out of torch's own for a single collective call, the last resort: it knows neither which rank is missing nor
-    why. Longer than the longest thing that one rank does while others wait (drawing pictures, a save)."""
+    why. Longer than the longest thing that one rank does while others wait (generating images, a save)."""
     stuck_seconds: float = Field(300, gt=0, json_schema_extra=FREE)
     """How long no rank may make a step before the stacks of all ranks are written and the run ends. Phases that
-    take longer by nature (a first compilation, drawing pictures, evaluation) do not count."""
+    take longer by nature (a first compilation, generating images, evaluation) do not count."""
     silent_seconds: float = Field(120, ge=1, json_schema_extra=FREE)
     """How long a process may give no sign of life (its machine is down, its network is cut, it was stopped) before the
     run ends. A process that ends, however, is known at once."""

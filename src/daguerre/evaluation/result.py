@@ -49,7 +49,7 @@ class Result:
 
     def table(self) -> list[str]:
         """Lines for a terminal."""
-        head = f"{f'{self.count} pictures':16}{'measured':>10}{'must':>8}{'aim':>8}"
+        head = f"{f'{self.count} images':16}{'measured':>10}{'must':>8}{'aim':>8}"
         return [head, *(_line(row) for row in self.rows)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from daguerre.data.sources.shapes import (
     COLOURS,
-    PICTURE_PX,
+    IMAGE_PX,
     RADII_PX,
     SHAPES,
     Prompt,
@@ -50,14 +50,14 @@ class Reading:
     size: str
 
 
-def check(picture: np.ndarray) -> Reading:
-    """Read a (64, 64, 3) uint8 picture. Raises `ValueError` for another shape or dtype."""
-    if picture.shape != (PICTURE_PX, PICTURE_PX, 3) or picture.dtype != np.uint8:
+def check(image: np.ndarray) -> Reading:
+    """Read a (64, 64, 3) uint8 image. Raises `ValueError` for another shape or dtype."""
+    if image.shape != (IMAGE_PX, IMAGE_PX, 3) or image.dtype != np.uint8:
         raise ValueError(
-            f"the shapes checker reads ({PICTURE_PX}, {PICTURE_PX}, 3) uint8 pictures, "
-            f"not {picture.shape} {picture.dtype}: decode or resize the picture first"
+            f"the shapes checker reads ({IMAGE_PX}, {IMAGE_PX}, 3) uint8 images, "
+            f"not {image.shape} {image.dtype}: decode or resize the image first"
         )
-    pixels = picture.astype(np.float32)
+    pixels = image.astype(np.float32)
     labels = _nearest_colours(pixels)
     background = _background(labels)
     if background == NONE:
@@ -69,12 +69,12 @@ def check(picture: np.ndarray) -> Reading:
     return Reading(background, colour, shape, NONE if shape == NONE else _size(radius_px))
 
 
-def shares(asked: Sequence[Prompt], pictures: Sequence[np.ndarray]) -> dict[str, float]:
-    """Share in [0, 1] of pictures that show what their prompt asks for: by attribute, and `all` four."""
+def shares(asked: Sequence[Prompt], images: Sequence[np.ndarray]) -> dict[str, float]:
+    """Share in [0, 1] of images that show what their prompt asks for: by attribute, and `all` four."""
     right = np.array(
         [
             [getattr(prompt.combination, name) == getattr(seen, name) for name in ATTRIBUTES]
-            for prompt, seen in zip(asked, map(check, pictures), strict=True)
+            for prompt, seen in zip(asked, map(check, images), strict=True)
         ],
         dtype=bool,
     )
@@ -85,8 +85,8 @@ def shares(asked: Sequence[Prompt], pictures: Sequence[np.ndarray]) -> dict[str,
 def evaluate(settings: Settings, draw: Draw) -> Result:
     """Generates prompts of combinations that training never saw, and reads the images."""
     asked = prompts("held_out", settings.checked_prompts, seed=0)
-    pictures = list(draw([prompt.text for prompt in asked]))
-    rows = tuple(Row(name, value, *MARKS.get(name, ())) for name, value in shares(asked, pictures).items())
+    images = list(draw([prompt.text for prompt in asked]))
+    rows = tuple(Row(name, value, *MARKS.get(name, ())) for name, value in shares(asked, images).items())
     return Result(len(asked), rows)
 
 
@@ -146,7 +146,7 @@ def _unit_area(shape: str) -> float:
 def _outline(mask: np.ndarray) -> tuple[str, float]:
     """The shape whose ideal outline at the mask's centre and area overlaps it best; its radius in pixels."""
     area = float(mask.sum())
-    axis = np.arange(PICTURE_PX) - (PICTURE_PX - 1) / 2
+    axis = np.arange(IMAGE_PX) - (IMAGE_PX - 1) / 2
     centre_px = (float(mask.sum(axis=0) @ axis) / area, float(mask.sum(axis=1) @ axis) / area)
     radii = {shape: (area / _unit_area(shape)) ** 0.5 for shape in SHAPES}
     ideals = {shape: _sharpened(coverage(shape, radii[shape], centre_px)) for shape in SHAPES}

@@ -53,7 +53,7 @@ def page(title: str, examples: Iterable[Example], total: int, made_with: str) ->
         for prompt, alike in groupby(examples, lambda example: example.prompt)
     ]
     shown = sum(len(cells) for _, cells in groups)
-    count = counted(total, "picture")
+    count = counted(total, "image")
     note = count if shown == total else f"{shown:,} of {count}, evenly spread"
     header = join(
         element("p", "Daguerre · contact sheet", class_="kicker"),
@@ -68,7 +68,7 @@ def page(title: str, examples: Iterable[Example], total: int, made_with: str) ->
             for prompt, ((figure, style),) in groups
         )
         body = element("div", *captioned, class_="sheet")
-    return render_page(f"{title} · Daguerre", header, body, "the pictures beside it", ("style.css", "contact.css"))
+    return render_page(f"{title} · Daguerre", header, body, "the images beside it", ("style.css", "contact.css"))
 
 
 def _group(prompt: str, cells: list[_Cell]) -> Html:
@@ -86,8 +86,8 @@ def _cell(example: Example) -> _Cell:
     image.thumbnail((_SIDE_PX, _SIDE_PX), Image.Resampling.LANCZOS)
     address = data_address(image, small, quality=82)
     alt = f"{example.prompt}, seed {example.seed}"
-    picture = element("img", src=address, alt=alt, title=example.name, class_="pixels" if small else None)
+    content = element("img", src=address, alt=alt, title=example.name, class_="pixels" if small else None)
     if example.link is not None:
-        picture = element("a", picture, href="./" + quote(example.link))
-    figure = element("figure", picture, element("figcaption", f"seed {example.seed} · {width} × {height}"))
+        content = element("a", content, href="./" + quote(example.link))
+    figure = element("figure", content, element("figcaption", f"seed {example.seed} · {width} × {height}"))
     return figure, f"--ratio: {width / height:.3f}"

@@ -103,7 +103,7 @@ def generate(
     for batch in batches(requests, sampling.batch_size):
         if stop():
             raise Stopped
-        with oom.explained("drawing pictures", lambda: advice.of_generating(sampling)):
+        with oom.explained("generating images", lambda: advice.of_generating(sampling)):
             yield from generate_batch(parts, sampling, batch)
 
 

@@ -145,7 +145,7 @@ class FileOutput(Output):
     def find_kept(self) -> None:
         """Finds the images of this part that are there, by every byte."""
         self._whole = np.zeros(self.total, dtype=bool)
-        with Counter("looking at what is there", self.share, unit="pictures") as counter:
+        with Counter("looking at what is there", self.share, unit="images") as counter:
             for number, whole in in_threads(lambda one: (one.number, self._files.is_whole(one)), self._own()):
                 self._whole[number] = whole
                 counter.add(1)
@@ -181,12 +181,12 @@ class FileOutput(Output):
     def where(self) -> str:
         """The place of the images, for people."""
         if self.total > 1:
-            return f"{self.folder}: {self.total:,} pictures, a JSON beside each"
+            return f"{self.folder}: {self.total:,} images, a JSON beside each"
         return f"{self._files.image(next(iter(self.requests)))}, a JSON beside it"
 
     def saved(self, generated: int) -> str:
         """For people: how much is kept of so many images that were generated when a signal came."""
-        return f"{generated:,} pictures were drawn and are kept"
+        return f"{generated:,} images were generated and are kept"
 
     def _own(self) -> Iterator[ImageRequest]:
         return (one for one in self.requests if one.number in self.part)

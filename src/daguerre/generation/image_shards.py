@@ -56,7 +56,7 @@ class ShardOutput(Output):
     def find_kept(self) -> None:
         """Finds the shards of this part that are there, by every byte."""
         whole = []
-        with Counter("looking at what is there", self.share, unit="pictures") as counter:
+        with Counter("looking at what is there", self.share, unit="images") as counter:
             for shard in self._own().values():
                 packed, path = self._indexed(shard), self.folder / shard.name
                 if packed is not None and path.is_file() and cache.file_digest(path) == packed.digest:
@@ -95,14 +95,14 @@ class ShardOutput(Output):
         """The place of the images, for people."""
         shards = f"{len(self._shards):,} shards" if len(self._shards) > 1 else "one shard"
         return (
-            f"{self.folder}: {self.total:,} pictures in {shards}; train on them with data.source=webdataset "
+            f"{self.folder}: {self.total:,} images in {shards}; train on them with data.source=webdataset "
             f"data.path={shlex.quote(str(self.folder))}"
         )
 
     def saved(self, generated: int) -> str:
         """For people: how much is kept of so many images that were generated when a signal came."""
         lost = generated - self.written
-        return f"{self.written:,} pictures are in finished shards, {lost:,} of the open shard are lost"
+        return f"{self.written:,} images are in finished shards, {lost:,} of the open shard are lost"
 
     @property
     def _size(self) -> int:
@@ -199,12 +199,12 @@ class _Arriving:
 
     def name(self, number: int) -> str:
         """For messages."""
-        return f"picture {number}"
+        return f"image {number}"
 
     def record(self, number: int) -> Record:
         """The next one."""
         found, record = next(self.records)
-        assert found == number, f"picture {found} came in place of {number}"
+        assert found == number, f"image {found} came in place of {number}"
         return record
 
     def report(self) -> SkipReport:

@@ -60,7 +60,7 @@ def task_shard(shard: str | None, environ: Mapping[str, str] = os.environ) -> Ta
     if here.size == 1:
         return TaskShard()
     launcher, number, count_name = _VARIABLES[here.launcher]
-    source = f"{launcher}: {number}={here.rank}, {count_name}={here.size}; shard=1/1 draws all"
+    source = f"{launcher}: {number}={here.rank}, {count_name}={here.size}; shard=1/1 generates all"
     return TaskShard(here.rank, here.size, here.local_rank, f"part {here.rank + 1} of {here.size} ({source})")
 
 

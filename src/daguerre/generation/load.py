@@ -119,7 +119,7 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
     if not base and not _trains_nothing(target):
         raise UserError(
             f"there is no run in {folder.path}: train one with `daguerre train {target}`, give the folder of another, "
-            "or say base=true to draw with the pretrained networks as they are",
+            "or say base=true to generate with the pretrained networks as they are",
             code="missing",
         )
     return _base(target, target, Path(output_dir) / run_name, (f"output_dir={output_dir}", f"run_name={run_name}"))
@@ -169,7 +169,7 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     class_name = _json(folder / "model_index.json").get("_class_name")
     families = catalogue.pipelines()
     if class_name not in families:
-        raise UserError(f"{target} is a {class_name}; what is drawn with: {', '.join(families)}", code="unsupported")
+        raise UserError(f"{target} is a {class_name}; what generates images: {', '.join(families)}", code="unsupported")
     family = catalogue.pretrained()[families[class_name]]
     (denoiser,), (autoencoder,) = (
         [_json(folder / name / "config.json") for name in family.networks(role)] for role in ("denoiser", "autoencoder")
@@ -256,8 +256,8 @@ def _check_pretrained(model: Model, config: Config) -> None:
     if random or not config.model.places:
         what = ", ".join(f"model.{name}" for name in random) or f"the family {config.model.family}"
         raise UserError(
-            f"{model.name}: {what} starts from random weights, so there is no base model to draw with: train it first "
-            f"(`daguerre train {model.name}`), or give a place for it",
+            f"{model.name}: {what} starts from random weights, so there is no base model to generate with: train it "
+            f"first (`daguerre train {model.name}`), or give a place for it",
             code="missing",
         )
 

@@ -39,7 +39,7 @@ class Folder:
             if self.path.is_dir() and all(path.name.startswith(f".{NAME}.") for path in self.path.iterdir()):
                 return None
             raise UserError(
-                f"{self.path} exists and holds no {NAME} of `generate`: pictures are never put among other files; "
+                f"{self.path} exists and holds no {NAME} of `generate`: images are never put among other files; "
                 "choose another with out=FOLDER",
                 code="conflict",
                 setting="out",
@@ -57,7 +57,7 @@ class Folder:
         if changes := differences(before, asked):
             lines = "\n".join(f"  {line}" for line in changes)
             raise UserError(
-                f"{self.path} holds pictures of another request:\n{lines}\n"
+                f"{self.path} holds images of another request:\n{lines}\n"
                 "Ask as before to go on with them, or choose another folder with out=FOLDER",
                 code="changed",
             )
@@ -86,7 +86,7 @@ class Folder:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
             except (BlockingIOError, PermissionError) as error:
-                raise Held(f"another process draws into {self.path}: wait for it, or choose another folder") from error
+                raise Held(f"another process writes into {self.path}: wait for it, or choose another folder") from error
             yield
 
 
@@ -106,7 +106,7 @@ def place(out: str | None, home: Path, name: str, asked: Mapping[str, Any]) -> F
     """The folder `out`; else one in `home`, named after the prompt: that of the same request, or a new one."""
     if out is not None and "://" in out:
         raise UserError(
-            f"out={out}: pictures are written to a folder of this machine; copy it from there",
+            f"out={out}: images are written to a folder of this machine; copy it from there",
             code="unsupported",
             setting="out",
         )

@@ -206,7 +206,7 @@ def _scale(value: Any, where: str) -> float | None:
 
 
 def _file_name(value: Any, where: str) -> str | None:
-    """A name inside the folder, without the suffix of a picture."""
+    """A name inside the folder, without the suffix of an image."""
     if value is None or value == "":
         return None
     text = str(value).strip()

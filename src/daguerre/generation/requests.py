@@ -65,7 +65,7 @@ class RequestList:
                 _note_name(one, row, names)
         if names and len(names) < images:
             raise UserError(
-                f"{self.prompts.name}: {images - len(names):,} of {images:,} pictures have no file_name: give each "
+                f"{self.prompts.name}: {images - len(names):,} of {images:,} images have no file_name: give each "
                 "row one, or none",
                 code="missing",
             )
@@ -104,7 +104,7 @@ class RequestList:
             raise UserError(f"{row.where}: an empty prompt, and samples of shards need a caption: leave it out")
         if clash := sorted(self.taken & row.about.keys()):
             raise UserError(
-                f"{row.where}: the JSON of each picture says {', '.join(clash)} itself: rename or remove the column",
+                f"{row.where}: the JSON of each image says {', '.join(clash)} itself: rename or remove the column",
                 code="conflict",
             )
 
@@ -115,7 +115,7 @@ def _note_name(one: ImageRequest, row: Row, names: set[int]) -> None:
         return
     key = xxhash.xxh3_64_intdigest(one.name.lower().encode("utf-8", "replace"))
     if key in names:
-        raise UserError(f"{row.where}: file_name {one.name!r} is there before: each picture needs a name of its own")
+        raise UserError(f"{row.where}: file_name {one.name!r} is there before: each image needs a name of its own")
     if one.name.lower() in RESERVED:
         raise UserError(f"{row.where}: file_name {one.name!r} is kept for the folder's own file: choose another")
     names.add(key)

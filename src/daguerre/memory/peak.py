@@ -34,7 +34,7 @@ from daguerre.types import IMAGE, Batch
 
 _STAND_IN = "adamw"
 """For an optimizer whose updates cannot be computed without memory."""
-_CAPTION = "a picture of something " * 25
+_CAPTION = "an image of something " * 25
 """Longer than encoders read, unless they read in windows: then captions are counted as of one window."""
 _MOST = 4096
 """Larger micro-batches are not looked for."""

@@ -52,9 +52,9 @@ class Diffusion(Objective):
     """What the network is told of the noise level."""
     input_scale: InputScale = unscaled
     cell_px: float = 1.0
-    """Pixels of a picture for each cell [h, w] of its clean sample."""
+    """Pixels of an image for each cell [h, w] of its clean sample."""
     sampled_px: int = 1
-    """Area in pixels of the pictures that a run samples, for which its export is made."""
+    """Area in pixels of the images that a run samples, for which its export is made."""
     learnt: Stateful = field(init=False)
     elements: ElementMean = field(init=False)
 
@@ -73,7 +73,7 @@ class Diffusion(Objective):
         return self.on(self._levels(math.prod(shape[1:]) * self.cell_px, shift))
 
     def sampled(self, shift: float | None = None) -> Diffusion:
-        """The same of pictures of `sampled_px`."""
+        """The same of images of `sampled_px`."""
         return self.on(self._levels(self.sampled_px, shift))
 
     def _levels(self, area_px: float, shift: float | None) -> ScheduleSettings:

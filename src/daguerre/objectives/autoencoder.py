@@ -1,6 +1,6 @@
-"""Objective `autoencoder`: a picture is made small and made again; no diffusion.
+"""Objective `autoencoder`: an image is made small and made again; no diffusion.
 
-The loss of Kingma and Welling 2014 (arXiv 1312.6114) with absolute beside squared errors. The net gives the picture
+The loss of Kingma and Welling 2014 (arXiv 1312.6114) with absolute beside squared errors. The net gives the image
 again and the KL of its latent; which networks do that is a family's affair.
 """
 
@@ -22,12 +22,12 @@ from daguerre.types import Cond, LossTerms
 
 
 class Settings(ObjectiveSettings):
-    """Reconstruction of pictures in [-1, 1] through a latent that stays near a normal law."""
+    """Reconstruction of images in [-1, 1] through a latent that stays near a normal law."""
 
     name: Literal["autoencoder"] = "autoencoder"
-    """Pictures are reconstructed."""
+    """Images are reconstructed."""
     kl_weight: float = Field(1e-3, ge=0)
-    """Weight of the latent's KL, a mean over its elements in nats: more makes latents smoother and pictures softer."""
+    """Weight of the latent's KL, a mean over its elements in nats: more makes latents smoother and images softer."""
     square_weight: float = Field(1.0, ge=0)
     """Weight of the mean squared error beside the mean absolute one."""
 
@@ -44,7 +44,7 @@ class Reconstruction(Objective):
         object.__setattr__(self, "elements", masks.build(self.settings.mask))
 
     def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
-        """The loss of pictures [B, 3, H, W]; the net gives (reconstruction [B, 3, H, W], KL [B])."""
+        """The loss of images [B, 3, H, W]; the net gives (reconstruction [B, 3, H, W], KL [B])."""
         x_BCHW, nowhere_B = x0_BCHW.float(), x0_BCHW.new_zeros(len(x0_BCHW), dtype=torch.float32)
         given: Any = net(x_BCHW, nowhere_B, cond)
         again_BCHW, kl_B = given[0].float(), given[1].float()

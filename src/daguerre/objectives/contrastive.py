@@ -1,4 +1,4 @@
-"""Objective `contrastive`: in a batch, each caption finds its picture and each picture its caption; no diffusion.
+"""Objective `contrastive`: in a batch, each caption finds its image and each image its caption; no diffusion.
 
 The loss of CLIP (Radford et al. 2021, arXiv 2103.00020, figure 3). The net gives the similarities; the encoders are a
 family's affair.
@@ -21,31 +21,31 @@ from daguerre.types import Cond, LossTerms
 
 
 class Settings(ObjectiveSettings):
-    """Matching of captions and pictures within a micro-batch, so that its size matters: larger ones teach more."""
+    """Matching of captions and images within a micro-batch, so that its size matters: larger ones teach more."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("mask",), lambda own: True, "pictures are compared as wholes, so no part has its own error"),
+        Idle(("mask",), lambda own: True, "images are compared as wholes, so no part has its own error"),
     )
 
     name: Literal["contrastive"] = "contrastive"
-    """Captions and pictures are matched."""
+    """Captions and images are matched."""
 
 
 @dataclass(frozen=True, eq=False)
 class Matching(Objective):
-    """Mean of the cross entropies over a caption's row and a picture's column of similarities."""
+    """Mean of the cross entropies over a caption's row and an image's column of similarities."""
 
     couples_samples: ClassVar[bool] = True
 
     def loss(self, net: Net, x0_BCHW: Tensor, cond: Cond, draws: Mapping[str, Tensor]) -> LossTerms:
-        """The loss of B pairs; the net gives their similarities [B, B], captions by pictures."""
+        """The loss of B pairs; the net gives their similarities [B, B], captions by images."""
         nowhere_B = x0_BCHW.new_zeros(len(x0_BCHW), dtype=torch.float32)
         similar_BB = net(x0_BCHW, nowhere_B, cond).float()
         own_B = torch.arange(len(similar_BB), device=similar_BB.device)
         by_caption_B = cross_entropy(similar_BB, own_B, reduction="none")
-        by_picture_B = cross_entropy(similar_BB.T, own_B, reduction="none")
+        by_image_B = cross_entropy(similar_BB.T, own_B, reduction="none")
         found_B = (similar_BB.detach().argmax(1) == own_B).float()
-        return LossTerms(0.5 * (by_caption_B + by_picture_B), quantile_B=nowhere_B, metrics={"found": found_B})
+        return LossTerms(0.5 * (by_caption_B + by_image_B), quantile_B=nowhere_B, metrics={"found": found_B})
 
 
 def build(settings: Settings) -> Matching:

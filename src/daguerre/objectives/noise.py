@@ -17,7 +17,7 @@ def noise(settings: NoiseSettings, seed: int, keys: np.ndarray, shape: tuple[int
     """Noise [B, *shape] float32 on the CPU for keys [B, 3]; sample i depends on its own key alone.
 
     Offset noise is one more normal number a sample and channel (the first of `shape`), or a sample, constant over the
-    picture: the variance of a channel's mean grows by offset^2.
+    image: the variance of a channel's mean grows by offset^2.
     """
     noise = keyed.batch_normals(seed, "noise", keys, shape)
     if settings.pyramid:

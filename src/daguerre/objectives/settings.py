@@ -23,7 +23,7 @@ class MaskSettings(Settings):
     w = 1."""
 
     outside_weight: float = Field(0.1, ge=0, lt=1)
-    """Weight of what the mask leaves out. Above 0 the rest of the picture is still learnt a little, so that it does not
+    """Weight of what the mask leaves out. Above 0 the rest of the image is still learnt a little, so that it does not
     come out as noise."""
     normalise: bool = False
     """Divide by the sum of the weights, not by the number of elements: samples with small masks then count as much as
@@ -36,13 +36,13 @@ class ObjectiveSettings(Settings):
     name: str
     """Name of the objective: a file in objectives."""
     mask: MaskSettings | None = Field(None, exclude_if=lambda mask: mask is None)
-    """Counts the parts of pictures by their masks; `{}` for the usual values. Default: all parts count alike."""
+    """Counts the parts of images by their masks; `{}` for the usual values. Default: all parts count alike."""
 
 
 class ResolutionShiftSettings(Choice):
-    """The shift of a schedule by the size of the pictures: more of them in a picture hide less of it at equal noise.
+    """The shift of a schedule by the size of the images: more of them in an image hide less of it at equal noise.
 
-    Sizes are pixels of the picture; of one that is not square its area counts.
+    Sizes are pixels of the image; of one that is not square its area counts.
     """
 
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -71,7 +71,7 @@ class ResolutionShiftSettings(Choice):
         return self
 
     def factor(self, area_px: float) -> float:
-        """The factor on `shift` for pictures of this area in pixels; at most e^100, at least e^-100."""
+        """The factor on `shift` for images of this area in pixels; at most e^100, at least e^-100."""
         if self.name == "area":
             return math.sqrt(area_px) / self.base_px
         if self.name == "none":
@@ -110,9 +110,9 @@ class ScheduleSettings(Choice):
     beta_end: float = Field(0.012, gt=0, lt=1)
     """Last beta of scaled_linear."""
     shift: float = Field(1.0, gt=0)
-    """Noise-to-signal ratio is multiplied by this (log-SNR minus 2 ln shift): above 1 for larger pictures."""
+    """Noise-to-signal ratio is multiplied by this (log-SNR minus 2 ln shift): above 1 for larger images."""
     resolution_shift: ResolutionShiftSettings = ResolutionShiftSettings()
-    """A shift that follows the size of the pictures: each bucket has its own."""
+    """A shift that follows the size of the images: each bucket has its own."""
     zero_terminal_snr: bool = False
     """Shift and scale sqrt(alphas_cumprod) so that the last timestep is pure noise (arXiv 2305.08891, algorithm 1)."""
     sigma_min: float = Field(0.002, gt=0)
@@ -131,7 +131,7 @@ class ScheduleSettings(Choice):
         return self
 
     def at(self, area_px: float) -> ScheduleSettings:
-        """The settings for pictures of this area in pixels, their shift multiplied out."""
+        """The settings for images of this area in pixels, their shift multiplied out."""
         if self.resolution_shift.name == "none":
             return self
         return self.shifted(self.shift * self.resolution_shift.factor(area_px))

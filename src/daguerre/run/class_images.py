@@ -74,7 +74,7 @@ def requests(config: Config) -> list[ClassImageRequest]:
 def planned(config: Config) -> list[str]:
     """Lines about what would be generated before training."""
     return [
-        f"{each.setting}: {each.missing:,} pictures of {each.prompt!r} will be drawn into {each.folder} before training"
+        f"{each.setting}: {each.missing:,} images of {each.prompt!r} are generated into {each.folder} before training"
         for each in requests(config)
         if each.missing
     ]
@@ -122,7 +122,7 @@ def _generate(
     each: ClassImageRequest, config: Config, parts: Components, made_with: Mapping[str, Any], stop: Callable[[], int]
 ) -> str:
     sampling = config.sampling.model_copy(update={"seed": each.seed})
-    print(f"{each.setting}: drawing {each.missing:,} pictures of {each.prompt!r} into {each.folder}", flush=True)
+    print(f"{each.setting}: generating {each.missing:,} images of {each.prompt!r} into {each.folder}", flush=True)
     began, training = time.monotonic(), parts.net.training
     parts.net.eval()
     filled = fill(
@@ -132,12 +132,12 @@ def _generate(
     parts.net.train(training)
     if filled.missing:
         raise Stopped(
-            f"stopped while class pictures were drawn: {each.folder} has {each.count - filled.missing:,} of "
-            f"{each.count:,}, and the same command draws the others",
+            f"stopped while class images were generated: {each.folder} has {each.count - filled.missing:,} of "
+            f"{each.count:,}, and the same command generates the others",
             stop() or FAILED,
         )
     took = duration_text(time.monotonic() - began)
-    return f"{each.setting}: drew {filled.generated:,} pictures of {each.prompt!r} (seed {each.seed}) in {took}"
+    return f"{each.setting}: generated {filled.generated:,} images of {each.prompt!r} (seed {each.seed}) in {took}"
 
 
 class Filled(NamedTuple):
@@ -186,7 +186,7 @@ def fill(
             counter.add(1)
             yield image
 
-    with Counter("drawing pictures", missing, unit="pictures") as counter, suppress(generate.Stopped):
+    with Counter("generating images", missing, unit="images") as counter, suppress(generate.Stopped):
         for _ in in_threads(write, counted()):
             pass
     return Filled(kept, counter.done, missing - counter.done)
@@ -229,8 +229,8 @@ def _check_same(each: ClassImageRequest, config: Config, made_with: Mapping[str,
     if differs:
         listed = ", ".join(f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in differs)
         raise UserError(
-            f"{each.setting}: the pictures in {each.folder} were drawn otherwise ({listed}). Give another folder, "
-            "remove this one to have them drawn anew, or remove the setting to train on them as they are",
+            f"{each.setting}: the images in {each.folder} were generated otherwise ({listed}). Give another folder, "
+            "remove this one to have them generated anew, or remove the setting to train on them as they are",
             code="changed",
             setting=each.setting,
         )
@@ -238,7 +238,7 @@ def _check_same(each: ClassImageRequest, config: Config, made_with: Mapping[str,
 
 def _check_generates(each: ClassImageRequest, config: Config, parts: Components) -> None:
     """UserError if the model that training starts from cannot generate yet."""
-    way_out = f"Put {each.count:,} pictures into {each.folder}, or remove the setting"
+    way_out = f"Put {each.count:,} images into {each.folder}, or remove the setting"
     try:
         generate.generative(parts)
     except UserError as error:
@@ -247,13 +247,13 @@ def _check_generates(each: ClassImageRequest, config: Config, parts: Components)
         return
     random = [f"model.{name}" for name, place in config.model.places.items() if not isinstance(place, str)]
     if random:
-        why = f"{', '.join(random)} starts from random weights, which draw noise"
+        why = f"{', '.join(random)} starts from random weights, which give noise"
     elif remarks := parts.family.compatibility_warnings(parts.objective):
         why = f"this recipe's objective is not what the weights were trained for ({'; '.join(remarks)})"
     else:
         return
     raise UserError(
-        f"{each.setting}: nothing can be drawn before training: {why}. {way_out}",
+        f"{each.setting}: nothing can be generated before training: {why}. {way_out}",
         code="unsupported",
         setting=each.setting,
     )

@@ -46,8 +46,8 @@ def _in_turn(row: Row, turn: int) -> Row:
     """The row for its image number `turn`."""
     if row.num_images is not None:
         raise UserError(
-            f"{row.where}: the column num_images is for `generate`: a run draws sampling.num_images pictures in all at "
-            "each save; remove the column, or repeat the row",
+            f"{row.where}: the column num_images is for `generate`: a run generates sampling.num_images images in all "
+            "at each save; remove the column, or repeat the row",
             code="unused",
         )
     return replace(row, seed=None if row.seed is None else row.seed + turn, file_name=None)

@@ -183,7 +183,7 @@ def _state(
     notices = resume.first_weights(attached, point, config)
     averages = resume.first_averages(attached, point, config)
     if point.checkpoint is None:
-        with processes.watch.doing("drawing class pictures"):
+        with processes.watch.doing("generating class images"):
             notices += processes.agreement.run_on_rank0(
                 lambda: class_images.generate_missing(config, parts, lambda: stop.exit_code)
             )

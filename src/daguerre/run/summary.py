@@ -89,7 +89,7 @@ def about_warmup(every: Intervals) -> list[str]:
 
 
 def about_data(
-    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, draws: bool, images: Sequence[str] = ()
+    dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, generates: bool, images: Sequence[str] = ()
 ) -> list[str]:
     """Extent of the data, samples that are left out, and measurements that it does not allow."""
     lines = []
@@ -100,8 +100,8 @@ def about_data(
         lines.append(f"found in the data:\n{skipped.table(found)}")
     if held_out.size == 0 and validates:
         lines.append("nothing is held out, so there is no validation loss")
-    if dataset.metric is None and draws:
-        lines.append("no checker reads pictures of this source, so the run ends without a table of results")
+    if dataset.metric is None and generates:
+        lines.append("no checker reads images of this source, so the run ends without a table of results")
     return lines
 
 
@@ -175,7 +175,7 @@ def about_plan(
 ) -> list[str]:
     """Length, batches and start point of the training."""
     if total_steps == 0:
-        return ["no updates: the networks are there to be drawn with as they are (daguerre generate)"]
+        return ["no updates: the networks are there to generate with as they are (daguerre generate)"]
     cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
     return [
         *headline(config, parts, sizes, total_steps),

@@ -191,7 +191,7 @@ def publish(run: Run, again: bool = False) -> None:
                     with run.tolerant("exporting"):
                         run.say(attached.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
         if run.config.sampling.num_images and generates(run):
-            with busy(run, "drawing pictures"), run.tolerant("drawing"):
+            with busy(run, "generating images"), run.tolerant("generating images"):
                 write_samples(run, again)
     with run.tolerant("reporting"):
         if run.processes.leads:
@@ -297,4 +297,4 @@ def evaluate(run: Run, metric: str, stop: Callable[[], bool]) -> None:
 def where(run: Run) -> str:
     """The places of the results, for people."""
     place = local_copy.display_name(run.folder.path)
-    return f"pictures: {place}/samples, pipeline: {place}/pipeline, report: {place}/report.html"
+    return f"images: {place}/samples, pipeline: {place}/pipeline, report: {place}/report.html"

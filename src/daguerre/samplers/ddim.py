@@ -1,4 +1,4 @@
-"""DDIM: from noise to picture along a predicted x0, with a chosen share of fresh noise.
+"""DDIM: from noise to image along a predicted x0, with a chosen share of fresh noise.
 
 Holds the steps only; noise levels come from the objective's `Grid`, the denoiser from the caller.
 Letters: B samples, C channels, H and W latent height and width.

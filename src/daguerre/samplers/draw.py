@@ -1,6 +1,6 @@
-"""Pictures from seeds: initial noise, guidance, sampler, for one batch.
+"""Images from seeds: initial noise, guidance, sampler, for one batch.
 
-Holds neither steps nor noise levels nor networks. Picture i is a function of its own seed and conditioning;
+Holds neither steps nor noise levels nor networks. Image i is a function of its own seed and conditioning;
 what else is in its batch changes nothing but rounding.
 Letters: B samples, C channels, h and w latent height and width.
 """
@@ -86,7 +86,7 @@ def draw(
 
 
 def initial_noise(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-    """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: where picture i starts.
+    """Standard normal noise [B, *shape] float32 on the CPU, row i of its seed alone: where image i starts.
 
     Scaled by the grid's `prior_std` this is the sampler's first x; unscaled it is what a diffusers pipeline
     takes as `latents`.

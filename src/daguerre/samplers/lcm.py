@@ -20,8 +20,8 @@ def sample(
     2023, arXiv 2310.04378): x' = a' x0 + s' z.
 
     It needs weights that were distilled into a latent consistency model (LCM, or with an LCM-LoRA merged in), whose
-    answer at any noise level is a picture; they take 2 to 8 steps and mostly no guidance (`guidance_scale=1`). The
-    answer of other weights is the mean of all pictures that fit, so that this draws blurred ones.
+    answer at any noise level is an image; they take 2 to 8 steps and mostly no guidance (`guidance_scale=1`). The
+    answer of other weights is the mean of all images that fit, so that this gives blurred ones.
     Arguments as in dpmpp_2m_sde.py. LCM's c_skip x + c_out x0 is x0 within 1e-5 of x above timestep 15, and left out.
     """
     x, t, a, s = x_BCHW, grid.t_N.tolist(), grid.a.tolist(), grid.s.tolist()

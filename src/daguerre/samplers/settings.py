@@ -1,4 +1,4 @@
-"""Settings of sampling: for the pictures a run draws of itself and for `generate`. No torch here."""
+"""Settings of sampling: for the images that a run generates and for `generate`. No torch here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEDULERS = {
     "UniPCMultistepScheduler": "unipc",
     "LCMScheduler": "lcm",
 }
-"""diffusers' schedulers and the samplers here that draw the same pictures."""
+"""diffusers' schedulers and the samplers here that give the same images."""
 CHURN = ("s_churn", "s_tmin", "s_tmax", "s_noise")
 """Settings of Heun's fresh noise."""
 
@@ -46,7 +46,7 @@ def unguided_or_more(scale: float) -> float:
     if 0 < scale < 1:
         raise UserError(
             f"guidance_scale is {scale:g}: 0 and 1 are no guidance, above 1 is guidance; below 1 the formula leads "
-            "towards the negative prompt, and diffusers draws without guidance: set it to 1 or more"
+            "towards the negative prompt, and diffusers generates without guidance: set it to 1 or more"
         )
     return scale
 
@@ -79,25 +79,25 @@ class SamplingSettings(Settings):
     """Shift of the noise levels that are visited, in place of objective.schedule.shift and what follows the size: above
     1 more steps at much noise. null: as in training."""
     height: int | None = Field(None, ge=1, json_schema_extra=FREE)
-    """Height of a picture in pixels; which there are is the family's affair. null: data.resolution."""
+    """Height of an image in pixels; which there are is the family's affair. null: data.resolution."""
     width: int | None = Field(None, ge=1, json_schema_extra=FREE)
-    """Width of a picture in pixels. null: data.resolution."""
+    """Width of an image in pixels. null: data.resolution."""
     prompts: list[str] | None = Field(None, json_schema_extra=FREE)
-    """What is drawn at each save; null: captions of the first held-out samples."""
+    """What is generated at each save; null: captions of the first held-out samples."""
     prompts_file: Annotated[str | None, ADDRESS] = Field(None, min_length=1, json_schema_extra=FREE)
     """File of prompts in place of `prompts`: text with one a line, or CSV, TSV or JSONL with a column `prompt`."""
     negative_prompt: str = Field("", json_schema_extra=FREE)
     """Prompt of the unguided side; the empty one is what caption dropout trains."""
     num_images: int = Field(8, ge=0, json_schema_extra=FREE)
-    """Pictures at each save (spread over the prompts), or pictures of one prompt in `generate`."""
+    """Images at each save (spread over the prompts), or images of one prompt in `generate`."""
     batch_size: int = Field(16, ge=1, json_schema_extra=FREE)
-    """Pictures drawn at once. It changes memory and speed, not pictures."""
+    """Images generated at once. It changes memory and speed, not images."""
     seed: int = Field(0, ge=0, json_schema_extra=FREE)
-    """Picture i starts from the noise of seed + i alone."""
+    """Image i starts from the noise of seed + i alone."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("s_tmin", "s_tmax", "s_noise"), lambda own: own.s_churn == 0, "no effect while s_churn is 0"),
-        Idle(("prompts",), lambda own: None not in (own.prompts, own.prompts_file), "prompts_file says what is drawn"),
+        Idle(("prompts",), lambda own: None not in (own.prompts, own.prompts_file), "prompts_file names the prompts"),
     )
 
     @field_validator("sampler")
@@ -122,7 +122,7 @@ class SamplingSettings(Settings):
         return {name: getattr(self, name) for name in CHURN} if self.s_churn > 0 else {}
 
     def size_px(self, resolution: int) -> tuple[int, int]:
-        """Height and width of the pictures of a run of this resolution."""
+        """Height and width of the images of a run of this resolution."""
         return self.height or resolution, self.width or resolution
 
     @model_validator(mode="after")

@@ -194,7 +194,7 @@ class Progress(StatusLine):
 
     @contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """While something else than training goes on (`drawing pictures`): it is not counted in the speed, and a
+        """While something else than training goes on (`generating images`): it is not counted in the speed, and a
         terminal shows it in place of the line."""
         self._pace.pause(self.clock())
         if self.moves:

@@ -73,7 +73,7 @@ class TrainingSettings(Settings):
     """Code for norms, gates and matrix products: `plain`: torch's own operators; `triton`: GroupNorm with SiLU,
     and GEGLU, each as one kernel, or an error; `auto`: these on a GPU; on a CPU the faster library for each product."""
     channels_last: Literal["auto"] | bool = Field("auto", json_schema_extra=ELASTIC)
-    """Pictures inside the networks have their channels last in memory, which convolutions compute faster; `auto`: on a
+    """Images inside the networks have their channels last in memory, which convolutions compute faster; `auto`: on a
     CPU, and on a GPU with the norms of Triton (others put channels first again)."""
     compile: Literal[False, "blocks"] = Field(False, json_schema_extra=ELASTIC)
     """`blocks`: torch compiles each block of the trained networks for each shape; the first steps take minutes, later
@@ -235,7 +235,7 @@ class EMASettings(Choice):
     }
 
     enabled: bool = True
-    """Keep averaged weights; pictures, validation and exports use them."""
+    """Keep averaged weights; images, validation and exports use them."""
     path: Annotated[str | None, ADDRESS] = None
     """Weights from which the average starts in place of the network's: a run folder, a checkpoint, a folder in
     diffusers' layout or a .safetensors file. It is then taken for an old one: the decay begins without a warm-up."""
@@ -269,7 +269,7 @@ class LoggingSettings(Settings):
     """Interval between lines of metrics, and one at the end; null for that alone. Updates in between do not wait for
     the device, but for one in 50, which asks whether they were finite (training.max_nonfinite_steps)."""
     tensorboard: bool = Field(True, json_schema_extra=FREE)
-    """Write TensorBoard event files beside metrics.jsonl: the numbers, and the sample pictures with their prompts."""
+    """Write TensorBoard event files beside metrics.jsonl: the numbers, and the sample images with their prompts."""
 
 
 class ValidationSettings(Settings):

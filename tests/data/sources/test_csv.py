@@ -22,7 +22,7 @@ from daguerre.errors import UserError
 
 @pytest.fixture
 def folder(tmp_path):
-    """Four pictures beside the table."""
+    """Four images beside the table."""
     for name in "abcd":
         Image.fromarray(np.full((20, 30, 3), ord(name), np.uint8)).save(tmp_path / f"{name}.png")
     return tmp_path
@@ -96,7 +96,7 @@ def test_ragged_lines_are_counted_with_their_number(folder):
     assert counts(source) == {
         "line with fewer cells than the header": (1, ["set.csv line 3"]),
         "line with more cells than the header": (1, ["set.csv line 4"]),
-        "no picture: the cell is empty": (1, ["set.csv line 7"]),
+        "no image: the cell is empty": (1, ["set.csv line 7"]),
     }
 
 
@@ -132,13 +132,13 @@ def test_a_cell_that_is_too_long(folder):
     assert counts(source) == {"line with a cell of more than 131,072 letters": (1, ["set.csv line 2"])}
 
 
-def test_empty_captions_and_missing_pictures(folder):
+def test_empty_captions_and_missing_images(folder):
     source = opened(write(folder, "path,text\na.png,\nb.png,  \nnone.png,x\n,x\nc.png,good\n"))
     assert texts(source) == ["good"]
     assert counts(source) == {
         "no caption (column 'text')": (2, ["set.csv line 2", "set.csv line 3"]),
-        "there is no picture file at the path": (1, ["set.csv line 4"]),
-        "no picture: the cell is empty": (1, ["set.csv line 5"]),
+        "there is no image file at the path": (1, ["set.csv line 4"]),
+        "no image: the cell is empty": (1, ["set.csv line 5"]),
     }
 
 
@@ -242,7 +242,7 @@ def test_a_table_that_changed_under_a_run(folder):
             source.record(1)
 
 
-def test_a_picture_that_vanished_is_a_fault(folder):
+def test_a_image_that_vanished_is_a_fault(folder):
     source = opened(write(folder, "path,text\na.png,one\n"))
     (folder / "a.png").unlink()
     with pytest.raises(FileNotFoundError):
@@ -254,7 +254,7 @@ def test_samples_are_shards_of_their_own(folder):
     assert source.index.shard_starts.tolist() == [0, 1, 2, 3]
 
 
-def test_a_far_table_with_pictures_beside_it(folder, s3):  # noqa: F811
+def test_a_far_table_with_images_beside_it(folder, s3):  # noqa: F811
     s3.put("set/table.csv", b"path,text\nimages/a.png,one\ns3://bucket/set/images/a.png,two\n")
     s3.put("set/images/a.png", (folder / "a.png").read_bytes())
     source = opened("s3://bucket/set/table.csv", cache_dir=str(folder / "cache"))

@@ -1,4 +1,4 @@
-"""A folder of pictures: what is found, what is left out and counted, and what is refused with words that help."""
+"""A folder of images: what is found, what is left out and counted, and what is refused with words that help."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ def picture(path, side=32):
     return path
 
 
-def captioned(path, text="a picture"):
+def captioned(path, text="an image"):
     picture(path)
     path.with_suffix(".txt").write_text(text, encoding="utf-8")
     return path
@@ -59,7 +59,7 @@ def counts(source):
 def test_captions_beside(pictures):
     source = opened(pictures)
     assert keys(source) == [f"{i:03}.{('jpg', 'png', 'webp')[i % 3]}" for i in range(12)]
-    assert [source.record(i).texts["text"] for i in range(3)] == ["picture 0", "picture 1", "picture 2"]
+    assert [source.record(i).texts["text"] for i in range(3)] == ["image 0", "image 1", "image 2"]
     assert source.report() == {}
 
 
@@ -123,8 +123,8 @@ def test_metadata_lines_that_cannot_be_used_are_counted(tmp_path):
     assert count == 5
     assert [e.split(":")[0] for e in examples] == [f"metadata.jsonl line {n}" for n in (3, 4, 5, 6, 7)]
     assert "no UTF-8" in examples[-1]
-    assert found["picture named in metadata.jsonl that is not in the folder"][0] == 2
-    assert found["duplicate: picture named twice in metadata.jsonl"] == (1, ["metadata.jsonl line 10: a.png"])
+    assert found["image named in metadata.jsonl that is not in the folder"][0] == 2
+    assert found["duplicate: image named twice in metadata.jsonl"] == (1, ["metadata.jsonl line 10: a.png"])
 
 
 def test_everything_left_out_has_a_reason_and_a_name(tmp_path):
@@ -137,20 +137,20 @@ def test_everything_left_out_has_a_reason_and_a_name(tmp_path):
     cut = captioned(tmp_path / "cut.png")
     cut.write_bytes(cut.read_bytes()[:20])
     picture(tmp_path / "moving.gif")
-    (tmp_path / "orphan.txt").write_text("a caption without a picture")
+    (tmp_path / "orphan.txt").write_text("a caption without an image")
     (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere.jpg")
     os.mkfifo(tmp_path / "pipe.png")
     source = opened(tmp_path)
     assert keys(source) == ["good.png"]
     assert counts(source) == {
-        "picture without a caption": (1, ["lonely.png"]),
+        "image without a caption": (1, ["lonely.png"]),
         "caption file that is not UTF-8": (1, ["latin.txt"]),
         "caption file without text": (1, ["blank.txt"]),
         "empty file": (1, ["zero.png"]),
         "not an image (JPEG, PNG and WebP can be read)": (1, ["page.jpg"]),
         "broken image": (1, ["cut.png"]),
-        "picture in a format that is not read (JPEG, PNG and WebP are)": (1, ["moving.gif"]),
-        "text file without a picture of that name": (1, ["orphan.txt"]),
+        "image in a format that is not read (JPEG, PNG and WebP are)": (1, ["moving.gif"]),
+        "text file without an image of that name": (1, ["orphan.txt"]),
         "link that leads nowhere, or no regular file": (2, ["dangling.jpg", "pipe.png"]),
     }
 
@@ -162,7 +162,7 @@ def test_what_has_no_caption_is_no_damage(tmp_path):
         (tmp_path / f"orphan{i}.txt").write_text("x")
     (tmp_path / "1.txt").write_text(" ")
     data = open_dataset(settings(tmp_path), "train")
-    assert data.report()["picture without a caption"]["count"] == 20
+    assert data.report()["image without a caption"]["count"] == 20
     for i in range(1, 40, 2):
         (tmp_path / f"{i}.png").write_bytes(b"<html>" if i % 4 == 1 else (tmp_path / f"{i}.png").read_bytes())
     with pytest.raises(UserError, match=r"10 of 20 samples cannot be used(.|\n)*not an image"):
@@ -179,7 +179,7 @@ def test_what_may_not_be_read_is_counted(tmp_path):
     assert found == {"file that may not be read": (1, ["locked.png"]), "folder that may not be read": (1, ["in"])}
 
 
-def test_a_fault_of_the_disk_is_no_reason_to_leave_a_picture_out(tmp_path, monkeypatch):
+def test_a_fault_of_the_disk_is_no_reason_to_leave_a_image_out(tmp_path, monkeypatch):
     captioned(tmp_path / "good.png")
 
     def faulty(file):
@@ -201,10 +201,10 @@ def test_links_are_followed_but_nothing_is_taken_twice(tmp_path):
     source = opened(inside)
     assert keys(source) == ["a.png", "linked/b.png"]
     assert counts(source)["folder reached a second time by a link"] == (1, ["loop"])
-    assert counts(source)["duplicate: a link to a picture that is already there"] == (1, ["same.png"])
+    assert counts(source)["duplicate: a link to an image that is already there"] == (1, ["same.png"])
 
 
-def test_small_pictures_are_kept_and_noted(tmp_path):
+def test_small_images_are_kept_and_noted(tmp_path):
     captioned(tmp_path / "a.png")
     data = open_dataset(settings(tmp_path, resolution=64), "train")
     assert data.size == 1
@@ -273,17 +273,17 @@ def test_a_folder_of_other_formats_says_so(tmp_path):
         opened(tmp_path)
 
 
-def test_pictures_without_any_caption(tmp_path):
+def test_images_without_any_caption(tmp_path):
     picture(tmp_path / "a.png")
     picture(tmp_path / "b.png")
-    with pytest.raises(UserError, match=r"none of the 2 pictures .* has a caption\. .*a\.png belongs into a\.txt"):
+    with pytest.raises(UserError, match=r"none of the 2 images .* has a caption\. .*a\.png belongs into a\.txt"):
         opened(tmp_path)
 
 
 def test_nothing_usable_lists_the_reasons(tmp_path):
     picture(tmp_path / "a.png")
     captioned(tmp_path / "b.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of the 2 pictures(.|\n)*empty file: b\.png"):
+    with pytest.raises(UserError, match=r"none of the 2 images(.|\n)*empty file: b\.png"):
         opened(tmp_path)
 
 
@@ -334,7 +334,7 @@ def test_other_caption_fields(tmp_path):
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "c.png", "alt": "alt of c"}')
     source = opened(tmp_path, captions={"fields": ["alt"]})
     assert [(r.key, r.texts["alt"]) for r in records(source)] == [("a.png", "alt of a"), ("c.png", "alt of c")]
-    assert counts(source) == {"picture without a caption": (1, ["b.png"])}
+    assert counts(source) == {"image without a caption": (1, ["b.png"])}
 
 
 def test_json_that_holds_no_object_is_counted(tmp_path):
@@ -345,7 +345,7 @@ def test_json_that_holds_no_object_is_counted(tmp_path):
     source = opened(tmp_path)
     assert keys(source) == ["good.png"]
     assert counts(source) == {
-        "JSON file beside a picture that holds no object": (4, ["a.json", "b.json", "c.json", "d.json"])
+        "JSON file beside an image that holds no object": (4, ["a.json", "b.json", "c.json", "d.json"])
     }
 
 
@@ -376,7 +376,7 @@ def test_captions_from_folder_names(tmp_path):
         ("dog/2.png", "dog"),
         ("tabby_cat/1.png", "tabby cat"),
     ]
-    assert counts(source) == {"picture outside of the folders whose names are the captions": (1, ["outside.png"])}
+    assert counts(source) == {"image outside of the folders whose names are the captions": (1, ["outside.png"])}
 
 
 @pytest.mark.parametrize("names", [{"n01": "a tench", "n02": "a shark"}, ["a tench", "a shark"]])
@@ -415,12 +415,12 @@ def test_more_formats_where_they_are_allowed(tmp_path):
     source = opened(tmp_path, formats=["gif", "tiff", "png"])
     assert keys(source) == ["a.gif", "b.TIFF", "c.png"]
     assert counts(source) == {
-        "picture in a format that is not read (GIF, TIFF and PNG are)": (1, ["d.bmp"]),
-        "text file without a picture of that name": (1, ["d.txt"]),
+        "image in a format that is not read (GIF, TIFF and PNG are)": (1, ["d.bmp"]),
+        "text file without an image of that name": (1, ["d.txt"]),
     }
 
 
-def test_sizes_are_those_of_the_upright_picture(tmp_path):
+def test_sizes_are_those_of_the_upright_image(tmp_path):
     exif = Image.Exif()
     exif[274] = 6
     Image.new("RGB", (30, 20)).save(tmp_path / "a.jpg", exif=exif)
@@ -470,7 +470,7 @@ def test_only_what_changed_is_read_again(pictures, headers_read):
     assert {r.key: r.texts["text"] for r in records(after)} == expected
     at = keys(after).index("001.png")
     assert (after.index.heights_px[at], after.index.widths_px[at]) == (33, 77)
-    assert before.record(0).texts["text"] == "picture 0"  # a run that goes on is not disturbed
+    assert before.record(0).texts["text"] == "image 0"  # a run that goes on is not disturbed
 
 
 def test_a_changed_line_of_metadata_is_seen(tmp_path):

@@ -34,7 +34,7 @@ def png(i):
 def dataset(n=6, **more):
     columns = {
         "image": [{"bytes": png(i), "path": None} for i in range(n)],
-        "text": [f"picture {i}" for i in range(n)],
+        "text": [f"image {i}" for i in range(n)],
         "label": [i % 2 for i in range(n)],
         "score": [i / 2 for i in range(n)],
         **more,
@@ -64,7 +64,7 @@ def texts(source):
 
 def test_a_dataset_in_several_files(tmp_path):
     source = opened(saved(tmp_path / "set", num_shards=3))
-    assert texts(source) == [f"picture {i}" for i in range(6)]
+    assert texts(source) == [f"image {i}" for i in range(6)]
     assert [source.record(i).image for i in range(6)] == [png(i) for i in range(6)]
     assert source.record(3).metadata == {"label": 1, "score": 1.5}
     assert source.index.numbers["score"].to_pylist() == [i / 2 for i in range(6)]
@@ -82,7 +82,7 @@ def test_what_the_library_reads_is_what_is_read(tmp_path):
         assert (ours.texts["text"], ours.metadata["label"]) == (row["text"], row["label"])
 
 
-def test_pictures_that_were_files_are_in_the_folder(tmp_path):
+def test_images_that_were_files_are_in_the_folder(tmp_path):
     Image.fromarray(np.full((20, 30, 3), 9, np.uint8)).save(tmp_path / "a.png")
     made = datasets.Dataset.from_dict({"image": [str(tmp_path / "a.png")], "text": ["x"]})
     folder = saved(tmp_path / "set", made.cast_column("image", datasets.Image()))
@@ -100,7 +100,7 @@ def test_class_labels(tmp_path):
     assert texts(named) == ["a kitten", "a puppy", "a puppy"]
     chosen = opened(saved(tmp_path / "both"), caption_column="label")
     assert texts(chosen)[:2] == ["cat", "dog"]
-    assert chosen.record(0).metadata["text"] == "picture 0"
+    assert chosen.record(0).metadata["text"] == "image 0"
 
 
 def test_splits(tmp_path):
@@ -127,7 +127,7 @@ def test_ids_hang_on_the_contents_alone(tmp_path):
 
 def test_a_selection_is_saved_flat_and_read_as_such(tmp_path):
     folder = saved(tmp_path / "set", dataset().select([4, 1]))
-    assert texts(opened(folder)) == ["picture 4", "picture 1"]
+    assert texts(opened(folder)) == ["image 4", "image 1"]
 
 
 def edited(folder, name, change):
@@ -202,7 +202,7 @@ def test_bits_flipped_anywhere(tmp_path):
     file = folder / "data-00000-of-00001.arrow"
     whole, draws = file.read_bytes(), np.random.default_rng(0)
     good = {(r.texts["text"], r.image) for r in map(opened(folder).record, range(20))}
-    start = whole.index(b"picture 0")  # offsets of the columns stand before and behind their values
+    start = whole.index(b"image 0")  # offsets of the columns stand before and behind their values
     for trial in range(60):
         body = bytearray(whole)
         first, last = (start - 400, min(start + 1200, len(body))) if trial % 2 else (0, len(body))
@@ -248,7 +248,7 @@ def test_columns_are_chosen_as_in_every_table(tmp_path):
     folder = saved(tmp_path / "set", dataset().rename_column("text", "words").remove_columns("label"))
     with pytest.raises(UserError, match=r"data\.caption_column: no column is known .*words \(text\)"):
         opened(folder)
-    assert texts(opened(folder, caption_column="words"))[0] == "picture 0"
+    assert texts(opened(folder, caption_column="words"))[0] == "image 0"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def named(tmp_path, monkeypatch):
 
 def test_a_data_set_by_name(named):
     source = opened(name=named)
-    assert texts(source) == [f"picture {i}" for i in range(5)]
+    assert texts(source) == [f"image {i}" for i in range(5)]
     assert source.record(4).image == png(4)
     assert opened(name=named, split="test").index.count == 2
     with pytest.raises(UserError, match=r"data\.split: the data set .* has no split 'dev'; it has train, test"):

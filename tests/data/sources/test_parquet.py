@@ -46,7 +46,7 @@ def write(path, columns, **given):
 
 
 def usual(n=6):
-    return {"jpg": [png(i) for i in range(n)], "caption": [f"picture {i}" for i in range(n)]}
+    return {"jpg": [png(i) for i in range(n)], "caption": [f"image {i}" for i in range(n)]}
 
 
 def records(source):
@@ -67,7 +67,7 @@ def notes(source):
 
 
 def test_img2dataset_parquet(tmp_path):
-    """As its output format `parquet` writes them: rows that failed have no picture."""
+    """As its output format `parquet` writes them: rows that failed have no image."""
     about = {
         "url": [f"http://x/{i}.jpg" for i in range(6)],
         "key": [f"{i:09}" for i in range(6)],
@@ -83,12 +83,12 @@ def test_img2dataset_parquet(tmp_path):
     write(tmp_path / "00000.parquet", columns, row_group_size=2)
     (tmp_path / "00000_stats.json").write_text("{}")
     source = opened(tmp_path)
-    assert [r.texts for r in records(source)] == [{"text": f"picture {i}"} for i in (0, 2, 3, 4, 5)]
+    assert [r.texts for r in records(source)] == [{"text": f"image {i}"} for i in (0, 2, 3, 4, 5)]
     assert [r.image for r in records(source)] == [png(i) for i in (0, 2, 3, 4, 5)]
     assert source.record(0).metadata["original_width"] == 300
     assert set(source.record(0).metadata) == {*about, "exif"} - {"NSFW"}
-    assert counts(source) == {"no picture: the cell is empty": (1, ["00000.parquet row 1"])}
-    assert notes(source) == ["columns chosen by type and name: pictures from 'jpg', captions from 'caption'"]
+    assert counts(source) == {"no image: the cell is empty": (1, ["00000.parquet row 1"])}
+    assert notes(source) == ["columns chosen by type and name: images from 'jpg', captions from 'caption'"]
     assert source.name(1) == f"{tmp_path}/00000.parquet row 2"
     assert source.index.numbers["original_width"].to_pylist() == [300.0] * 5
     assert source.index.texts["status"].to_pylist() == ["success"] * 5
@@ -100,7 +100,7 @@ def test_filters_see_the_other_columns(tmp_path):
     columns = {**usual(), "score": [0.1 * i for i in range(6)], "kind": list("ababab")}
     path = write(tmp_path / "a.parquet", columns)
     data = open_dataset(settings(path, filters="score > 0.15 and kind == 'a'", held_out_fraction=0), "train")
-    assert [record.texts["text"] for record in chosen_records(data)] == ["picture 2", "picture 4"]
+    assert [record.texts["text"] for record in chosen_records(data)] == ["image 2", "image 4"]
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_filters_see_the_other_columns(tmp_path):
     ],
     ids=lambda column: str(column.type)[:20],
 )
-def test_pictures_of_every_kind(tmp_path, column):
+def test_images_of_every_kind(tmp_path, column):
     (tmp_path / "0.png").write_bytes(png(0))
     if pa.types.is_string(column.type):
         column = pa.array([text.replace("FOLDER", str(tmp_path)) for text in column.to_pylist()])
-    source = opened(write(tmp_path / "a.parquet", {"picture": column, "text": ["x"]}), image_column="picture")
+    source = opened(write(tmp_path / "a.parquet", {"image": column, "text": ["x"]}), image_column="image")
     assert source.record(0).image == png(0)
     assert source.index.heights_px.tolist() == [20]
 
@@ -139,11 +139,11 @@ def test_several_caption_fields(tmp_path):
     columns["caption"][2] = " "
     path = write(tmp_path / "a.parquet", columns)
     source = opened(path, captions={"fields": ["text", "alt"]})
-    assert [r.texts for r in records(source)] == [{"text": "picture 0", "alt": "alt 0"}, {"text": "picture 1"}]
+    assert [r.texts for r in records(source)] == [{"text": "image 0", "alt": "alt 0"}, {"text": "image 1"}]
     assert counts(source) == {"no caption (column 'caption', 'alt')": (1, ["a.parquet row 2"])}
     only = opened(path, captions={"fields": ["alt"]})
     assert [r.texts for r in records(only)] == [{"alt": "alt 0"}]
-    assert only.record(0).metadata["caption"] == "picture 0"
+    assert only.record(0).metadata["caption"] == "image 0"
 
 
 def test_class_labels(tmp_path):
@@ -175,7 +175,7 @@ def test_names_that_a_hugging_face_table_carries(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "given", "said"),
     [
-        ({"a": [1], "text": ["x"]}, {}, r"data\.image_column: no column is known to be a picture.*a \(whole numbers\)"),
+        ({"a": [1], "text": ["x"]}, {}, r"data\.image_column: no column is known to be an image.*a \(whole numbers\)"),
         ({"jpg": [b""], "png": [b""], "text": ["x"]}, {}, r"data\.image_column: several columns .*: jpg, png\. Name"),
         ({"url": ["x"], "path": ["y"], "text": ["x"]}, {}, r"data\.image_column: several columns .*: url, path"),
         ({"jpg": [b""], "a": ["x"]}, {}, r"data\.caption_column: no column is known .*: jpg \(bytes\), a \(text\)"),
@@ -240,7 +240,7 @@ def test_dirty_cells_are_counted(tmp_path):
     source = opened(write(tmp_path / "a.parquet", {"jpg": pictures, "text": captions}))
     assert [r.texts["text"] for r in records(source)] == ["a", "fine"]
     assert counts(source) == {
-        "no picture: the cell is empty": (2, ["a.parquet row 1", "a.parquet row 2"]),
+        "no image: the cell is empty": (2, ["a.parquet row 1", "a.parquet row 2"]),
         "not an image (JPEG, PNG and WebP can be read)": (1, ["a.parquet row 3"]),
         "broken image": (1, ["a.parquet row 4"]),
         "no caption (column 'text')": (3, ["a.parquet row 5", "a.parquet row 6", "a.parquet row 7"]),
@@ -277,12 +277,12 @@ def test_paths_that_lead_nowhere_are_counted(tmp_path):
     source = opened(write(tmp_path / "a.parquet", {"path": paths, "text": ["x"] * 9}))
     assert source.index.count == 1
     assert {reason: count for reason, (count, _) in counts(source).items()} == {
-        "there is no picture file at the path": 3,
+        "there is no image file at the path": 3,
         "not an image (JPEG, PNG and WebP can be read)": 1,
         "neither a path nor an address": 1,
         "an address of a kind that is not read (http, https, s3, gs are)": 1,
         "an address without a host": 1,
-        "no picture: the cell is empty": 1,
+        "no image: the cell is empty": 1,
     }
 
 
@@ -356,7 +356,7 @@ def test_tables_of_one_source_are_alike(tmp_path):
         opened(tmp_path)
     write(tmp_path / "b.parquet", {"more": [1], "jpg": [png(9)], "caption": ["x"]})
     source = opened(tmp_path)
-    assert [r.texts["text"] for r in records(source)] == ["picture 0", "picture 1", "x"]
+    assert [r.texts["text"] for r in records(source)] == ["image 0", "image 1", "x"]
     assert source.index.numbers["more"].to_pylist() == [None, None, 1.0]
     assert source.index.shard_starts.tolist() == [0, 2, 3]
 
@@ -420,7 +420,7 @@ def test_a_table_that_changed_after_it_was_indexed(tmp_path):
     other["jpg"][2] = png(77)
     write(path, other)
     again = [source.record(i).texts["text"] for i in (0, 1, 3)]
-    assert again == ["picture 0", "picture 1", "picture 3"]
+    assert again == ["image 0", "image 1", "image 3"]
     with pytest.raises(Undecodable, match="bytes differ from the index"):
         source.record(2)
     write(path, usual(2))
@@ -453,7 +453,7 @@ def test_other_columns_have_another_index(tmp_path):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """Pictures that can only be decoded, and none decoded yet."""
+    """Images that can only be decoded, and none decoded yet."""
     monkeypatch.setattr(verbatim.Finder, "places", lambda self, data: b"")
     monkeypatch.setattr(table_parquet, "_GROUPS", table_parquet._RowGroups())
     return monkeypatch
@@ -601,7 +601,7 @@ def addresses(tmp_path, texts, **columns):
     )
 
 
-def test_pictures_at_addresses(tmp_path, s3):  # noqa: F811
+def test_images_at_addresses(tmp_path, s3):  # noqa: F811
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "0.png").write_bytes(png(0))
     (tmp_path / "web" / "page.png").write_text("<html>")
@@ -654,7 +654,7 @@ def test_a_passing_fault_is_no_skip(tmp_path, s3):  # noqa: F811
         assert source.record(1).image == png(1)
 
 
-def test_sizes_of_pictures_at_addresses(tmp_path):
+def test_sizes_of_images_at_addresses(tmp_path):
     texts = ["http://x/1.png", "http://x/2.png", "http://x/3.png"]
     path = addresses(tmp_path, texts, w=[640, None, -5], h=pa.array([480.0, 3.0, 7.0]))
     source = opened(path, width_column="w", height_column="h")

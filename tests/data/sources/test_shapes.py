@@ -1,4 +1,4 @@
-"""The `shapes` source: facts of its pictures and captions, its split, its determinism."""
+"""The `shapes` source: facts of its images and captions, its split, its determinism."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_prompts_cover_the_held_out_combinations_evenly() -> None:
     assert asked[:5] == shapes.prompts("held_out", 200, seed=1)[:5]
 
 
-def test_a_shape_outside_the_picture_is_refused() -> None:
+def test_a_shape_outside_the_image_is_refused() -> None:
     with pytest.raises(ValidationError, match="jitter_px"):
         shapes.Settings(jitter_px=9)
 

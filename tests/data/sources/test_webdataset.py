@@ -114,7 +114,7 @@ def test_tars_made_by_hand(order, tmp_path, opened):
             (folder / member).write_bytes(data)
     subprocess.run(["tar", *order, "-cf", tmp_path / "a.tar", "-C", tmp_path, "in"], check=True)
     source = opened(tmp_path / "a.tar")
-    assert contents(source) == {tars.jpeg(number): f"picture {number}" for number in range(len(names))}
+    assert contents(source) == {tars.jpeg(number): f"image {number}" for number in range(len(names))}
     theirs = {data for sample in as_webdataset(tmp_path / "a.tar").values() for data in sample.values()}
     assert theirs == {data for sample in as_we_read(source).values() for data in sample.values()}
 
@@ -122,7 +122,7 @@ def test_tars_made_by_hand(order, tmp_path, opened):
 def test_img2datasets_shards(tmp_path, opened):
     def document(number, **more):
         said = {
-            "caption": f"picture {number}",
+            "caption": f"image {number}",
             "url": f"https://x/{number}",
             "key": f"{number:09}",
             "status": "success",
@@ -140,7 +140,7 @@ def test_img2datasets_shards(tmp_path, opened):
     members = []
     for number in range(4):
         key = f"{number:09}"
-        members += [(f"{key}.jpg", tars.jpeg(number)), (f"{key}.txt", b"picture %d" % number)]
+        members += [(f"{key}.jpg", tars.jpeg(number)), (f"{key}.txt", b"image %d" % number)]
         members += [(f"{key}.json", document(number))]
     members += [("000000009.jpg", tars.jpeg(9)), ("000000009.txt", b""), ("000000009.json", document(9, caption=None))]
     (tmp_path / "00000.parquet").write_bytes(b"PAR1")
@@ -153,7 +153,7 @@ def test_img2datasets_shards(tmp_path, opened):
     assert source.index.numbers["original_width"].to_pylist() == [32.0] * 5
     assert source.index.texts["status"].to_pylist() == ["success"] * 5
     assert {"sha256", "error_message"}.isdisjoint(source.index.texts)
-    assert source.record(1).texts["text"] == "picture 1"
+    assert source.record(1).texts["text"] == "image 1"
     assert source.record(1).metadata["sha256"] == "0" * 64
     chosen = selection.select(source.index, Settings(path="x", held_out_fraction=0, resolution=8), ["train"])[0]
     assert len(chosen.numbers) == 4
@@ -216,15 +216,15 @@ def test_what_cannot_be_used_is_counted_when_it_is_indexed(tmp_path, opened):
     members += [("empty.txt", b"x"), ("alone.txt", b"x")]
     source = opened(tars.write(tmp_path / "a.tar", members))
     assert {reason: entry["count"] for reason, entry in source.report().items()} == {
-        "picture without a caption": 1,
+        "image without a caption": 1,
         "caption without text": 1,
         "caption that is not UTF-8": 1,
         "JSON that does not parse": 1,
         "broken image": 1,
         "a GIF file, which data.formats does not allow (jpeg, png, webp)": 1,
         "empty file": 1,
-        "member that is neither picture nor text": 1,
-        "member without a picture of its name": 1,
+        "member that is neither image nor text": 1,
+        "member without an image of its name": 1,
     }
     assert source.index.count == 2
     assert all(example.startswith(str(tmp_path)) for entry in source.report().values() for example in entry["examples"])
@@ -256,7 +256,7 @@ def test_members_far_from_each_other_are_read_one_by_one(tmp_path, opened, monke
     monkeypatch.setattr(
         storage_io, "read", lambda place, start, length, *a: lengths.append(length) or read(place, start, length, *a)
     )
-    assert contents(source) == {tars.jpeg(0): "picture 0", tars.jpeg(1): "picture 1"}
+    assert contents(source) == {tars.jpeg(0): "image 0", tars.jpeg(1): "image 1"}
     assert len(lengths) == 3
     assert sum(lengths) < 10_000
     hurt = bytearray((tmp_path / "a.tar").read_bytes())
@@ -305,7 +305,7 @@ def test_files_that_are_no_tar_name_themselves(data, said, tmp_path, opened):
 @pytest.mark.parametrize("data", [b"", tars.packed([]), tars.packed([("a.jpg", tars.jpeg(0)), ("readme.txt", b"x")])])
 def test_shards_without_a_usable_sample_say_what_is_expected(data, tmp_path, opened):
     (tmp_path / "a.tar").write_bytes(data)
-    with pytest.raises(UserError, match=r"data\.path: no picture with a caption in .*a\.tar(.|\n)*What is expected"):
+    with pytest.raises(UserError, match=r"data\.path: no image with a caption in .*a\.tar(.|\n)*What is expected"):
         opened(tmp_path / "a.tar")
 
 

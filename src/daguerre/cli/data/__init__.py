@@ -12,14 +12,14 @@ usage: daguerre data VERB DATA [key=value ...]
 
   pack     write a data set into tar shards
   index    read shards through once and keep what training needs to know of them
-  verify   look for damage: digests, counts, and a share of the pictures decoded
+  verify   look for damage: digests, counts, and a share of the images decoded
   stats    a page about sizes, shapes, captions, filters and what is cropped
   show     an image of what the network will see, with its captions
 
-DATA is a path (a folder of pictures, tar shards, a parquet or CSV table; also s3://, gs://, https://), or a recipe, of
+DATA is a path (a folder of images, tar shards, a parquet or CSV table; also s3://, gs://, https://), or a recipe, of
 which the data section is read. Settings are changed as in training, so that filters, captions and buckets are the same:
 
-  daguerre data stats my_pictures
+  daguerre data stats my_images
   daguerre data stats quickstart
   daguerre data show "shards/part-{000..009}.tar" data.resolution=256 data.filters="pwatermark < 0.5"
 

@@ -73,7 +73,7 @@ def summary(source: Source, settings: SourceSettings) -> list[str]:
         if plan.samples > plan.unknown:
             verb = "is" if plan.enlarged == 1 else "are"
             small = f"{plan.enlarged:,} {verb} smaller than the bucket and enlarged" if plan.enlarged else _NONE_SMALLER
-            lines.append(f"cropped: {100 * plan.cropped:.1f} % of a picture's pixels, on average; {small}")
+            lines.append(f"cropped: {100 * plan.cropped:.1f} % of an image's pixels, on average; {small}")
     return lines
 
 
@@ -105,7 +105,7 @@ def _notes(data: Opened, index: Index, plan: BucketPlan) -> list[str]:
     if data.source.index is None:
         notes.append(f"This source is endless; these are its first {index.count:,} samples.")
     if plan.unknown:
-        notes.append(f"The sizes of {plan.unknown:,} pictures are not known before they are read.")
+        notes.append(f"The sizes of {plan.unknown:,} images are not known before they are read.")
     return notes
 
 
@@ -119,7 +119,7 @@ def _facts(data: Opened, index: Index, plan: BucketPlan, captions: Sequence[str]
         width, height = (int(np.median(side[known])) for side in (index.widths_px, index.heights_px))
         facts.append(Fact("Median size", f"{width} x {height}", f"{float(np.median(megapixels)):.2g} megapixels"))
     if known.any() and plan.samples:
-        facts.append(Fact("Cropped", f"{100 * plan.cropped:.1f} %", "of a picture's pixels, on average"))
+        facts.append(Fact("Cropped", f"{100 * plan.cropped:.1f} %", "of an image's pixels, on average"))
         share = percent(plan.enlarged, plan.samples)
         note = f"{share} are smaller than their bucket" if plan.enlarged else _NONE_SMALLER
         facts.append(Fact("Enlarged", f"{plan.enlarged:,}", note))
@@ -127,7 +127,7 @@ def _facts(data: Opened, index: Index, plan: BucketPlan, captions: Sequence[str]
         count = int(there.to_numpy(zero_copy_only=False)[data.passes].sum())
         share = percent(count, int(data.passes.sum()))
         facts.append(Fact(f"With a {image}", f"{count:,}", f"{share} of those that pass"))
-    facts.append(Fact("Buckets", f"{len(plan.used):,}", f"of {len(plan.used) + len(plan.unused):,} have pictures"))
+    facts.append(Fact("Buckets", f"{len(plan.used):,}", f"of {len(plan.used) + len(plan.unused):,} have images"))
     if captions:
         words = int(np.median([len(caption.split()) for caption in captions]))
         letters = int(np.median([len(caption) for caption in captions]))
@@ -151,7 +151,7 @@ def _histograms(index: Index, passes: np.ndarray, settings: SourceSettings, capt
         found.append(replace(aspect, note="The thin lines are the buckets."))
         cropped = statistics.cropped_shares(index, passes, settings)
         if cropped.kept.any():
-            found.append(_bars("Cropped", "per cent of a picture's pixels", cropped, log=False))
+            found.append(_bars("Cropped", "per cent of an image's pixels", cropped, log=False))
     if captions:
         lengths = statistics.lengths([len(caption.split()) for caption in captions])
         note = f"{len(captions):,} captions that were read; the last bar holds all that are longer."

@@ -29,7 +29,7 @@ HELP = """\
 usage: daguerre data index PATH... [key=value ...]
 
 Reads tar shards through and writes SHARD.index beside each: how many samples, where they are, their digests, sizes of
-pictures and metadata for filters. Training needs them, and makes those that are missing when it starts; here they are
+images and metadata for filters. Training needs them, and makes those that are missing when it starts; here they are
 made beforehand, in parallel, and lie where others find them too. Shards that have one already are left alone.
 
   daguerre data index my_shards
@@ -39,7 +39,7 @@ made beforehand, in parallel, and lie where others find them too. Shards that ha
 
   again=true       make all of them anew
   processes=N      worker processes (as many as cores)
-  data.formats     kinds of pictures, where a recipe has others than the usual
+  data.formats     kinds of images, where a recipe has others than the usual
 
 Exits with 1 if a shard is damaged: the index holds what can be read of it, and where it is broken.
 """

@@ -42,7 +42,7 @@ dataset.json. Image files are copied byte for byte; images that a source makes b
 that training on the shards draws the same random numbers as training on the data. The same command again goes on where
 it was stopped: finished shards are checked and kept.
 
-  daguerre data pack my_pictures -o my_shards
+  daguerre data pack my_images -o my_shards
   daguerre data pack photos.parquet -o s3://bucket/photos shard_mb=512
   daguerre data pack "raw/{00000..00099}.tar" -o clean data.filters="pwatermark < 0.5 and original_width >= 512"
   daguerre data pack quickstart -o shapes count=10000

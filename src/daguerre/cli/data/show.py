@@ -28,11 +28,11 @@ HELP = """\
 usage: daguerre data show DATA [-o sheet.png] [count=24] [key=value ...]
 
 Takes samples at random and shows each as training has it in its first epoch: decoded, resized to its bucket, flipped
-and cropped, with the caption that is drawn for it (none is dropped here); a mask stands on its right. The same command
+and cropped, with the caption that is chosen for it (none is dropped here); a mask stands on its right. The same command
 shows the same samples.
 
-  daguerre data show my_pictures
-  daguerre data show my_pictures data.resolution=256 data.crop=random data.buckets.aspects=auto
+  daguerre data show my_images
+  daguerre data show my_images data.resolution=256 data.crop=random data.buckets.aspects=auto
   daguerre data show quickstart -o shapes.png count=40
 
   -o FILE or out=FILE   .png, .jpg or .webp (data-show.png)

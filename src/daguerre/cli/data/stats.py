@@ -36,17 +36,17 @@ HELP = """\
 usage: daguerre data stats DATA [-o stats.html] [key=value ...]
 
 Prints how many samples there are, what is left out and how much is cropped. Writes one page that needs no other file:
-histograms of sizes, aspect ratios and caption lengths, which bucket takes how many pictures and how much of them it
+histograms of sizes, aspect ratios and caption lengths, which bucket takes how many images and how much of them it
 crops, what each filter passes, what is left out and why, the metadata that filters can use, and example images. Sizes
 and metadata come from the index, of all samples; captions from random samples.
 
-  daguerre data stats my_pictures
+  daguerre data stats my_images
   daguerre data stats "shards/{000..099}.tar" data.buckets.aspects=auto data.filters="pwatermark < 0.5"
   daguerre data stats quickstart -o shapes.html open=true
 
   -o FILE or out=FILE   the page (data-stats.html)
   read=N                samples that are read for captions (2000)
-  pictures=N            how many of them are shown (24)
+  images=N              how many of them are shown (24)
   open=true             show the page in the browser
   seed=N                which samples are drawn (0, or the recipe's)
   data.KEY=VALUE        settings of the data, as in training
@@ -63,8 +63,8 @@ class Options(Settings):
     out: Annotated[str, ADDRESS] = Field("data-stats.html", min_length=1)
     """The page that is written."""
     read: int = Field(2000, ge=1)
-    """Samples that are read for captions and pictures."""
-    pictures: int = Field(24, ge=0, le=400)
+    """Samples that are read for captions and images."""
+    images: int = Field(24, ge=0, le=400)
     """Images on the page."""
     open: bool = False
     """Show the page in the browser."""
@@ -136,7 +136,7 @@ def _inspected(data: Opened, request: Request[Options]) -> Inspection:
     """Reads some samples, and decodes some of these."""
     found = Inspection()
     numbers = samples.usable(data).drawn(request.options.read, request.seed, "stats")
-    shown = np.linspace(0, len(numbers) - 1, min(len(numbers), request.options.pictures)).astype(int)
+    shown = np.linspace(0, len(numbers) - 1, min(len(numbers), request.options.images)).astype(int)
     with Counter("reading", len(numbers)) as counter:
         for i, sample in enumerate(samples.seen(data, numbers, request.seed)):
             counter.add(1)

@@ -32,20 +32,20 @@ from daguerre.storage.expand import expand
 from daguerre.storage.file_cache import default_folder
 from daguerre.tracking.progress import Counter
 
-SUMMARY = "look for damage: digests, counts, and a share of the pictures decoded"
+SUMMARY = "look for damage: digests, counts, and a share of the images decoded"
 HELP = """\
 usage: daguerre data verify DATA [share=S] [key=value ...]
 
 Reads the data whole and compares it with what is known of it: shards with their indexes and with the dataset.json of
-`data pack`, sample by sample where a shard is not what it was. Decodes all pictures, or of a large set as many as a
+`data pack`, sample by sample where a shard is not what it was. Decodes all images, or of a large set as many as a
 laptop decodes in about a minute. Exits with 1 if anything is damaged or missing.
 
   daguerre data verify my_shards
-  daguerre data verify my_pictures share=1
+  daguerre data verify my_images share=1
   daguerre data verify "s3://bucket/part-{000..099}.tar" share=0.001
 
-  share=S          share of the pictures that are decoded, from 0 to 1: 1 finds every broken picture. Default: all of
-                   20 gigapixels (1,600 photographs of 12 megapixels, 50,000 pictures of 512 x 512), of more so many;
+  share=S          share of the images that are decoded, from 0 to 1: 1 finds every broken image. Default: all of
+                   20 gigapixels (1,600 photographs of 12 megapixels, 50,000 images of 512 x 512), of more so many;
                    0.01 of what is far away
   processes=N      worker processes (as many as cores)
   data.KEY=VALUE   settings of the source, such as data.formats; filters leave nothing out here
@@ -71,7 +71,7 @@ class Options(Settings):
     """Options of `verify`."""
 
     share: float | None = Field(None, ge=0, le=1)
-    """Share of the pictures that are decoded. Default: by their number and sizes."""
+    """Share of the images that are decoded. Default: by their number and sizes."""
     processes: int | None = Field(None, ge=1)
     """Worker processes."""
 
@@ -168,7 +168,7 @@ def _report(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
         extent = f"{counted(len(found), 'shard')}, {extent}, {size_text(sum(one.bytes or 0 for one in found))}"
     share = percent(decoded, samples).replace("\N{NO-BREAK SPACE}", " ")
     how = "all" if decoded == samples else f"{share}; share=1 decodes all"
-    print(f"{extent}; {counted(decoded, 'picture')} decoded ({how}), in {duration_text(seconds)}")
+    print(f"{extent}; {counted(decoded, 'image')} decoded ({how}), in {duration_text(seconds)}")
     for line in figures.summary(subject.source, subject.settings):
         print(line)
     for title, report in (("found when the data was opened:", before), ("damaged:", faults)):

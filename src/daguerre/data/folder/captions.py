@@ -1,4 +1,4 @@
-"""Captions and metadata of pictures in a folder: from metadata.jsonl, from files beside them, or from names.
+"""Captions and metadata of images in a folder: from metadata.jsonl, from files beside them, or from names.
 
 Which files there are is `data/folder/scan.py`.
 """
@@ -61,7 +61,7 @@ class Words:
     folder: Path
     rules: Rules
     others: set[str]
-    """Files that are no pictures."""
+    """Files that are no images."""
     listed: Mapping[str, dict[str, Any]]
     """{path: line} of metadata.jsonl."""
     classes: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Words:
         return cls(folder, rules, others, listed, _of_folders(sorted(names), rules.classes) if rules.classes else {})
 
     def stamp(self, path: str, beside: Mapping[str, str]) -> int:
-        """Stands for the picture's file, the images `beside` it and all that is said of it, by sizes and times of
+        """Stands for the image's file, the images `beside` it and all that is said of it, by sizes and times of
         change."""
         digest = xxhash.xxh3_64(_stamp(self.folder / path))
         for name, image in beside.items():
@@ -89,7 +89,7 @@ class Words:
         return digest.intdigest()
 
     def said(self, path: str) -> tuple[dict[str, str], dict[str, Any]]:
-        """Caption fields and metadata of a picture. `NoCaption` where no field in use has text."""
+        """Caption fields and metadata of an image. `NoCaption` where no field in use has text."""
         line = self.listed.get(path)
         stem = os.path.splitext(path)[0]
         about = dict(line) if line is not None else self._beside(stem + ".json")
@@ -105,7 +105,7 @@ class Words:
         if wanted and not any(map(is_text, wanted)):
             raise NoCaption(NO_TEXT, damage=True)
         if self.rules.fields and not wanted:
-            raise NoCaption("picture without a caption")
+            raise NoCaption("image without a caption")
         metadata = {name: value for name, value in about.items() if name != CAPTION}
         return texts, mended(metadata)
 
@@ -126,7 +126,7 @@ class Words:
             return words
         name = parent(path)
         if not name:
-            raise NoCaption("picture outside of the folders whose names are the captions")
+            raise NoCaption("image outside of the folders whose names are the captions")
         return self.classes.get(name) or printable(name).replace("_", " ").strip()
 
     def _beside(self, path: str) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Words:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise NoCaption("JSON file beside a picture that holds no object", path, damage=True)
+            raise NoCaption("JSON file beside an image that holds no object", path, damage=True)
         return found
 
 
@@ -181,7 +181,7 @@ def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
     unknown = [printable(name) for name in names if name not in known]
     shown = ", ".join(unknown[:5]) + ", ..." * (len(unknown) > 5)
     raise UserError(
-        f"data.idx_to_prompt: {len(unknown):,} of the {len(names):,} folders with pictures are not among its "
+        f"data.idx_to_prompt: {len(unknown):,} of the {len(names):,} folders with images are not among its "
         f"{len(classes.prompts):,} classes ({shown}). Folders are called "
         "as the classes are in idx_to_prompt, or there are as many folders as classes 0, 1, 2 and so on, in that order",
         code="unknown",
@@ -190,7 +190,7 @@ def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
 
 
 def _metadata(folder: Path, rules: Rules, images: set[str], counts: skipped.Counts) -> dict[str, dict[str, Any]]:
-    """{path: line} of the lines of metadata.jsonl that name a picture of the folder."""
+    """{path: line} of the lines of metadata.jsonl that name an image of the folder."""
     listed: dict[str, dict[str, Any]] = {}
     wanted = rules.fields if rules.captions_from == "files" else ()
     for number, raw in enumerate((folder / METADATA).read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
@@ -204,10 +204,10 @@ def _metadata(folder: Path, rules: Rules, images: set[str], counts: skipped.Coun
         path = os.path.normpath(line["file_name"])
         if path not in images:
             skipped.add(
-                counts, "picture named in metadata.jsonl that is not in the folder", f"{where}: {line['file_name']}"
+                counts, "image named in metadata.jsonl that is not in the folder", f"{where}: {line['file_name']}"
             )
         elif path in listed:
-            skipped.add(counts, "duplicate: picture named twice in metadata.jsonl", f"{where}: {path}", damage=False)
+            skipped.add(counts, "duplicate: image named twice in metadata.jsonl", f"{where}: {path}", damage=False)
         else:
             listed[path] = line
     return listed

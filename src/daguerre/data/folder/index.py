@@ -1,7 +1,7 @@
-"""The index of a folder of pictures, kept in the cache folder: what has not changed is not read again.
+"""The index of a folder of images, kept in the cache folder: what has not changed is not read again.
 
 Each state of the folder has a file of its own, named by its contents, so that a run that reads one is not disturbed by
-a later start that found other pictures.
+a later start that found other images.
 """
 
 from __future__ import annotations

@@ -28,17 +28,17 @@ from daguerre.unicode import printable
 SUFFIXES = {name: tuple(f".{extension}" for extension in known) for name, known in samples.EXTENSIONS.items()}
 """What files of a format are called."""
 EXTENSIONS = tuple(suffix for name in headers.USUAL for suffix in SUFFIXES[name])
-"""What pictures are called where a recipe allows no more than the usual formats."""
+"""What images are called where a recipe allows no more than the usual formats."""
 OTHER_IMAGES: tuple[str, ...] = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".ico", ".psd", ".svg")
 OTHER_IMAGES += tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 LAYOUT = """What is expected (folders inside are read too):
-  DIR/cat.jpg   DIR/cat.txt      a caption beside each picture (JPEG, PNG or WebP), UTF-8; or DIR/cat.json
+  DIR/cat.jpg   DIR/cat.txt      a caption beside each image (JPEG, PNG or WebP), UTF-8; or DIR/cat.json
 or one file for all of them:
-  DIR/cat.jpg   DIR/metadata.jsonl   with a line {"file_name": "cat.jpg", "text": "a cat"} for each picture
+  DIR/cat.jpg   DIR/metadata.jsonl   with a line {"file_name": "cat.jpg", "text": "a cat"} for each image
 or captions in the names: data.captions_from=file_names or folder_names"""
 TWICE, CLOSED = "folder reached a second time by a link", "folder that may not be read"
-LONE_TEXT = "text file without a picture of that name"
-TWO_MASKS, LONE_MASK = "duplicate: second mask of one picture", "mask without a picture of its name"
+LONE_TEXT = "text file without an image of that name"
+TWO_MASKS, LONE_MASK = "duplicate: second mask of one image", "mask without an image of its name"
 NO_SAMPLES = frozenset({TWICE, CLOSED, LONE_TEXT})
 """Reasons that tell of something else than a sample."""
 _PROGRESS_SECONDS = 10.0
@@ -46,7 +46,7 @@ _PROGRESS_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture with its captions."""
+    """One image with its captions."""
 
     path: str
     """Inside the folder."""
@@ -140,7 +140,7 @@ def _unseen(
             continue
         target = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
         if target in seen and path.lower().endswith(suffixes):
-            skipped.add(counts, "duplicate: a link to a picture that is already there", printable(path), damage=False)
+            skipped.add(counts, "duplicate: a link to an image that is already there", printable(path), damage=False)
             continue
         seen.add(target)
         yield path
@@ -152,7 +152,7 @@ def _told(images: Sequence[str]) -> Iterator[str]:
     for number, path in enumerate(images):
         yield path
         if (now := time.monotonic()) - spoken > _PROGRESS_SECONDS:
-            print(f"looked at {number + 1:,} of {len(images):,} pictures", file=sys.stderr, flush=True)
+            print(f"looked at {number + 1:,} of {len(images):,} images", file=sys.stderr, flush=True)
             spoken = now
 
 
@@ -192,7 +192,7 @@ def _count_unused(
     for path in sorted(others):
         stem, extension = os.path.splitext(path)
         if extension.lower() in OTHER_IMAGES and extension.lower() not in suffixes:
-            reason = f"picture in a format that is not read ({_spoken(rules.formats, 'and')} are)"
+            reason = f"image in a format that is not read ({_spoken(rules.formats, 'and')} are)"
             skipped.add(counts, reason, printable(path), damage=False)
         elif extension in TEXT_FILES and stem not in stems:
             skipped.add(counts, LONE_TEXT, printable(path), damage=False)
@@ -211,13 +211,13 @@ def _nothing(folder: Path, images: Sequence[str], rules: Rules, counts: skipped.
     if not images:
         formats = _spoken(rules.formats, "or")
         return f"data.path: there is no {formats} file in {str(folder)!r}.{found}\n{LAYOUT}"
-    if counts.get("picture without a caption", {"count": 0})["count"] == len(images):
+    if counts.get("image without a caption", {"count": 0})["count"] == len(images):
         return (
-            f"data.path: none of the {len(images):,} pictures in {str(folder)!r} has a caption. Write one beside each: "
+            f"data.path: none of the {len(images):,} images in {str(folder)!r} has a caption. Write one beside each: "
             f"the caption of {printable(images[0])} belongs into {printable(os.path.splitext(images[0])[0])}.txt.\n"
             + LAYOUT
         )
-    return f"data.path: none of the {len(images):,} pictures in {str(folder)!r} can be used.{found}\n{LAYOUT}"
+    return f"data.path: none of the {len(images):,} images in {str(folder)!r} can be used.{found}\n{LAYOUT}"
 
 
 @dataclass(frozen=True)
@@ -225,12 +225,12 @@ class _Beside:
     """Images that belong to others, such as masks."""
 
     files: frozenset[str]
-    """Those that lie among the pictures."""
+    """Those that lie among the images."""
     by_stem: Mapping[str, Mapping[str, str]]
-    """{path of the picture without extension: {name: path}}."""
+    """{path of the image without extension: {name: path}}."""
 
     def of(self, path: str) -> Mapping[str, str]:
-        """{name: path} of a picture's, sorted."""
+        """{name: path} of an image's, sorted."""
         return self.by_stem.get(os.path.splitext(path)[0], {})
 
 

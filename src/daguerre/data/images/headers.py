@@ -86,7 +86,7 @@ def orientation(image: Image.Image, to_the_end: bool = True) -> int:
     except BROKEN as error:
         if _of_the_system(error):
             raise
-        return 1  # the picture itself is whole
+        return 1  # the image itself is whole
     return found if found in range(1, 9) else 1
 
 

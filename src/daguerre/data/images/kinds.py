@@ -47,7 +47,7 @@ def owner(stem: str) -> tuple[str, str] | None:
 
 def lacking(name: str) -> str:
     """The reason for a sample without this image."""
-    return f"no {name} beside the picture" if KINDS[name].absent is None else f"kept without a {name}: all of it counts"
+    return f"no {name} beside the image" if KINDS[name].absent is None else f"kept without a {name}: all of it counts"
 
 
 def check(name: str, encoded: bytes, size: tuple[int, int], formats: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ def check(name: str, encoded: bytes, size: tuple[int, int], formats: Sequence[st
 def check_shape(own: tuple[int, int], size: tuple[int, int]) -> None:
     """`Undecodable` if an image of this (height, width) is not `size` at another scale, within a pixel."""
     if abs(own[0] * size[1] - own[1] * size[0]) > max(size):
-        raise Undecodable("another aspect ratio than its picture's")
+        raise Undecodable("another aspect ratio than its image's")
 
 
 @contextmanager

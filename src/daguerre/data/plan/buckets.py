@@ -150,8 +150,8 @@ def _check_known(settings: SharedSettings, every: Sequence[Bucket], unknown: np.
     if needed and (count := int(unknown.sum())):
         why = f"there are {len(every)} buckets" if len(every) > 1 else "data.buckets.upscale is false"
         raise UserError(
-            f"data.buckets: the sizes of {count:,} of {len(unknown):,} pictures are not in the index (those of "
-            f"pictures at addresses never are), and {why}. Make shards of them with `daguerre data pack`, or train on "
+            f"data.buckets: the sizes of {count:,} of {len(unknown):,} images are not in the index (those of "
+            f"images at addresses never are), and {why}. Make shards of them with `daguerre data pack`, or train on "
             "squares of one resolution with upscale=true",
             code="missing",
             setting="data.buckets",

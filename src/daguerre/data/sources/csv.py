@@ -23,7 +23,7 @@ SUFFIXES = (".csv", ".tsv")
 
 
 class Settings(TableSettings):
-    """CSV or TSV files: one picture's path or address with its caption a row; the rest is metadata."""
+    """CSV or TSV files: one image's path or address with its caption a row; the rest is metadata."""
 
     source: Literal["csv"] = "csv"
     """Name of this source."""

@@ -28,11 +28,11 @@ from daguerre.types import IMAGE, Record
 from daguerre.unicode import printable
 
 _NOT_FOLDER_NAMES = "no effect without captions_from=folder_names"
-_ONE_CAPTION = "no effect, as captions.text is the caption of every picture"
+_ONE_CAPTION = "no effect, as captions.text is the caption of every image"
 
 
 class Settings(SourceSettings):
-    """Captioned pictures in a folder: `cat.jpg` with `cat.txt`, a metadata.jsonl with `file_name` and `text` ..."""
+    """Captioned images in a folder: `cat.jpg` with `cat.txt`, a metadata.jsonl with `file_name` and `text` ..."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         *SourceSettings.idle,
@@ -51,15 +51,15 @@ class Settings(SourceSettings):
     """The folder; folders inside it are read too. It may move between two starts: samples are known by their path
     inside it."""
     captions_from: Literal["files", "file_names", "folder_names"] = "files"
-    """Source of captions: `files` (metadata.jsonl, or .txt or .json beside each picture), `file_names` (underscores are
-    spaces, a number at the end is dropped) or `folder_names` (of the folder that each picture is in: class names)."""
+    """Source of captions: `files` (metadata.jsonl, or .txt or .json beside each image), `file_names` (underscores are
+    spaces, a number at the end is dropped) or `folder_names` (of the folder that each image is in: class names)."""
     mask_dir: Annotated[str | None, ADDRESS] = Field(
         None, min_length=1, json_schema_extra=FREE, exclude_if=lambda folder: folder is None
     )
-    """Folder with a mask for each picture, at the same path but for the extension. Default: masks are beside the
-    pictures, `cat.mask.png` or `cat-masklabel.png` beside `cat.jpg`. For `objective.mask`."""
+    """Folder with a mask for each image, at the same path but for the extension. Default: masks are beside the
+    images, `cat.mask.png` or `cat-masklabel.png` beside `cat.jpg`. For `objective.mask`."""
     generate: GenerateSettings | None = Field(None, json_schema_extra=FREE, exclude_if=lambda made: made is None)
-    """Draws what the folder lacks before training. Default: the folder is taken as it is."""
+    """Generates what the folder lacks before training. Default: the folder is taken as it is."""
     idx_to_prompt: Labels | None = None
     """Meaning of folder names, with captions_from=folder_names: a map from names, a JSON file with one, or, for as many
     folders as there are classes, a list in their sorted order (or `imagenet`)."""
@@ -67,7 +67,7 @@ class Settings(SourceSettings):
     @model_validator(mode="after")
     def _drawn_of_something(self) -> Self:
         if self.generate is not None and self.generate.prompt is None and self.captions.text is None:
-            raise ValueError("generate.prompt says what is drawn, or captions.text, which is learnt as well: give one")
+            raise ValueError("generate needs a prompt: generate.prompt, or captions.text, which is learnt as well")
         return self
 
 
@@ -134,8 +134,8 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
     folder = Path(settings.path).expanduser()
     if settings.generate is not None and not folder.exists():
         raise UserError(
-            f"data.path: {str(folder)!r} does not exist yet: `daguerre train` draws {settings.generate.count:,} "
-            "pictures into it before it trains",
+            f"data.path: {str(folder)!r} does not exist yet: `daguerre train` generates {settings.generate.count:,} "
+            "images into it before it trains",
             code="missing",
             setting="data.path",
         )

@@ -61,7 +61,7 @@ class Settings(TableSettings):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.path is None) == (self.name is None):
-            drop = "; data.name=null drops a recipe's, and pictures in a folder are data.source=folder data.path=DIR"
+            drop = "; data.name=null drops a recipe's, and images in a folder are data.source=folder data.path=DIR"
             both = drop if self.path is not None else ""
             raise ValueError(f"give either path (a folder of save_to_disk) or name (a data set on the hub){both}")
         return self

@@ -21,7 +21,7 @@ SUFFIXES = (".parquet", ".pq")
 
 
 class Settings(TableSettings):
-    """Parquet files, such as img2dataset or the Hugging Face hub have: one picture with its caption a row."""
+    """Parquet files, such as img2dataset or the Hugging Face hub have: one image with its caption a row."""
 
     source: Literal["parquet"] = "parquet"
     """Name of this source."""

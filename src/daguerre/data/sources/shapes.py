@@ -24,7 +24,7 @@ from daguerre.data.source import Split
 from daguerre.settings import FREE, Idle
 from daguerre.types import IMAGE, Record
 
-PICTURE_PX = 64
+IMAGE_PX = 64
 COLOURS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
         "red": (220, 30, 35),
@@ -44,7 +44,7 @@ PHRASINGS = (
     "a {size} {colour} {shape} on a {background} background",
     "{size} {colour} {shape}, {background} background",
     "a {background} background with a {size} {colour} {shape}",
-    "a picture of a {size} {colour} {shape} on {background}",
+    "an image of a {size} {colour} {shape} on {background}",
     "a {colour} {shape}, {size}, on a {background} background",
     "there is a {size} {colour} {shape} in front of a {background} background",
 )
@@ -55,7 +55,7 @@ _ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout",
 
 
 class Settings(SourceSettings):
-    """The built-in pictures: 64 x 64 px, one shape each."""
+    """The built-in images: 64 x 64 px, one shape each."""
 
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(tuple(set(SourceSettings.model_fields) - _ACTING), lambda own: True, "no effect on procedural images"),
@@ -63,13 +63,13 @@ class Settings(SourceSettings):
 
     source: Literal["shapes"] = "shapes"
     """Name of this source."""
-    resolution: int = Field(PICTURE_PX, ge=PICTURE_PX, le=PICTURE_PX)
-    """Side of the pictures, in pixels: they are drawn at 64, and read at 64."""
+    resolution: int = Field(IMAGE_PX, ge=IMAGE_PX, le=IMAGE_PX)
+    """Side of the images, in pixels: they are rendered at 64, and read at 64."""
     jitter_px: float = Field(2.0, ge=0, le=3)
-    """Largest distance of a shape's centre from the picture's centre, in pixels, along each axis. At 0 every
-    shape is centred; up to 3 keeps the largest shape inside the picture."""
+    """Largest distance of a shape's centre from the image's centre, in pixels, along each axis. At 0 every
+    shape is centred; up to 3 keeps the largest shape inside the image."""
     checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
-    """Prompts of held-out combinations that are drawn at the end of a run and read by the pixel checker."""
+    """Prompts of held-out combinations whose images are generated at the end of a run and read by the pixel checker."""
 
     def words(self) -> frozenset[str]:
         given = super().words()
@@ -175,7 +175,7 @@ def render(combination: Combination, centre_px: tuple[float, float] = (0.0, 0.0)
 
 def coverage(shape: str, radius_px: float, centre_px: tuple[float, float]) -> np.ndarray:
     """The share of each pixel that the shape covers: (64, 64) float32 in [0, 1]."""
-    axis = np.arange(PICTURE_PX, dtype=np.float32) - np.float32((PICTURE_PX - 1) / 2)
+    axis = np.arange(IMAGE_PX, dtype=np.float32) - np.float32((IMAGE_PX - 1) / 2)
     x = (axis - np.float32(centre_px[0])) / np.float32(radius_px)
     y = (axis - np.float32(centre_px[1])) / np.float32(radius_px)
     distance_px = SHAPES[shape](x[None, :], y[:, None]) * np.float32(radius_px)

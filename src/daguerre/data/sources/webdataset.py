@@ -43,7 +43,7 @@ GAP_BYTES = 1 << 20
 """Most bytes between the members of a sample that are read with them in one request."""
 DIFFERENT = "bytes differ from the index: damaged, cut off or replaced since the shard was indexed"
 _READINGS = 6
-LAYOUT = """What is expected in a tar: pictures (JPEG, PNG or WebP), each with members of its own name beside it,
+LAYOUT = """What is expected in a tar: images (JPEG, PNG or WebP), each with members of its own name beside it,
   000012.jpg   000012.txt   (a caption, UTF-8)   or   000012.json   {"caption": "a cat", ...}
   000012.jpg   000012.cls   (a class; data.idx_to_prompt gives its words)"""
 
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WebdatasetSource:
-    """The samples of all shards, in the order of the shards and of the pictures in them."""
+    """The samples of all shards, in the order of the shards and of the images in them."""
 
     places: tuple[Location, ...]
     paths: tuple[Path, ...]
@@ -218,7 +218,7 @@ def open_source(settings: Settings, split: Split) -> WebdatasetSource:
         instead = f" What was found instead:\n{left_out}" if left_out else ""
         several = f"any of the {len(found):,} shards, {found[0].name} and so on"
         where = found[0].name if len(found) == 1 else several
-        what = f"data.path: no picture with a caption in {where}.{instead}\n{LAYOUT}"
+        what = f"data.path: no image with a caption in {where}.{instead}\n{LAYOUT}"
         raise UserError(what, code="empty", setting="data.path")
     _check_classes(settings, source)
     return source

@@ -30,7 +30,7 @@ class ArrowTables:
         with damage_as(Unreadable):
             return _arrow(file_now(file)).schema
 
-    def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
+    def parts(self, file: Path, columns: Sequence[str], image: str, where: str) -> Iterator[Part | Damage]:
         """Batch by batch."""
         opened = _arrow(file_now(file))
         for start, batch in zip(opened.starts.tolist(), opened.batches, strict=False):

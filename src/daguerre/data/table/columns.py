@@ -44,7 +44,7 @@ PATH_NAMES = (
     "image_file",
 )
 """What columns are usually called, in small letters: none is guessed beyond these."""
-PICTURE = "bytes, {bytes, path}, a path or an address"
+IMAGE = "bytes, {bytes, path}, a path or an address"
 
 
 class TableSettings(SourceSettings):
@@ -55,7 +55,7 @@ class TableSettings(SourceSettings):
         Idle(
             ("caption_column", "idx_to_prompt"),
             lambda own: own.captions.text is not None,
-            "no effect, as captions.text is the caption of every picture",
+            "no effect, as captions.text is the caption of every image",
         ),
         Idle(
             ("caption_column", "idx_to_prompt"),
@@ -65,19 +65,19 @@ class TableSettings(SourceSettings):
     )
 
     image_column: str | None = None
-    """Column with the pictures: the bytes of an image file, `{bytes, path}` as Hugging Face writes it, a path (from the
+    """Column with the images: the bytes of an image file, `{bytes, path}` as Hugging Face writes it, a path (from the
     table's folder) or an address (http, https, s3, gs). Default: the only column that can be one, by type or name."""
     caption_column: str | None = None
     """Column of the caption field `text`. Default: the only column called text, caption, txt, prompt or captions in any
     case, else the only column of class labels. Further fields of `captions.fields` are columns by their own names."""
     mask_column: str | None = Field(None, exclude_if=lambda column: column is None)
-    """Column with the masks, of the same kinds as images; empty cells for pictures without one. For
+    """Column with the masks, of the same kinds as images; empty cells for images without one. For
     `objective.mask`."""
     idx_to_prompt: Labels | None = None
     """Names of the classes, where the caption column holds class labels: a list, a map, a JSON file with either, or
     `imagenet`. Default: the names that a Hugging Face table carries."""
     width_column: str | None = None
-    """Column with the widths of pictures at addresses, in pixels, upright; pictures that are here are measured instead.
+    """Column with the widths of images at addresses, in pixels, upright; images that are here are measured instead.
     Buckets of several shapes need it."""
     height_column: str | None = None
     """The same for heights."""
@@ -89,7 +89,7 @@ class TableSettings(SourceSettings):
         if self.image_column is not None and self.image_column == self.caption_column:
             raise ValueError(f"image_column and caption_column are both {self.image_column!r}: they are two columns")
         if self.mask_column is not None and self.mask_column in (self.image_column, self.caption_column):
-            raise ValueError(f"mask_column: {self.mask_column!r} holds pictures or captions: name another column")
+            raise ValueError(f"mask_column: {self.mask_column!r} holds images or captions: name another column")
         return self
 
 
@@ -105,7 +105,7 @@ class Columns:
     size: tuple[str, str] | None = None
     """Columns of height and width."""
     beside: tuple[tuple[str, str], ...] = ()
-    """(name, column) of the images beside the pictures."""
+    """(name, column) of the images beside the images."""
     automatic: tuple[str, ...] = ()
     """What was chosen without a setting, in words."""
 
@@ -118,7 +118,7 @@ class Columns:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The columns with images, that of the pictures first."""
+        """The columns with images, that of the images first."""
         return (self.image, *(column for _, column in self.beside))
 
     @property
@@ -147,11 +147,11 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
         image = _only(
             [name for name in _image_candidates(schema) if name != settings.mask_column],
             "image_column",
-            "a picture (bytes, {bytes, path}, a path or an address)",
+            "an image (bytes, {bytes, path}, a path or an address)",
             schema,
             where,
         )
-        automatic.append(f"pictures from {image!r}")
+        automatic.append(f"images from {image!r}")
     _check_image_column(schema, image, "image_column", where)
     beside = () if settings.mask_column is None else ((MASK, settings.mask_column),)
     for name, of in beside:

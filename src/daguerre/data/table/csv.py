@@ -74,7 +74,7 @@ class CsvTables:
             raise Unreadable(f"line {first.line}, the header, is not UTF-8")
         return cells
 
-    def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
+    def parts(self, file: Path, columns: Sequence[str], image: str, where: str) -> Iterator[Part | Damage]:
         """All rows in order, and each that cannot be used."""
         names = self.schema(file).names
         chosen = [names.index(name) for name in columns]

@@ -31,8 +31,8 @@ class Part(NamedTuple):
     batch: pa.RecordBatch
     spans: np.ndarray | None = None
     """[n, 3] int64: first byte, length and first line of each, where a table is text."""
-    pictures_from: int | None = None
-    """Where the pictures of these and the following rows begin in the file, if they stand there as they are."""
+    images_from: int | None = None
+    """Where the images of these and the following rows begin in the file, if they stand there as they are."""
 
 
 class Damage(NamedTuple):
@@ -52,8 +52,8 @@ class Tables(Protocol):
     def schema(self, file: Path) -> pa.Schema:
         """The columns. `Unreadable` where the file is none of this kind."""
 
-    def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
-        """All rows in order, a bounded number at a time; `picture` is one of the columns."""
+    def parts(self, file: Path, columns: Sequence[str], image: str, where: str) -> Iterator[Part | Damage]:
+        """All rows in order, a bounded number at a time; `image` is one of the columns."""
 
     def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
         """One row. `Undecodable` where the file is not what was indexed; OSError for a fault of the disk."""

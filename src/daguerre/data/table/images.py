@@ -23,7 +23,7 @@ from daguerre.storage.errors import Missing, StoreError, Transient
 from daguerre.storage.location import Location, scheme
 from daguerre.storage.retry import READINGS, with_retries
 
-NONE = "no picture: the cell is empty"
+NONE = "no image: the cell is empty"
 SCHEMES = ("http", "https", "s3", "gs")
 LIMIT_BYTES = 256 << 20
 """Largest image that is fetched."""
@@ -32,11 +32,11 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class Lacking(Undecodable):
-    """A row that has no picture or no caption to begin with; nothing is broken."""
+    """A row that has no image or no caption to begin with; nothing is broken."""
 
 
 def size(value: Any, base: str, formats: Sequence[str]) -> tuple[int, int]:
-    """Height and width of a picture that is here, upright; (0, 0) at an address, where nothing is fetched.
+    """Height and width of an image that is here, upright; (0, 0) at an address, where nothing is fetched.
 
     `value` is what the image column holds; `base` the table's folder. Raises `Undecodable`.
     """
@@ -55,11 +55,11 @@ def size(value: Any, base: str, formats: Sequence[str]) -> tuple[int, int]:
         if error.errno not in local_files.NO_FILE:
             error.filename = error.filename or str(place.local)
             raise
-        raise Undecodable("there is no picture file at the path") from None
+        raise Undecodable("there is no image file at the path") from None
 
 
 def read(value: Any, base: str) -> bytes:
-    """The bytes of the picture's file. Raises `Undecodable` where it is gone for good; OSError for what may pass."""
+    """The bytes of the image's file. Raises `Undecodable` where it is gone for good; OSError for what may pass."""
     held = _held(value)
     if isinstance(held, bytes):
         return held

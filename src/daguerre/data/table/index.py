@@ -1,6 +1,6 @@
 """The index of one table: which of its rows can be trained on, their sizes, digests and metadata, and what is left out.
 
-Rows come from `data/table/files.py` and `data/table/csv.py`, pictures from `data/table/images.py`; how index files
+Rows come from `data/table/files.py` and `data/table/csv.py`, images from `data/table/images.py`; how index files
 are kept is `data/index/cache.py`. No torch here.
 """
 
@@ -45,7 +45,7 @@ class Builder:
     cache: ShardCache
 
     def __call__(self, place: Location) -> ShardIndex:
-        """Reads the whole table, and the headers of pictures that are here. UserError where it is no table."""
+        """Reads the whole table, and the headers of images that are here. UserError where it is no table."""
         file = place.local or self.cache.path(place, None)
         schema = read_schema(self.tables, file, place)
         check(schema, self.columns, self.first, place.name)
@@ -81,8 +81,8 @@ class Builder:
     def _rows(self, part: Part, base: str, where: str, finder: Finder, counts: skipped.Counts) -> Iterator[_Row]:
         """The rows of a part that can be trained on; the others are counted."""
         looks = isinstance(self.tables, ParquetTables)
-        if part.pictures_from is not None:
-            finder.cursor = part.pictures_from
+        if part.images_from is not None:
+            finder.cursor = part.images_from
         wanted = [name for name in part.batch.schema.names if name in self.columns.looked_at]
         lists = [listed(part.batch.column(name)) for name in wanted]
         for i, cells in enumerate(zip(*lists, strict=True)):
@@ -102,7 +102,7 @@ class Builder:
             yield _Row(i, height, width, digest_of(held, texts, beside), beside, pieces)
 
     def _beside(self, row: Mapping[str, Any], base: str, size: tuple[int, int]) -> dict[str, Any]:
-        """The images that a row has beside its picture. `Undecodable` where one that is here cannot be used."""
+        """The images that a row has beside its image. `Undecodable` where one that is here cannot be used."""
         found = images_of(row, self.columns)
         for name, cell in found.items():
             with kinds.named(name):
@@ -112,7 +112,7 @@ class Builder:
         return found
 
 
-_SLOW = "kept, but slow to read in a drawn order (write smaller row groups, or pack it: `daguerre data pack`)"
+_SLOW = "kept, but slow to read in a shuffled order (write smaller row groups, or pack it: `daguerre data pack`)"
 
 
 def read_schema(tables: Tables, file: Path, place: Location) -> pa.Schema:
@@ -165,13 +165,13 @@ def texts_of(row: Mapping[str, Any], columns: Columns) -> dict[str, str]:
 
 
 def images_of(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    """{name: cell} of the images that a row has beside its picture."""
+    """{name: cell} of the images that a row has beside its image."""
     return {name: row[column] for name, column in columns.beside if images.is_there(row.get(column))}
 
 
-def digest_of(picture: Any, texts: Mapping[str, str], beside: Mapping[str, Any]) -> int:
+def digest_of(image: Any, texts: Mapping[str, str], beside: Mapping[str, Any]) -> int:
     """xxh3_64 of what the table holds of a sample: its images (or where they are), then its captions."""
-    digest = xxhash.xxh3_64(images.stored(picture))
+    digest = xxhash.xxh3_64(images.stored(image))
     for name, image in beside.items():
         digest.update(b"\0" + name.encode() + b"\0" + images.stored(image))
     for text in texts.values():

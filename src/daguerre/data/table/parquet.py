@@ -37,7 +37,7 @@ class ParquetTables:
         with damage_as(Unreadable):
             return _parquet(file_now(file)).schema_arrow
 
-    def parts(self, file: Path, columns: Sequence[str], picture: str, where: str) -> Iterator[Part | Damage]:
+    def parts(self, file: Path, columns: Sequence[str], image: str, where: str) -> Iterator[Part | Damage]:
         """Row group by row group; of a damaged one what comes before the damage."""
         now, start = file_now(file), 0
         with damage_as(Unreadable):
@@ -46,10 +46,10 @@ class ParquetTables:
             count, done = opened.metadata.row_group(group).num_rows, 0
             try:
                 with damage_as(Unreadable):
-                    begin = _begin(now, group, picture)
+                    begin = _begin(now, group, image)
                     for batch in _batches(now, group, columns):
                         rows = np.arange(start + done, start + done + batch.num_rows)
-                        yield Part(rows, batch, pictures_from=None if done else begin)
+                        yield Part(rows, batch, images_from=None if done else begin)
                         done += batch.num_rows
             except Unreadable as error:
                 lost = f"{where} rows {start + done} to {start + count - 1}: {error}"
@@ -66,7 +66,7 @@ class ParquetTables:
             return _GROUPS.row(file, group, at.number - int(starts[group]), tuple(columns))
 
     def slow(self, file: Path, columns: Sequence[str]) -> str:
-        """The reason why these columns are slow to read in a drawn order: row groups larger than what is decoded at
+        """The reason why these columns are slow to read in a shuffled order: row groups larger than what is decoded at
         once. "" where there are none."""
         now = file_now(file)
         largest = 0
@@ -110,10 +110,10 @@ def _group_bytes(file: File, group: int, columns: Sequence[str]) -> int:
     return sum(chunk.total_uncompressed_size for chunk in _chunks(file, group, frozenset(columns)))
 
 
-def _begin(file: File, group: int, picture: str) -> int:
+def _begin(file: File, group: int, image: str) -> int:
     """The first byte of the column of images in a row group."""
-    chunks = _chunks(file, group, frozenset([picture]))
-    own = [chunk for chunk in chunks if chunk.path_in_schema in (picture, f"{picture}.bytes")]
+    chunks = _chunks(file, group, frozenset([image]))
+    own = [chunk for chunk in chunks if chunk.path_in_schema in (image, f"{image}.bytes")]
     return min((at for c in own for at in (c.data_page_offset, c.dictionary_page_offset) if at), default=0)
 
 

@@ -100,7 +100,7 @@ class TableSource:
         return f"{self.places[table].name} " + (f"line {at['line']}" if "line" in at else f"row {at['row']}")
 
     def record(self, number: int) -> Record:
-        """Reads the row, and the picture where that is a file of its own."""
+        """Reads the row, and the image where that is a file of its own."""
         table, at = self._at(number)
         place = self.places[table]
         row, texts = self._row(self._file(table, bool(at.get("pieces"))), at)
@@ -115,14 +115,14 @@ class TableSource:
         return Record(self.name(number), images, texts, metadata)
 
     def _file(self, table: int, found: bool) -> File:
-        """The table here; or far away, where its pictures are `found` by their places and few of them are wanted."""
+        """The table here; or far away, where its images are `found` by their places and few of them are wanted."""
         place, about = self.places[table], index_cache.load(self.index_paths[table]).about
         if found and self.whole and not self.whole[table] and not self.cache.holds(place):
             return far_file(place, about.shard_bytes)
         return file_now(self.cache.path(place, about.shard_digest))
 
     def _row(self, file: File, at: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """The row and its captions, as they were indexed: the picture by its places in the file where they are known.
+        """The row and its captions, as they were indexed: the image by its places in the file where they are known.
 
         `Undecodable` where it is another row now.
         """

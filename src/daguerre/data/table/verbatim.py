@@ -1,8 +1,8 @@
-"""Pictures that stand in a parquet file as they are, in a few pieces: found once, read again without decoding anything.
+"""Images that stand in a parquet file as they are, in a few pieces: found once, read again without decoding anything.
 
-Compression leaves encoded pictures alone: without it, with Snappy, and for larger ones with Zstandard, pages hold them
+Compression leaves encoded images alone: without it, with Snappy, and for larger ones with Zstandard, pages hold them
 whole but for a few bytes between blocks of 64 or 128 KiB; what repeats, such as a header that many share, stands
-elsewhere. So a picture is found again by the places of its pieces, each compared when the file is indexed. One that is
+elsewhere. So an image is found again by the places of its pieces, each compared when the file is indexed. One that is
 not in the file like this has none, and is read through its row group.
 """
 
@@ -20,7 +20,7 @@ from daguerre.storage import io as storage_io
 from daguerre.storage.location import Location
 
 PIECES = 24
-"""Most pieces of a picture."""
+"""Most pieces of an image."""
 KEY_BYTES = 32
 """Bytes by which a piece is looked for."""
 NEAR_BYTES = 256
@@ -39,18 +39,18 @@ Piece = tuple[int, int]
 
 @dataclass
 class Finder:
-    """Looks for the pictures of one file, which stand there in their order."""
+    """Looks for the images of one file, which stand there in their order."""
 
     file: mmap.mmap
     cursor: int = 0
-    """Where the next picture is expected."""
+    """Where the next image is expected."""
     missed_bytes: int = 0
-    """Of pictures that were not found since."""
+    """Of images that were not found since."""
     start: int = 0
-    """Where the last picture begins: many begin alike."""
+    """Where the last image begins: many begin alike."""
 
     def places(self, data: bytes) -> bytes:
-        """The pieces of a picture as pairs of uint64 (offset, length); nothing if it is not found."""
+        """The pieces of an image as pairs of uint64 (offset, length); nothing if it is not found."""
         found: list[Piece] = []
         position, cursor = 0, self.cursor
         while position < len(data) and len(found) < PIECES:
@@ -121,7 +121,7 @@ def finder(path: Path) -> Iterator[Finder]:
 
 
 def read(file: Location, places: bytes) -> bytes:
-    """The picture whose pieces are there; whether they are still what they were is for a digest to say.
+    """The image whose pieces are there; whether they are still what they were is for a digest to say.
 
     `stores.Mismatch` where the file ends before.
     """

@@ -1,4 +1,4 @@
-"""The index of a tar shard: where its samples lie, how large their pictures are, and what their metadata says.
+"""The index of a tar shard: where its samples lie, how large their images are, and what their metadata says.
 
 Reads the shard through once. What cannot be used is left out here, and counted; what is damaged is a byte range.
 """
@@ -47,7 +47,7 @@ def kind(formats: Iterable[str]) -> str:
 
 
 def digest(pieces: Iterable[bytes | memoryview]) -> int:
-    """xxh3_64 of a sample's bytes: its picture, the images beside it, then its texts in the order of their fields."""
+    """xxh3_64 of a sample's bytes: its image, the images beside it, then its texts in the order of their fields."""
     whole = xxhash.xxh3_64()
     for piece in pieces:
         whole.update(piece)
@@ -133,14 +133,14 @@ def _row(sample: Sample, data: reader.Bytes, formats: Sequence[str], counts: ski
     words = tar_samples.words(parts)
     captions = frozenset(name for name, text in words.texts.items() if text.strip())
     if not captions:
-        raise Unusable("caption without text" if words.texts else "picture without a caption")
+        raise Unusable("caption without text" if words.texts else "image without a caption")
     given_id = _id(words.metadata.get(tar_samples.ID))
     height, width = headers.upright_size(io.BytesIO(image), formats)
     beside = {name: _bytes(data, member) for name, member in sample.images}
     for name, encoded in beside.items():
         kinds.check(name, encoded, (height, width), formats)
     for name in parts.keys() - words.used:
-        skipped.add(counts, "member that is neither picture nor text", f"{sample.key}.{name}", kept=True)
+        skipped.add(counts, "member that is neither image nor text", f"{sample.key}.{name}", kept=True)
     texts = tuple((name, member) for name, member in sample.parts if name in words.used)
     used = tuple((IMAGE_MARK + name, member) for name, member in sample.images) + texts
     own = digest([image, *beside.values(), *(parts[name] for name, _ in texts)])

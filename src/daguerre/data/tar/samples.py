@@ -1,8 +1,8 @@
 """Samples from the members of a tar, and their texts.
 
-A sample is a picture and everything that shares its name up to the first dot (webdataset's key), wherever in the
-archive it stands. Where one key holds several pictures (`a.1.jpg`, `a.2.jpg`), each has the members of its own name.
-`a.mask.png` beside `a.jpg` is no picture of its own, but an image of that one.
+A sample is an image and everything that shares its name up to the first dot (webdataset's key), wherever in the
+archive it stands. Where one key holds several images (`a.1.jpg`, `a.2.jpg`), each has the members of its own name.
+`a.mask.png` beside `a.jpg` is no image of its own, but an image of that one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _META = re.compile(r"__[^/]*__($|/)")
 NAME_LETTERS = 4096
 """Longest name of a member that is read: no file system has longer paths."""
 PARTS_LIMIT = 256
-"""Most members beside a picture."""
+"""Most members beside an image."""
 TEXT_BYTES = 1 << 20
 JSON_BYTES = 1 << 24
 ID = "daguerre_id"
@@ -43,15 +43,15 @@ ID = "daguerre_id"
 
 
 class Sample(NamedTuple):
-    """A picture and what belongs to it."""
+    """An image and what belongs to it."""
 
     key: str
-    """The name of the picture without its last suffix."""
+    """The name of the image without its last suffix."""
     image: Member
     parts: tuple[tuple[str, Member], ...]
     """The other members, by field (their extension in small letters), sorted."""
     images: tuple[tuple[str, Member], ...] = ()
-    """The images beside the picture, by name (of `image_kinds.KINDS`), sorted."""
+    """The images beside the image, by name (of `image_kinds.KINDS`), sorted."""
 
 
 class Unusable(Exception):
@@ -59,7 +59,7 @@ class Unusable(Exception):
 
 
 def joined(members: Iterable[Member], formats: Iterable[str], counts: skipped.Counts) -> list[Sample]:
-    """The samples of an archive in the order of their pictures. What belongs to none is counted, by reason."""
+    """The samples of an archive in the order of their images. What belongs to none is counted, by reason."""
     suffixes = frozenset(suffix for name in formats for suffix in EXTENSIONS[name])
     samples = [
         sample
@@ -129,14 +129,14 @@ def _joined(runs: Sequence[Mapping[str, Member]]) -> dict[str, Member]:
 def _samples(
     key: str, group: Mapping[str, Member], suffixes: frozenset[str], counts: skipped.Counts
 ) -> Iterator[Sample]:
-    """The pictures of one key, each with its own members; of those of a single picture all are."""
+    """The images of one key, each with its own members; of those of a single image all are."""
     images: dict[str, Member] = {}
     others: dict[str, Member] = {}
     for extension, member in group.items():
         if _suffix(extension) not in suffixes:
             others[extension] = member
         elif images.setdefault(extension.rpartition(".")[0], member) is not member:
-            skipped.add(counts, "duplicate: second picture of one name", printable(member.name))
+            skipped.add(counts, "duplicate: second image of one name", printable(member.name))
     beside: dict[str, dict[str, Member]] = {}
     for stem in list(images):
         of, _, name = stem.rpartition(".")
@@ -162,9 +162,9 @@ def _samples(
 def _count_spare(extension: str, member: Member, suffixes: frozenset[str], counts: skipped.Counts) -> None:
     suffix = _suffix(extension)
     if suffix in _OTHER_IMAGES or any(suffix in known for known in EXTENSIONS.values()):
-        skipped.add(counts, "picture in a format that is not read (data.formats)", printable(member.name))
+        skipped.add(counts, "image in a format that is not read (data.formats)", printable(member.name))
     else:
-        skipped.add(counts, "member without a picture of its name", printable(member.name), kept=True)
+        skipped.add(counts, "member without an image of its name", printable(member.name), kept=True)
 
 
 def _suffix(extension: str) -> str:
@@ -173,7 +173,7 @@ def _suffix(extension: str) -> str:
 
 def _owner(extension: str, stems: Container[str]) -> str | None:
     """The longest of `stems` that an extension begins with, up to a dot; the empty one fits all. Each is looked up: a
-    name may begin the names of all pictures of a shard."""
+    name may begin the names of all images of a shard."""
     dot = extension.rfind(".")
     while dot >= 0:
         if extension[:dot] in stems:
@@ -201,12 +201,12 @@ class Words:
 
 
 def words(parts: Mapping[str, bytes]) -> Words:
-    """Reads the members beside a picture. `Unusable` where one that must be text, or JSON, is not.
+    """Reads the members beside an image. `Unusable` where one that must be text, or JSON, is not.
 
     JSON may hold strings that are no text: none of these is among the texts, and metadata has them mended.
     """
     if len(parts) > PARTS_LIMIT:
-        raise Unusable(f"picture with more than {PARTS_LIMIT} members of its name")
+        raise Unusable(f"image with more than {PARTS_LIMIT} members of its name")
     metadata: Mapping[str, Any] = {}
     texts: dict[str, str] = {}
     used = []

@@ -1,7 +1,7 @@
 """Tar shards as they are written: a record's members, the file, and the index beside it.
 
-The same records give the same bytes: ustar, no times and no owners, members in the order images, texts, JSON. Pictures
-are copied as they are; those that a source draws become PNG. Which records go into which shard is
+The same records give the same bytes: ustar, no times and no owners, members in the order images, texts, JSON. Images
+are copied as they are; those that a source renders become PNG. Which records go into which shard is
 `data/tools/pack.py`'s.
 """
 
@@ -37,15 +37,15 @@ _TAR_RECORD = 20 * _BLOCK
 
 
 def members(record: Record, sample_id: int, formats: tuple[str, ...]) -> list[tuple[str, bytes]]:
-    """The files of a sample as (extension, bytes): its picture, images beside it, texts, and a JSON with its metadata
+    """The files of a sample as (extension, bytes): its image, images beside it, texts, and a JSON with its metadata
     and id.
 
-    Reading them back gives the record's texts and metadata. Raises `Undecodable` for a picture whose header is broken
+    Reading them back gives the record's texts and metadata. Raises `Undecodable` for an image whose header is broken
     or whose format is not among `formats`, and for one without any caption.
     """
     if not any(text.strip() for text in record.texts.values()):
-        raise Undecodable("picture without a caption")
-    picture = _file(record.image, formats)
+        raise Undecodable("image without a caption")
+    image = _file(record.image, formats)
     images = []
     for name in sorted(record.images.keys() - {IMAGE}):
         with named(name):
@@ -63,7 +63,7 @@ def members(record: Record, sample_id: int, formats: tuple[str, ...]) -> list[tu
     caption = record.texts.get("text")
     if caption is not None and tar_samples.words(parts).texts.get("text") != caption:
         parts["txt"] = caption.encode()
-    return [picture, *images, *sorted(parts.items(), key=lambda part: (part[0] == "json", part[0]))]
+    return [image, *images, *sorted(parts.items(), key=lambda part: (part[0] == "json", part[0]))]
 
 
 def _file(image: bytes | np.ndarray, formats: tuple[str, ...]) -> tuple[str, bytes]:

@@ -17,7 +17,7 @@ KINDS = {
     "parquet": "parquet tables",
     "csv": "CSV tables",
     "huggingface": "a Hugging Face data set",
-    "folder": "a folder of pictures",
+    "folder": "a folder of images",
 }
 """Sources that a path can name, in the order in which a folder is tried, and their names for people."""
 _SUFFIXES = {".tar": "webdataset", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
@@ -87,9 +87,9 @@ def _in_folder(names: Iterable[str], path: str) -> str:
     held = {of for name in listed if (of := _of_name(name))}
     if _HUGGINGFACE & {os.path.basename(name) for name in listed}:
         return "huggingface"
-    pictures = any(name.lower().endswith(EXTENSIONS) for name in listed)
-    if held and pictures:
+    images = any(name.lower().endswith(EXTENSIONS) for name in listed)
+    if held and images:
         several = " and ".join(KINDS[of] for of in KINDS if of in held)
-        what = f"{path} holds {several} beside pictures: say which is meant, with data.source=KIND"
+        what = f"{path} holds {several} beside images: say which is meant, with data.source=KIND"
         raise UserError(what, code="conflict", setting="data.source")
     return next((of for of in KINDS if of in held), "folder")

@@ -117,8 +117,8 @@ pipe = {class_name}.from_pretrained("path/to/this/folder")
 image = pipe("a prompt", {call}).images[0]
 ```
 
-Daguerre drew its own pictures of this model with the sampler `{sampler}` in these steps; the nearest scheduler of
-diffusers is `{scheduler}`, which is in this folder. For the same initial noise its pictures differ from Daguerre's:
+Daguerre generated its own images of this model with the sampler `{sampler}` in these steps; the nearest scheduler of
+diffusers is `{scheduler}`, which is in this folder. For the same initial noise its images differ from Daguerre's:
 
 {differs}
 Another scheduler must be told the same prediction type and noise levels: make it with

@@ -24,7 +24,7 @@ SECOND_ORDER = ("dpmpp_2m", "dpmpp_2m_sde")
 OF_THE_SDE = ("euler_ancestral", "dpmpp_2m_sde")
 """Those of them that are SDE-DPM-Solver++."""
 _COSINE_STEPS = 1000
-_EQUAL_IN_LAW = "the fresh noise is torch's own, so pictures are equal in law only"
+_EQUAL_IN_LAW = "the fresh noise is torch's own, so images are equal in law only"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusio
     if type(clock) is not type(schedule):
         return wanted, [
             f"this run tells the network {conditioning.name} (model.noise_conditioning), diffusers tells it the time "
-            "of the schedule, another number: pictures of the pipeline are wrong; `daguerre generate` draws the right "
+            "of the schedule, another number: images of the pipeline are wrong; `daguerre generate` makes the right "
             "ones"
         ]
     if not schedule.variance_preserving:  # there the time is the level
@@ -74,7 +74,7 @@ def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusio
             return wanted, []
         px = f"{wanted.sampled_px:,}"
         return wanted, [
-            f"flow_shift={schedule.settings.shift:.4f} is that of pictures of {px} pixels: set it for other sizes"
+            f"flow_shift={schedule.settings.shift:.4f} is that of images of {px} pixels: set it for other sizes"
         ]
     theirs = objective.on(clock.settings)
     notices = []
@@ -92,7 +92,7 @@ def _other_levels(wanted: Diffusion, shift: float, sampling: SamplingSettings) -
         return []
     notice = (
         f"diffusers visits the noise levels of the network's own timesteps, those of shift {shift:g}; this run samples "
-        f"with shift {settings.shift:.4g}, so pictures differ"
+        f"with shift {settings.shift:.4g}, so images differ"
     )
     grid = wanted.grid(sampling.num_inference_steps, sampling.timestep_spacing)
     told_N = wanted.told(grid.t_N)
@@ -100,7 +100,7 @@ def _other_levels(wanted: Diffusion, shift: float, sampling: SamplingSettings) -
     if settings.name == "scaled_linear" and by_euler and (told_N.diff() < 0).all():
         # else diffusers finds its place by the timestep, which levels beyond the table have in common
         sigmas = ", ".join(f"{sigma:.6g}" for sigma in (grid.s / grid.a).tolist())
-        notice += f": EulerDiscreteScheduler made from this config draws ours where the call is given sigmas=[{sigmas}]"
+        notice += f": EulerDiscreteScheduler made from this config gives ours where the call is given sigmas=[{sigmas}]"
     return [notice]
 
 
@@ -208,7 +208,7 @@ def _level_notices(objective: Diffusion, sampling: SamplingSettings, class_name:
     schedule = objective.schedule.settings
     if schedule.name == "linear_flow":
         return [
-            "diffusers starts flow at time 0.999 and tells the network whole timesteps: pictures are close (about "
+            "diffusers starts flow at time 0.999 and tells the network whole timesteps: images are close (about "
             "1/255 to 4/255 a pixel)"
         ]
     if schedule.name == "cosine":
@@ -236,7 +236,7 @@ def _no_fresh_noise(sampling: SamplingSettings, class_name: str) -> list[str]:
     if sampling.sampler in OF_THE_SDE:
         return [_EQUAL_IN_LAW]
     lost = [name for name in ("eta", "s_churn") if getattr(sampling, name) > 0]
-    return [f"{class_name} adds no fresh noise, so pictures are those of {name}=0" for name in lost]
+    return [f"{class_name} adds no fresh noise, so images are those of {name}=0" for name in lost]
 
 
 def _no_such(sampler: str, what: str, instead: str) -> str:

@@ -63,8 +63,8 @@ def product_flops(device: torch.device, dtype: torch.dtype, size: int | None = N
     out = torch.empty_like(left)
     ways: list[Callable[[], object]] = [lambda: torch.mm(left, right, out=out)]
     if device.type == "cpu":
-        pictures, kernel = left.view(16, -1, 1, size).permute(0, 3, 1, 2), right[:, :, None, None]
-        ways.append(lambda: F.conv2d(pictures, kernel))
+        images, kernel = left.view(16, -1, 1, size).permute(0, 3, 1, 2), right[:, :, None, None]
+        ways.append(lambda: F.conv2d(images, kernel))
     return 2.0 * size**3 / min(best_seconds(way, device) for way in ways)
 
 

@@ -1,4 +1,4 @@
-"""Class pictures: drawn by the model that training starts from, once, kept and counted; what is refused, and why."""
+"""Class images: drawn by the model that training starts from, once, kept and counted; what is refused, and why."""
 
 import json
 import os
@@ -37,7 +37,7 @@ SHORT = [
 ]
 
 
-def picture(path, number):
+def image(path, number):
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(number).integers(0, 256, (20, 24, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
@@ -50,9 +50,9 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def given(base, tmp_path):
-    """Arguments for a run in `tmp_path` on four pictures without captions."""
+    """Arguments for a run in `tmp_path` on four images without captions."""
     for i in range(4):
-        picture(tmp_path / "instance" / f"{i}.png", i)
+        image(tmp_path / "instance" / f"{i}.png", i)
     return [
         f"pretrained_model_name_or_path={base}",
         f"instance_data_dir={tmp_path / 'instance'}",
@@ -77,7 +77,7 @@ def contents(folder):
 
 def test_what_is_missing_is_drawn_of_the_class_prompt_from_seeds_that_are_on_record(given, base, tmp_path):
     (said,) = draw(given)
-    assert said.startswith(f"data.sources.class.generate: drew 5 pictures of '{PROMPT}' (seed 0) in ")
+    assert said.startswith(f"data.sources.class.generate: drew 5 images of '{PROMPT}' (seed 0) in ")
     assert list(contents(tmp_path / "class")) == [f"drawn-0000{i}.png" for i in range(5)]
     for i in range(5):
         about = json.loads((tmp_path / "class" / f"drawn-0000{i}.json").read_bytes())
@@ -87,15 +87,15 @@ def test_what_is_missing_is_drawn_of_the_class_prompt_from_seeds_that_are_on_rec
     assert draw([*given, f"pretrained_model_name_or_path={os.path.relpath(base)}"]) == []
     drawn = contents(tmp_path / "class")
     (said,) = draw(given, "num_class_images=7")
-    assert "drew 2 pictures" in said
+    assert "drew 2 images" in said
     assert {name: content for name, content in contents(tmp_path / "class").items() if name in drawn} == drawn
 
 
-def test_pictures_of_ones_own_count(given, tmp_path):
+def test_images_of_ones_own_count(given, tmp_path):
     for i in range(3):
-        picture(tmp_path / "class" / f"rex {i}.jpg", i)
+        image(tmp_path / "class" / f"rex {i}.jpg", i)
     (said,) = draw(given)
-    assert "drew 2 pictures" in said
+    assert "drew 2 images" in said
     assert len(list((tmp_path / "class").glob("*.png"))) == 2
 
 
@@ -115,11 +115,11 @@ def test_drawing_is_stopped_between_batches_and_goes_on_from_there(given, tmp_pa
 
 
 def test_a_run_draws_before_its_first_update_only(given, tmp_path, capsys):
-    """By the base's weights; a run that goes on draws nothing, and misses pictures that are gone."""
+    """By the base's weights; a run that goes on draws nothing, and misses images that are gone."""
     expected = tmp_path / "expected"
     draw([*given, f"class_data_dir={expected}"])
     assert train(given, "optimizer.learning_rate=0.1") == errors.DONE
-    assert "drew 5 pictures" in capsys.readouterr().out
+    assert "drew 5 images" in capsys.readouterr().out
     assert contents(tmp_path / "class") == contents(expected)
     assert train(given, "optimizer.learning_rate=0.1", "training.duration=3 steps") == errors.DONE
     assert "drew" not in capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(given, tmp_path):
         assert states[0].joinpath(file).read_bytes() == states[1].joinpath(file).read_bytes(), file
 
 
-def test_networks_from_elsewhere_draw_other_pictures(given, tmp_path):
+def test_networks_from_elsewhere_draw_other_images(given, tmp_path):
     other = write_sd(tmp_path / "other", seed=1)
     draw(given, f"model.vae={other}")
     assert draw(given, f"model.vae={other}") == []
@@ -171,7 +171,7 @@ def test_a_run_that_starts_from_anothers_weights_draws_with_these(given, tmp_pat
         (["init_from=elsewhere"], "init_from None, now 'elsewhere'"),
     ],
 )
-def test_pictures_that_were_drawn_otherwise_are_not_taken_for_these(given, more, told):
+def test_images_that_were_drawn_otherwise_are_not_taken_for_these(given, more, told):
     draw(given)
     with pytest.raises(UserError, match=rf"class were drawn otherwise \({told}\)\. Give another folder, remove this"):
         draw(given, *more)
@@ -180,12 +180,12 @@ def test_pictures_that_were_drawn_otherwise_are_not_taken_for_these(given, more,
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["model.unet=null"], r"nothing can be drawn before training: model\.unet starts from random weights, which"),
+        (["model.unet=null"], r"nothing can be generated before training: model\.unet starts from random weights"),
         (["objective.schedule.beta_end=0.02"], r"is not what the weights were trained for \(the pretrained UNet was"),
     ],
 )
 def test_a_model_that_cannot_draw_yet_is_asked_for_nothing(given, tmp_path, more, told):
-    with pytest.raises(UserError, match=told + r".*Put 5 pictures into .*class, or remove the setting"):
+    with pytest.raises(UserError, match=told + r".*Put 5 images into .*class, or remove the setting"):
         draw(given, *more)
     assert not (tmp_path / "class").exists()
 
@@ -199,7 +199,7 @@ def test_other_sources_are_opened_before_minutes_are_spent_on_drawing(given, tmp
 def test_a_dry_run_says_what_will_be_drawn_and_draws_nothing(given, tmp_path, capsys):
     assert train(given, "--dry-run") == errors.DONE
     said = " ".join(capsys.readouterr().out.split())
-    assert f"data.sources.class.generate: 5 pictures of '{PROMPT}' will be drawn into {tmp_path}/class before" in said
+    assert f"data.sources.class.generate: 5 images of '{PROMPT}' will be drawn into {tmp_path}/class before" in said
     assert not (tmp_path / "class").exists()
     draw(given)
     assert train(given, "--dry-run") == errors.DONE
@@ -211,7 +211,7 @@ def test_a_dry_run_says_what_will_be_drawn_and_draws_nothing(given, tmp_path, ca
 def test_tools_of_the_data_say_that_there_is_nothing_yet(given, capsys):
     of_data = [setting for setting in given if setting.startswith(("instance", "class", "num_class", "data."))]
     assert main.run(["data", "stats", "sd15_dreambooth", *of_data]) == errors.REFUSED
-    assert "does not exist yet: `daguerre train` draws 5 pictures into it before it trains" in capsys.readouterr().err
+    assert "does not exist yet: `daguerre train` generates 5 images into it before it trains" in capsys.readouterr().err
 
 
 def test_a_lone_folder_can_be_drawn_as_well(given, tmp_path, capsys):
@@ -220,7 +220,7 @@ def test_a_lone_folder_can_be_drawn_as_well(given, tmp_path, capsys):
     own = [g for g in given if "instance" not in g and "class" not in g]
     own += ["training.global_batch_size=2", "training.per_device_batch_size=2", "lr_scheduler.warmup=0 steps"]
     assert main.run(["train", "sd15", *own, *lone, "validation.every=null"]) == errors.DONE
-    assert "data.generate: drew 3 pictures of 'a red cat' (seed 9)" in capsys.readouterr().out
+    assert "data.generate: drew 3 images of 'a red cat' (seed 9)" in capsys.readouterr().out
     assert json.loads((tmp_path / "lone" / "drawn-00002.json").read_bytes())["seed"] == 11
 
 
@@ -239,7 +239,7 @@ def test_a_run_that_is_killed_while_it_draws_goes_on(given, tmp_path, number):
     process.send_signal(number)
     said, _ = process.communicate()
     assert process.returncode == (errors.TERMINATED if number == signal.SIGTERM else -number)
-    assert ("stopped while class pictures were drawn" in said) == (number == signal.SIGTERM)
+    assert ("stopped while class images were drawn" in said) == (number == signal.SIGTERM)
     there = {path.name: path.stat().st_mtime_ns for path in Path(tmp_path / "class").glob("drawn-*.png")}
     assert 6 < len(there) < 200
     time.sleep(0.01)
