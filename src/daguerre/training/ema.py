@@ -86,6 +86,11 @@ class EMA:
         for name, average in self.averages.items():
             average.copy_(tensors[name])
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the files that averages may have in a checkpoint."""
+        return ("ema", *map(profile_file, self.profiles))
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All averages by file and name: `ema`, and one file a profile."""
         return {file: dict(averages) for file, averages in self._every().items() if averages}
@@ -101,4 +106,4 @@ class EMA:
                 average.copy_(saved[name])
 
     def _every(self) -> dict[str, Mapping[str, Tensor]]:
-        return {"ema": self.averages, **{profile_file(w): p for w, p in self.profiles.items()}}
+        return dict(zip(self.files, [self.averages, *self.profiles.values()], strict=True))

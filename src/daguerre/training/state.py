@@ -136,7 +136,7 @@ class TrainState:
         if file == "optimizer":
             number = name.partition(".")[0]
             return self._numbered[int(number)] if number.isdecimal() else None
-        return name if file in ("model", "ema", *self.ema.tensors()) and name in self._held else None
+        return name if file in ("model", *self.ema.files) and name in self._held else None
 
     def held(self, name: str) -> nn.Parameter:
         """This device's part of a parameter, trained or not."""

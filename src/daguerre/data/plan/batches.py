@@ -72,9 +72,9 @@ class BatchPlan:
         chunk, ready = self._find(number)
         queues = self._remainders(chunk)
         while True:
-            for planned in self._filled(queues, chunk):
+            for bucket, queue, start in self._filled(queues, chunk):
                 if ready >= number:
-                    yield planned
+                    yield _batch(bucket, queue, start, self.batch_size)
                 ready += 1
             chunk += 1
 
@@ -95,11 +95,12 @@ class BatchPlan:
         """Batches that are full before a chunk."""
         return int((self._counts(chunk * self._chunk) // self.batch_size).sum())
 
-    def _filled(self, queues: list[Slots], chunk: int) -> Iterator[Planned]:
-        """The batches that get their last slot in a chunk, in that order; `queues` moves on."""
+    def _filled(self, queues: list[Slots], chunk: int) -> Iterator[tuple[int, Slots, int]]:
+        """The batches that get their last slot in a chunk, in that order: bucket, queue and where the batch begins in
+        it. `queues` moves on."""
         slots = self.slots(chunk * self._chunk, self._chunk)
         of = self._buckets_of(slots)
-        done: list[tuple[int, Planned]] = []
+        done: list[tuple[int, tuple[int, Slots, int]]] = []
         for bucket in range(self.num_buckets):
             where = np.flatnonzero(of == bucket)
             if not len(where):
@@ -109,9 +110,9 @@ class BatchPlan:
             full = len(queue.places) // self.batch_size
             for i in range(full):
                 last = where[(i + 1) * self.batch_size - 1 - waiting]
-                done.append((int(last), _batch(bucket, queue, i * self.batch_size, self.batch_size)))
+                done.append((int(last), (bucket, queue, i * self.batch_size)))
             queues[bucket] = queue.at(slice(full * self.batch_size, None))
-        yield from (planned for _, planned in sorted(done, key=lambda pair: pair[0]))
+        yield from (batch for _, batch in sorted(done, key=lambda each: each[0]))
 
     def _remainders(self, chunk: int) -> list[Slots]:
         """The slots that wait in each bucket before a chunk, found backwards, chunk by chunk."""
