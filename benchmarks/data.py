@@ -66,27 +66,31 @@ Batches = Iterator[tuple[Tensor, list[str]]]
 def natural(height: int, width: int, seed: int) -> np.ndarray:
     """An image with the spectrum of a photograph, about: noise of several scales, and a little grain."""
     rng = np.random.default_rng(seed)
-    picture = rng.normal(size=(height, width, 1)).astype(np.float32) * 3 + np.full((height, width, 3), 128, np.float32)
+    levels_HWC = rng.normal(size=(height, width, 1)).astype(np.float32) * 3 + np.full(
+        (height, width, 3), 128, np.float32
+    )
     for cells, levels in ((4, 60), (16, 30), (64, 14), (256, 7)):
         waves = torch.from_numpy(rng.normal(size=(1, 3, cells, cells)).astype(np.float32))
-        picture += levels * functional.interpolate(waves, (height, width), mode="bicubic")[0].permute(1, 2, 0).numpy()
-    return picture.clip(0, 255).astype(np.uint8)
+        levels_HWC += (
+            levels * functional.interpolate(waves, (height, width), mode="bicubic")[0].permute(1, 2, 0).numpy()
+        )
+    return levels_HWC.clip(0, 255).astype(np.uint8)
 
 
-def jpeg(picture: np.ndarray) -> bytes:
+def jpeg(levels_HWC: np.ndarray) -> bytes:
     """Quality 90."""
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "JPEG", quality=90)
+    Image.fromarray(levels_HWC).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
-def write_shards(folder: Path, pictures: list[bytes], repeats: int = 1) -> list[str]:
+def write_shards(folder: Path, encoded: list[bytes], repeats: int = 1) -> list[str]:
     """The images with captions, dealt to the shards."""
     paths = [folder / f"{number:05}.tar" for number in range(SHARDS)]
     for number, path in enumerate(paths):
         with tarfile.open(path, "w") as tar:
-            for i in range(number, len(pictures) * repeats, SHARDS):
-                for name, data in ((f"{i:08}.jpg", pictures[i % len(pictures)]), (f"{i:08}.txt", b"a photo of noise")):
+            for i in range(number, len(encoded) * repeats, SHARDS):
+                for name, data in ((f"{i:08}.jpg", encoded[i % len(encoded)]), (f"{i:08}.txt", b"a photo of noise")):
                     member = tarfile.TarInfo(name)
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
@@ -169,12 +173,12 @@ def peer_workers(paths: list[str], transform: Callable[[bytes], Tensor] = as_flo
         batches._shutdown_workers()  # now, not some time later beside the next variant
 
 
-def check_parity(pictures: list[bytes], paths: list[str]) -> float:
+def check_parity(encoded: list[bytes], paths: list[str]) -> float:
     """The mean difference, in levels, of our crops from those of Pillow. SystemExit where they are not the same."""
     dataset = loading(paths, 0).dataset
     settings, bucket, key = dataset.settings, dataset.buckets[0], np.zeros(3, np.int64)
     gaps = []
-    for data in pictures:
+    for data in encoded:
         ours = decode.cut({"image": data}, settings, bucket, 0, key)[1]["image"].permute(1, 2, 0).numpy().astype(int)
         gaps.append(float(np.abs(ours - framed_by_pillow(data)).mean()))
     if max(gaps) > CLOSE:
@@ -257,12 +261,12 @@ def show(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
         print(f"{name:14} {row['images_per_second']:9.1f} {row['ratio']:11.2f}x ({low:.2f} to {high:.2f})", flush=True)
 
 
-def stages(pictures: list[bytes], paths: list[str]) -> dict[str, float]:
+def stages(encoded: list[bytes], paths: list[str]) -> dict[str, float]:
     """Milliseconds an image of each stage of ours, measured one by one: the median of many."""
     dataset = loading(paths, 0).dataset
     settings, source = dataset.members[0]
     bucket, key = buckets(settings)[0], np.zeros(3, np.int64)
-    whole = [decode.sized(data, settings, bucket)[0] for data in pictures]
+    whole = [decode.sized(data, settings, bucket)[0] for data in encoded]
     out = np.zeros((3, SIDE, SIDE), np.uint8)
 
     def copy(i: int) -> None:
@@ -270,9 +274,9 @@ def stages(pictures: list[bytes], paths: list[str]) -> dict[str, float]:
 
     framed = [decode.cut({"image": pixels}, settings, bucket, 0, key)[1]["image"] for pixels in whole]
     work: dict[str, Callable[[int], Any]] = {
-        "read and check": lambda i: source.record(i % len(pictures)),
-        "decode": lambda i: decode.sized(pictures[i % len(pictures)], settings, bucket)[0],
-        "of which grey alone": lambda i: simplejpeg.decode_jpeg(pictures[i % len(pictures)], colorspace="GRAY"),
+        "read and check": lambda i: source.record(i % len(encoded)),
+        "decode": lambda i: decode.sized(encoded[i % len(encoded)], settings, bucket)[0],
+        "of which grey alone": lambda i: simplejpeg.decode_jpeg(encoded[i % len(encoded)], colorspace="GRAY"),
         "resize and crop": lambda i: decode.cut({"image": whole[i % len(whole)]}, settings, bucket, 0, key),
         "copy to the batch": copy,
     }
@@ -298,8 +302,8 @@ def resident_bytes() -> int:
 
 def memory(folder: Path, samples: int, workers: int) -> dict[str, Any]:
     """Resident memory while `samples` small images pass through the loader."""
-    pictures = [jpeg(natural(72, 96, seed)) for seed in range(200)]
-    paths = write_shards(folder, pictures, repeats=10)
+    encoded = [jpeg(natural(72, 96, seed)) for seed in range(200)]
+    paths = write_shards(folder, encoded, repeats=10)
     batch = 50
     marks, start = [], time.perf_counter()
     with loading(paths, workers, side=64, batch=batch).updates(0) as updates:
@@ -334,10 +338,10 @@ def main() -> None:
         for height, width in SIZES if set(parts) - {"memory"} else ():
             folder = Path(scratch) / f"{width}x{height}"
             folder.mkdir()
-            pictures = [jpeg(natural(height, width, seed)) for seed in range(32)]
-            paths = write_shards(folder, pictures, repeats=4)
-            bits = statistics.mean(map(len, pictures)) * 8 / (height * width)
-            entry: dict[str, Any] = {"bits_per_pixel": bits, "parity_levels": check_parity(pictures, paths)}
+            encoded = [jpeg(natural(height, width, seed)) for seed in range(32)]
+            paths = write_shards(folder, encoded, repeats=4)
+            bits = statistics.mean(map(len, encoded)) * 8 / (height * width)
+            entry: dict[str, Any] = {"bits_per_pixel": bits, "parity_levels": check_parity(encoded, paths)}
             title = f"{width}x{height}, {bits:.2f} bits a pixel, crops within {entry['parity_levels']:.2f} of 255"
             if "core" in parts:
                 entry["core"] = summary(core_rounds(paths, given.rounds, count))
@@ -346,7 +350,7 @@ def main() -> None:
                 entry["workers"] = summary(worker_rounds(paths, given.rounds, 2 * count))
                 show(f"{title}: {WORKERS} workers", entry["workers"])
             if "stages" in parts:
-                entry["stages_ms"] = stages(pictures, paths)
+                entry["stages_ms"] = stages(encoded, paths)
                 print(f"\n{title}: milliseconds of an image")
                 print("\n".join(f"{name:22} {ms:7.3f}" for name, ms in entry["stages_ms"].items()), flush=True)
             result["sizes"][f"{width}x{height}"] = entry

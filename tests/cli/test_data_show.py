@@ -77,9 +77,9 @@ def test_a_mask_stands_beside_its_image(place, monkeypatch, capsys):
     assert show("images", "count=6", *settings) == 0
     assert len(seen) == 6
     for one in seen:
-        picture, mask = np.asarray(one.image)[:, :32], np.asarray(one.image)[:, 32:]
-        assert mask.shape == picture.shape
-        assert np.array_equal(mask[..., 1], picture[..., 0])  # red is the mask
+        left, mask = np.asarray(one.image)[:, :32], np.asarray(one.image)[:, 32:]
+        assert mask.shape == left.shape
+        assert np.array_equal(mask[..., 1], left[..., 0])  # red is the mask
 
 
 def test_what_cannot_be_shown_is_named(place, capsys):

@@ -71,7 +71,7 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
         assert file in said
     if "stage" not in name:
         assert re.search(r"the data set '[\w/-]+' is not on this machine yet: `daguerre train` fetches it", said)
-    assert ("will be drawn into" in said) == ("dreambooth" in name)
+    assert ("are generated into" in said) == ("dreambooth" in name)
     assert list(tmp_path.glob("**/config.yaml")) == []
 
 

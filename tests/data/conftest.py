@@ -21,7 +21,7 @@ def build(folder: Path, number: int) -> Path:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def image_folder(tmp_path: Path) -> Path:
     return build(tmp_path / "images", 12)
 
 

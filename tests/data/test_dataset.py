@@ -19,11 +19,11 @@ from daguerre.settings import Duration
 
 
 @pytest.fixture
-def settings(images, tmp_path):
+def settings(image_folder, tmp_path):
     shards.build(tmp_path / "shards", 2, 20)
 
     def made(**given):
-        photos = {"source": "folder", "path": str(images), "repeats": 2}
+        photos = {"source": "folder", "path": str(image_folder), "repeats": 2}
         art = {"source": "webdataset", "path": str(tmp_path / "shards"), "filters": "score < 8"}
         usual = {"resolution": 16, "cache_dir": str(tmp_path / "cache"), "sources": {"photos": photos, "art": art}}
         return DataSettings(**{**usual, **given})
@@ -33,7 +33,7 @@ def settings(images, tmp_path):
 
 def test_a_mix_draws_by_weight_and_each_source_keeps_its_own_rules(settings):
     dataset = open_dataset(settings(weights={"art": 3}), "train")
-    assert (dataset.count, dataset.size, dataset.metric) == (None, 11 + 30, None)
+    assert (dataset.count, dataset.size, dataset.metric) == (None, 11 + 31, None)
     slots = [batch.slots for batch in islice(dataset.plan(1, 8).batches(0), 128)]
     members = np.concatenate([s.members for s in slots])
     assert np.bincount(members).tolist() == [256, 768]
@@ -50,8 +50,8 @@ def test_both_splits_of_a_mix_come_from_one_opening_and_share_no_sample(settings
     assert sum(len(b.names) for b in fixed_batches(held_out, 100, lambda bucket: 4)) == len(ids[1])
 
 
-def test_an_endless_source_can_be_part_of_a_mix(images, tmp_path):
-    sources = {"real": {"source": "folder", "path": str(images)}, "drawn": {"source": "shapes"}}
+def test_an_endless_source_can_be_part_of_a_mix(image_folder, tmp_path):
+    sources = {"real": {"source": "folder", "path": str(image_folder)}, "drawn": {"source": "shapes"}}
     made = DataSettings(resolution=64, crop="random", sources=sources, cache_dir=str(tmp_path))
     train, held_out = open_datasets(made, ["train", "held_out"])
     assert (train.size, train.count) == (None, None)
@@ -62,8 +62,8 @@ def test_an_endless_source_can_be_part_of_a_mix(images, tmp_path):
     }
 
 
-def test_an_endless_source_does_not_go_into_several_buckets(images, tmp_path):
-    sources = {"real": {"source": "folder", "path": str(images)}, "drawn": {"source": "shapes"}}
+def test_an_endless_source_does_not_go_into_several_buckets(image_folder, tmp_path):
+    sources = {"real": {"source": "folder", "path": str(image_folder)}, "drawn": {"source": "shapes"}}
     for buckets, count in (({"aspects": "auto", "step": 8}, r"\d+"), ({"resolutions": [64, 32]}, "2")):
         made = DataSettings(resolution=64, sources=sources, cache_dir=str(tmp_path), buckets=buckets)
         with pytest.raises(UserError, match=rf"data\.sources\.drawn: shapes is endless.* the {count} buckets"):
@@ -108,9 +108,11 @@ def test_a_mix_is_written_by_overrides_and_read_back(tmp_path):
         config.load("quickstart", [*given, "data.sources.b.pth=x"])
 
 
-def test_a_data_set_smaller_than_a_batch_is_refused_unless_it_is_repeated(images):
+def test_a_data_set_smaller_than_a_batch_is_refused_unless_it_is_repeated(image_folder):
     def dataset(**given):
-        return open_dataset(folder.Settings(path=str(images), resolution=16, held_out_fraction=0, **given), "train")
+        return open_dataset(
+            folder.Settings(path=str(image_folder), resolution=16, held_out_fraction=0, **given), "train"
+        )
 
     with pytest.raises(UserError, match=r"a batch of 20 samples is more than the data set has in an epoch \(12 to"):
         dataset().plan(0, 20)
@@ -123,15 +125,15 @@ def test_the_first_batch_after_a_million_samples_is_planned_at_once(settings):
     assert len(planned.slots.places) == 8
 
 
-def test_a_set_of_which_too_much_cannot_be_used_is_refused_before_training(images):
+def test_a_set_of_which_too_much_cannot_be_used_is_refused_before_training(image_folder):
     for i in range(10):
-        (images / f"x{i}.png").write_bytes(b"not an image")
-        (images / f"x{i}.txt").write_text("a caption")
-    usual = {"path": str(images), "resolution": 16}
+        (image_folder / f"x{i}.png").write_bytes(b"not an image")
+        (image_folder / f"x{i}.txt").write_text("a caption")
+    usual = {"path": str(image_folder), "resolution": 16}
     with pytest.raises(UserError, match=r"(?s)10 of 22 samples cannot be used.*data\.max_skipped=0\.01.*not an image"):
         open_dataset(folder.Settings(**usual), "train")
     assert open_dataset(folder.Settings(**usual, max_skipped=0.5), "train").size == 11
-    sources = {"photos": {"source": "folder", "path": str(images)}}
+    sources = {"photos": {"source": "folder", "path": str(image_folder)}}
     with pytest.raises(UserError, match=r"^data\.sources\.photos: 10 of 22 samples cannot be used"):
         open_dataset(DataSettings(resolution=16, sources=sources), "train")
 
@@ -146,25 +148,27 @@ def test_shards_that_are_cut_are_refused_unless_asked_for(tmp_path):
     assert 40 < open_dataset(webdataset.Settings(**usual, max_skipped=1, held_out_fraction=0), "train").size < 60
 
 
-def test_auto_buckets_that_are_the_square_alone_are_refused(images, tmp_path):
-    usual = {"path": str(images), "resolution": 64, "cache_dir": str(tmp_path)}
+def test_auto_buckets_that_are_the_square_alone_are_refused(image_folder, tmp_path):
+    usual = {"path": str(image_folder), "resolution": 64, "cache_dir": str(tmp_path)}
     with pytest.raises(UserError, match=r"gives no shape but 64x64: lower data\.buckets\.step \(64 px\)"):
         open_dataset(folder.Settings(**usual, buckets={"aspects": "auto"}), "train")
     assert len(open_dataset(folder.Settings(**usual, buckets={"aspects": "auto", "step": 16}), "train").buckets) > 1
 
 
-def test_sources_of_equal_size_go_in_orders_of_their_own(images, tmp_path):
-    sources = {name: {"source": "folder", "path": str(images), "held_out_fraction": 0} for name in ("one", "other")}
+def test_sources_of_equal_size_go_in_orders_of_their_own(image_folder, tmp_path):
+    sources = {
+        name: {"source": "folder", "path": str(image_folder), "held_out_fraction": 0} for name in ("one", "other")
+    }
     dataset = open_dataset(DataSettings(resolution=16, sources=sources, cache_dir=str(tmp_path)), "train")
     slots = dataset.plan(0, 8).slots(0, 2048)
     first, second = (slots.places[slots.members == member][:240] for member in (0, 1))
     assert np.mean(first == second) < 0.3, "1 in 12 by chance"
 
 
-def test_the_same_samples_in_other_shards_are_another_order(images, tmp_path):
+def test_the_same_samples_in_other_shards_are_another_order(image_folder, tmp_path):
     def fingerprint(samples):
         out = str(tmp_path / f"of-{samples}")
-        assert main.run(["data", "pack", str(images), "-o", out, f"shard_samples={samples}"]) == 0
+        assert main.run(["data", "pack", str(image_folder), "-o", out, f"shard_samples={samples}"]) == 0
         settings = webdataset.Settings(path=out, resolution=16, held_out_fraction=0, cache_dir=str(tmp_path))
         return open_dataset(settings, "train").fingerprint, open_dataset(settings, "train").selections[0].ids.tolist()
 
@@ -173,9 +177,11 @@ def test_the_same_samples_in_other_shards_are_another_order(images, tmp_path):
     assert few != many
 
 
-def test_equal_files_of_two_sources_share_no_noise(images, tmp_path):
+def test_equal_files_of_two_sources_share_no_noise(image_folder, tmp_path):
     """0.jpg of one folder and 0.jpg of another have the same id there, and are two samples of the mix."""
-    sources = {name: {"source": "folder", "path": str(images), "held_out_fraction": 0} for name in ("one", "other")}
+    sources = {
+        name: {"source": "folder", "path": str(image_folder), "held_out_fraction": 0} for name in ("one", "other")
+    }
     dataset = open_dataset(DataSettings(resolution=16, sources=sources, cache_dir=str(tmp_path)), "train")
     assert np.array_equal(dataset.selections[0].ids, dataset.selections[1].ids)
     reads = dataset.reads(dataset.plan(0, 8).slots(0, 256))
@@ -183,5 +189,5 @@ def test_equal_files_of_two_sources_share_no_noise(images, tmp_path):
     assert not first & second
     assert len({key[0] for key in first | second}) == 24
     assert reads.keys.min() >= 0
-    alone = open_dataset(folder.Settings(path=str(images), resolution=16, held_out_fraction=0), "train")
+    alone = open_dataset(folder.Settings(path=str(image_folder), resolution=16, held_out_fraction=0), "train")
     assert {key[0] for key in first} == set(alone.reads(alone.plan(0, 4).slots(0, 12)).keys[:, 0].tolist())

@@ -75,8 +75,8 @@ def png_of(parts: list[tuple[bytes, bytes]]) -> bytes:
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_lossless_pixels_come_as_they_were(kind):
-    picture = noise(20, 30)
-    assert np.array_equal(decoded(encoded(picture, kind, lossless=True)), picture)
+    levels_HWC = noise(20, 30)
+    assert np.array_equal(decoded(encoded(levels_HWC, kind, lossless=True)), levels_HWC)
 
 
 def test_jpeg_equals_pillows_decoder():
@@ -342,35 +342,35 @@ def test_every_size_becomes_the_square(shape, interpolation):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "area", "lanczos"])
 def test_resize_agrees_with_pillow(interpolation):
     pillow = {"bilinear": 2, "bicubic": 3, "area": 4, "lanczos": 1}[interpolation]
-    picture = noise(64, 64)
-    want = np.asarray(Image.fromarray(picture).resize((24, 24), pillow)).astype(int)
-    got = cut(picture, settings(resolution=24, interpolation=interpolation), 0, KEY)
+    levels_HWC = noise(64, 64)
+    want = np.asarray(Image.fromarray(levels_HWC).resize((24, 24), pillow)).astype(int)
+    got = cut(levels_HWC, settings(resolution=24, interpolation=interpolation), 0, KEY)
     assert np.abs(got.permute(1, 2, 0).numpy().astype(int) - want).max() <= 1
 
 
 def test_centre_crop_takes_the_middle():
-    picture = np.zeros((16, 48, 3), np.uint8)
-    picture[:, 16:32] = 200
-    assert cut(picture, settings(), 0, KEY).unique().tolist() == [200]
+    levels_HWC = np.zeros((16, 48, 3), np.uint8)
+    levels_HWC[:, 16:32] = 200
+    assert cut(levels_HWC, settings(), 0, KEY).unique().tolist() == [200]
 
 
 def test_random_crops_follow_the_key_and_reach_both_ends():
-    picture = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
+    levels_HWC = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
     chosen = settings(crop="random")
-    lefts = [int(cut(picture, chosen, 0, np.array([i, 0, 0]))[0, 0, 0]) for i in range(200)]
+    lefts = [int(cut(levels_HWC, chosen, 0, np.array([i, 0, 0]))[0, 0, 0]) for i in range(200)]
     assert set(lefts) == set(range(9))
-    assert lefts == [int(cut(picture, chosen, 0, np.array([i, 0, 0]))[0, 0, 0]) for i in range(200)]
-    other = [int(cut(picture, chosen, 0, np.array([i, 1, 0]))[0, 0, 0]) for i in range(200)]
+    assert lefts == [int(cut(levels_HWC, chosen, 0, np.array([i, 0, 0]))[0, 0, 0]) for i in range(200)]
+    other = [int(cut(levels_HWC, chosen, 0, np.array([i, 1, 0]))[0, 0, 0]) for i in range(200)]
     assert lefts != other
 
 
 def test_half_of_the_images_are_flipped_before_the_crop():
-    picture = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
+    levels_HWC = np.repeat(np.arange(24, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
     firsts = [
-        cut(picture, settings(random_flip=True, crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist()
+        cut(levels_HWC, settings(random_flip=True, crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist()
         for i in range(200)
     ]
-    plain = [cut(picture, settings(crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist() for i in range(200)]
+    plain = [cut(levels_HWC, settings(crop="random"), 0, np.array([i, 0, 0]))[0, 0].tolist() for i in range(200)]
     mirrored = [a != b for a, b in zip(firsts, plain, strict=True)]
     assert 70 < sum(mirrored) < 130
     # Flipped first: the crop's corner counts from the mirrored image's left.
@@ -399,9 +399,9 @@ def test_tiff_where_it_is_allowed(mode):
 def test_tiff_is_turned_once(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data, picture = encoded(noise(6, 9), "TIFF", exif=exif), Image.fromarray(noise(6, 9))
-    picture.getexif()[0x0112] = orientation
-    want = np.asarray(ImageOps.exif_transpose(picture))
+    data, levels_HWC = encoded(noise(6, 9), "TIFF", exif=exif), Image.fromarray(noise(6, 9))
+    levels_HWC.getexif()[0x0112] = orientation
+    want = np.asarray(ImageOps.exif_transpose(levels_HWC))
     assert np.array_equal(decoded(data, formats=("tiff",)), want)
     assert headers.upright_size(io.BytesIO(data), ("tiff",)) == want.shape[:2]
 

@@ -44,10 +44,10 @@ def test_it_leaves_the_choice_of_fields_without_effect(name):
         CaptionSettings(text=" ")
 
 
-def test_a_folder_of_bare_images_needs_no_captions(images, tmp_path):
-    for path in list(images.glob("*.txt"))[:9]:
+def test_a_folder_of_bare_images_needs_no_captions(image_folder, tmp_path):
+    for path in list(image_folder.glob("*.txt"))[:9]:
         path.unlink()
-    dataset = open_dataset(folder.Settings(path=str(images), captions=TEXT, **usual(tmp_path)), "train")
+    dataset = open_dataset(folder.Settings(path=str(image_folder), captions=TEXT, **usual(tmp_path)), "train")
     assert dataset.size == 12
     assert not dataset.report()
     assert set(fixed_captions(dataset, 12)) == {"a photo of sks dog"}
@@ -55,8 +55,8 @@ def test_a_folder_of_bare_images_needs_no_captions(images, tmp_path):
         folder.Settings(path="x", captions=TEXT, captions_from="folder_names")
 
 
-def test_a_table_needs_no_column_of_captions(images, tmp_path):
-    rows = [path.read_bytes() for path in sorted(images.glob("*.png"))]
+def test_a_table_needs_no_column_of_captions(image_folder, tmp_path):
+    rows = [path.read_bytes() for path in sorted(image_folder.glob("*.png"))]
     pq.write_table(pa.table({"image": rows}), tmp_path / "bare.parquet")
     made = parquet.Settings(path=str(tmp_path / "bare.parquet"), captions=TEXT, **usual(tmp_path))
     dataset = open_dataset(made, "train")
@@ -65,8 +65,8 @@ def test_a_table_needs_no_column_of_captions(images, tmp_path):
         parquet.Settings(path="x", captions=TEXT, caption_column="words")
 
 
-def test_shards_are_captioned_anew(images, tmp_path):
-    assert main.run(["data", "pack", str(images), "-o", str(tmp_path / "packed")]) == 0
+def test_shards_are_captioned_anew(image_folder, tmp_path):
+    assert main.run(["data", "pack", str(image_folder), "-o", str(tmp_path / "packed")]) == 0
     dataset = open_dataset(
         webdataset.Settings(path=str(tmp_path / "packed"), captions=TEXT, **usual(tmp_path)), "train"
     )

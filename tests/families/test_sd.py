@@ -113,10 +113,10 @@ def test_images_are_those_of_diffusers(family):
     with torch.no_grad():
         decoded = family.images.net.decode(x0 / family.images.net.config.scaling_factor).sample
     expected = (VaeImageProcessor().postprocess(decoded, output_type="np") * 255).round().astype(np.uint8)
-    pictures = family.decode(latents(x0))
-    assert pictures.shape == (2, 16, 16, 3)
-    assert pictures.dtype == np.uint8
-    assert np.abs(pictures.astype(int) - expected).max() <= 1
+    generated = family.decode(latents(x0))
+    assert generated.shape == (2, 16, 16, 3)
+    assert generated.dtype == np.uint8
+    assert np.abs(generated.astype(int) - expected).max() <= 1
     assert expected.std() > 20
 
 

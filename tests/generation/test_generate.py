@@ -191,7 +191,7 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["prompts_file=missing.txt"], "cannot be read"),
         (["prompt=a", "objective.name=x0"], "fixed when"),
         (["prompt=a", "optimizer.learning_rate=1"], "without effect"),
-        (["prompt=a", "num_images=0"], "nothing to draw"),
+        (["prompt=a", "num_images=0"], "nothing to generate"),
         (["prompt=a", "sampler=dim"], "ddim"),
         (["prompt=a", "guidance=3"], "no such setting"),
         (["prompt=a", "resume_from_checkpoint=step-00000009"], "it has: step-00000001, step-00000002"),

@@ -104,7 +104,7 @@ def our_images(family: Family, objective: Diffusion, sampling: SamplingSettings)
 
 
 def their_images(pipe: StableDiffusionPipeline, sampling: SamplingSettings) -> np.ndarray:
-    pictures = pipe(
+    generated = pipe(
         PROMPTS,
         negative_prompt=[sampling.negative_prompt] * len(PROMPTS),
         num_inference_steps=sampling.num_inference_steps,
@@ -115,7 +115,7 @@ def their_images(pipe: StableDiffusionPipeline, sampling: SamplingSettings) -> n
         width=16,
         output_type="np",
     ).images
-    return (pictures * 255).round().astype(int)
+    return (generated * 255).round().astype(int)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_images_that_are_equal_in_law_are_equal_from_the_same_noise(
 def test_the_images_depend_on_prompt_noise_and_guidance(family):
     """Else the parity above would say nothing."""
     sampling = SamplingSettings(num_inference_steps=5, guidance_scale=3.0)
-    pictures = our_images(family, build("v", "{}"), sampling)
+    generated = our_images(family, build("v", "{}"), sampling)
     unguided = our_images(family, build("v", "{}"), SamplingSettings(num_inference_steps=5, guidance_scale=1))
     negative = our_images(family, build("v", "{}"), sampling.model_copy(update={"negative_prompt": "dark"}))
-    for other in (pictures[::-1], unguided, negative):
-        assert np.abs(pictures - other).mean() > 5
+    for other in (generated[::-1], unguided, negative):
+        assert np.abs(generated - other).mean() > 5
 
 
 @pytest.mark.parametrize("steps", [4, 7, 30])

@@ -29,15 +29,15 @@ def images(levels: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"mask": levels.repeat_interleave(FACTOR, 2).repeat_interleave(FACTOR, 3).to(torch.uint8)}
 
 
-def loss(name: str, mask, levels=None, weighting: str = "none", pictures=None) -> LossTerms:
+def loss(name: str, mask, levels=None, weighting: str = "none", named_images=None) -> LossTerms:
     """Of an untrained net, at the draws of `KEYS`; `levels` are those of the masks."""
     module = plugins.find("objectives", name)
     own = {"mask": mask} | ({} if weighting == "none" else {"weighting": {"name": weighting}})
     objective = module.build(module.Settings(**own))
     x0 = torch.randn(len(KEYS), *SHAPE, generator=torch.Generator().manual_seed(0))
     draws = objective.draws(7, KEYS, SHAPE)
-    if levels is not None or pictures is not None:
-        draws |= objective.elements.draws(pictures or images(levels), SHAPE)
+    if levels is not None or named_images is not None:
+        draws |= objective.elements.draws(named_images or images(levels), SHAPE)
 
     def net(x, c_noise, cond):
         y = 0.3 * x + 0.1 * x.roll(1, 3)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_sets import folder as pictures
+from data_sets import folder as image_folder
 from diffusers import DiffusionPipeline, EulerDiscreteScheduler, UNet2DConditionModel
 from PIL import Image
 from safetensors.torch import load_file
@@ -57,7 +57,7 @@ def trained(place: Path, model: dict[str, Any], objective: dict[str, Any], *give
         "output_dir": str(place),
         "model": model,
         "objective": objective,
-        "data": {"source": "folder", "path": str(pictures(place / "pictures", 4)), "resolution": SIDE_PX},
+        "data": {"source": "folder", "path": str(image_folder(place / "image_folder", 4)), "resolution": SIDE_PX},
         "training": {"duration": "2 steps", "global_batch_size": 2, "device": "cpu", "mixed_precision": "no"},
         "optimizer": {"learning_rate": 1e-3},
         "validation": {"every": None},

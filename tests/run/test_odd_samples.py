@@ -45,7 +45,7 @@ def shard(folder: Path, *odd: tuple[str, bytes]) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
-def pictures(folder: Path, **odd: bytes) -> None:
+def write_folder(folder: Path, **odd: bytes) -> None:
     data_sets.folder(folder, 4)
     (folder / "x.jpg").write_bytes(data_sets.jpeg(9))
     for suffix, data in odd.items():
@@ -53,7 +53,7 @@ def pictures(folder: Path, **odd: bytes) -> None:
 
 
 def listed(folder: Path) -> None:
-    pictures(folder)
+    write_folder(folder)
     lines = [b'{"file_name": "x.jpg", "text": "%s cat", "m": "a"}' % HALF]
     lines += [b'{"file_name": "00%d.jpg", "text": "a cat", "%s": "%s"}' % (i, HALF, HALF) for i in range(4)]
     lines += [b'{"file_name": "%s.jpg", "text": "a cat"}' % HALF]
@@ -135,16 +135,16 @@ CASES: dict[str, Case] = {
     ),
     "a JSON file": (
         "folder",
-        lambda folder: pictures(folder, json=b'{"text": "%s", "%s": "%s"}' % (HALF, HALF, HALF)),
+        lambda folder: write_folder(folder, json=b'{"text": "%s", "%s": "%s"}' % (HALF, HALF, HALF)),
         NO_TEXT,
         "x.jpg",
         4,
     ),
     "metadata.jsonl": ("folder", listed, NO_TEXT, "x.jpg", 4),
-    "a caption file": ("folder", lambda folder: pictures(folder, txt=CESU), "not UTF-8", "x.txt", 4),
+    "a caption file": ("folder", lambda folder: write_folder(folder, txt=CESU), "not UTF-8", "x.txt", 4),
     "a caption file without end": (
         "folder",
-        lambda folder: pictures(folder, txt=b"cat " * 270_000),
+        lambda folder: write_folder(folder, txt=b"cat " * 270_000),
         "caption file of more than 1,048,576 bytes",
         "x.txt",
         4,

@@ -29,7 +29,7 @@ def folder(path: Path, number: int) -> Path:
     path.mkdir(parents=True)
     for i in range(number):
         (path / f"{i:03}.jpg").write_bytes(jpeg(i))
-        (path / f"{i:03}.txt").write_text(f"image number {i}", encoding="utf-8")
+        (path / f"{i:03}.txt").write_text(f"picture number {i}", encoding="utf-8")
     return path
 
 

@@ -32,14 +32,14 @@ def chosen(path, split, **given):
     return [data.members[0].source.name(i) for i in data.selections[0].numbers.tolist()]
 
 
-def picture(path, side=32):
+def write_image(path, side=32):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((side, side, 3), 90, np.uint8)).save(path)
     return path
 
 
 def captioned(path, text="an image"):
-    picture(path)
+    write_image(path)
     path.with_suffix(".txt").write_text(text, encoding="utf-8")
     return path
 
@@ -56,8 +56,8 @@ def counts(source):
     return {reason: (entry["count"], entry["examples"]) for reason, entry in source.report().items()}
 
 
-def test_captions_beside(pictures):
-    source = opened(pictures)
+def test_captions_beside(image_folder):
+    source = opened(image_folder)
     assert keys(source) == [f"{i:03}.{('jpg', 'png', 'webp')[i % 3]}" for i in range(12)]
     assert [source.record(i).texts["text"] for i in range(3)] == ["image 0", "image 1", "image 2"]
     assert source.report() == {}
@@ -65,7 +65,7 @@ def test_captions_beside(pictures):
 
 def test_caption_files_of_kohya(tmp_path):
     for name in ("a.png", "b.png"):
-        picture(tmp_path / name).with_suffix(".caption").write_text(f"tags of {name}")
+        write_image(tmp_path / name).with_suffix(".caption").write_text(f"tags of {name}")
     (tmp_path / "b.txt").write_text("the text counts")
     source = opened(tmp_path)
     assert [record.texts["text"] for record in records(source)] == ["tags of a.png", "the text counts"]
@@ -84,7 +84,7 @@ def test_folders_inside_upper_case_and_hidden_files(tmp_path):
 
 def test_metadata_jsonl(tmp_path):
     for name in ("a.png", "in/b.png", "c.png"):
-        picture(tmp_path / name)
+        write_image(tmp_path / name)
     lines = [
         {"file_name": "a.png", "text": " an a ", "artist": "x"},
         {"file_name": "./in/b.png", "text": "ein schönes b"},
@@ -102,7 +102,7 @@ def test_metadata_jsonl(tmp_path):
 
 def test_metadata_lines_that_cannot_be_used_are_counted(tmp_path):
     captioned(tmp_path / "good.png")
-    picture(tmp_path / "a.png")
+    write_image(tmp_path / "a.png")
     lines = [
         b"",
         b'{"file_name": "a.png", "text": "one"}',
@@ -129,14 +129,14 @@ def test_metadata_lines_that_cannot_be_used_are_counted(tmp_path):
 
 def test_everything_left_out_has_a_reason_and_a_name(tmp_path):
     captioned(tmp_path / "good.png")
-    picture(tmp_path / "lonely.png")
+    write_image(tmp_path / "lonely.png")
     captioned(tmp_path / "latin.png").with_suffix(".txt").write_bytes(b"caf\xe9")
     captioned(tmp_path / "blank.png", " \n")
     captioned(tmp_path / "zero.png").write_bytes(b"")
     captioned(tmp_path / "page.jpg").write_text("<html>")
     cut = captioned(tmp_path / "cut.png")
     cut.write_bytes(cut.read_bytes()[:20])
-    picture(tmp_path / "moving.gif")
+    write_image(tmp_path / "moving.gif")
     (tmp_path / "orphan.txt").write_text("a caption without an image")
     (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere.jpg")
     os.mkfifo(tmp_path / "pipe.png")
@@ -158,7 +158,7 @@ def test_everything_left_out_has_a_reason_and_a_name(tmp_path):
 def test_what_has_no_caption_is_no_damage(tmp_path):
     """It is left out and counted, and stops no run."""
     for i in range(40):
-        (captioned if i % 2 else picture)(tmp_path / f"{i}.png")
+        (captioned if i % 2 else write_image)(tmp_path / f"{i}.png")
         (tmp_path / f"orphan{i}.txt").write_text("x")
     (tmp_path / "1.txt").write_text(" ")
     data = open_dataset(settings(tmp_path), "train")
@@ -219,9 +219,9 @@ def test_a_name_that_is_no_utf8(tmp_path):
     json.dumps(source.record(0).key).encode()
 
 
-def test_ids_hang_on_the_path_alone(pictures, tmp_path):
-    before = opened(pictures)
-    moved = shutil.copytree(pictures, tmp_path / "moved")
+def test_ids_hang_on_the_path_alone(image_folder, tmp_path):
+    before = opened(image_folder)
+    moved = shutil.copytree(image_folder, tmp_path / "moved")
     captioned(moved / "000-new.png")
     after = opened(moved)
     ids = {after.record(i).key: after.sample_id(i) for i in range(after.index.count)}
@@ -230,7 +230,7 @@ def test_ids_hang_on_the_path_alone(pictures, tmp_path):
 
 
 def test_the_split_is_stable_and_near_its_share(tmp_path):
-    source = picture(tmp_path / "one.png")
+    source = write_image(tmp_path / "one.png")
     inside = tmp_path / "many"
     inside.mkdir()
     for i in range(300):
@@ -257,7 +257,7 @@ def test_a_path_that_is_no_folder(tmp_path):
     with pytest.raises(UserError, match=r"data\.path: .*nope' does not exist(.|\n)*cat\.txt"):
         opened(tmp_path / "nope")
     with pytest.raises(UserError, match="is not a folder"):
-        opened(picture(tmp_path / "a.png"))
+        opened(write_image(tmp_path / "a.png"))
     with pytest.raises(ValidationError):
         folder.Settings(path="")
 
@@ -268,20 +268,20 @@ def test_an_empty_folder(tmp_path):
 
 
 def test_a_folder_of_other_formats_says_so(tmp_path):
-    picture(tmp_path / "a.gif")
+    write_image(tmp_path / "a.gif")
     with pytest.raises(UserError, match=r"no JPEG, PNG or WebP(.|\n)*format that is not read.*a\.gif"):
         opened(tmp_path)
 
 
 def test_images_without_any_caption(tmp_path):
-    picture(tmp_path / "a.png")
-    picture(tmp_path / "b.png")
+    write_image(tmp_path / "a.png")
+    write_image(tmp_path / "b.png")
     with pytest.raises(UserError, match=r"none of the 2 images .* has a caption\. .*a\.png belongs into a\.txt"):
         opened(tmp_path)
 
 
 def test_nothing_usable_lists_the_reasons(tmp_path):
-    picture(tmp_path / "a.png")
+    write_image(tmp_path / "a.png")
     captioned(tmp_path / "b.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"none of the 2 images(.|\n)*empty file: b\.png"):
         opened(tmp_path)
@@ -303,7 +303,7 @@ def beside(path, document):
 
 def test_img2dataset_files(tmp_path):
     """.jpg, .txt and .json beside each other, as its output format `files` writes them."""
-    picture(tmp_path / "00000" / "000000000.jpg")
+    write_image(tmp_path / "00000" / "000000000.jpg")
     (tmp_path / "00000" / "000000000.txt").write_text("a cat")
     about = {
         "caption": "a cat",
@@ -314,7 +314,7 @@ def test_img2dataset_files(tmp_path):
         "similarity": 0.3,
     }
     beside(tmp_path / "00000" / "000000000.json", about)
-    picture(tmp_path / "00000" / "000000001.jpg")
+    write_image(tmp_path / "00000" / "000000001.jpg")
     beside(tmp_path / "00000" / "000000001.json", {"caption": "a dog", "key": "000000001"})
     (tmp_path / "00000_stats.json").write_text("{}")
     source = opened(tmp_path)
@@ -328,7 +328,7 @@ def test_img2dataset_files(tmp_path):
 
 def test_other_caption_fields(tmp_path):
     for name in "abc":
-        picture(tmp_path / f"{name}.png")
+        write_image(tmp_path / f"{name}.png")
     beside(tmp_path / "a.json", {"alt": "alt of a", "caption": "a"})
     beside(tmp_path / "b.json", {"caption": "b"})
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "c.png", "alt": "alt of c"}')
@@ -351,7 +351,7 @@ def test_json_that_holds_no_object_is_counted(tmp_path):
 
 def test_captions_from_file_names(tmp_path):
     for name in ("a_red_fox.png", "a  blue_bird-012.png", "two dogs (3).png", "17.png", "R2D2.png"):
-        picture(tmp_path / name)
+        write_image(tmp_path / name)
     captioned(tmp_path / "with text.png", "not this")
     source = opened(tmp_path, captions_from="file_names")
     assert {r.key: r.texts["text"] for r in records(source)} == {
@@ -369,7 +369,7 @@ def test_captions_from_file_names(tmp_path):
 
 def test_captions_from_folder_names(tmp_path):
     for name in ("tabby_cat/1.png", "dog/2.png", "outside.png", "animals/dog/3.png"):
-        picture(tmp_path / name)
+        write_image(tmp_path / name)
     source = opened(tmp_path, captions_from="folder_names")
     assert [(r.key, r.texts["text"]) for r in records(source)] == [
         ("animals/dog/3.png", "dog"),
@@ -382,14 +382,14 @@ def test_captions_from_folder_names(tmp_path):
 @pytest.mark.parametrize("names", [{"n01": "a tench", "n02": "a shark"}, ["a tench", "a shark"]])
 def test_folder_names_that_are_classes(tmp_path, names):
     for name in ("n02", "n01"):
-        picture(tmp_path / "train" / name / "x.png")
+        write_image(tmp_path / "train" / name / "x.png")
     source = opened(tmp_path, captions_from="folder_names", idx_to_prompt=names)
     assert [r.texts["text"] for r in records(source)] == ["a tench", "a shark"]
 
 
 def test_folder_names_by_number(tmp_path):
     for name in ("0", "10", "2"):
-        picture(tmp_path / name / "x.png")
+        write_image(tmp_path / name / "x.png")
     source = opened(tmp_path, captions_from="folder_names", idx_to_prompt=[f"class {i}" for i in range(11)])
     assert [r.texts["text"] for r in records(source)] == ["class 0", "class 10", "class 2"]
 
@@ -397,7 +397,7 @@ def test_folder_names_by_number(tmp_path):
 @pytest.mark.parametrize("names", [{"n01": "a tench"}, ["a tench"], ["a tench", "a shark", "a ray"], "imagenet"])
 def test_folder_names_that_are_not_the_classes(tmp_path, names):
     for name in ("n01", "n02"):
-        picture(tmp_path / name / "x.png")
+        write_image(tmp_path / name / "x.png")
     with pytest.raises(UserError, match=r"data\.idx_to_prompt: [12] of the 2 folders .* are not among its .*n02"):
         opened(tmp_path, captions_from="folder_names", idx_to_prompt=names)
 
@@ -411,7 +411,7 @@ def test_settings_without_effect_are_refused(tmp_path):
 
 def test_more_formats_where_they_are_allowed(tmp_path):
     for name in ("a.gif", "b.TIFF", "c.png", "d.bmp"):
-        picture(tmp_path / name).with_suffix(".txt").write_text("x")
+        write_image(tmp_path / name).with_suffix(".txt").write_text("x")
     source = opened(tmp_path, formats=["gif", "tiff", "png"])
     assert keys(source) == ["a.gif", "b.TIFF", "c.png"]
     assert counts(source) == {
@@ -445,25 +445,25 @@ def headers_read(monkeypatch):
     return seen
 
 
-def test_a_second_start_reads_no_header(pictures, headers_read):
-    first = opened(pictures)
+def test_a_second_start_reads_no_header(image_folder, headers_read):
+    first = opened(image_folder)
     assert len(headers_read) == 12
     headers_read.clear()
-    again = opened(pictures)
+    again = opened(image_folder)
     assert headers_read == []
     assert again.index_path == first.index_path
     assert [r.texts for r in records(again)] == [r.texts for r in records(first)]
 
 
-def test_only_what_changed_is_read_again(pictures, headers_read):
-    before = opened(pictures)
+def test_only_what_changed_is_read_again(image_folder, headers_read):
+    before = opened(image_folder)
     texts = {r.key: r.texts["text"] for r in records(before)}
     headers_read.clear()
-    (pictures / "000.txt").write_text("another caption")
-    Image.new("RGB", (77, 33)).save(pictures / "001.png")
-    (pictures / "002.webp").unlink()
-    captioned(pictures / "new.png", "new")
-    after = opened(pictures)
+    (image_folder / "000.txt").write_text("another caption")
+    Image.new("RGB", (77, 33)).save(image_folder / "001.png")
+    (image_folder / "002.webp").unlink()
+    captioned(image_folder / "new.png", "new")
+    after = opened(image_folder)
     assert sorted(headers_read) == ["000.jpg", "001.png", "new.png"]
     expected = {**texts, "000.jpg": "another caption", "new.png": "new"}
     del expected["002.webp"]
@@ -474,24 +474,24 @@ def test_only_what_changed_is_read_again(pictures, headers_read):
 
 
 def test_a_changed_line_of_metadata_is_seen(tmp_path):
-    picture(tmp_path / "a.png")
+    write_image(tmp_path / "a.png")
     for text in ("one", "two"):
         beside(tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": text})
         assert opened(tmp_path).record(0).texts["text"] == text
 
 
-def test_other_settings_have_another_index(pictures):
-    picture(pictures / "only_a_name.png")
-    assert opened(pictures).index.count == 12
-    assert opened(pictures, captions_from="file_names").index.count == 1
-    assert opened(pictures).index.count == 12
+def test_other_settings_have_another_index(image_folder):
+    write_image(image_folder / "only_a_name.png")
+    assert opened(image_folder).index.count == 12
+    assert opened(image_folder, captions_from="file_names").index.count == 1
+    assert opened(image_folder).index.count == 12
 
 
-def test_a_damaged_index_is_made_again(pictures):
-    first = opened(pictures)
+def test_a_damaged_index_is_made_again(image_folder):
+    first = opened(image_folder)
     first.index_path.write_bytes(first.index_path.read_bytes()[:-100])
-    assert opened(pictures).index.ids.tolist() == opened(pictures).index.ids.tolist()
-    assert opened(pictures).index.count == 12
+    assert opened(image_folder).index.ids.tolist() == opened(image_folder).index.ids.tolist()
+    assert opened(image_folder).index.count == 12
 
 
 def test_old_states_are_forgotten(tmp_path):
@@ -502,11 +502,11 @@ def test_old_states_are_forgotten(tmp_path):
     assert [path.exists() for path in found] == [False] * 4 + [True] * 4
 
 
-def test_a_cache_folder_that_cannot_be_made(pictures, tmp_path):
+def test_a_cache_folder_that_cannot_be_made(image_folder, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"data\.cache_dir: .*cannot be written"):
-        opened(pictures, cache_dir=str(tmp_path / "file"))
+        opened(image_folder, cache_dir=str(tmp_path / "file"))
 
 
-def test_a_sample_is_a_shard_of_its_own_so_that_the_order_is_mixed(pictures):
-    assert opened(pictures).index.shard_starts.tolist() == list(range(13))
+def test_a_sample_is_a_shard_of_its_own_so_that_the_order_is_mixed(image_folder):
+    assert opened(image_folder).index.shard_starts.tolist() == list(range(13))

@@ -235,9 +235,9 @@ def test_settings_without_effect_are_refused(given, said):
 
 def test_dirty_cells_are_counted(tmp_path):
     page = b"<html>" + b"x" * 100
-    pictures = [png(0), None, b"", page, png(4)[:40], png(5), png(6), png(7), png(8)]
+    encoded_images = [png(0), None, b"", page, png(4)[:40], png(5), png(6), png(7), png(8)]
     captions = ["a", "b", "c", "d", "e", None, "", "  ", " fine\n"]
-    source = opened(write(tmp_path / "a.parquet", {"jpg": pictures, "text": captions}))
+    source = opened(write(tmp_path / "a.parquet", {"jpg": encoded_images, "text": captions}))
     assert [r.texts["text"] for r in records(source)] == ["a", "fine"]
     assert counts(source) == {
         "no image: the cell is empty": (2, ["a.parquet row 1", "a.parquet row 2"]),
@@ -545,9 +545,11 @@ def test_far_tables_through_faults(tmp_path, faulty_s3):  # noqa: F811
         assert source.index.ids.tolist() == near.index.ids.tolist()
 
 
-def far_and_few(tmp_path, store, pictures):
+def far_and_few(tmp_path, store, encoded_images):
     """A far set of which few samples are wanted, with nothing in the cache."""
-    path = write(tmp_path / "few" / "a.parquet", {"jpg": pictures, "text": list(map(str, range(len(pictures))))})
+    path = write(
+        tmp_path / "few" / "a.parquet", {"jpg": encoded_images, "text": [str(i) for i, _ in enumerate(encoded_images)]}
+    )
     store.put("few/a.parquet", path.read_bytes())
     source = opened("s3://bucket/few/", cache_dir=str(tmp_path / "cache")).reading(np.array([0.05]))
     for kept in (tmp_path / "cache" / "shards").glob("??/*"):
@@ -556,26 +558,26 @@ def far_and_few(tmp_path, store, pictures):
 
 
 def test_few_samples_of_a_far_table_are_read_by_range(tmp_path, s3):  # noqa: F811
-    pictures = [png(i, 80, 90) for i in range(100)]
-    source = far_and_few(tmp_path, s3, pictures)
+    encoded_images = [png(i, 80, 90) for i in range(100)]
+    source = far_and_few(tmp_path, s3, encoded_images)
     before = s3.proxy.body_bytes
     for i in (7, 3, 99, 50, 51):
-        assert source.record(i).image == pictures[i]
+        assert source.record(i).image == encoded_images[i]
         assert source.record(i).texts == {"text": str(i)}
     assert source.prefetch(0) == 0
-    assert s3.proxy.body_bytes - before < 0.4 * sum(map(len, pictures))
+    assert s3.proxy.body_bytes - before < 0.4 * sum(map(len, encoded_images))
     assert not list((tmp_path / "cache" / "shards").glob("??/*"))
     much = source.reading(np.array([0.5]))
-    assert much.record(5).image == pictures[5]
+    assert much.record(5).image == encoded_images[5]
     assert list((tmp_path / "cache" / "shards").glob("??/*"))
 
 
 def test_ranges_of_a_far_table_through_faults(tmp_path, s3):  # noqa: F811
-    pictures = [png(i, 80, 90) for i in range(20)]
-    source = far_and_few(tmp_path, s3, pictures)
+    encoded_images = [png(i, 80, 90) for i in range(20)]
+    source = far_and_few(tmp_path, s3, encoded_images)
     s3.proxy.faults = Faults(share=0.3)
     for i in np.random.default_rng(0).integers(0, 20, 40):
-        assert source.record(int(i)).image == pictures[i]
+        assert source.record(int(i)).image == encoded_images[i]
     table_parquet._parquet.cache_clear()
     s3.proxy.faults = Faults(share=1.0, kinds=("error",))
     with pytest.raises(storage_io.StoreError, match="again and again"):

@@ -56,9 +56,9 @@ def test_records_show_their_split_and_say_what_they_show(split: shapes.Split) ->
     allowed = {tuple(asdict(c).items()) for c in shapes.combinations(split)}
     for index in range(200):
         record = source.record(index)
-        picture = np.asarray(record.image)
-        assert picture.shape == (64, 64, 3)
-        assert picture.dtype == np.uint8
+        rendered = np.asarray(record.image)
+        assert rendered.shape == (64, 64, 3)
+        assert rendered.dtype == np.uint8
         assert tuple(record.metadata.items()) in allowed
         words = set(re.findall("[a-z]+", record.texts["text"]))
         assert words >= set(record.metadata.values())
@@ -69,17 +69,17 @@ def test_the_shape_stays_inside_and_moves() -> None:
     corners = []
     for index in range(300):
         record = source.record(index)
-        picture = np.asarray(record.image)
+        rendered = np.asarray(record.image)
         back = np.array(shapes.COLOURS[record.metadata["background"]])
-        rows, columns = np.nonzero((picture != back).any(axis=-1))
-        assert not (picture[[0, -1]] != back).any()
+        rows, columns = np.nonzero((rendered != back).any(axis=-1))
+        assert not (rendered[[0, -1]] != back).any()
         corners.append((rows.min(), columns.min()))
     assert len(set(corners)) > 100
 
 
 def test_no_jitter_means_centred() -> None:
-    picture = np.asarray(shapes.open_source(shapes.Settings(jitter_px=0), "train").record(0).image)
-    assert np.array_equal(picture, picture[:, ::-1])
+    rendered = np.asarray(shapes.open_source(shapes.Settings(jitter_px=0), "train").record(0).image)
+    assert np.array_equal(rendered, rendered[:, ::-1])
 
 
 def test_prompts_cover_the_held_out_combinations_evenly() -> None:
