@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping, Sequence
+
 PERCENT = "\N{NO-BREAK SPACE}%"
 
 
@@ -45,3 +48,16 @@ def percent(part: int, whole: int) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its kind where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """A text in lines of so many columns; names and paths stay whole."""
+    return textwrap.wrap(text, columns, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def titled(sections: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines below their titles, an empty line before each; a section without lines is left out."""
+    lines: list[str] = []
+    for title, content in sections.items():
+        lines += ["", title, *(f"  {line}" for line in content)] if content else []
+    return lines

@@ -153,6 +153,12 @@ class Stateful(Protocol):
         """Restores a `state`."""
 
 
+Denoise = Callable[["Tensor", float], "Tensor"]
+"""x0 [B, C, H, W] for x [B, C, H, W] at time t."""
+FreshNoise = Callable[[int], "Tensor"]
+"""The standard normal noise [B, C, H, W] that a sampler's step of this number adds."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """The noise levels that a sampler visits, noisiest first: N calls of the denoiser and the clean end."""

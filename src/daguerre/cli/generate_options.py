@@ -96,7 +96,7 @@ class Arguments:
 def read(arguments: Sequence[str]) -> Arguments:
     """Reads the command line. UserError or ConfigError if it cannot be used."""
     notices: list[str] = []
-    given = _of_examples(overrides.split(_without_short(arguments)), notices)
+    given = _of_examples(overrides.split(arguments, short={"-o": "--out"}), notices)
     options, rest = config_options.own_options(given.overrides, Options)
     place: list[str] = []
     pairs: list[tuple[str, str]] = []
@@ -116,17 +116,6 @@ def read(arguments: Sequence[str]) -> Arguments:
     if "sampling.prompts_file" in set_now and options.prompt is not None:
         raise UserError("prompt and prompts_file were both given: choose one", code="conflict")
     return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*notices, *loaded.notices])))
-
-
-def _without_short(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `out=FOLDER` in place of `-o FOLDER`."""
-    words = list(arguments)
-    while "-o" in words:
-        at = words.index("-o")
-        if at + 1 == len(words):
-            raise UserError("-o needs a value: write -o FOLDER", code="missing", setting="out")
-        words[at : at + 2] = [f"out={words[at + 1]}"]
-    return words
 
 
 def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Arguments:

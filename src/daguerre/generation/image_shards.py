@@ -6,13 +6,10 @@ the shard's digest, which tells whether it is whole.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -21,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from daguerre.checkpoint.atomic import locked
 from daguerre.data.images import headers
 from daguerre.data.index import cache
 from daguerre.data.index.cache import SUFFIX, BadIndex
@@ -146,7 +144,7 @@ class ShardOutput(Output):
             "samples_of_source": self.total,
             "left_out": {},
         }
-        with self._alone():
+        with locked(self.folder):
             listing = Listing(str(self.folder), made_of, len(self._shards))
             listing.done = {shard.name: packed for shard in self._shards if (packed := self._indexed(shard))}
             complete = len(listing.done) == len(self._shards)
@@ -173,16 +171,6 @@ class ShardOutput(Output):
                 row = index.table.slice(number - shard.first, 1).to_pylist()[0]
                 document = next(part for part in row["parts"] if names[part["name"]] == "json")
                 yield number, _bytes(file, row), json.loads(_bytes(file, document))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keeps other processes from writing dataset.json."""
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 @dataclass

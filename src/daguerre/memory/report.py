@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from daguerre import formatting
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.sharding_rules import PARAMETER_AXES, Rules
 from daguerre.formatting import counted
@@ -206,19 +206,14 @@ def document(count: MemoryCount, axis_rules: Rules, every: bool) -> dict[str, ob
     return found
 
 
-def section(title: str, lines: Sequence[str]) -> list[str]:
-    """Lines under a title, nothing where there are none."""
-    return ["", title, *(f"  {line}" for line in lines)] if lines else []
-
-
 def wrapped(texts: Iterable[str]) -> list[str]:
     """Each text in lines of a terminal's width."""
     return [line for text in texts for line in wrap(text)]
 
 
 def wrap(text: str) -> list[str]:
-    """A text in lines of a terminal's width; names stay whole."""
-    return textwrap.wrap(text, _WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    """A text in lines of a terminal's width."""
+    return formatting.wrapped(text, _WIDTH - 4)
 
 
 def _shortened(text: str, width: int) -> str:

@@ -13,14 +13,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.checkpoint.manifest import Damaged
 from daguerre.checkpoint.run_dir import ELSEWHERE, RunFolder
 from daguerre.errors import UserError
 from daguerre.remote import errors, export, lock, mirror
 from daguerre.remote.checkpoint_catalog import CheckpointCatalog
 from daguerre.remote.run import WORKS_FOR, working_folder
-from daguerre.remote.sealed_files import locked
 from daguerre.storage.address import is_far
 from daguerre.storage.bucket import Prefix, prefix
 from daguerre.storage.errors import StoreError

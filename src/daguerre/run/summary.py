@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +15,7 @@ from daguerre.config.recipe import paths
 from daguerre.data import skipped
 from daguerre.data.dataset import Dataset
 from daguerre.data.plan.buckets import buckets
+from daguerre.formatting import titled, wrapped
 from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.weights import resolve
@@ -23,6 +23,8 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.objectives.objective import Objective
 from daguerre.run import resume
 from daguerre.run.schedule import Intervals, peak_learning_rate
+
+_COLUMNS = 114
 
 
 def count_text(count: float) -> str:
@@ -67,7 +69,8 @@ def about_levels(config: Config, objective: Objective) -> list[str]:
     if not isinstance(objective, Diffusion) or objective.settings.schedule.resolution_shift.name == "none":
         return []
     shifts = {str(bucket): objective.settings.schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
-    return _wrapped(f"shift of the noise levels: {', '.join(f'{size} {shift:.4g}' for size, shift in shifts.items())}")
+    listed = ", ".join(f"{size} {shift:.4g}" for size, shift in shifts.items())
+    return wrapped(f"shift of the noise levels: {listed}", _COLUMNS)
 
 
 def about_rate(config: Config, sizes: BatchSizes) -> list[str]:
@@ -137,15 +140,10 @@ def about_files(config: Config) -> list[str]:
         files = [name.replace("tokenizer_config.json", "*") for name in files]
         absent = files if found is None else resolve.missing_files(found, wanted.needed)
         where = "to be fetched from the hub" if found is None else "on this machine" if not absent else "incomplete"
-        lines += _wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""))
+        lines += wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""), _COLUMNS)
         if found is None:
             lines.append(f"  for a machine without a network: daguerre fetch {wanted.place} -o DIR")
     return lines
-
-
-def _wrapped(text: str) -> list[str]:
-    """A text in lines of a terminal's width; paths stay whole."""
-    return textwrap.wrap(text, 114, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def about_settings(config: Config, full: bool) -> dict[str, list[str]]:
@@ -204,10 +202,7 @@ def dry_run(
         "Notes": [
             line
             for note in [*notices, *parts.family.compatibility_warnings(parts.objective)]
-            for line in _wrapped(note)
+            for line in wrapped(note, _COLUMNS)
         ],
     }
-    lines: list[str] = []
-    for title, content in sections.items():
-        lines += ["", title, *(f"  {line}" for line in content)] if content else []
-    return "\n".join([*lines[1:], "", "Nothing was trained and nothing was written (--dry-run)."])
+    return "\n".join([*titled(sections)[1:], "", "Nothing was trained and nothing was written (--dry-run)."])

@@ -179,24 +179,21 @@ def send(place: Location, chunks: Callable[[], Iterable[Any]], part_bytes: int, 
     It has arrived by the store's MD5, else because it is read back. StoreError.
     """
     part_bytes = max(part_bytes, -(-about_bytes // _MOST_PARTS))
-    for _ in range(READINGS):
+
+    def put(store: Store, path: str) -> tuple[str, _Sums]:
         sums = _Sums()
+        parts = (sums.add(part) for part in _parts(chunks(), part_bytes))
+        first, second = next(parts, None), next(parts, None)
+        writable = cast("S3Store | GCSStore", store)
+        if second is None:
+            done = writable.put(path, sums.add(b"") if first is None else first, use_multipart=False)
+        else:
+            every = chain([first or b"", second], parts)
+            done = writable.put(path, every, use_multipart=True, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE)
+        return done["e_tag"] or "", sums
 
-        def put(store: Store, path: str, sums: _Sums = sums) -> str:
-            sums.begin()
-            parts = (sums.add(part) for part in _parts(chunks(), part_bytes))
-            first, second = next(parts, None), next(parts, None)
-            writable = cast("S3Store | GCSStore", store)
-            if second is None:
-                done = writable.put(path, sums.add(b"") if first is None else first, use_multipart=False)
-            else:
-                every = chain([first or b"", second], parts)
-                done = writable.put(
-                    path, every, use_multipart=True, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE
-                )
-            return done["e_tag"] or ""
-
-        tag = with_retries(place, put, "written")
+    for _ in range(READINGS):
+        tag, sums = with_retries(place, put, "written")
         if tag.strip('"') in sums.tags() or stored_sha256(place, sums.size_bytes) == sums.sha256:
             return Sent(sums.size_bytes, sums.sha256, tag)
     raise Transient(place, "holds other bytes than were written to it", "")
@@ -236,9 +233,6 @@ class _Sums:
     """Digests of what is sent: of the whole, and the MD5s of which stores make entity tags."""
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
         self.size_bytes, self._whole, self._md5s = 0, sha256(), list[bytes]()
 
     def add(self, part: bytes) -> bytes:

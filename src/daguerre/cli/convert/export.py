@@ -19,7 +19,7 @@ from daguerre.cli.convert import options as given
 from daguerre.cli.convert.options import Dtype
 from daguerre.config import config as configs
 from daguerre.errors import UserError
-from daguerre.generation.load import load, newest
+from daguerre.generation.load import load, newest, weights_of
 from daguerre.models.single_file import save
 from daguerre.models.weights import files
 from daguerre.remote import local_copy
@@ -148,17 +148,9 @@ def exported(request: Request) -> Iterator[Path]:
         return
     folder, options = RunFolder(request.source), request.options
     config = configs.load(str(folder.path), request.overrides).config
-    place = local_copy.display_name(folder.path)
     checkpoint = newest(folder, options.checkpoint or "latest")
-    averaged = "ema" in checkpoint.tensors
-    if options.weights == "ema" and not averaged:
-        raise UserError(
-            f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out",
-            code="missing",
-            setting="weights",
-        )
-    raw = options.weights == "raw" or not averaged
-    print(f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)")
+    raw, description = weights_of(checkpoint, folder, options.weights)
+    print(description)
     parts = load(config, checkpoint, raw)
     with TemporaryDirectory(prefix=f".{request.out.name}.", dir=request.out.parent) as temporary:
         made = Path(temporary) / "pipeline"
