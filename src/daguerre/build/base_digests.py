@@ -72,7 +72,6 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def digest_of(network: nn.Module) -> str:
-    """Of all parameters of a network."""
     return digest(dict(network.named_parameters()))
 
 

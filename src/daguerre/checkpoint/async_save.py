@@ -68,7 +68,6 @@ class HostMemory:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slabs."""
         return sum(slab.numel() for slabs in self._slabs.values() for slab in slabs)
 
     @torch.no_grad()

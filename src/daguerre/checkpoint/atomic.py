@@ -65,7 +65,6 @@ def write_atomically(path: Path, chunks: Iterable[Any]) -> None:
 
 
 def write_json_atomically(path: Path, document: Any) -> None:
-    """`write_bytes_atomically` of `to_json(document)`."""
     write_bytes_atomically(path, to_json(document))
 
 

@@ -20,7 +20,6 @@ from daguerre.credentials import scrub
 
 
 def environment() -> dict[str, Any]:
-    """The content of environment.json."""
     return {
         "command": [scrub(word) for word in sys.argv],
         "python": platform.python_version(),

@@ -32,7 +32,6 @@ class Region(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Count of elements."""
         return math.prod(self.shape)
 
     def within(self, outer: Region) -> tuple[slice, ...]:
@@ -49,7 +48,6 @@ class Region(NamedTuple):
 
 
 def whole(shape: Sequence[int]) -> Region:
-    """All of a tensor."""
     return Region((0,) * len(shape), tuple(shape))
 
 
@@ -123,7 +121,6 @@ def file_of(group: str, rank: int, ranks: int) -> str:
 
 
 def key_of(name: str, offsets: Sequence[int]) -> str:
-    """The key of a part in its file."""
     return f"{name}@{','.join(map(str, offsets))}"
 
 
@@ -239,7 +236,6 @@ def _check_tiles(what: str, shape: tuple[int, ...], regions: Sequence[Region]) -
 
 
 def to_bytes(index: Index) -> bytes:
-    """The index as a JSON file."""
     groups: dict[str, Any] = {}
     for group, tensors in index.items():
         files = sorted({file for each in tensors.values() for file, _, _ in each.parts})

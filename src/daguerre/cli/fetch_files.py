@@ -81,7 +81,6 @@ def _components(files: Mapping[str, int], components: Sequence[str] | None) -> l
 
 
 def _weights(files: Iterable[str], what: str, variant: str | None) -> list[str]:
-    """One set of weights."""
     files = list(files)
     mark = f".{variant}" if variant else ""
     for suffix in (".safetensors", ".bin"):

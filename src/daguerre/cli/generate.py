@@ -85,7 +85,6 @@ class Job:
 
     @cached_property
     def output(self) -> FileOutput | ShardOutput:
-        """Files or shards of this process."""
         options = self.arguments.options
         kind = ShardOutput if options.format == "webdataset" else FileOutput
         encoding = Encoding(options.image, options.quality)

@@ -32,12 +32,10 @@ class Leaf:
 
     @property
     def doc(self) -> str:
-        """The field's documentation."""
         return self.field.description or ""
 
     @property
     def required(self) -> bool:
-        """True if there is no default."""
         return self.field.is_required()
 
     @property

@@ -14,7 +14,6 @@ TABLES = tables("ai_toolkit")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     _check_kind(reading)
     reading.carry("config.name", "run_name", reading.get("config.name") or REQUIRED)
     reading.assume({"run_name": REQUIRED, "output_dir": "output"})

@@ -68,7 +68,6 @@ def _without_first_twins(node: yaml.Node | None, above: str = "") -> list[str]:
 
 
 def _parsed(path: Path) -> Tree:
-    """The file's own tree."""
     if path.suffix not in foreign.FORMATS and path.suffix != ".json":
         return recipe.read(path)
     try:

@@ -14,7 +14,6 @@ TABLES = tables("kohya")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     for key, what in TABLES["others"].items():
         if peers.asks(reading.get(key)):
             raise peers.not_there(what, TRAINER)

@@ -10,7 +10,6 @@ TABLES = tables("maxdiffusion")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     for key in ("run_name", "output_dir"):
         reading.carry(key, key, reading.get(key) or REQUIRED)
     _model(reading)

@@ -15,7 +15,6 @@ TABLES = tables("onetrainer")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     method, kind = str(reading.get("training_method", "FINE_TUNE")), str(reading.get("model_type", ""))
     if method != "FINE_TUNE":
         raise peers.not_there(TABLES["methods"].get(method, method), TRAINER)

@@ -14,7 +14,6 @@ TABLES = tables("open_diffusion")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     for key, first in TABLES["repeated"].items():
         if reading.get(key) == reading.get(first):
             reading.notice(key, f"the same as {first}")

@@ -15,7 +15,6 @@ TABLES = tables("simpletuner")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     if str(reading.get("model_type", "full")) != "full":
         raise peers.not_there("LoRA", TRAINER)
     if reading.get("controlnet") is True:

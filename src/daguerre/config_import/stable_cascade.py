@@ -8,7 +8,6 @@ TABLES = tables("stable_cascade")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     reading.take(TABLES["first"])
     reading.assume({"model.family": "cascade_c", "data.source": "webdataset"})
     reading.aliases()

@@ -37,16 +37,13 @@ class Mesh:
 
     @property
     def nodes(self) -> int:
-        """Nodes."""
         return prod(self.dcn.values())
 
     @property
     def devices(self) -> int:
-        """Devices of all nodes."""
         return self.nodes * prod(self.ici.values())
 
     def degree(self, axis: str) -> int:
-        """Devices along an axis."""
         return self.dcn[axis] * self.ici[axis]
 
     @property

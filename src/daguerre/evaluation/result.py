@@ -44,11 +44,9 @@ class Result:
         return {"count": self.count, "rows": [vars(row) for row in self.rows]}
 
     def shares(self) -> dict[str, float]:
-        """Values by name."""
         return {row.name: row.value for row in self.rows}
 
     def table(self) -> list[str]:
-        """Lines for a terminal."""
         head = f"{f'{self.count} images':16}{'measured':>10}{'must':>8}{'aim':>8}"
         return [head, *(_line(row) for row in self.rows)]
 

@@ -19,12 +19,10 @@ def pretrained() -> dict[str, type[PretrainedSettings]]:
 
 
 def networks() -> tuple[str, ...]:
-    """Names of all of their networks."""
     return tuple(dict.fromkeys(name for settings in pretrained().values() for name in settings.networks()))
 
 
 def tokenizers() -> tuple[str, ...]:
-    """Names of all of their tokenizers."""
     return tuple(dict.fromkeys(name for settings in pretrained().values() for name in settings.tokenizers()))
 
 

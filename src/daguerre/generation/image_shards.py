@@ -48,7 +48,6 @@ class ShardOutput(Output):
 
     @property
     def share(self) -> int:
-        """Images of this part."""
         return sum(len(shard.numbers) for shard in self._own().values())
 
     def find_kept(self) -> None:
@@ -108,7 +107,6 @@ class ShardOutput(Output):
 
     @cached_property
     def _shards(self) -> list[Shard]:
-        """Every shard of the list, in order."""
         return pack.shards(np.arange(self.total), self._size)
 
     def _own(self) -> dict[int, Shard]:
@@ -186,17 +184,14 @@ class _Arriving:
         return number
 
     def name(self, number: int) -> str:
-        """For messages."""
         return f"image {number}"
 
     def record(self, number: int) -> Record:
-        """The next one."""
         found, record = next(self.records)
         assert found == number, f"image {found} came in place of {number}"
         return record
 
     def report(self) -> SkipReport:
-        """Nothing is left out."""
         return {}
 
 

@@ -63,7 +63,6 @@ class Prompts:
 
 
 def inline(prompts: list[str]) -> Prompts:
-    """Prompts of a list."""
     digest = sha256(json.dumps(prompts).encode()).hexdigest()
     return Prompts(prompts[0], digest, lambda: map(Row, prompts))
 

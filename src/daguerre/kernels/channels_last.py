@@ -33,7 +33,6 @@ class Centred(nn.GroupNorm):
     do gradients."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """As nn.GroupNorm."""
         if input.ndim == 4 and input.device.type == "cpu" and not input.is_contiguous():
             with torch.no_grad():
                 mean = input.mean((2, 3)).unflatten(1, (self.num_groups, -1)).mean(2)

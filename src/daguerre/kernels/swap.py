@@ -50,7 +50,6 @@ class Gated(GEGLU):
     """GEGLU of which one kernel computes all that is behind the matrix product."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """As diffusers' GEGLU."""
         return geglu(self.proj(hidden_states))
 
 

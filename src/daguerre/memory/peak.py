@@ -197,7 +197,6 @@ def gathered_bytes(parts: Components, count: MemoryCount, shard_frozen: bool) ->
 
 
 def largest_bucket(config: Config) -> Bucket:
-    """The bucket that takes most memory."""
     return max(buckets(config.data), key=lambda bucket: bucket.area_px)
 
 

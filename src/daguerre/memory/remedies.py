@@ -59,7 +59,6 @@ class Fitting:
         return [f"{size_text(taken)} predicted, {size_text(left)} are left, with", *_as_shell(self.command)]
 
     def document(self) -> dict[str, object]:
-        """JSON for programs."""
         return {
             "command": shlex.join(self.command),
             "overrides": list(self.given),

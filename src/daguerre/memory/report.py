@@ -75,7 +75,6 @@ def groups(count: MemoryCount) -> list[Group]:
 
 
 def describe_mesh(mesh: Mesh) -> list[str]:
-    """Degrees of the axes."""
     each = mesh.devices // mesh.nodes
     lines = [
         f"{counted(mesh.devices, 'device')}, {counted(mesh.nodes, 'node')} of {each}; axes from the outside in: "
@@ -175,7 +174,6 @@ def held_table(count: MemoryCount, optimizer: str) -> list[str]:
 
 
 def document(count: MemoryCount, axis_rules: Rules, every: bool) -> dict[str, object]:
-    """JSON for programs."""
     mesh = count.mesh
     found: dict[str, object] = {
         "mesh": {

@@ -51,7 +51,6 @@ class ComponentLoader:
 
     @cached_property
     def base(self) -> Path:
-        """The folder of the base."""
         return resolve.locate(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)
 
     def folder(self, name: str, needed: resolve.Files) -> Path:

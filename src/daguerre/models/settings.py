@@ -42,7 +42,6 @@ class FamilySettings(Settings):
 
     @classmethod
     def tokenizers(cls) -> tuple[str, ...]:
-        """Names of the tokenizers."""
         return tuple(name for name, spec in cls.components.items() if spec.role == "tokenizer")
 
     @classmethod

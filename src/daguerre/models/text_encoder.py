@@ -61,7 +61,6 @@ class TextEncoder:
 
     @property
     def layers(self) -> int:
-        """Layers of the encoder."""
         return int(self.encoder.config.num_hidden_layers)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:

@@ -44,7 +44,6 @@ class VAE:
 
     @property
     def channels(self) -> int:
-        """Channels of a latent."""
         return int(self.net.config.latent_channels)
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -56,5 +56,4 @@ class Reconstruction(Objective):
 
 
 def build(settings: Settings) -> Reconstruction:
-    """The objective of these settings."""
     return Reconstruction(settings)

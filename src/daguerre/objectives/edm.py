@@ -42,6 +42,5 @@ def input_scale(a: Tensor, s: Tensor, sigma_data: float) -> Tensor:
 
 
 def build(settings: Settings) -> algebra.Diffusion:
-    """The objective of these settings."""
     sigma_data = settings.sigma_data
     return algebra.build(settings, partial(target, sigma_data=sigma_data), partial(input_scale, sigma_data=sigma_data))

@@ -33,5 +33,4 @@ def target(a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build(settings: Settings) -> algebra.Diffusion:
-    """The objective of these settings."""
     return algebra.build(settings, target)

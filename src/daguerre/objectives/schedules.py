@@ -241,7 +241,6 @@ def check_trailing(num_steps: int, spacing: str) -> None:
 
 
 def build(settings: ScheduleSettings) -> Schedule:
-    """The schedule of these settings."""
     kinds: dict[str, type[ScaledLinear | Cosine | LinearFlow | EDM]]
     kinds = {"scaled_linear": ScaledLinear, "cosine": Cosine, "linear_flow": LinearFlow, "edm": EDM}
     return kinds[settings.name](settings)

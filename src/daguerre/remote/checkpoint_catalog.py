@@ -30,7 +30,6 @@ class CheckpointCatalog:
     at: Prefix
 
     def sealed(self, name: str) -> SealedFiles:
-        """A checkpoint, there or not."""
         return SealedFiles(self.at / name)
 
     def names(self) -> list[str]:
@@ -81,7 +80,6 @@ class CheckpointCatalog:
         return f"{reason}; {name} is set aside: {(self.at / aside).name}"
 
     def purge(self, keep: Keep) -> list[str]:
-        """`RemoteStore.purge`."""
         listed, notices = self.at.listing(), list[str]()
         named = {int(name.rpartition("-")[2]): name for name in _names(listed)}
 

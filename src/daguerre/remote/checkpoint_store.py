@@ -61,7 +61,6 @@ class RemoteStore(ShardedStore):
 
     @property
     def place(self) -> str:
-        """Their address, for people."""
         return self.run.name
 
     def purge(self, keep: Keep) -> list[str]:

@@ -38,7 +38,6 @@ class RemoteStorage:
 
     @property
     def name(self) -> str:
-        """The address, for people."""
         return self.run.name
 
     @property

@@ -162,7 +162,6 @@ def times(run: Run) -> str:
 
 
 def environment(run: Run) -> Html | None:
-    """environment.json as a flat table."""
     rows: list[list[object]] = [[element("code", key), value] for key, value in _flat("", run.environment)]
     return table([], rows, "plain") if rows else None
 

@@ -109,5 +109,4 @@ def when(text: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    """A file of this folder."""
     return (_HERE / name).read_text(encoding="utf-8")

@@ -53,7 +53,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
         return str(self.config.get("run_name") or self.folder.name)
 
     def setting(self, path: str) -> Any:

@@ -56,7 +56,6 @@ def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
 
 
 def loop_config(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> LoopConfig:
-    """The numbers of the loop."""
     every = intervals(config, sizes, samples_per_epoch)
     return LoopConfig(
         total_steps=every.total,
@@ -130,7 +129,6 @@ def _stage(config: Config, old: LoopConfig, done: int) -> Stage:
 
 
 def _choices(config: Config, old: LoopConfig, new: LoopConfig, done: int) -> str:
-    """The message with all choices."""
     ended, final = old.share_at(old.total_steps), old.lr_scheduler.final
 
     def unless(rate: float) -> str:

@@ -22,7 +22,6 @@ class LocalStorage:
 
     @property
     def name(self) -> str:
-        """For people."""
         return str(self.folder.path)
 
     def check_not_held(self) -> None:

@@ -43,7 +43,6 @@ def parameter_counts(parts: Components) -> dict[str, int]:
 
 
 def device_text(device: torch.device) -> str:
-    """The name of a device for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -109,7 +108,6 @@ def about_data(
 
 
 def extent(dataset: Dataset) -> str:
-    """Number of samples to train on."""
     if dataset.size is None:
         return "endless"
     if dataset.count is None:

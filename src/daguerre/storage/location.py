@@ -45,10 +45,8 @@ class Location:
 
     @property
     def bucket(self) -> str:
-        """Of an object in a store."""
         return self.url.split("/", 3)[2]
 
     @property
     def key(self) -> str:
-        """Of an object in a store."""
         return self.url.split("/", 3)[3]

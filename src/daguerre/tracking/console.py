@@ -150,7 +150,6 @@ class Pace:
         self.paused_at = now
 
     def resume(self, now: float) -> None:
-        """Ends the pause."""
         self.pause_seconds += now - self.paused_at
         self.mark_seconds += now - self.paused_at
 

@@ -41,7 +41,6 @@ class Counter(StatusLine):
         return self
 
     def add(self, number: int) -> None:
-        """`number` more are done."""
         self.done += number
         now = self.clock()
         if self._first is None:  # before that processes start, files are opened
@@ -51,7 +50,6 @@ class Counter(StatusLine):
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
         return self.clock() - self._started
 
     def _fields(self, now: float) -> dict[str, str]:
@@ -71,7 +69,6 @@ class Stages(StatusLine):
         super().__init__(stream or sys.stderr, 0.0)
 
     def say(self, stage: str) -> None:
-        """This stage begins."""
         self.show({"stage": f"planning: {stage}{' ...' if self.moves else ''}"})
 
 

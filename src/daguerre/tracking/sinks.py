@@ -107,7 +107,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Flush the event file and close it."""
         self._writer.close()
 
 

@@ -63,7 +63,6 @@ class Sharding:
         return count
 
     def sum(self, value: Tensor) -> Tensor:
-        """Sum over the parts of the batch."""
         return value
 
     def before_backward(self, net: nn.Module, last: bool) -> None:

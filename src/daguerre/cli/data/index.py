@@ -113,7 +113,6 @@ def _check_writable(places: list[Location]) -> None:
 
 
 def _conclude(made: list[tuple[int, About]], count: int, seconds: float) -> int:
-    """Prints what was done; returns the exit code."""
     if not made:
         print(f"all {count:,} shards have an index; again=true makes them anew")
         return errors.DONE

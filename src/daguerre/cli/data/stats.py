@@ -133,7 +133,6 @@ def _captioned(data: Opened) -> Opened:
 
 
 def _inspected(data: Opened, request: Request[Options]) -> Inspection:
-    """Reads some samples, and decodes some of these."""
     found = Inspection()
     numbers = samples.usable(data).drawn(request.options.read, request.seed, "stats")
     shown = np.linspace(0, len(numbers) - 1, min(len(numbers), request.options.images)).astype(int)

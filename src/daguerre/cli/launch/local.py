@@ -42,7 +42,6 @@ class Options(Settings):
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of the run."""
     given = overrides.split(arguments)
     own, rest = options.own_options(given.overrides, Options)
     count = own.processes or _gpus()

@@ -41,7 +41,6 @@ def look_in(given: Mapping[str, str], tree: recipe.Tree) -> Look:
 
 
 def is_true(text: str | None) -> bool:
-    """True for a text that says yes."""
     return text is not None and text.lower() == "true"
 
 

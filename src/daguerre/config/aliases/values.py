@@ -56,7 +56,6 @@ class Meaning:
 
 
 def one(path: str, text: str) -> Meaning:
-    """One setting."""
     return Meaning(((path, text),))
 
 
@@ -204,7 +203,6 @@ def resumed(key: str, text: str) -> Meaning:
 
 
 def minutes(key: str, text: str, path: str) -> Meaning:
-    """Minutes as seconds."""
     return one(path, f"{number(key, text) * 60:g}")
 
 

@@ -56,7 +56,6 @@ _LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def expression(text: str) -> ast.expr:
-    """The tree of a whole expression."""
     reader = _Reader(text)
     return reader.condition(reader.parsed(), 1)
 
@@ -236,7 +235,6 @@ class _Reader:
         return compared
 
     def members(self, node: ast.expr) -> ast.List:
-        """The list behind `in`."""
         if not isinstance(node, ast.List):
             raise self.fault(node, "expected a list such as [1, 2] or ['en', 'de']")
         found: list[ast.expr] = []

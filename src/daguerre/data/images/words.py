@@ -8,5 +8,4 @@ _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
 def words(*texts: str) -> list[str]:
-    """The words of texts in their order."""
     return [word for text in texts for word in _WORD.findall(text.lower())]

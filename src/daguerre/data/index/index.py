@@ -37,5 +37,4 @@ class Index:
 
     @property
     def count(self) -> int:
-        """N."""
         return len(self.ids)

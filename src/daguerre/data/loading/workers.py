@@ -100,7 +100,6 @@ class _Follows(NamedTuple):
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 

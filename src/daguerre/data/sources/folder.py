@@ -91,7 +91,6 @@ class FolderSource:
 
     @cached_property
     def index(self) -> Index:
-        """By memory map."""
         return in_blocks(cache.combined([self.index_path]))
 
     def sample_id(self, number: int) -> int:

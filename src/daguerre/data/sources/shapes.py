@@ -108,7 +108,6 @@ class ShapesSource:
         return number if self.split == "train" else _HELD_OUT_ID + number
 
     def name(self, number: int) -> str:
-        """The split and the number."""
         return f"shapes/{self.split}/{number}"
 
     def record(self, number: int) -> Record:
@@ -124,7 +123,6 @@ class ShapesSource:
         return Record(self.name(number), {IMAGE: image}, texts, asdict(chosen))
 
     def report(self) -> SkipReport:
-        """Empty: nothing is left out."""
         return {}
 
 

@@ -86,7 +86,6 @@ class WebdatasetSource:
 
     @cached_property
     def index(self) -> Index:
-        """The index of all shards."""
         index = index_cache.combined(self.paths)
         if self.prompts is None or "cls" not in index.captioned:
             return index
@@ -135,7 +134,6 @@ class WebdatasetSource:
 
     @property
     def far(self) -> bool:
-        """True if a shard is remote."""
         return any(place.local is None for place in self.places)
 
     @cached_property
@@ -239,7 +237,6 @@ class Build:
 
     @property
     def kind(self) -> str:
-        """Of the indexes."""
         return tar_index.kind(self.formats)
 
     def __call__(self, place: Location) -> ShardIndex:

@@ -96,7 +96,6 @@ class CsvTables:
             yield _part(rows, columns, chosen)
 
     def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
-        """From its bytes."""
         names = _names(self, file)
         with open(file.path, "rb") as opened:
             opened.seek(at.number)

@@ -147,7 +147,6 @@ class _RowGroups:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def row(self, file: File, group: int, row: int, columns: tuple[str, ...]) -> dict[str, Any]:
-        """Row `row` of a row group."""
         with self.lock:
             if _group_bytes(file, group, columns) > LARGE_BYTES:
                 walk = self._walked(file, group, row, columns)

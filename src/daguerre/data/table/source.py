@@ -159,7 +159,6 @@ class TableSource:
 
     @cached_property
     def files(self) -> Files:
-        """The tables."""
         of_shards = np.searchsorted(self._starts, self.index.shard_starts[:-1], side="right") - 1
         sizes = []
         for table, place in enumerate(self.places):

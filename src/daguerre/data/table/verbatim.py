@@ -115,7 +115,6 @@ class Finder:
 
 @contextmanager
 def finder(path: Path) -> Iterator[Finder]:
-    """For a file that is not empty."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         yield Finder(mapped)
 

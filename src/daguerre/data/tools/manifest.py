@@ -53,7 +53,6 @@ class Listing:
         self.done = {entry["name"]: Packed(**entry) for entry in there["shards"]}
 
     def add(self, packed: Packed) -> None:
-        """Notes a finished shard."""
         self.done[packed.name] = packed
         if time.monotonic() - self._saved_at > _SAVE_SECONDS:
             self.save(complete=False)
@@ -68,7 +67,6 @@ class Listing:
         self._saved_at = time.monotonic()
 
     def document(self, complete: bool) -> dict[str, Any]:
-        """The contents of the file."""
         shards = [self.done[name] for name in sorted(self.done)]
         counts = {"samples": sum(s.samples for s in shards), "bytes": sum(s.bytes for s in shards)}
         return {

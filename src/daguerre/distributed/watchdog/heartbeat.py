@@ -84,7 +84,6 @@ class Line:
         return document
 
     def close(self) -> None:
-        """Ends the connection."""
         self.open = False
         self.socket.close()
 
@@ -323,7 +322,6 @@ class HeartbeatServer(_Side):
         return stuck(self.peers, reports, quiet, self._size, max(allowed))
 
     def settle(self) -> None:
-        """As `HeartbeatClient.settle`."""
         settle([*self._lines.values(), *self._strangers])
 
     def _tell(self, document: dict[str, Any]) -> None:

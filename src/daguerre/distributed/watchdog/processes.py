@@ -51,7 +51,6 @@ class Peer:
 
 
 def myself(rank: int) -> Peer:
-    """This process."""
     return Peer(rank, os.getpid(), int(_stat(os.getpid())[19]), _home(), socket.gethostname())
 
 

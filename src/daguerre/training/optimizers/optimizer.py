@@ -174,7 +174,6 @@ class Optimizer:
         return {group["pattern"]: group["lr"] for group in every if group["pattern"]}
 
     def zero_grad(self) -> None:
-        """Drops all gradients."""
         for part in self.parts:
             part.optimizer.zero_grad(set_to_none=True)
 

@@ -35,7 +35,6 @@ class Scaler:
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
