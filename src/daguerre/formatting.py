@@ -1,7 +1,5 @@
 """Numbers and errors as people read them: sizes, durations, counts, shares."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Report of a benchmark: ratios with their intervals, one line a variant, and the JSON that holds everything."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

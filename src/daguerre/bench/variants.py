@@ -3,8 +3,6 @@
 The update is the run's own (training/step.py) around the run's own parts, optimizer, averages and clipping.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import ExitStack

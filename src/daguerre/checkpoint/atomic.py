@@ -4,8 +4,6 @@ Holds the four file-system moves that checkpoints and the run folder are made of
 No torch here.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -3,8 +3,6 @@
 No environment variables and no user names: the file is meant to be shown to others.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -6,8 +6,6 @@ documents, files, the index of slices and the manifest over all, and alone gives
 wrong on one rank is the error of all, and nothing is committed. Every method is a collective call.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -4,8 +4,6 @@ each network, in safetensors where there are any.
 Works on names and sizes alone; everything that other frameworks read is left.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`daguerre generate`: one image or a hundred thousand; the same command goes on where it was stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Names that other trainers use are accepted as in `train`; a notice names those that images do not depend on.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ A file with SUMMARY, HELP and `run(arguments) -> int` is a verb; `data/__init__.
 is printed at once. Exit codes are in `errors`.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import errno

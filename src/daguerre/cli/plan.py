@@ -1,7 +1,5 @@
 """`daguerre plan`: mesh, rules, where each parameter goes and how much memory a device needs, without any device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@
 `null` in the place of an adapter's settings takes it out.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Holds `Leaf`, one setting with its path, type and documentation. Values are read, checked and changed elsewhere.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

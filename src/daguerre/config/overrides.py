@@ -3,8 +3,6 @@
 The names that other trainers use are a table in `aliases`; recipes are files in `recipe`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """ai-toolkit's configs: what several keys mean together. Each by itself is in ai_toolkit.yaml."""
 
-from __future__ import annotations
-
 from daguerre.config.aliases.values import OPTIMIZERS
 from daguerre.config_import import base_models as models
 from daguerre.config_import import peers

@@ -1,7 +1,5 @@
 """Configs of other trainers as files: TOML, JSON, shell variables and YAML, read into one kind of tree."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """kohya's configs: what several keys mean together. Each by itself is in kohya.yaml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from daguerre.config_import import base_models as models

@@ -1,7 +1,5 @@
 """OneTrainer's configs: what several keys mean together. Each by itself is in onetrainer.yaml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from daguerre.config.aliases.values import OPTIMIZERS

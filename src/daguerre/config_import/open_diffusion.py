@@ -1,7 +1,5 @@
 """open-diffusion's (sd-training's) configs: what several keys mean together. The rest is in open_diffusion.yaml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from daguerre.config_import import base_models as models

@@ -1,7 +1,5 @@
 """SimpleTuner's configs: what several keys mean together. Each by itself is in simpletuner.yaml."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

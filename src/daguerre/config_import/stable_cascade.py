@@ -1,7 +1,5 @@
 """Stable Cascade's configs, which stable_cascade.yaml explains."""
 
-from __future__ import annotations
-
 from daguerre.config_import.reader import Reading, tables
 
 TABLES = tables("stable_cascade")

@@ -1,7 +1,5 @@
 """Captions of samples: fields, templates, tags, prefix, and dropout to the empty string, which guidance needs."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import numpy as np

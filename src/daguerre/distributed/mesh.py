@@ -6,8 +6,6 @@ layers. Each degree is the product of one between nodes (`dcn_`, the data centre
 distributed/sharding_rules.py and distributed/parallelize.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

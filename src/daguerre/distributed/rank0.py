@@ -4,8 +4,6 @@ They go over the CPU, in a group of their own (or over the store where there is 
 for a GPU nor mix with what training sends. Documents are JSON. All calls are collective.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ A file of this folder with this function is a metric:
 where `settings` are those of the source that names the metric and `draw` yields one image [H, W, 3] uint8 a prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 For commands that are about no family in particular: what is fetched, and which family a pipeline is of.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from daguerre import plugins

@@ -3,8 +3,6 @@
 The JSON is written last and holds size and digest of the image, which tell whether it is whole.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

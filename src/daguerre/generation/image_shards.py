@@ -4,8 +4,6 @@ A shard holds a range of the list's numbers, whoever generates it, and gets its 
 the shard's digest, which tells whether it is whole.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import time

@@ -3,8 +3,6 @@
 None stands in for another in silence: the command asks for one, or a notice says which it is.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

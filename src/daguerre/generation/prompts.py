@@ -3,8 +3,6 @@
 A row is one prompt with the columns of its file; generation/requests.py makes image requests of rows.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -5,8 +5,6 @@ before the short cut of a residual block. What is done here is said from outside
 their own layout, which costs a convolution less than what it gains, so that shards and checkpoints see nothing of it.
 """
 
-from __future__ import annotations
-
 from types import MethodType
 from typing import Any
 

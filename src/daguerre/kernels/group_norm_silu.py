@@ -9,8 +9,6 @@ memory see shapes alone; the plain form is what computes on a CPU, and the oracl
 Shape letters: B images, C channels, H and W height and width, G groups.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

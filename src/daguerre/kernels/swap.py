@@ -4,8 +4,6 @@ Parameters, their names and their layout in memory stay what they are, so that c
 optimizers see nothing of it. Only what is known by its exact type is touched; all else computes as before.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F

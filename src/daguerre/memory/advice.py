@@ -1,7 +1,5 @@
 """Advice when memory runs out, including the largest micro-batch that fits (measured)."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

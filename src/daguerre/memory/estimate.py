@@ -1,7 +1,5 @@
 """Targets of `daguerre plan`: devices that need not be here, and the step of a recipe on them: does it fit?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

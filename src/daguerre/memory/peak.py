@@ -4,8 +4,6 @@ It is the code of a real step on the real networks: encoding, forward and backwa
 Effects of a mesh (sharded gradients, gathered parameters, buckets) are added where they arise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ What computes the same, or nearly, comes first; then how gradients become update
 weights are stored.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass

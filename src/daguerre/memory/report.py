@@ -1,7 +1,5 @@
 """Text and JSON of `daguerre plan`: mesh, rules, where parameters go, and bytes, for a terminal of 100 columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

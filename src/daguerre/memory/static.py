@@ -4,8 +4,6 @@ What stays between updates: weights, gradients' room, the optimizer's state, ave
 step takes beside that is memory/peak.py. Exact but for what an allocator rounds up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

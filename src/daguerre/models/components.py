@@ -3,8 +3,6 @@
 Families decide which classes there are and whether they fit together.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Shape letters: B samples, C channels, H and W height and width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

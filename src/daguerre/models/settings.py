@@ -1,7 +1,5 @@
 """Settings that families share. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 

@@ -4,8 +4,6 @@ A text longer than the encoder reads is truncated, or (`long`) read in windows, 
 letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Scaling, statistics of channels, posterior and range of pixels are those of diff
 network's config, and so in an export. Shape letters: B samples, C channels, H and W height and width.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass

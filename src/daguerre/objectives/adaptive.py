@@ -7,8 +7,6 @@ the mean of its bucket. The weights of closed form are in weights.py.
 Shape letters: B samples, K buckets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -3,8 +3,6 @@
 F is x0 and noise mixed so that it has unit variance at every noise level, as the network's input has.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import ClassVar, Literal
 

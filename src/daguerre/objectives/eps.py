@@ -1,7 +1,5 @@
 """Objective `eps`: the network predicts the noise (Ho et al. 2020, arXiv 2006.11239, eq. 14). Undefined at a = 0."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 import torch

@@ -3,8 +3,6 @@
 Liu et al. 2023 (arXiv 2209.03003); time law and shift as in Esser et al. 2024 (arXiv 2403.03206).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import torch

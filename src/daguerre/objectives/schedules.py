@@ -5,8 +5,6 @@ algebra.py and weights.py; the law from which training times are drawn is in tim
 a noise level is in noise_conditioning.py. SNR = (a/s)^2.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import acos, cos, hypot, pi

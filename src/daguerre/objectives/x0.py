@@ -1,7 +1,5 @@
 """Objective `x0`: the network predicts the clean sample. Undefined at s = 0, which no schedule it runs on reaches."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

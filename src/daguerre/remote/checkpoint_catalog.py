@@ -4,8 +4,6 @@ checkpoints/NAME/manifest.json, checkpoints/NAME/ATTEMPT/...     a checkpoint: r
 checkpoints/quarantine/NAME.NUMBER.json                          why one was set aside, its manifest, its folders
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -4,8 +4,6 @@ The small files come at once, a checkpoint or the export when it is needed. The 
 works in: a run of this machine is never touched by its readers.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

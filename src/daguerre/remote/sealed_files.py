@@ -7,8 +7,6 @@ Each attempt to save has a folder of its own, so that two of them never mix, who
 manifest comes last, by a conditional write: it makes the set appear, or replaces the one before in one step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass

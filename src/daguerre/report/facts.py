@@ -1,7 +1,5 @@
 """Facts about a run, in words and small tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ A page is one file that asks nothing of any network; its policy lets a browser l
 script but ours. Knows nothing of runs.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

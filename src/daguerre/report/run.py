@@ -4,8 +4,6 @@ Every file may be missing: a run has just begun, or it never evaluates. A file t
 that the page shows.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

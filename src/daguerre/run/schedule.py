@@ -4,8 +4,6 @@ The learning rate is a function of recorded settings alone: a choice of lr_sched
 lr_scheduler.stages, so that a run that is killed after the change goes on with the same rates.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from daguerre.build.parts import BatchSizes

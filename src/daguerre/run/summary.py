@@ -1,7 +1,5 @@
 """Descriptions of a run for people: the lines before it starts, and `train --dry-run`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Holds the steps only; noise levels come from the objective's `Grid`, the denoise
 Letters: B samples, C channels, H and W latent height and width.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

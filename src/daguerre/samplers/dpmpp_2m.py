@@ -1,7 +1,5 @@
 """DPM-Solver++ 2M: second order for one call of the denoiser a step, from the x0 of the step before."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """DPM-Solver++ 2M of the SDE: the extrapolated x0 of 2M, with fresh noise in every step but the last."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

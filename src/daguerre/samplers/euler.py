@@ -1,7 +1,5 @@
 """Euler's method: a straight line from each noise level to the next."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from daguerre.types import Denoise, Grid

@@ -1,7 +1,5 @@
 """Euler ancestral: each step goes a little too far towards the clean end and comes back with fresh noise."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from daguerre.samplers import ddim

@@ -3,8 +3,6 @@
 With churn each step first adds fresh noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """LCM, for its own weights alone: from each noise level straight to an image, then by fresh noise to the next level."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from daguerre.types import Denoise, FreshNoise, Grid

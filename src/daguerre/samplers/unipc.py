@@ -1,7 +1,5 @@
 """UniPC: 2M's step as predictor, and a corrector that uses the next step's x0, for one call of the denoiser a step."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -4,8 +4,6 @@ Every request is bounded and retried after a pause; bytes are checked (a digest,
 agree). A file that fails to the end is a `StoreError` without credentials in it.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections import Counter

@@ -1,7 +1,5 @@
 """The location of one local or remote file. `expand.py` reads settings as locations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

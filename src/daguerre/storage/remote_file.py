@@ -1,7 +1,5 @@
 """A remote file as a file object, fetched by ranges, each until two readings agree."""
 
-from __future__ import annotations
-
 import io
 import os
 

@@ -3,8 +3,6 @@
 Holds the line, the messages above it and the estimate of the time left. Measures nothing of the run but the clock.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

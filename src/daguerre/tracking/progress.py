@@ -1,7 +1,5 @@
 """Progress of commands other than training: a status line on standard error, so that results can be redirected."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

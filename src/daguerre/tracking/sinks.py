@@ -7,8 +7,6 @@ then numbers in the order of their names, such as `learning/loss`. Floats are wr
 JSON has no non-finite numbers: they are the strings "nan", "inf" and "-inf", which `float()` reads back.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

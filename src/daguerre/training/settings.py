@@ -1,7 +1,5 @@
 """Settings of the loop: how long, in which batches, with which schedule and averages. No torch here."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Annotated, ClassVar, Literal, Self

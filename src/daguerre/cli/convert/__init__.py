@@ -1,7 +1,5 @@
 """`daguerre convert`: makes one form of a model from another. Each verb is a file here."""
 
-from __future__ import annotations
-
 from daguerre.errors import UserError
 
 SUMMARY = "make one form of a model from another"

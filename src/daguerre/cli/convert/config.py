@@ -1,7 +1,5 @@
 """`daguerre convert config`: reads a config of another trainer and writes a recipe, saying what became of each key."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`daguerre convert export`: a run, or a pipeline, as the files that other programs read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

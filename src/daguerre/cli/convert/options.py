@@ -1,7 +1,5 @@
 """The arguments of the `convert` verbs and of `fetch`: one thing that is meant, and options of the verb."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar

@@ -1,7 +1,5 @@
 """`daguerre data`: verbs that work on a data set without training on it, one file each."""
 
-from __future__ import annotations
-
 import difflib
 
 from daguerre.errors import UserError

@@ -1,7 +1,5 @@
 """`daguerre data index`: writes the index beside each shard, so that no run has to read the shards through first."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path

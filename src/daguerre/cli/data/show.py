@@ -1,7 +1,5 @@
 """`daguerre data show`: a contact sheet of the images that the network will see, with their captions."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`daguerre data stats`: one page about a data set: sizes, shapes, captions, filters, and what buckets do with it."""
 
-from __future__ import annotations
-
 import io
 import webbrowser
 from dataclasses import dataclass, field, replace

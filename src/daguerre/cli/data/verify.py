@@ -1,7 +1,5 @@
 """`daguerre data verify`: looks for damage in a data set, and prints what was found and what could not be known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

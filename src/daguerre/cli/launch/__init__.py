@@ -1,7 +1,5 @@
 """`daguerre launch`: a run on many devices, of this machine or of a cluster. Each verb is a file launch_VERB.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

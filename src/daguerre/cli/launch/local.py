@@ -1,7 +1,5 @@
 """`daguerre launch local`: a run on the devices of this machine, one process each, after its recipe was checked."""
 
-from __future__ import annotations
-
 import os
 import sys
 

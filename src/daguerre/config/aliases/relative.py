@@ -3,8 +3,6 @@
 Each takes the name, its text and a `Look`, and gives a `Meaning`. Which name has which is the table `RELATIVE`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ Each takes the name and the text of one `name=value`, then the arguments of its 
 name means what), and gives a `Meaning`. Each raises UserError for a text that means nothing here.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -5,8 +5,6 @@ or false itself). Values are Constant (number or text), Name, UnaryOp with USub,
 as it stands in an expression, in backticks where it needs them; or `true` or `false`.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence

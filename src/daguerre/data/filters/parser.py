@@ -5,8 +5,6 @@ underscores in their places. The tree that it makes is checked node by node; not
 too long, too deep or means nothing is a UserError that shows the place.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

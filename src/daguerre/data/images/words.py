@@ -1,7 +1,5 @@
 """The words of a text, as captions and prompts are compared: small letters, no punctuation."""
 
-from __future__ import annotations
-
 import re
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")

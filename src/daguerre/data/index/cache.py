@@ -4,8 +4,6 @@ An index file lies beside its shard (`SHARD.index`), else in the cache folder. W
 `data/index/file.py`, all of them as one `data/index/join.py`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import sys
 import time

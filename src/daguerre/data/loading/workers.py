@@ -3,8 +3,6 @@
 A worker ignores the signals of a terminal or a scheduler.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

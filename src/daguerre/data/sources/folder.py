@@ -1,7 +1,5 @@
 """A folder of image files with captions beside them, in a metadata.jsonl, or in their names: settings and source."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, fields

@@ -4,8 +4,6 @@ Holds the palette, the shapes as signed distance functions, the held-out combina
 evaluation. `daguerre.evaluation.shapes` reads an image back.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Holds the settings that all tables share and the choice by them, or by the colum
 nothing. No torch here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

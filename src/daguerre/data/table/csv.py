@@ -3,8 +3,6 @@
 A file is read line by line; a row is found again by its first byte and its length. No torch here.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator, Sequence

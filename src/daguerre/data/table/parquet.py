@@ -1,7 +1,5 @@
 """Rows of parquet files, which can be decoded only by row groups: those used last are kept, up to a bound."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Which columns are read is `data/table/columns.py`, how files are read `data/tabl
 can be used `data/table/index.py`. No torch here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace

@@ -6,8 +6,6 @@ elsewhere. So an image is found again by the places of its pieces, each compared
 not in the file like this has none, and is read through its row group.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """dataset.json beside packed shards: their origin, the samples left out, and the finished shards."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

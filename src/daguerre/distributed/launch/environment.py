@@ -5,8 +5,6 @@ What is partial or does not fit together is refused by the names of the variable
 distributed/process_group.py makes the process group.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

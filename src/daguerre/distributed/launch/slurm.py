@@ -4,8 +4,6 @@ Writes nothing and submits nothing. What the tasks then read of their environmen
 distributed/launch/environment.py's.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import shlex

@@ -6,8 +6,6 @@ is rank 0's side and judges, `HeartbeatClient` the others'. JSON documents go ov
 torch, no thread: distributed/watchdog/watchdog.py calls `turn` again and again.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import selectors

@@ -4,8 +4,6 @@ A process can look at and end those of its own node only; a process id counts to
 machine and the namespace that it belongs to.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

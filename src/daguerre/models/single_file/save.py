@@ -5,8 +5,6 @@ from which models/single_file/load.py makes the same folder again. Messages say 
 and SDXL alone would compute something else than the model does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial

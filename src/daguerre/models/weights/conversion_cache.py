@@ -4,8 +4,6 @@ A folder's name is the digest of its sources and the version of the format, so a
 folder; it is put in place whole, and processes that want the same one wait for each other. Any of it may be deleted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Each optimizer is a file beside this one, found by its name, which builds its `OptimizerPart`s. No schedule here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

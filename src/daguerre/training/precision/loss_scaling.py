@@ -3,8 +3,6 @@
 Everything stays on the device: the host reads it when it reads numbers anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
