@@ -8,10 +8,15 @@ PERCENT = "\N{NO-BREAK SPACE}%"
 
 def size_text(size_bytes: float) -> str:
     """A size in decimal units, three digits: `12.3 MB`."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes:.0f} bytes"
+    return scaled(size_bytes, {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3}, " bytes")
+
+
+def scaled(value: float, units: Mapping[str, float], below: str = "", form: str = ".3g") -> str:
+    """A number in the first of some units, the largest first, that it reaches; whole, and `below` them, in none."""
+    for unit, size in units.items():
+        if value >= size:
+            return f"{value / size:{form}}{unit}"
+    return f"{value:.0f}{below}"
 
 
 def duration_text(seconds: float) -> str:

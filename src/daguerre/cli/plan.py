@@ -49,11 +49,8 @@ class Options(Settings):
     """Options of `plan` beside the recipe's settings."""
 
     devices: int = Field(1, ge=1)
-    """Devices in all."""
     nodes: int = Field(1, ge=1)
-    """Nodes that they are on."""
     card: Size | None = None
-    """Memory of a device, such as `24GB` or `80GiB`. null: none in particular."""
 
 
 def run(arguments: list[str]) -> int:

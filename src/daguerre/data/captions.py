@@ -10,9 +10,6 @@ from daguerre.data.settings import CaptionSettings, SourceSettings
 from daguerre.types import Record
 from daguerre.unicode import NO_TEXT, is_text
 
-FIELD = "text"
-"""The field of `Record.texts` that holds the usual caption."""
-
 
 def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray) -> str:
     """The record's caption; "" in a share `caption_dropout` of cases. Drawn by the seed and `key` alone, which is int64

@@ -29,18 +29,12 @@ class Group:
 
 def size_text(count: float) -> str:
     """Bytes as `12.35 GB`, `3.20 MB` or `900 B`."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:,.2f} {name}"
-    return f"{count:.0f} B"
+    return formatting.scaled(count, {" GB": 1e9, " MB": 1e6, " kB": 1e3}, " B", ",.2f")
 
 
 def number_text(count: float) -> str:
     """A count as `2,567.46 M`, `12.3 k` or `320`."""
-    for unit, name in ((1e6, " M"), (1e3, " k")):
-        if count >= unit:
-            return f"{count / unit:,.2f}{name}"
-    return f"{count:.0f}"
+    return formatting.scaled(count, {" M": 1e6, " k": 1e3}, form=",.2f")
 
 
 def split_text(held: ResidentTensor, mesh: Mesh) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from daguerre.formatting import counted, duration_text
+from daguerre.formatting import counted, duration_text, scaled
 from daguerre.report.html import Html, element, join, table, when
 from daguerre.report.run import Run
 from daguerre.report.svg import number_text
@@ -16,6 +16,7 @@ STATES = {
     "interrupted": "Interrupted",
     "unknown": "State unknown",
 }
+_COUNTS = {"B": 1e9, "M": 1e6, "k": 1e3}
 _OBJECTIVES = {
     "eps": "noise (eps) prediction",
     "x0": "clean-image (x0) prediction",
@@ -80,8 +81,8 @@ def facts(run: Run) -> Html:
         ("Samples seen", f"{samples:,}", ""),
         (
             "Parameters",
-            _short(trained) if isinstance(trained, int) else None,
-            f"+ {_short(frozen)} frozen" if isinstance(frozen, int) and frozen else "",
+            scaled(trained, _COUNTS) if isinstance(trained, int) else None,
+            f"+ {scaled(frozen, _COUNTS)} frozen" if isinstance(frozen, int) and frozen else "",
         ),
         ("Loss", None if loss is None else number_text(loss), ""),
         ("Validation loss", None if validation is None else number_text(validation), ""),
@@ -95,13 +96,6 @@ def facts(run: Run) -> Html:
         if value is not None
     )
     return element("dl", *cells, class_="facts")
-
-
-def _short(count: int) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return str(count)
 
 
 def notices(run: Run) -> list[Html]:

@@ -13,7 +13,7 @@ from daguerre.config.recipe import paths
 from daguerre.data import skipped
 from daguerre.data.dataset import Dataset
 from daguerre.data.plan.buckets import buckets
-from daguerre.formatting import titled, wrapped
+from daguerre.formatting import scaled, titled, wrapped
 from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.weights import resolve
@@ -27,10 +27,7 @@ _COLUMNS = 114
 
 def count_text(count: float) -> str:
     """A count for people: 3.1 M, 845 k, 12."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f}"
+    return scaled(count, {" B": 1e9, " M": 1e6, " k": 1e3})
 
 
 def parameter_counts(parts: Components) -> dict[str, int]:

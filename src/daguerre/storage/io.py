@@ -19,7 +19,6 @@ import xxhash
 from obstore.store import GCSStore, S3Store
 
 from daguerre.errors import UserError
-from daguerre.storage import local_files
 from daguerre.storage.clients import Store
 from daguerre.storage.download import fetch_into
 from daguerre.storage.errors import Mismatch, Missing, NoRanges, StoreError, Transient
@@ -34,15 +33,6 @@ _PAGE_KEYS = 5000
 _PUT_BYTES = 64 << 20
 _MOST_PARTS = 9000
 _PARTS_AT_ONCE = 8
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The beginning of a file, to tell what it is instead of what was expected."""
-
-    data: bytes
-    content_type: str
-    """By the server, such as `text/html`; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +54,6 @@ def exists(place: Location) -> bool:
     except Missing:
         return False
     return True
-
-
-def opening(place: Location, length: int = 512) -> Opening:
-    """The first bytes (fewer if there are not as many) and the content type."""
-    if place.local is not None:
-        return Opening(local_files.read(place.local, 0, length), "")
-
-    def first(store: Store, path: str) -> Opening:
-        got = store.get(path)
-        data = bytes(next(iter(got.stream(min_chunk_size=length)), b""))
-        return Opening(data[:length], str(got.attributes.get("Content-Type", "")))
-
-    return with_retries(place, first)
 
 
 def read(

@@ -44,12 +44,10 @@ Exits with 1 if a shard is damaged: the index holds what can be read of it, and 
 
 
 class Options(Settings):
-    """Options of `index`."""
+    """Options of `index`, as HELP has them."""
 
     again: bool = False
-    """Replaces indexes that exist."""
     processes: int | None = Field(None, ge=1)
-    """Worker processes."""
 
 
 def run(arguments: list[str]) -> int:

@@ -61,20 +61,14 @@ _LITTLE_BYTES = 64e6
 
 
 class Options(Settings):
-    """Options of `pack`."""
+    """Options of `pack`, as HELP has them."""
 
     out: Annotated[str | None, ADDRESS] = None
-    """Folder or address of an object store for the shards."""
     shard_mb: float | None = Field(None, gt=0)
-    """Size of a shard in MB, about."""
     shard_samples: int | None = Field(None, ge=1)
-    """Samples of a shard."""
     count: int | None = Field(None, ge=1)
-    """Samples to pack."""
     order: Literal["source", "shuffled"] = "source"
-    """Order of the samples in the shards."""
     processes: int | None = Field(None, ge=1)
-    """Worker processes."""
 
     @model_validator(mode="after")
     def _one_size(self) -> Options:

@@ -56,16 +56,12 @@ _LETTERS = 1000
 
 
 class Options(Settings):
-    """Options of `stats`."""
+    """Options of `stats`, as HELP has them."""
 
     out: Annotated[str, ADDRESS] = Field("data-stats.html", min_length=1)
-    """The page that is written."""
     read: int = Field(2000, ge=1)
-    """Samples that are read for captions and images."""
     images: int = Field(24, ge=0, le=400)
-    """Images on the page."""
     open: bool = False
-    """Show the page in the browser."""
 
 
 @dataclass

@@ -41,7 +41,7 @@ BLOCKS = 1 << 16
 """Most shards that samples in files of their own are told to be in."""
 
 WHOLE_SHARE = 0.25
-"""Share of a far table's rows from which on it is fetched whole."""
+"""Share of the rows of a far table, or of the samples of a far shard, from which on it is fetched whole."""
 PLACES = ("id", "digest", "row", "length", "line", "pieces")
 """Columns of an index that say where a row is."""
 
