@@ -42,26 +42,17 @@ EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out"}
 
 
 class Options(Settings):
-    """Options of `generate` beside settings."""
+    """Options of `generate` beside settings, as HELP has them."""
 
     prompt: str | None = None
-    """Text of the images."""
     out: Annotated[str | None, ADDRESS] = None
-    """Folder for the images."""
     format: Literal["png", "jpeg", "webp", "webdataset"] = "png"
-    """Image files, or tar shards of them."""
     quality: int | None = Field(None, ge=1, le=100)
-    """Of JPEG and WebP."""
     shard_image: Literal["jpeg", "png", "webp"] = "jpeg"
-    """Format of the images in shards."""
     shard_samples: int = Field(1000, ge=1)
-    """Images of a shard."""
     shard: str | None = None
-    """Part of the list to generate, such as 2/8."""
     contact_sheet: bool = True
-    """Write a page that shows the images."""
     base: bool = False
-    """Use the pretrained networks as they are."""
     weights: Literal["ema", "raw"] | None = None
     """Weights of the checkpoint; None: the averaged ones, if it has them."""
 

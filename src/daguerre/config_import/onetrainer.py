@@ -62,6 +62,11 @@ def _model(reading: Reading, family: str) -> None:
     reading.carry("rescale_noise_scheduler_to_zero_terminal_snr", "objective.schedule.zero_terminal_snr")
     if peers.asks(reading.get("vae.model_name")):
         reading.carry("vae.model_name", "model.vae")
+    _trained(reading, family)
+
+
+def _trained(reading: Reading, family: str) -> None:
+    """Networks that are trained, and their learning rates."""
     encoders = peers.encoders(family)
     rates: dict[str, Any] = {}
     for name in encoders:

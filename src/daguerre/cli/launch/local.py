@@ -36,7 +36,6 @@ class Options(Settings):
     """Options of `launch local` beside the recipe's settings."""
 
     processes: int | None = Field(None, ge=1)
-    """Processes, each of which drives a device. Default: one a GPU."""
 
 
 def run(arguments: list[str]) -> int:
