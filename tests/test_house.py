@@ -94,7 +94,12 @@ PLAIN_ERRORS = {
     "checkpoint/atomic.py": {"to_json"},  # what we save is ours
     "checkpoint/contents.py": {"collect"},
     "checkpoint/sharded.py": {"_needs_plan"},
-    "checkpoint/shards.py": {"_check_tiles", "holding", "plan", "from_bytes"},  # the last one is caught by who reads
+    "checkpoint/shards.py": {
+        "_check_tiles",
+        "holding",
+        "_gathered",
+        "from_bytes",
+    },  # the last one is caught by who reads
     "checkpoint/safetensors.py": {"dtype_name"},
     "checkpoint/retention.py": {"__post_init__"},  # settings have checked it
     "generation/prompts.py": {"_no_number", "_number"},  # caught where the line is known

@@ -4,8 +4,6 @@
 kept in the memory of this process alone; `***` stands in their place. `whole` restores them for opening the address.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import lru_cache

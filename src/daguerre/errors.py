@@ -4,8 +4,6 @@ A UserError is shown as its text alone, without a traceback. Whatever else comes
 a fault of the program or of the machine: its traceback goes into a file.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

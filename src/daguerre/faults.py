@@ -3,8 +3,6 @@
 Errors that a user can cause and fix are `UserError`s and never get here.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,16 +1,22 @@
 """Numbers and errors as people read them: sizes, durations, counts, shares."""
 
-from __future__ import annotations
+import textwrap
+from collections.abc import Mapping, Sequence
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 
 
 def size_text(size_bytes: float) -> str:
     """A size in decimal units, three digits: `12.3 MB`."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes:.0f} bytes"
+    return scaled(size_bytes, {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3}, " bytes")
+
+
+def scaled(value: float, units: Mapping[str, float], below: str = "", form: str = ".3g") -> str:
+    """A number in the first of some units, the largest first, that it reaches; whole, and `below` them, in none."""
+    for unit, size in units.items():
+        if value >= size:
+            return f"{value / size:{form}}{unit}"
+    return f"{value:.0f}{below}"
 
 
 def duration_text(seconds: float) -> str:
@@ -45,3 +51,16 @@ def percent(part: int, whole: int) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its kind where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """A text in lines of so many columns; names and paths stay whole."""
+    return textwrap.wrap(text, columns, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def titled(sections: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines below their titles, an empty line before each; a section without lines is left out."""
+    lines: list[str] = []
+    for title, content in sections.items():
+        lines += ["", title, *(f"  {line}" for line in content)] if content else []
+    return lines

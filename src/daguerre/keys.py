@@ -5,8 +5,6 @@ the words (uniforms, normals, permutations) is written here from IEEE-exact oper
 version changes a number. Nothing here knows of ranks, workers, devices or the clock.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from hashlib import blake2b
 

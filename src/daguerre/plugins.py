@@ -4,8 +4,6 @@ The world is closed: only the modules of our own folders can be named, so a reci
 anything else. Nothing is registered anywhere; adding a file adds the choice.
 """
 
-from __future__ import annotations
-
 import difflib
 from functools import lru_cache
 from importlib import import_module

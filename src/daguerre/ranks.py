@@ -4,8 +4,6 @@ Two small callables carry bytes, so that threads can stand for processes; `over_
 group of torch.distributed. JSON only: the object collectives of torch are pickle.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -40,7 +40,6 @@ class Record:
 
     @property
     def image(self) -> bytes | np.ndarray:
-        """The image that is trained on."""
         return self.images[IMAGE]
 
 
@@ -86,7 +85,6 @@ class Batch:
         return replace(self, **{each.name: changed(getattr(self, each.name)) for each in fields(self)})
 
     def rows(self, start: int, stop: int) -> Batch:
-        """Samples `start` to `stop`."""
 
         def cut(value: Any) -> Any:
             return value[start:stop]
@@ -116,7 +114,6 @@ class Latents:
     """One a row; keys of a decoder's random numbers, under a purpose of its own."""
 
     def __getitem__(self, rows: slice) -> Latents:
-        """Some of the rows."""
         return Latents(self.x0_BCHW[rows], self.prompts[rows], self.seeds[rows])
 
 
@@ -151,6 +148,12 @@ class Stateful(Protocol):
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores a `state`."""
+
+
+Denoise = Callable[["Tensor", float], "Tensor"]
+"""x0 [B, C, H, W] for x [B, C, H, W] at time t."""
+FreshNoise = Callable[[int], "Tensor"]
+"""The standard normal noise [B, C, H, W] that a sampler's step of this number adds."""
 
 
 @dataclass(frozen=True)

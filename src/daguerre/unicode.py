@@ -1,7 +1,5 @@
 """Strings with lone surrogates, which JSON and names of files can hold, but UTF-8 (tokenizers, Arrow) cannot."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

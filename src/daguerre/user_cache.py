@@ -1,7 +1,5 @@
 """The user's cache folder, for files that can be made or fetched again. No torch here."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

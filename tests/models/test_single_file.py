@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
+from daguerre.checkpoint import atomic
 from daguerre.errors import UserError
 from daguerre.models.single_file import compatibility, layout, load, save
 from daguerre.models.single_file.configs import METADATA
@@ -119,7 +120,7 @@ def test_a_full_disk_leaves_nothing_under_the_name(tmp_path_factory, tmp_path, m
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(save, "write_durably", fail)
+    monkeypatch.setattr(atomic, "write_durably", fail)
     with pytest.raises(OSError, match="No space left"):
         save.write(tmp_path / "a.safetensors", folder)
     assert list(tmp_path.iterdir()) == []

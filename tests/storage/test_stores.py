@@ -54,7 +54,6 @@ def test_the_same_of_a_local_file(tmp_path):
     place = Location(str(tmp_path / "x.tar"))
     assert storage_io.size(place).bytes == 100_000
     assert storage_io.read(place, 5_000, 17) == content()[5_000:5_017]
-    assert storage_io.opening(place, 8) == storage_io.Opening(content()[:8], "")
     assert storage_io.exists(place)
     assert storage_io.fetch(place, tmp_path / "y.tar") == digest(content())
     assert (tmp_path / "y.tar").read_bytes() == content()
@@ -62,15 +61,6 @@ def test_the_same_of_a_local_file(tmp_path):
         storage_io.size(Location(str(tmp_path / "z.tar")))
     with pytest.raises(storage_io.Mismatch, match="ends at byte 100,000, before 100,005"):
         storage_io.read(place, 99_995, 10)
-
-
-def test_how_a_file_begins(s3):  # noqa: F811
-    s3.boto().put_object(
-        Bucket="bucket", Key="login.tar", Body=b"<!doctype html><title>Log in", ContentType="text/html"
-    )
-    page = Location("s3://bucket/login.tar")
-    assert storage_io.opening(page, 15) == storage_io.Opening(b"<!doctype html>", "text/html")
-    assert storage_io.opening(s3.put("empty", b"")).data == b""
 
 
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS])
@@ -325,7 +315,7 @@ def test_user_and_password_of_an_address_are_sent_and_never_shown(web, monkeypat
     for kind in ("error", "cut", "stall"):
         web.faults = Faults(1.0, (kind,))
         with pytest.raises(storage_io.StoreError) as refused:
-            storage_io.opening(place, 100_000)
+            storage_io.read(place, 0, 100)
         assert f"data.path: {web.url}/x%20y.tar " in str(refused.value)
         assert not any(
             secret in repr(vars(refused.value)["what"]) + str(refused.value) for secret in ("er:", "word", "s1gn")

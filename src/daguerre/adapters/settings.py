@@ -1,7 +1,5 @@
 """Settings that every adapter shares. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from daguerre.settings import Settings

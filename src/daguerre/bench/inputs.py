@@ -4,8 +4,6 @@ Random numbers are on the device before the clock starts, in a ring of a few mic
 through its loader, so that waiting for it is real.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace

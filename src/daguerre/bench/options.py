@@ -1,7 +1,5 @@
 """The command line of `bench`: its own options, the recipe, and the variants as overrides of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

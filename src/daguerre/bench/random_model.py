@@ -4,8 +4,6 @@ How fast a network trains does not depend on what it has learnt. For a base that
 the package and CLIP's own words make a folder from which the networks are built at random; nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

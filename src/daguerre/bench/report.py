@@ -1,9 +1,7 @@
 """Report of a benchmark: ratios with their intervals, one line a variant, and the JSON that holds everything."""
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,15 +126,23 @@ def table(results: Sequence[Result], rates: Rates, on_cpu: bool) -> list[str]:
             continue
         found = document(result, first, rates)
         cells = ["-" if found[key] is None else form.format(found[key] * factor) for _, key, factor, form in COLUMNS]
-        compared = between(first, result) if result is not first else None
-        cpu = between(first, result, cpu=True) if result is not first and on_cpu else None
-        notes = [str(compared)] if compared else []
-        notes += [f"processor time {cpu}"] if cpu else []
-        notes += ["measured alone"] if result.alone else []
-        notes += [] if result.seconds else ["one turn before any round"]
-        notes += [result.problem.splitlines()[0]] if result.problem else []
-        lines.append(f"{result.name:{width}}" + "".join(f"{cell:>11}" for cell in cells) + "  " + "; ".join(notes))
+        notes = "; ".join(_notes(first, result, on_cpu))
+        lines.append(f"{result.name:{width}}" + "".join(f"{cell:>11}" for cell in cells) + f"  {notes}")
     return [line.rstrip() for line in lines]
+
+
+def _notes(first: Result, result: Result, on_cpu: bool) -> Iterator[str]:
+    """Remarks behind the numbers of a variant."""
+    if result is not first and (compared := between(first, result)):
+        yield str(compared)
+    if result is not first and on_cpu and (cpu := between(first, result, cpu=True)):
+        yield f"processor time {cpu}"
+    if result.alone:
+        yield "measured alone"
+    if not result.seconds:
+        yield "one turn before any round"
+    if result.problem:
+        yield result.problem.splitlines()[0]
 
 
 def rates_text(rates: Rates) -> str:

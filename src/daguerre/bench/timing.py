@@ -6,8 +6,6 @@ or fails, leaves a result with the reason. Ctrl-C, SIGTERM and the end of the bu
 is; the results hold what was measured until then.
 """
 
-from __future__ import annotations
-
 import signal
 import statistics
 import time

@@ -3,8 +3,6 @@
 The update is the run's own (training/step.py) around the run's own parts, optimizer, averages and clipping.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -98,7 +96,6 @@ class Update(Variant):
         device.prepare(self.config.training, self.parts.device)
 
     def step(self) -> None:
-        """One update of the run."""
         start = time.perf_counter()
         micro_batches = next(self._inputs.updates)
         self._waited += time.perf_counter() - start
@@ -124,7 +121,6 @@ class Update(Variant):
         return waited
 
     def close(self) -> None:
-        """Ends the loader's workers."""
         self._stack.close()
 
 
@@ -151,7 +147,6 @@ class Encode(Variant):
         device.prepare(self._training, self.parts.device)
 
     def step(self) -> None:
-        """A micro-batch is encoded."""
         self._encode(self._batch)
 
 

@@ -1,7 +1,5 @@
 """The base that a run's checkpoints stand on: a digest of every component's weights that they do not hold."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -72,7 +70,6 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def digest_of(network: nn.Module) -> str:
-    """Of all parameters of a network."""
     return digest(dict(network.named_parameters()))
 
 

@@ -4,8 +4,6 @@ At most one save is in flight; its error comes back at the next one or at the en
 run goes on. Training waits for the copy alone, unless the disk is slower than the saves follow one another.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -68,7 +66,6 @@ class HostMemory:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slabs."""
         return sum(slab.numel() for slabs in self._slabs.values() for slab in slabs)
 
     @torch.no_grad()

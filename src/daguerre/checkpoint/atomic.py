@@ -4,11 +4,11 @@ Holds the four file-system moves that checkpoints and the run folder are made of
 No torch here.
 """
 
-from __future__ import annotations
-
+import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -43,14 +43,19 @@ def write_durably(path: Path, chunks: Iterable[Any]) -> Written:
 
 
 def write_bytes_atomically(path: Path, data: bytes) -> None:
-    """Replace or create `path`: a reader, a kill or a power cut finds the old content or `data`, whole.
+    """`write_atomically` of one chunk."""
+    write_atomically(path, [data])
+
+
+def write_atomically(path: Path, chunks: Iterable[Any]) -> None:
+    """Replace or create `path`: a reader, a kill or a power cut finds the old content or the new one, whole.
 
     One writer at a time; what a killed one left behind (`.NAME.tmp`) is overwritten.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        write_durably(temporary, [data])
+        write_durably(temporary, chunks)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -58,7 +63,6 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json_atomically(path: Path, document: Any) -> None:
-    """`write_bytes_atomically` of `to_json(document)`."""
     write_bytes_atomically(path, to_json(document))
 
 
@@ -84,5 +88,22 @@ def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Holds a folder, or a file that is made for it, among all processes of this machine; without `wait`, False where
+    another one has it. The kernel lets go for a process that is killed."""
+    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
     finally:
         os.close(descriptor)

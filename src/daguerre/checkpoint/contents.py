@@ -4,8 +4,6 @@ Writing is safe on disk when it returns, reading verifies every byte. Which fold
 `store.py`'s.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping

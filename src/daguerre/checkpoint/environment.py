@@ -3,8 +3,6 @@
 No environment variables and no user names: the file is meant to be shown to others.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -20,7 +18,6 @@ from daguerre.credentials import scrub
 
 
 def environment() -> dict[str, Any]:
-    """The content of environment.json."""
     return {
         "command": [scrub(word) for word in sys.argv],
         "python": platform.python_version(),

@@ -4,8 +4,6 @@ For exports, which anybody may open while a run goes on; checkpoints have the st
 nothing of what is in the folder.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -4,8 +4,6 @@ A folder with a sound manifest is complete, because the manifest is written last
 No torch here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass

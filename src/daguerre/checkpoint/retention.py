@@ -1,7 +1,5 @@
 """Retention of checkpoints: the newest stay, and every n-th for good. Steps alone; deleting is store.py's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

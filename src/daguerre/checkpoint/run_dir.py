@@ -55,7 +55,6 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> Holder:
-        """This process, from now on."""
         return cls(os.getpid(), socket.gethostname(), _now())
 
     def __str__(self) -> str:

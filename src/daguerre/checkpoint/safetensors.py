@@ -5,8 +5,6 @@ The library's own writer wants all tensors as one byte string or syncs nothing a
 Format: https://github.com/huggingface/safetensors#format.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Settings of checkpoints. No torch here."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from daguerre.settings import FREE, Duration, Settings

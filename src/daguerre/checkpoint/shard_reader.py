@@ -4,8 +4,6 @@ Only the bytes that are asked for are read. Nothing is verified here: let `Store
 the checkpoint, which reads all of it. `Store.load` reads whole tensors and verifies the very bytes that it uses.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -6,8 +6,6 @@ documents, files, the index of slices and the manifest over all, and alone gives
 wrong on one rank is the error of all, and nothing is committed. Every method is a collective call.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -56,7 +54,6 @@ class Planned:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of this rank."""
         return sum(t.nbytes for tensors in self.own.values() for t in tensors.values())
 
     def entries(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
@@ -148,15 +145,12 @@ class ShardedStore(Store):
         return self._found(super().recover)
 
     def rewind(self, name: str) -> Found:
-        """`Store.rewind`, likewise."""
         return self._found(lambda: super(ShardedStore, self).rewind(name))
 
     def newest_verified(self) -> Found:
-        """`Store.newest_verified`, likewise."""
         return self._found(super().newest_verified)
 
     def purge(self, keep: Keep) -> list[str]:
-        """`Store.purge`, likewise."""
         notices: list[str] = self._together(lambda: super(ShardedStore, self).purge(keep))
         return notices
 

@@ -32,7 +32,6 @@ class Region(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Count of elements."""
         return math.prod(self.shape)
 
     def within(self, outer: Region) -> tuple[slice, ...]:
@@ -49,7 +48,6 @@ class Region(NamedTuple):
 
 
 def whole(shape: Sequence[int]) -> Region:
-    """All of a tensor."""
     return Region((0,) * len(shape), tuple(shape))
 
 
@@ -123,7 +121,6 @@ def file_of(group: str, rank: int, ranks: int) -> str:
 
 
 def key_of(name: str, offsets: Sequence[int]) -> str:
-    """The key of a part in its file."""
     return f"{name}@{','.join(map(str, offsets))}"
 
 
@@ -140,19 +137,17 @@ def holding(groups: Groups) -> Any:
     return found
 
 
-def plan(holdings: Sequence[Any]) -> Index:
-    """Assigns writers, from what each rank holds: every element once, bytes balanced over the ranks.
+Tensors = dict[tuple[str, str], tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype of tensors, by group and name."""
+Holders = dict[tuple[str, str, Region], list[int]]
+"""The ranks that hold each region of a tensor."""
 
-    A region that only one rank holds is written by it. One that several hold goes to the one of them that has least to
-    write so far, the largest first; a very large one is cut. ValueError where ranks disagree about a tensor, or where
-    their regions overlap or leave a gap.
-    """
-    tensors: dict[tuple[str, str], tuple[tuple[int, ...], torch.dtype]] = {}
-    holders: dict[tuple[str, str, Region], list[int]] = {}
-    groups: dict[str, None] = {}
+
+def _gathered(holdings: Sequence[Any]) -> tuple[Tensors, Holders]:
+    tensors: Tensors = {}
+    holders: Holders = {}
     for rank, held in enumerate(holdings):
         for group, named in held.items():
-            groups[group] = None
             for name, (shape, dtype, regions) in named.items():
                 about = tuple(shape), dtype_of(dtype)
                 if tensors.setdefault((group, name), about) != about:
@@ -161,13 +156,24 @@ def plan(holdings: Sequence[Any]) -> Index:
                     region = Region(tuple(offsets), tuple(extent))
                     if region.elements and rank not in (ranks := holders.setdefault((group, name, region), [])):
                         ranks.append(rank)
+    return tensors, holders
+
+
+def plan(holdings: Sequence[Any]) -> Index:
+    """Assigns writers, from what each rank holds: every element once, bytes balanced over the ranks.
+
+    A region that only one rank holds is written by it. One that several hold goes to the one of them that has least to
+    write so far, the largest first; a very large one is cut. ValueError where ranks disagree about a tensor, or where
+    their regions overlap or leave a gap.
+    """
+    tensors, holders = _gathered(holdings)
     regions_of: dict[tuple[str, str], list[Region]] = {key: [] for key in tensors}
     for group, name, region in holders:
         regions_of[group, name].append(region)
     for (group, name), found in regions_of.items():
         _check_tiles(f"{name!r} of {group!r}", tensors[group, name][0], found)
     written = _assign(holders, {key: dtype.itemsize for key, (_, dtype) in tensors.items()}, len(holdings))
-    index: Index = {group: {} for group in groups}
+    index: Index = {group: {} for held in holdings for group in held}
     if len(holdings) == 1 and all(found == [whole(tensors[key][0])] for key, found in regions_of.items()):
         # Whole tensors under their own names, a file a group.
         for (group, name), (shape, dtype) in sorted(tensors.items()):
@@ -191,7 +197,7 @@ def is_plain(index: Index) -> bool:
 
 
 def _assign(
-    holders: Mapping[tuple[str, str, Region], list[int]], itemsize: Mapping[tuple[str, str], int], ranks: int
+    holders: Holders, itemsize: Mapping[tuple[str, str], int], ranks: int
 ) -> dict[tuple[str, str], list[tuple[Region, int]]]:
     """Regions with the rank that writes each, by group and name."""
     fair = sum(region.elements * itemsize[group, name] for group, name, region in holders) / ranks
@@ -239,7 +245,6 @@ def _check_tiles(what: str, shape: tuple[int, ...], regions: Sequence[Region]) -
 
 
 def to_bytes(index: Index) -> bytes:
-    """The index as a JSON file."""
     groups: dict[str, Any] = {}
     for group, tensors in index.items():
         files = sorted({file for each in tensors.values() for file, _, _ in each.parts})

@@ -5,8 +5,6 @@ it and the folder; rename; sync the parent. Only then is a checkpoint "saved", a
 Knows nothing of what the tensors mean. One process writes (the one that holds the run folder); others may read.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -4,8 +4,6 @@ Nothing is trained that is kept: no run folder, no checkpoint. bench/variants.py
 reported by bench/report.py.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Looks and reports; changes nothing. Works where a part, even torch, is not installed.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -3,8 +3,6 @@
 It refuses what `train` refuses, as far as weights, other processes and object stores are not needed to know.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 from daguerre.build.parts import batch_sizes, check_uncut_batches, held, outline

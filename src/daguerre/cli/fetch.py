@@ -1,7 +1,5 @@
 """`daguerre fetch`: brings a base model from the hub into a folder, for machines without a connection."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

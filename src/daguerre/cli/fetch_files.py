@@ -4,8 +4,6 @@ each network, in safetensors where there are any.
 Works on names and sizes alone; everything that other frameworks read is left.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,8 @@ from daguerre.errors import UserError
 from daguerre.families import catalogue
 
 _SMALL = (".json", ".txt", ".model")
+_OF_WEIGHTS = re.compile(r"^flax|\.index")
+"""Small files that belong to weights."""
 _STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
 
 
@@ -45,19 +45,16 @@ def choose(files: Mapping[str, int], variant: str | None, components: Sequence[s
 
     UserError for a repository that is neither, and for weights that are not there.
     """
-    wanted = _components(files, components)
-    found = {"model_index.json"} & files.keys() if wanted != [""] else set[str]()
+    found = {"model_index.json"} & files.keys()
     is_pickled = False
-    for name in wanted:
-        prefix = f"{name}/" if name else ""
-        inside = [path.removeprefix(prefix) for path in files if path.startswith(prefix)]
-        inside = [path for path in inside if "/" not in path]
-        small = [path for path in inside if path.endswith(_SMALL) and ".index" not in path]
-        found |= {prefix + path for path in small if not path.startswith("flax")}
+    for name in _components(files, components):
+        inside = {path.rpartition("/")[2]: path for path in files if path.rpartition("/")[0] == name}
+        chosen = [file for file in inside if file.endswith(_SMALL) and not _OF_WEIGHTS.search(file)]
         if not name or name in catalogue.networks():
             weights = _weights(inside, name or "the network", variant)
-            found |= {prefix + path for path in weights}
-            is_pickled |= any(".bin" in path for path in weights)
+            is_pickled |= any(".bin" in file for file in weights)
+            chosen += weights
+        found |= {inside[file] for file in chosen}
     return Choice({path: files[path] for path in sorted(found)}, is_pickled)
 
 
@@ -82,7 +79,6 @@ def _components(files: Mapping[str, int], components: Sequence[str] | None) -> l
 
 
 def _weights(files: Iterable[str], what: str, variant: str | None) -> list[str]:
-    """One set of weights."""
     files = list(files)
     mark = f".{variant}" if variant else ""
     for suffix in (".safetensors", ".bin"):

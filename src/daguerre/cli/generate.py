@@ -1,7 +1,5 @@
 """`daguerre generate`: one image or a hundred thousand; the same command goes on where it was stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,7 +83,6 @@ class Job:
 
     @cached_property
     def output(self) -> FileOutput | ShardOutput:
-        """Files or shards of this process."""
         options = self.arguments.options
         kind = ShardOutput if options.format == "webdataset" else FileOutput
         encoding = Encoding(options.image, options.quality)

@@ -3,8 +3,6 @@
 Names that other trainers use are accepted as in `train`; a notice names those that images do not depend on.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,26 +42,17 @@ EXAMPLES = {"prompt_file": "prompts_file", "out_dir": "out"}
 
 
 class Options(Settings):
-    """Options of `generate` beside settings."""
+    """Options of `generate` beside settings, as HELP has them."""
 
     prompt: str | None = None
-    """Text of the images."""
     out: Annotated[str | None, ADDRESS] = None
-    """Folder for the images."""
     format: Literal["png", "jpeg", "webp", "webdataset"] = "png"
-    """Image files, or tar shards of them."""
     quality: int | None = Field(None, ge=1, le=100)
-    """Of JPEG and WebP."""
     shard_image: Literal["jpeg", "png", "webp"] = "jpeg"
-    """Format of the images in shards."""
     shard_samples: int = Field(1000, ge=1)
-    """Images of a shard."""
     shard: str | None = None
-    """Part of the list to generate, such as 2/8."""
     contact_sheet: bool = True
-    """Write a page that shows the images."""
     base: bool = False
-    """Use the pretrained networks as they are."""
     weights: Literal["ema", "raw"] | None = None
     """Weights of the checkpoint; None: the averaged ones, if it has them."""
 
@@ -96,7 +85,7 @@ class Arguments:
 def read(arguments: Sequence[str]) -> Arguments:
     """Reads the command line. UserError or ConfigError if it cannot be used."""
     notices: list[str] = []
-    given = _of_examples(overrides.split(_without_short(arguments)), notices)
+    given = _of_examples(overrides.split(arguments, short={"-o": "--out"}), notices)
     options, rest = config_options.own_options(given.overrides, Options)
     place: list[str] = []
     pairs: list[tuple[str, str]] = []
@@ -116,17 +105,6 @@ def read(arguments: Sequence[str]) -> Arguments:
     if "sampling.prompts_file" in set_now and options.prompt is not None:
         raise UserError("prompt and prompts_file were both given: choose one", code="conflict")
     return Arguments(options, model, loaded.config, tuple(dict.fromkeys([*notices, *loaded.notices])))
-
-
-def _without_short(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `out=FOLDER` in place of `-o FOLDER`."""
-    words = list(arguments)
-    while "-o" in words:
-        at = words.index("-o")
-        if at + 1 == len(words):
-            raise UserError("-o needs a value: write -o FOLDER", code="missing", setting="out")
-        words[at : at + 2] = [f"out={words[at + 1]}"]
-    return words
 
 
 def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Arguments:

@@ -5,8 +5,6 @@ A file with SUMMARY, HELP and `run(arguments) -> int` is a verb; `data/__init__.
 is printed at once. Exit codes are in `errors`.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import errno
@@ -31,6 +29,11 @@ class Verb:
 
     path: Path
     """Its file."""
+
+    @property
+    def is_group(self) -> bool:
+        """True for a folder of verbs, such as `data`: alone it prints its help."""
+        return self.path.name == "__init__.py"
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -93,24 +96,29 @@ def run(arguments: list[str]) -> int:
 def _dispatch(arguments: list[str]) -> int:
     first, *rest = arguments or ["--help"]
     if first in ("-h", "--help", "help"):
-        return _print(_verb(rest)[0].texts["HELP"] if rest else _overview())
+        return _print(_verb([*rest, "--help"])[0].texts["HELP"] if rest else _overview())
     if first in ("-V", "--version"):
         return _print(f"daguerre {__version__}")
     verb, rest = _verb(arguments)
-    return _print(verb.texts["HELP"]) if "--help" in rest or "-h" in rest else verb.run(rest)
+    return _print(verb.texts["HELP"]) if verb.is_group or _asks_for_help(rest) else verb.run(rest)
 
 
-def _verb(words: list[str]) -> tuple[Verb, list[str]]:
-    """The verb that the first words name, and the other words."""
-    outer, *rest = words
-    found = verbs()
-    if outer not in found:
-        near = difflib.get_close_matches(outer, found, n=1)
-        usage = "The verb comes first: daguerre VERB RECIPE [key=value ...]"
-        hint = f"Did you mean `daguerre {near[0]}`?" if near else usage
-        raise UserError(f"there is no verb {outer!r}; there are: {', '.join(found)}. {hint}", code="unknown")
-    inner = verbs(outer).get(rest[0]) if rest else None
-    return (inner, rest[1:]) if inner else (found[outer], rest)
+def _asks_for_help(words: list[str]) -> bool:
+    return "--help" in words or "-h" in words
+
+
+def _verb(words: list[str], group: str = "") -> tuple[Verb, list[str]]:
+    """The verb (of a group) that the first words name, and the other words."""
+    name, *rest = words
+    found, command = verbs(group), f"daguerre {group}".strip()
+    if name not in found:
+        near = difflib.get_close_matches(name, found, n=1)
+        hint = f"Did you mean `{command} {near[0]}`?" if near else f"The verb comes first: {command} VERB ..."
+        called = f"{group} {name}".strip()
+        raise UserError(f"there is no verb `{called}`; there are: {', '.join(found)}. {hint}", code="unknown")
+    if found[name].is_group and rest and (rest[0] in verbs(name) or not _asks_for_help(rest)):
+        return _verb(rest, name)
+    return found[name], rest
 
 
 def _report_os_error(error: OSError) -> int:

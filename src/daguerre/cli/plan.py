@@ -1,12 +1,10 @@
 """`daguerre plan`: mesh, rules, where each parameter goes and how much memory a device needs, without any device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from daguerre.build.parts import shared_out
 from daguerre.cli.train import check_trains
@@ -15,13 +13,14 @@ from daguerre.config import overrides
 from daguerre.config.config import Loaded
 from daguerre.config_import import in_memory
 from daguerre.errors import DONE, REFUSED
+from daguerre.formatting import titled
 from daguerre.memory import estimate, remedies, report, static
 from daguerre.memory.estimate import Say, Step, Target
 from daguerre.memory.remedies import Fitting
 from daguerre.memory.static import MemoryCount
 from daguerre.settings import Settings
 from daguerre.tracking.progress import Stages
-from daguerre.training.settings import bytes_of
+from daguerre.training.settings import Size
 
 SUMMARY = "how a recipe spreads over devices, and the memory that each needs"
 HELP = """\
@@ -50,18 +49,8 @@ class Options(Settings):
     """Options of `plan` beside the recipe's settings."""
 
     devices: int = Field(1, ge=1)
-    """Devices in all."""
     nodes: int = Field(1, ge=1)
-    """Nodes that they are on."""
-    card: str | None = None
-    """Memory of a device, such as `24GB` or `80GiB`. null: none in particular."""
-
-    @field_validator("card")
-    @classmethod
-    def _is_a_size(cls, card: str | None) -> str | None:
-        if card is not None:
-            bytes_of(card)
-        return card
+    card: Size | None = None
 
 
 def run(arguments: list[str]) -> int:
@@ -141,7 +130,4 @@ def _page(
         "What fits": [] if step.fits else fitting.lines() if fitting else report.wrapped([remedies.NONE]),
         "Notes": report.wrapped(notes),
     }
-    lines = [f"{config.run_name}: {config.description or config.model.family}"]
-    for title, content in sections.items():
-        lines += report.section(title, content)
-    return lines
+    return [f"{config.run_name}: {config.description or config.model.family}", *titled(sections)]

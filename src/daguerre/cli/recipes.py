@@ -1,7 +1,5 @@
 """`daguerre recipes`: lists the shipped recipes, prints one, or prints the schema or a template of all settings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

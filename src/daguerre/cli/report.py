@@ -1,7 +1,5 @@
 """`daguerre report`: writes the page about a run into its folder, and opens it on request."""
 
-from __future__ import annotations
-
 import webbrowser
 
 from daguerre.errors import UserError

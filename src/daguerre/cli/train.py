@@ -3,8 +3,6 @@
 Only what can be known without torch happens here: whether the run folder is free. The run is run/trainer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

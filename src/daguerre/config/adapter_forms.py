@@ -7,8 +7,6 @@
 `null` in the place of an adapter's settings takes it out.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -51,29 +49,31 @@ def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
     cannot be."""
     there, first, rest, wrong = members(tree), list[Pair](), list[Pair](), list[Pair]()
     given = [pair for each in given for pair in _spread(each)]
-    for label, _, kind in (pair for pair in given if pair[1] == f"{_FLAT}.name"):
+    others = [pair for pair in given if pair[1] != f"{_FLAT}.name"]
+    for label, _, kind in (pair for pair in given if pair not in others):
         target = _target(there, kind)
         first += [(label, f"adapters.{name}", "null") for name in there if name != target]
         first.append((label, f"adapters.{target}.name", kind))
         there = {target: {**there.get(target, {}), "name": kind}}
-    before = {name: _train(own) for name, own in there.items() if _kind(name, own) == FULL}
-    switched = ""
-    for label, path, text in (pair for pair in given if pair[1] != f"{_FLAT}.name"):
-        if match := SWITCH.fullmatch(path):
-            families = [value for _, name, value in given if name == "model.family"]
-            why = _switch(match, text, there, families[-1] if families else recipe.get(tree, "model.family"))
-            wrong += [(label, why, text)] if why else []
-            switched = label
-        elif path.startswith(f"{_FLAT}.") and len(there) > 1:
-            wrong.append((label, f"several are attached: write adapters.NAME, of {', '.join(there)}", text))
-        elif path.startswith(f"{_FLAT}."):
-            rest.append((label, f"adapters.{next(iter(there))}.{path.removeprefix(f'{_FLAT}.')}", text))
-        else:
+    switches = [pair for pair in others if SWITCH.fullmatch(pair[1])]
+    for label, path, text in (pair for pair in others if pair not in switches):
+        own = path.removeprefix(f"{_FLAT}.")
+        if own == path:
             rest.append((label, path, text))
+        elif len(there) > 1:
+            wrong.append((label, f"several are attached: write adapters.NAME, of {', '.join(there)}", text))
+        else:
+            rest.append((label, f"adapters.{next(iter(there))}.{own}", text))
+    families = [value for _, path, value in given if path == "model.family"]
+    before = {name: _train(own) for name, own in there.items() if _kind(name, own) == FULL}
+    for label, path, text in switches:
+        if why := _switch(path, text, there, families[-1] if families else recipe.get(tree, "model.family")):
+            wrong.append((label, why, text))
     for name, train in before.items():
         if (now := _train(there[name])) != train:
-            first.append((switched, f"adapters.{name}.name", FULL))
-            rest.append((switched, f"adapters.{name}.train", json.dumps(now)))
+            label = switches[-1][0]
+            first.append((label, f"adapters.{name}.name", FULL))
+            rest.append((label, f"adapters.{name}.train", json.dumps(now)))
     return [*first, *rest], wrong
 
 
@@ -157,21 +157,21 @@ def _from_switches(base: Tree, over: Tree) -> Tree:
     return recipe.merge(over, {"adapters": {full: {"name": FULL, "train": train}}})
 
 
-def _switch(match: re.Match[str], text: str, there: dict[str, dict[str, Any]], family: Any) -> str:
+def _switch(path: str, text: str, there: dict[str, dict[str, Any]], family: Any) -> str:
     """Puts an override of `train_unet` and the like into `there`; why it cannot be, "" where it can."""
+    component = _component(path)
     if text.lower() not in ("true", "false"):
         return "allowed: true or false"
-    if why := _not_trainable(match[1], family):
+    if why := _not_trainable(component, family):
         return why
     full = next((name for name, own in there.items() if _kind(name, own) == FULL), None)
     if full is None:
         name = next(iter(there))
         return (
-            f"is of the adapter full, and {name} is attached: adapters.{name}.ranks.{match[1]} says whether that "
-            f"reaches the {match[1]}"
+            f"is of the adapter full, and {name} is attached: adapters.{name}.ranks.{component} says whether that "
+            f"reaches the {component}"
         )
-    train = _train(there[full])
-    there[full]["train"] = _switched(train, match[0], text.lower() == "true")
+    there[full]["train"] = _switched(_train(there[full]), path, text.lower() == "true")
     return ""
 
 

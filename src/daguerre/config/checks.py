@@ -4,8 +4,6 @@ What one section can check is in that section's settings class. A check gets the
 where others are faulty, and all problems can be reported at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ Holds the tree, the checks that span sections, load, dump and diff. Reading file
 plug-in before one is named.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 One problem is a path, what was given there and what is wrong with it; `ConfigError` shows all of them at once.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -3,8 +3,6 @@
 Holds `Leaf`, one setting with its path, type and documentation. Values are read, checked and changed elsewhere.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,12 +30,10 @@ class Leaf:
 
     @property
     def doc(self) -> str:
-        """The field's documentation."""
         return self.field.description or ""
 
     @property
     def required(self) -> bool:
-        """True if there is no default."""
         return self.field.is_required()
 
     @property

@@ -4,8 +4,6 @@ What a lower layer set and a choice made in a higher one leaves without effect (
 noise schedule) is dropped here with a notice. Within one layer such a pair is an error, found by the check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

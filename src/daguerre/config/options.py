@@ -3,8 +3,6 @@
 Only the data section is read, so nothing here needs a model or torch, and a recipe that lacks other settings serves.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping, Sequence

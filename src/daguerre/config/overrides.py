@@ -3,8 +3,6 @@
 The names that other trainers use are a table in `aliases`; recipes are files in `recipe`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -41,8 +39,8 @@ class Arguments:
     """The switches that were given, of those that the verb knows."""
 
 
-def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
-    """Sort a verb's arguments into recipe, overrides and flags.
+def split(arguments: Sequence[str], flags: Sequence[str] = (), short: Mapping[str, str] | None = None) -> Arguments:
+    """Sort a verb's arguments into recipe, overrides and flags; `short` are other words for some options (`-o`).
 
     Overrides are `key=value`, `--key=value` or `--key value`, and `--key` alone for the switches of other trainers;
     `config=PATH` names the recipe. UserError for a second recipe and for a key without a value.
@@ -50,7 +48,7 @@ def split(arguments: Sequence[str], flags: Sequence[str] = ()) -> Arguments:
     recipes: list[str] = []
     overrides: list[str] = []
     found: set[str] = set()
-    rest = list(arguments)
+    rest = [(short or {}).get(word, word) for word in arguments]
     while rest:
         word = rest.pop(0)
         if word in flags:

@@ -3,8 +3,6 @@
 Everything here is torch-free and imports no plug-in; what the keys mean is checked in `config`.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Both are made from the settings classes and their documentation; nothing about a single setting is written here.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from typing import Any

@@ -7,8 +7,6 @@
 `null` in the place of a source's settings takes it out. A flat `data.source` takes the place of several.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """ai-toolkit's configs: what several keys mean together. Each by itself is in ai_toolkit.yaml."""
 
-from __future__ import annotations
-
 from daguerre.config.aliases.values import OPTIMIZERS
 from daguerre.config_import import base_models as models
 from daguerre.config_import import peers
@@ -14,7 +12,6 @@ TABLES = tables("ai_toolkit")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     _check_kind(reading)
     reading.carry("config.name", "run_name", reading.get("config.name") or REQUIRED)
     reading.assume({"run_name": REQUIRED, "output_dir": "output"})

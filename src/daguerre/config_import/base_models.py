@@ -3,8 +3,6 @@
 From the published numbers that ship with the package, or from a folder's own files. Nothing is loaded or fetched.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

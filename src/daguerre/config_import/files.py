@@ -1,7 +1,5 @@
 """Configs of other trainers as files: TOML, JSON, shell variables and YAML, read into one kind of tree."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -68,7 +66,6 @@ def _without_first_twins(node: yaml.Node | None, above: str = "") -> list[str]:
 
 
 def _parsed(path: Path) -> Tree:
-    """The file's own tree."""
     if path.suffix not in foreign.FORMATS and path.suffix != ".json":
         return recipe.read(path)
     try:

@@ -1,7 +1,5 @@
 """Configs of other trainers in the place of a recipe: converted in memory, where nothing of them is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """kohya's configs: what several keys mean together. Each by itself is in kohya.yaml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from daguerre.config_import import base_models as models
@@ -14,7 +12,6 @@ TABLES = tables("kohya")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     for key, what in TABLES["others"].items():
         if peers.asks(reading.get(key)):
             raise peers.not_there(what, TRAINER)

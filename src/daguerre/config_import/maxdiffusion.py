@@ -1,7 +1,5 @@
 """MaxDiffusion's configs: what several keys mean together. Each by itself is in maxdiffusion.yaml."""
 
-from __future__ import annotations
-
 from daguerre.config_import import base_models as models
 from daguerre.config_import.reader import REQUIRED, Reading, tables
 from daguerre.errors import UserError
@@ -10,7 +8,6 @@ TABLES = tables("maxdiffusion")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     for key in ("run_name", "output_dir"):
         reading.carry(key, key, reading.get(key) or REQUIRED)
     _model(reading)

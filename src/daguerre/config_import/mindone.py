@@ -1,7 +1,5 @@
 """MindOne SDXL's configs: what several keys of its trees mean together. Each by itself is in mindone.yaml."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """OneTrainer's configs: what several keys mean together. Each by itself is in onetrainer.yaml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from daguerre.config.aliases.values import OPTIMIZERS
@@ -15,7 +13,6 @@ TABLES = tables("onetrainer")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     method, kind = str(reading.get("training_method", "FINE_TUNE")), str(reading.get("model_type", ""))
     if method != "FINE_TUNE":
         raise peers.not_there(TABLES["methods"].get(method, method), TRAINER)
@@ -65,6 +62,11 @@ def _model(reading: Reading, family: str) -> None:
     reading.carry("rescale_noise_scheduler_to_zero_terminal_snr", "objective.schedule.zero_terminal_snr")
     if peers.asks(reading.get("vae.model_name")):
         reading.carry("vae.model_name", "model.vae")
+    _trained(reading, family)
+
+
+def _trained(reading: Reading, family: str) -> None:
+    """Networks that are trained, and their learning rates."""
     encoders = peers.encoders(family)
     rates: dict[str, Any] = {}
     for name in encoders:

@@ -1,7 +1,5 @@
 """open-diffusion's (sd-training's) configs: what several keys mean together. The rest is in open_diffusion.yaml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from daguerre.config_import import base_models as models
@@ -14,7 +12,6 @@ TABLES = tables("open_diffusion")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     for key, first in TABLES["repeated"].items():
         if reading.get(key) == reading.get(first):
             reading.notice(key, f"the same as {first}")

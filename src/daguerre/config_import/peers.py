@@ -3,8 +3,6 @@
 Keys that mean what they mean on the command line are read by its tables; folders of images become a source, or a mix.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -14,8 +14,6 @@ by ", ", and a meaning is a setting of ours, or a mapping of these (or a list of
     why: a remark on what is carried
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

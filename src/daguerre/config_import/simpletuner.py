@@ -1,7 +1,5 @@
 """SimpleTuner's configs: what several keys mean together. Each by itself is in simpletuner.yaml."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -15,7 +13,6 @@ TABLES = tables("simpletuner")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     if str(reading.get("model_type", "full")) != "full":
         raise peers.not_there("LoRA", TRAINER)
     if reading.get("controlnet") is True:

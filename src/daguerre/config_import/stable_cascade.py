@@ -1,14 +1,11 @@
 """Stable Cascade's configs, which stable_cascade.yaml explains."""
 
-from __future__ import annotations
-
 from daguerre.config_import.reader import Reading, tables
 
 TABLES = tables("stable_cascade")
 
 
 def convert(reading: Reading) -> None:
-    """Reads a whole config."""
     reading.take(TABLES["first"])
     reading.assume({"model.family": "cascade_c", "data.source": "webdataset"})
     reading.aliases()

@@ -1,7 +1,5 @@
 """Configs of other trainers to our settings: one converter for each trainer, and what all have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

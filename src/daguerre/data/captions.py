@@ -1,7 +1,5 @@
 """Captions of samples: fields, templates, tags, prefix, and dropout to the empty string, which guidance needs."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import numpy as np
@@ -11,9 +9,6 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.settings import CaptionSettings, SourceSettings
 from daguerre.types import Record
 from daguerre.unicode import NO_TEXT, is_text
-
-FIELD = "text"
-"""The field of `Record.texts` that holds the usual caption."""
 
 
 def choose(record: Record, settings: SourceSettings, seed: int, key: np.ndarray) -> str:

@@ -3,8 +3,6 @@
 A label is a whole number or a text such as `n01440764`. `captions.py` makes captions of the words.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

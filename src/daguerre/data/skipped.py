@@ -3,8 +3,6 @@
 Samples that are trained on all the same, such as those with a truncated caption, are counted but not listed.
 """
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

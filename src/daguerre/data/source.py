@@ -6,8 +6,6 @@
 Filters, splits, order, buckets, decoding, cropping and captions are the same behind every source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 

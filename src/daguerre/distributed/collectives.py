@@ -1,7 +1,5 @@
 """Sums over ranks: of gradients along the data axis, of squared norms, of counts. All are collective calls."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -6,8 +6,6 @@ layers. Each degree is the product of one between nodes (`dcn_`, the data centre
 distributed/sharding_rules.py and distributed/parallelize.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -37,16 +35,13 @@ class Mesh:
 
     @property
     def nodes(self) -> int:
-        """Nodes."""
         return prod(self.dcn.values())
 
     @property
     def devices(self) -> int:
-        """Devices of all nodes."""
         return self.nodes * prod(self.ici.values())
 
     def degree(self, axis: str) -> int:
-        """Devices along an axis."""
         return self.dcn[axis] * self.ici[axis]
 
     @property

@@ -7,8 +7,6 @@ a network that FSDP2 does not hold is distributed/collectives.py's. Names and sh
 `Split` knows the one thing that changes, the order of rows in layers whose two halves are split alike.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence

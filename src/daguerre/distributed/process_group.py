@@ -2,8 +2,6 @@
 together. What the launcher says is distributed/launch/environment.py's; what the group computes is everybody else's.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

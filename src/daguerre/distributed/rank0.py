@@ -4,8 +4,6 @@ They go over the CPU, in a group of their own (or over the store where there is 
 for a GPU nor mix with what training sends. Documents are JSON. All calls are collective.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable
@@ -99,7 +97,6 @@ class Agreement:
         return signal.Signals(number) if number else None
 
     def total(self, own: int) -> int:
-        """Sum of all ranks' counts."""
         return self._reduced(own, dist.ReduceOp.SUM)
 
     def _reduced(self, number: int, how: dist.ReduceOp.RedOpType) -> int:
@@ -114,7 +111,6 @@ class Agreement:
         return list(self.tell(self._ranks.collect(document)))
 
     def tell(self, document: Any = None) -> Any:
-        """Rank 0's document, on every rank."""
         return self._ranks.tell(document)
 
     def run_on_rank0(self, act: Callable[[], _T]) -> _T:

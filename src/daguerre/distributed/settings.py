@@ -1,7 +1,5 @@
 """Settings of runs on several devices: the mesh, how the processes meet, and how long they wait. No torch here."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, Self
 

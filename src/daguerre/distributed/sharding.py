@@ -2,8 +2,6 @@
 distributed/parallelize.py has split it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

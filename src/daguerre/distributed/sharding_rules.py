@@ -6,8 +6,6 @@ a dim goes (`heads` to `tensor`, `embed` to `fsdp`). Nothing here touches a tens
 result is distributed/parallelize.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

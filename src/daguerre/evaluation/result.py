@@ -7,8 +7,6 @@ A file of this folder with this function is a metric:
 where `settings` are those of the source that names the metric and `draw` yields one image [H, W, 3] uint8 a prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,11 +42,9 @@ class Result:
         return {"count": self.count, "rows": [vars(row) for row in self.rows]}
 
     def shares(self) -> dict[str, float]:
-        """Values by name."""
         return {row.name: row.value for row in self.rows}
 
     def table(self) -> list[str]:
-        """Lines for a terminal."""
         head = f"{f'{self.count} images':16}{'measured':>10}{'must':>8}{'aim':>8}"
         return [head, *(_line(row) for row in self.rows)]
 

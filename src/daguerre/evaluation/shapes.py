@@ -3,8 +3,6 @@
 The images and their facts (palette, radii, outlines) are `daguerre.data.sources.shapes`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

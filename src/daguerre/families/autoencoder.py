@@ -4,8 +4,6 @@ Its loss is objectives/autoencoder.py, a frozen one in use is models/vae.py. Sha
 W height and width.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 For commands that are about no family in particular: what is fetched, and which family a pipeline is of.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from daguerre import plugins
@@ -19,12 +17,10 @@ def pretrained() -> dict[str, type[PretrainedSettings]]:
 
 
 def networks() -> tuple[str, ...]:
-    """Names of all of their networks."""
     return tuple(dict.fromkeys(name for settings in pretrained().values() for name in settings.networks()))
 
 
 def tokenizers() -> tuple[str, ...]:
-    """Names of all of their tokenizers."""
     return tuple(dict.fromkeys(name for settings in pretrained().values() for name in settings.tokenizers()))
 
 

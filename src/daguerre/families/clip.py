@@ -4,8 +4,6 @@ The tokenizer is learnt (models/tokenizers.py). Its loss is objectives/contrasti
 Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Collection, Mapping, Sequence

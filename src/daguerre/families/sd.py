@@ -4,8 +4,6 @@ The networks are diffusers' and transformers' own, in the folder layout of a dif
 encoder or both are trained; the autoencoder is frozen.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from daguerre.models import text_encoder, vae

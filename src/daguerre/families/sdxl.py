@@ -3,8 +3,6 @@
 Podell et al. 2023 (arXiv 2307.01952). Else as sd.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """The contact sheet of generated images: one HTML page with small copies, prompts and seeds; text is escaped."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Puts together what the family, the adapters, the objective and the samplers do. 
 holds and which prompts there are; generation/image_files.py writes images to files.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 The JSON is written last and holds size and digest of the image, which tell whether it is whole.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -74,7 +72,6 @@ class Files:
     encoding: Encoding
 
     def image(self, request: ImageRequest) -> Path:
-        """Path of an image, there or not."""
         if request.name is not None:
             return self.folder / f"{request.name}.{self.encoding.suffix}"
         name = f"{numbered(request.number, self.total)}.{self.encoding.suffix}"
@@ -94,7 +91,6 @@ class Files:
             return False
 
     def write(self, image: GeneratedImage, about: Mapping[str, Any]) -> Path:
-        """Writes the image, then its JSON."""
         path = self.image(image.request)
         if path.parent != self.folder:
             make_folder(path.parent)
@@ -139,7 +135,6 @@ class FileOutput(Output):
 
     @property
     def share(self) -> int:
-        """Images of this part."""
         return self.part.share(self.total)
 
     def find_kept(self) -> None:

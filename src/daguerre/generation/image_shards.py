@@ -4,15 +4,10 @@ A shard holds a range of the list's numbers, whoever generates it, and gets its 
 the shard's digest, which tells whether it is whole.
 """
 
-from __future__ import annotations
-
-import fcntl
 import json
-import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -21,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from daguerre.checkpoint.atomic import locked
 from daguerre.data.images import headers
 from daguerre.data.index import cache
 from daguerre.data.index.cache import SUFFIX, BadIndex
@@ -50,7 +46,6 @@ class ShardOutput(Output):
 
     @property
     def share(self) -> int:
-        """Images of this part."""
         return sum(len(shard.numbers) for shard in self._own().values())
 
     def find_kept(self) -> None:
@@ -110,7 +105,6 @@ class ShardOutput(Output):
 
     @cached_property
     def _shards(self) -> list[Shard]:
-        """Every shard of the list, in order."""
         return pack.shards(np.arange(self.total), self._size)
 
     def _own(self) -> dict[int, Shard]:
@@ -146,7 +140,7 @@ class ShardOutput(Output):
             "samples_of_source": self.total,
             "left_out": {},
         }
-        with self._alone():
+        with locked(self.folder):
             listing = Listing(str(self.folder), made_of, len(self._shards))
             listing.done = {shard.name: packed for shard in self._shards if (packed := self._indexed(shard))}
             complete = len(listing.done) == len(self._shards)
@@ -174,16 +168,6 @@ class ShardOutput(Output):
                 document = next(part for part in row["parts"] if names[part["name"]] == "json")
                 yield number, _bytes(file, row), json.loads(_bytes(file, document))
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keeps other processes from writing dataset.json."""
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
 
 @dataclass
 class _Arriving:
@@ -198,17 +182,14 @@ class _Arriving:
         return number
 
     def name(self, number: int) -> str:
-        """For messages."""
         return f"image {number}"
 
     def record(self, number: int) -> Record:
-        """The next one."""
         found, record = next(self.records)
         assert found == number, f"image {found} came in place of {number}"
         return record
 
     def report(self) -> SkipReport:
-        """Nothing is left out."""
         return {}
 
 

@@ -1,7 +1,5 @@
 """The part of a list that a process generates, and what files and shards have in common as its output."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 None stands in for another in silence: the command asks for one, or a notice says which it is.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +20,15 @@ from daguerre.config import recipe
 from daguerre.config.config import Config
 from daguerre.config.errors import ConfigError
 from daguerre.config_import import in_memory
+from daguerre.config_import.base_models import PREDICTIONS
 from daguerre.errors import UserError
 from daguerre.families import catalogue
 from daguerre.models.settings import BASE, SINGLE_FILES
 from daguerre.models.single_file import load as single_file_load
+from daguerre.models.weights.files import read_json
 from daguerre.remote import local_copy
 from daguerre.storage import address
 from daguerre.training.state import load_weights
-
-_OBJECTIVES = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
 
 
 @dataclass(frozen=True)
@@ -166,20 +164,19 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
             "says how to generate",
             code="conflict",
         )
-    class_name = _json(folder / "model_index.json").get("_class_name")
+    class_name = read_json(folder / "model_index.json").get("_class_name")
     families = catalogue.pipelines()
     if class_name not in families:
         raise UserError(f"{target} is a {class_name}; what generates images: {', '.join(families)}", code="unsupported")
     family = catalogue.pretrained()[families[class_name]]
-    (denoiser,), (autoencoder,) = (
-        [_json(folder / name / "config.json") for name in family.networks(role)] for role in ("denoiser", "autoencoder")
-    )
-    factor = 2 ** (len(autoencoder.get("block_out_channels", [0] * 4)) - 1)
+    (denoiser,), (autoencoder,) = map(family.networks, ("denoiser", "autoencoder"))
+    sample_size = read_json(folder / denoiser / "config.json").get("sample_size", 64)
+    levels = read_json(folder / autoencoder / "config.json").get("block_out_channels", [0] * 4)
     tree = {
         "run_name": name,
         "model": {"family": families[class_name], "pretrained_model_name_or_path": str(folder.resolve())},
-        "objective": _objective(target, _json(folder / "scheduler" / "scheduler_config.json")),
-        "data": {"source": "folder", "path": str(folder), "resolution": denoiser.get("sample_size", 64) * factor},
+        "objective": _objective(target, read_json(folder / "scheduler" / "scheduler_config.json")),
+        "data": {"source": "folder", "path": str(folder), "resolution": sample_size * 2 ** (len(levels) - 1)},
         "training": {"duration": "0 steps", "global_batch_size": 1},
         "lr_scheduler": {"warmup": "0 steps"},
     }
@@ -190,10 +187,10 @@ def _objective(target: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
     """The objective of a scheduler's config. UserError if there is none here."""
     prediction = scheduler.get("prediction_type", "epsilon")
     betas = scheduler.get("beta_schedule", "linear")
-    if prediction not in _OBJECTIVES or betas != "scaled_linear" or scheduler.get("trained_betas") is not None:
+    if prediction not in PREDICTIONS or betas != "scaled_linear" or scheduler.get("trained_betas") is not None:
         raise UserError(
             f"{target}: its scheduler predicts {prediction} on a {betas} schedule of its own, for which there is no "
-            f"objective here; known are {', '.join(_OBJECTIVES)} on scaled_linear. Give its recipe or run",
+            f"objective here; known are {', '.join(PREDICTIONS)} on scaled_linear. Give its recipe or run",
             code="unsupported",
         )
     schedule = {
@@ -201,17 +198,7 @@ def _objective(target: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
     }
     if scheduler.get("rescale_betas_zero_snr"):
         schedule["zero_terminal_snr"] = True
-    return {"name": _OBJECTIVES[prediction], "schedule": schedule}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds no object", code="damaged")
-    return found
+    return {"name": PREDICTIONS[prediction], "schedule": schedule}
 
 
 def choose(model: Model, config: Config, weights: str | None) -> Loading:
@@ -235,8 +222,17 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
         if model.kind == "pipeline":
             description = f"the pipeline {model.name}"
         return Loading(description, made_with, partial(_build, config))
-    checkpoint, place = newest(model.run, config.resume_from_checkpoint), local_copy.display_name(model.run.path)
-    averaged = "ema" in checkpoint.tensors
+    checkpoint = newest(model.run, config.resume_from_checkpoint)
+    raw, description = weights_of(checkpoint, model.run, weights)
+    made_with = {"run": local_copy.display_name(model.run.path), "checkpoint": checkpoint.name}
+    made_with |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
+    return Loading(description, made_with, partial(load, config, checkpoint, raw))
+
+
+def weights_of(checkpoint: Checkpoint, folder: RunFolder, weights: str | None) -> tuple[bool, str]:
+    """True for the trained weights, False for their averages (the default where there are some); and what they are, for
+    people. UserError for averages that the checkpoint has not."""
+    place, averaged = local_copy.display_name(folder.path), "ema" in checkpoint.tensors
     if weights == "ema" and not averaged:
         raise UserError(
             f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out",
@@ -244,10 +240,7 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
             setting="weights",
         )
     raw = weights == "raw" or not averaged
-    made_with = {"run": place, "checkpoint": checkpoint.name}
-    made_with |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
-    description = f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)"
-    return Loading(description, made_with, partial(load, config, checkpoint, raw))
+    return raw, f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)"
 
 
 def _check_pretrained(model: Model, config: Config) -> None:

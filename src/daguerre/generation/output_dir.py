@@ -1,7 +1,5 @@
 """The folder that a list of images is generated into: the first request there holds for all who go on with it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -3,8 +3,6 @@
 A row is one prompt with the columns of its file; generation/requests.py makes image requests of rows.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +61,6 @@ class Prompts:
 
 
 def inline(prompts: list[str]) -> Prompts:
-    """Prompts of a list."""
     digest = sha256(json.dumps(prompts).encode()).hexdigest()
     return Prompts(prompts[0], digest, lambda: map(Row, prompts))
 

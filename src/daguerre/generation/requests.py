@@ -3,8 +3,6 @@
 A list is read from its start whenever it is needed, so that one of any length takes no memory.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

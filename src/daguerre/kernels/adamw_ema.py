@@ -6,8 +6,6 @@ and shares one count of updates, and the averages follow in a second call. Whose
 affair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType

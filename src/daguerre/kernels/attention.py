@@ -4,8 +4,6 @@ The answer is kept in the user's cache folder, one small file a question: a run 
 with which it began, and of several processes the first to answer decides for all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Tells if the Triton kernels of this folder can be used here, and loads them. No kernel here."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from importlib import import_module

@@ -5,8 +5,6 @@ what splits or recomputes networks between blocks goes on to. run/preflight.py c
 blocks that are not compiled before a run trains with them. Compiled code is kept in the user's cache folder.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Collection

@@ -5,8 +5,6 @@ before the short cut of a residual block. What is done here is said from outside
 their own layout, which costs a convolution less than what it gains, so that shards and checkpoints see nothing of it.
 """
 
-from __future__ import annotations
-
 from types import MethodType
 from typing import Any
 
@@ -33,7 +31,6 @@ class Centred(nn.GroupNorm):
     do gradients."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """As nn.GroupNorm."""
         if input.ndim == 4 and input.device.type == "cpu" and not input.is_contiguous():
             with torch.no_grad():
                 mean = input.mean((2, 3)).unflatten(1, (self.num_groups, -1)).mean(2)

@@ -7,8 +7,6 @@ is what computes on a CPU, and the oracle of the tests.
 Shape letters: N rows, D features of the result.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Weights stay float32, and so do results, so that nothing behind them sees a chan
 left alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any

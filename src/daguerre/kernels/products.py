@@ -5,8 +5,6 @@ convolutions to oneDNN. A product is a convolution of size 1, so a large one may
 are not worth its call.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ Parameters, their names and their layout in memory stay what they are, so that c
 optimizers see nothing of it. Only what is known by its exact type is touched; all else computes as before.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F
@@ -50,7 +48,6 @@ class Gated(GEGLU):
     """GEGLU of which one kernel computes all that is behind the matrix product."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """As diffusers' GEGLU."""
         return geglu(self.proj(hidden_states))
 
 

@@ -1,7 +1,5 @@
 """Advice when memory runs out, including the largest micro-batch that fits (measured)."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch
@@ -81,24 +79,20 @@ def kept(checkpoints: Names) -> str:
 
 
 def of_generating(sampling: SamplingSettings) -> str:
-    """For generated images."""
     if sampling.batch_size > 1:
         return f"Generate fewer at once: sampling.batch_size is {sampling.batch_size}."
     return "Generate smaller images (sampling.height, sampling.width), or none while training: sampling.num_images=0."
 
 
 def of_validation(checkpoints: Names) -> str:
-    """For the loss on held-out samples."""
     return f"Make training.per_device_batch_size smaller, or switch it off: validation.every=null. {kept(checkpoints)}"
 
 
 def of_saving(checkpoints: Names) -> str:
-    """For a checkpoint."""
     return f"Make training.per_device_batch_size smaller: what is saved is copied beside it. {kept(checkpoints)}"
 
 
 def of_exporting(checkpoints: Names) -> str:
-    """For the pipeline that others open."""
     return (
         f"Switch it off (checkpoint.export=false), and export later where there is room: `daguerre convert`. "
         f"{kept(checkpoints)}"

@@ -1,7 +1,5 @@
 """Targets of `daguerre plan`: devices that need not be here, and the step of a recipe on them: does it fit?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,7 +115,6 @@ class Step:
         return self.target.card is None or self.target.left(self.peak) >= 0
 
     def lines(self) -> list[str]:
-        """Text for the terminal."""
         lines = wrap(self._batch())
         lines += [f"{label:<30}{size:>12}  {remark}".rstrip() for label, size, remark in self._rows()]
         return [*lines, *(f"  {way}" for way in self.ways)]
@@ -155,7 +152,6 @@ class Step:
                 yield "largest micro-batch that fits", "none", "not even one sample has room; each by itself:"
 
     def document(self) -> dict[str, object]:
-        """JSON for programs."""
         target = self.target
         found: dict[str, object] = {
             "micro_batch": self.peak.micro,

@@ -4,8 +4,6 @@ It is the code of a real step on the real networks: encoding, forward and backwa
 Effects of a mesh (sharded gradients, gathered parameters, buckets) are added where they arise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -197,7 +195,6 @@ def gathered_bytes(parts: Components, count: MemoryCount, shard_frozen: bool) ->
 
 
 def largest_bucket(config: Config) -> Bucket:
-    """The bucket that takes most memory."""
     return max(buckets(config.data), key=lambda bucket: bucket.area_px)
 
 

@@ -4,8 +4,6 @@ What computes the same, or nearly, comes first; then how gradients become update
 weights are stored.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,7 +57,6 @@ class Fitting:
         return [f"{size_text(taken)} predicted, {size_text(left)} are left, with", *_as_shell(self.command)]
 
     def document(self) -> dict[str, object]:
-        """JSON for programs."""
         return {
             "command": shlex.join(self.command),
             "overrides": list(self.given),

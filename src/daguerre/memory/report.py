@@ -1,11 +1,9 @@
 """Text and JSON of `daguerre plan`: mesh, rules, where parameters go, and bytes, for a terminal of 100 columns."""
 
-from __future__ import annotations
-
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from daguerre import formatting
 from daguerre.distributed.mesh import AXES, Mesh
 from daguerre.distributed.sharding_rules import PARAMETER_AXES, Rules
 from daguerre.formatting import counted
@@ -31,18 +29,12 @@ class Group:
 
 def size_text(count: float) -> str:
     """Bytes as `12.35 GB`, `3.20 MB` or `900 B`."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:,.2f} {name}"
-    return f"{count:.0f} B"
+    return formatting.scaled(count, {" GB": 1e9, " MB": 1e6, " kB": 1e3}, " B", ",.2f")
 
 
 def number_text(count: float) -> str:
     """A count as `2,567.46 M`, `12.3 k` or `320`."""
-    for unit, name in ((1e6, " M"), (1e3, " k")):
-        if count >= unit:
-            return f"{count / unit:,.2f}{name}"
-    return f"{count:.0f}"
+    return formatting.scaled(count, {" M": 1e6, " k": 1e3}, form=",.2f")
 
 
 def split_text(held: ResidentTensor, mesh: Mesh) -> str:
@@ -75,7 +67,6 @@ def groups(count: MemoryCount) -> list[Group]:
 
 
 def describe_mesh(mesh: Mesh) -> list[str]:
-    """Degrees of the axes."""
     each = mesh.devices // mesh.nodes
     lines = [
         f"{counted(mesh.devices, 'device')}, {counted(mesh.nodes, 'node')} of {each}; axes from the outside in: "
@@ -175,7 +166,6 @@ def held_table(count: MemoryCount, optimizer: str) -> list[str]:
 
 
 def document(count: MemoryCount, axis_rules: Rules, every: bool) -> dict[str, object]:
-    """JSON for programs."""
     mesh = count.mesh
     found: dict[str, object] = {
         "mesh": {
@@ -206,19 +196,14 @@ def document(count: MemoryCount, axis_rules: Rules, every: bool) -> dict[str, ob
     return found
 
 
-def section(title: str, lines: Sequence[str]) -> list[str]:
-    """Lines under a title, nothing where there are none."""
-    return ["", title, *(f"  {line}" for line in lines)] if lines else []
-
-
 def wrapped(texts: Iterable[str]) -> list[str]:
     """Each text in lines of a terminal's width."""
     return [line for text in texts for line in wrap(text)]
 
 
 def wrap(text: str) -> list[str]:
-    """A text in lines of a terminal's width; names stay whole."""
-    return textwrap.wrap(text, _WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    """A text in lines of a terminal's width."""
+    return formatting.wrapped(text, _WIDTH - 4)
 
 
 def _shortened(text: str, width: int) -> str:

@@ -4,8 +4,6 @@ What stays between updates: weights, gradients' room, the optimizer's state, ave
 step takes beside that is memory/peak.py. Exact but for what an allocator rounds up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,7 +44,6 @@ class ResidentTensor:
 
     @property
     def all_numbers(self) -> int:
-        """Elements of the whole parameter."""
         return prod(self.placed.shape)
 
 
@@ -64,16 +61,13 @@ class MemoryCount:
     """About the rules on this mesh."""
 
     def bytes_of(self, kind: str) -> int:
-        """Bytes of one of KINDS."""
         return self.buffers if kind == "buffers" else sum(each.kinds.get(kind, 0) for each in self.held)
 
     @property
     def whole(self) -> int:
-        """Bytes of all kinds."""
         return sum(map(self.bytes_of, KINDS))
 
     def components(self) -> Iterator[tuple[str, list[ResidentTensor]]]:
-        """Parameters by component."""
         for name in dict.fromkeys(each.component for each in self.held):
             yield name, [each for each in self.held if each.component == name]
 

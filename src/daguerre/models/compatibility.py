@@ -1,7 +1,5 @@
 """Warnings where an objective and pretrained weights do not agree, by the scheduler's config of the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -3,8 +3,6 @@
 Families decide which classes there are and whether they fit together.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections.abc import Mapping
@@ -51,7 +49,6 @@ class ComponentLoader:
 
     @cached_property
     def base(self) -> Path:
-        """The folder of the base."""
         return resolve.locate(self.settings.pretrained_model_name_or_path, self.of_base(), self.options)
 
     def folder(self, name: str, needed: resolve.Files) -> Path:

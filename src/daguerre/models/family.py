@@ -131,7 +131,6 @@ class Family:
 
     @property
     def device(self) -> torch.device:
-        """The device of the networks."""
         return next(p.device for network in self.components.values() for p in network.parameters())
 
     @property

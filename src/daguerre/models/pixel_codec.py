@@ -3,8 +3,6 @@
 Shape letters: B samples, C channels, H and W height and width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,7 +19,6 @@ class PixelCodec:
     """Scales uint8 to [-1, 1] and back; needs no random numbers."""
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the image itself."""
         return pixel_shape
 
     def random_inputs(self, seed: int, keys: np.ndarray, pixel_shape: tuple[int, ...]) -> dict[str, Tensor]:

@@ -4,8 +4,6 @@ Works on networks with and without memory, and touches no tensor. distributed/pa
 result; memory/static.py counts what it takes of a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase

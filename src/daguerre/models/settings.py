@@ -1,7 +1,5 @@
 """Settings that families share. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -42,7 +40,6 @@ class FamilySettings(Settings):
 
     @classmethod
     def tokenizers(cls) -> tuple[str, ...]:
-        """Names of the tokenizers."""
         return tuple(name for name, spec in cls.components.items() if spec.role == "tokenizer")
 
     @classmethod

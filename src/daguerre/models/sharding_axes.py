@@ -4,8 +4,6 @@ Data for distributed/sharding_rules.py, which says where such a dim goes. The na
 feed-forward layers, norms, text encoders and the autoencoder. Weights are (out, in, ...) as torch stores them.
 """
 
-from __future__ import annotations
-
 import re
 
 from torch import nn

@@ -4,8 +4,6 @@ Frozen encoders run where captions are encoded; if one is trained, all run insid
 letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A text longer than the encoder reads is truncated, or (`long`) read in windows, 
 letters: B texts, K windows, T tokens of a window, D features, P pooled features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,7 +59,6 @@ class TextEncoder:
 
     @property
     def layers(self) -> int:
-        """Layers of the encoder."""
         return int(self.encoder.config.num_hidden_layers)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:

@@ -3,8 +3,6 @@
 Shape letters: B samples, C channels, H and W height and width, T tokens, D features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

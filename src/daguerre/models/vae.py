@@ -4,8 +4,6 @@ Scaling, statistics of channels, posterior and range of pixels are those of diff
 network's config, and so in an export. Shape letters: B samples, C channels, H and W height and width.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +42,6 @@ class VAE:
 
     @property
     def channels(self) -> int:
-        """Channels of a latent."""
         return int(self.net.config.latent_channels)
 
     def latent_shape(self, pixel_shape: tuple[int, ...]) -> tuple[int, ...]:

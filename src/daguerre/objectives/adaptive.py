@@ -7,8 +7,6 @@ the mean of its bucket. The weights of closed form are in weights.py.
 Shape letters: B samples, K buckets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch
@@ -72,7 +70,6 @@ class AdaptiveWeight:
         self.table_K = torch.where(skip, self.table_K, kept_K * self.table_K + (1.0 - kept_K) * mean_K)
 
     def state(self) -> dict[str, Tensor]:
-        """The table, for a checkpoint."""
         return {"adaptive_loss": self.table_K}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

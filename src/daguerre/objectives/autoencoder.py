@@ -4,8 +4,6 @@ The loss of Kingma and Welling 2014 (arXiv 1312.6114) with absolute beside squar
 again and the KL of its latent; which networks do that is a family's affair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -56,5 +54,4 @@ class Reconstruction(Objective):
 
 
 def build(settings: Settings) -> Reconstruction:
-    """The objective of these settings."""
     return Reconstruction(settings)

@@ -4,8 +4,6 @@ The loss of CLIP (Radford et al. 2021, arXiv 2103.00020, figure 3). The net give
 family's affair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -3,8 +3,6 @@
 F is x0 and noise mixed so that it has unit variance at every noise level, as the network's input has.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -42,6 +40,5 @@ def input_scale(a: Tensor, s: Tensor, sigma_data: float) -> Tensor:
 
 
 def build(settings: Settings) -> algebra.Diffusion:
-    """The objective of these settings."""
     sigma_data = settings.sigma_data
     return algebra.build(settings, partial(target, sigma_data=sigma_data), partial(input_scale, sigma_data=sigma_data))

@@ -5,8 +5,6 @@ would depend on its place in the batch. Here it depends on its argument alone. S
 roots are exactly rounded everywhere and need no such care.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from statistics import NormalDist

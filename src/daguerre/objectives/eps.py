@@ -1,7 +1,5 @@
 """Objective `eps`: the network predicts the noise (Ho et al. 2020, arXiv 2006.11239, eq. 14). Undefined at a = 0."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 import torch
@@ -34,5 +32,4 @@ def target(a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build(settings: Settings) -> algebra.Diffusion:
-    """The objective of these settings."""
     return algebra.build(settings, target)

@@ -3,8 +3,6 @@
 Liu et al. 2023 (arXiv 2209.03003); time law and shift as in Esser et al. 2024 (arXiv 2403.03206).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import torch
@@ -33,5 +31,4 @@ def target(a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build(settings: Settings) -> algebra.Diffusion:
-    """The objective of these settings."""
     return algebra.build(settings, target)

@@ -3,8 +3,6 @@
 Shape letters: B samples, C channels, H and W height and width of images, h and w those of clean samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol

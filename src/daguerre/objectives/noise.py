@@ -3,8 +3,6 @@
 Shape letters: B samples, C channels, h and w height and width.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -5,8 +5,6 @@ level off it, whatever schedule the level comes from. So a shift, which moves th
 never changes what a level is called. The table is in docs/objectives.md. Shape letters: B samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -33,7 +33,6 @@ class NothingLearnt:
         """Nothing."""
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

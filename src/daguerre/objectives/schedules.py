@@ -5,8 +5,6 @@ algebra.py and weights.py; the law from which training times are drawn is in tim
 a noise level is in noise_conditioning.py. SNR = (a/s)^2.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import acos, cos, hypot, pi
@@ -241,7 +239,6 @@ def check_trailing(num_steps: int, spacing: str) -> None:
 
 
 def build(settings: ScheduleSettings) -> Schedule:
-    """The schedule of these settings."""
     kinds: dict[str, type[ScaledLinear | Cosine | LinearFlow | EDM]]
     kinds = {"scaled_linear": ScaledLinear, "cosine": Cosine, "linear_flow": LinearFlow, "edm": EDM}
     return kinds[settings.name](settings)

@@ -5,8 +5,6 @@ timestep bias moves the quantiles and so holds for each law alike. They are draw
 schedules.py.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Objective `v`: the network predicts a eps - s x0 (Salimans and Ho 2022, arXiv 2202.00512, appendix D)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor
@@ -23,5 +21,4 @@ def target(a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build(settings: Settings) -> algebra.Diffusion:
-    """The objective of these settings."""
     return algebra.build(settings, target)

@@ -10,8 +10,6 @@ and the first factor, which is the weight of the v error, has a closed form that
 divided by s, nor by a. What remains singular is what d says: eps at a = 0, x0 at s = 0.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

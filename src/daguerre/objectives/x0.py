@@ -1,7 +1,5 @@
 """Objective `x0`: the network predicts the clean sample. Undefined at s = 0, which no schedule it runs on reaches."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -24,5 +22,4 @@ def target(a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build(settings: Settings) -> algebra.Diffusion:
-    """The objective of these settings."""
     return algebra.build(settings, target)

@@ -4,8 +4,6 @@ checkpoints/NAME/manifest.json, checkpoints/NAME/ATTEMPT/...     a checkpoint: r
 checkpoints/quarantine/NAME.NUMBER.json                          why one was set aside, its manifest, its folders
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
@@ -30,7 +28,6 @@ class CheckpointCatalog:
     at: Prefix
 
     def sealed(self, name: str) -> SealedFiles:
-        """A checkpoint, there or not."""
         return SealedFiles(self.at / name)
 
     def names(self) -> list[str]:
@@ -81,7 +78,6 @@ class CheckpointCatalog:
         return f"{reason}; {name} is set aside: {(self.at / aside).name}"
 
     def purge(self, keep: Keep) -> list[str]:
-        """`RemoteStore.purge`."""
         listed, notices = self.at.listing(), list[str]()
         named = {int(name.rpartition("-")[2]): name for name in _names(listed)}
 

@@ -4,8 +4,6 @@ Each rank sends its own files from memory; rank 0 sends the rest and then the ma
 saved. What is loaded comes into a local folder first, every file verified, once a machine.
 """
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -61,7 +59,6 @@ class RemoteStore(ShardedStore):
 
     @property
     def place(self) -> str:
-        """Their address, for people."""
         return self.run.name
 
     def purge(self, keep: Keep) -> list[str]:

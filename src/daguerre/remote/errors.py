@@ -1,7 +1,5 @@
 """Words for what a store or a disk refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from daguerre.errors import UserError

@@ -1,7 +1,5 @@
 """The newest export of a run in an object store: a reader gets the old one or the new one, whole."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The small files come at once, a checkpoint or the export when it is needed. The 
 works in: a run of this machine is never touched by its readers.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,14 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.checkpoint.manifest import Damaged
 from daguerre.checkpoint.run_dir import ELSEWHERE, RunFolder
 from daguerre.errors import UserError
 from daguerre.remote import errors, export, lock, mirror
 from daguerre.remote.checkpoint_catalog import CheckpointCatalog
 from daguerre.remote.run import WORKS_FOR, working_folder
-from daguerre.remote.sealed_files import locked
 from daguerre.storage.address import is_far
 from daguerre.storage.bucket import Prefix, prefix
 from daguerre.storage.errors import StoreError

@@ -5,8 +5,6 @@ once. A lock that was not refreshed for `STALE_SECONDS` by the store's own clock
 on this machine, may be taken over; its old holder, if it wakes up, finds that out before its next checkpoint counts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -5,8 +5,6 @@ What a checkpoint needs beside it (metrics, config) is sent before the checkpoin
 replaced whole (remote/sealed_files.py). Checkpoints and the lock are not here.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

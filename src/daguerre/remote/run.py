@@ -1,8 +1,6 @@
 """A run that lives in an object store, as the process that trains it sees it: a working folder of this machine, kept
 equal to the store, and the lock that keeps others out."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,7 +36,6 @@ class RemoteStorage:
 
     @property
     def name(self) -> str:
-        """The address, for people."""
         return self.run.name
 
     @property

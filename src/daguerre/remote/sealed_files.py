@@ -7,19 +7,15 @@ Each attempt to save has a folder of its own, so that two of them never mix, who
 manifest comes last, by a conditional write: it makes the set appear, or replaces the one before in one step.
 """
 
-from __future__ import annotations
-
-import fcntl
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
 from daguerre.checkpoint import manifest
-from daguerre.checkpoint.atomic import make_folder, write_bytes_atomically
+from daguerre.checkpoint.atomic import locked, make_folder, write_bytes_atomically
 from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry, Kind
 from daguerre.storage.bucket import Listed, Prefix, Version
 from daguerre.storage.errors import Missing, StoreError
@@ -181,22 +177,6 @@ class Upload:
         """Deletes what was sent, if the store allows that; else the next start does."""
         with suppress(StoreError):
             self._at.delete([f"{self._attempt}/{one.name}" for one in (self._at / self._attempt).listing()])
-
-
-@contextmanager
-def locked(file: Path, wait: bool = True) -> Iterator[bool]:
-    """Holds a file that is made for it, among all processes of this machine; without `wait`, False where another one
-    has it. The kernel lets go for a process that is killed."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(descriptor)
 
 
 def _holds_digest(path: Path, entry: Entry) -> bool:

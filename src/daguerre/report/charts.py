@@ -1,7 +1,5 @@
 """Curves of a run, from the names in its metrics. Drawn by report/svg.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from daguerre.report.html import Html

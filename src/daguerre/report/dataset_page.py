@@ -3,8 +3,6 @@
 All text from the data is escaped. Knows nothing of sources or indexes.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

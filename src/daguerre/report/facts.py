@@ -1,11 +1,9 @@
 """Facts about a run, in words and small tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
-from daguerre.formatting import counted, duration_text
+from daguerre.formatting import counted, duration_text, scaled
 from daguerre.report.html import Html, element, join, table, when
 from daguerre.report.run import Run
 from daguerre.report.svg import number_text
@@ -18,6 +16,7 @@ STATES = {
     "interrupted": "Interrupted",
     "unknown": "State unknown",
 }
+_COUNTS = {"B": 1e9, "M": 1e6, "k": 1e3}
 _OBJECTIVES = {
     "eps": "noise (eps) prediction",
     "x0": "clean-image (x0) prediction",
@@ -82,8 +81,8 @@ def facts(run: Run) -> Html:
         ("Samples seen", f"{samples:,}", ""),
         (
             "Parameters",
-            _short(trained) if isinstance(trained, int) else None,
-            f"+ {_short(frozen)} frozen" if isinstance(frozen, int) and frozen else "",
+            scaled(trained, _COUNTS) if isinstance(trained, int) else None,
+            f"+ {scaled(frozen, _COUNTS)} frozen" if isinstance(frozen, int) and frozen else "",
         ),
         ("Loss", None if loss is None else number_text(loss), ""),
         ("Validation loss", None if validation is None else number_text(validation), ""),
@@ -97,13 +96,6 @@ def facts(run: Run) -> Html:
         if value is not None
     )
     return element("dl", *cells, class_="facts")
-
-
-def _short(count: int) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return str(count)
 
 
 def notices(run: Run) -> list[Html]:
@@ -162,7 +154,6 @@ def times(run: Run) -> str:
 
 
 def environment(run: Run) -> Html | None:
-    """environment.json as a flat table."""
     rows: list[list[object]] = [[element("code", key), value] for key, value in _flat("", run.environment)]
     return table([], rows, "plain") if rows else None
 

@@ -4,8 +4,6 @@ A page is one file that asks nothing of any network; its policy lets a browser l
 script but ours. Knows nothing of runs.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -109,5 +107,4 @@ def when(text: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    """A file of this folder."""
     return (_HERE / name).read_text(encoding="utf-8")

@@ -3,8 +3,6 @@
 Puts together what the other modules make. All text from the run is escaped.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

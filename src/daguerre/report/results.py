@@ -4,8 +4,6 @@ evaluation.json is `{metric: {"step": n, "count": n, "rows": [{"name", "value", 
 shares in [0, 1], higher is better; `must`, `aim`, `step` and `count` may be missing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from daguerre.report.html import Html, element, join

@@ -4,8 +4,6 @@ Every file may be missing: a run has just begun, or it never evaluates. A file t
 that the page shows.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -53,7 +51,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
         return str(self.config.get("run_name") or self.folder.name)
 
     def setting(self, path: str) -> Any:

@@ -3,8 +3,6 @@
 Images are opened, resized to what is shown, and embedded; none is linked to.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path

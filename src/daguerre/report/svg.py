@@ -3,8 +3,6 @@
 Knows nothing of runs and data sets: a chart is a title, a unit, and series of points or counts between edges.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ They are generated once, by the model that training starts from. Images that are
 each missing one is written whole or not at all.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping

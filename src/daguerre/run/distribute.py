@@ -1,7 +1,5 @@
 """Multi-device runs: shards the networks over the mesh; runs an action on rank 0 and shares its result or error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A pretrained one knows more than the captions of a run, and captions in files are not read for this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from daguerre.config.config import Config

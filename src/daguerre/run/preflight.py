@@ -1,8 +1,6 @@
 """The passes before the first update: arithmetic of a sample, seconds, and a check of compiled blocks. Weights, running
 statistics and random numbers stay as they are."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Training itself is run/trainer.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sample images of a run at each save, and their files in the run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice

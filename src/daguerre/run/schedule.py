@@ -4,8 +4,6 @@ The learning rate is a function of recorded settings alone: a choice of lr_sched
 lr_scheduler.stages, so that a run that is killed after the change goes on with the same rates.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from daguerre.build.parts import BatchSizes
@@ -56,7 +54,6 @@ def peak_learning_rate(config: Config, sizes: BatchSizes) -> float:
 
 
 def loop_config(config: Config, sizes: BatchSizes, samples_per_epoch: int | None) -> LoopConfig:
-    """The numbers of the loop."""
     every = intervals(config, sizes, samples_per_epoch)
     return LoopConfig(
         total_steps=every.total,
@@ -130,7 +127,6 @@ def _stage(config: Config, old: LoopConfig, done: int) -> Stage:
 
 
 def _choices(config: Config, old: LoopConfig, new: LoopConfig, done: int) -> str:
-    """The message with all choices."""
     ended, final = old.share_at(old.total_steps), old.lr_scheduler.final
 
     def unless(rate: float) -> str:

@@ -1,7 +1,5 @@
 """Builds a run and brings it to its start point. Training is run/trainer.py."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress

@@ -1,7 +1,5 @@
 """The checkpoint store of a run; a training state as slices of a checkpoint, one device's each, and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """The place of a run: a folder of this machine, or one in an object store with a working folder here. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ class LocalStorage:
 
     @property
     def name(self) -> str:
-        """For people."""
         return str(self.folder.path)
 
     def check_not_held(self) -> None:

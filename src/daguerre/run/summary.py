@@ -1,9 +1,6 @@
 """Descriptions of a run for people: the lines before it starts, and `train --dry-run`."""
 
-from __future__ import annotations
-
 import os
-import textwrap
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +13,7 @@ from daguerre.config.recipe import paths
 from daguerre.data import skipped
 from daguerre.data.dataset import Dataset
 from daguerre.data.plan.buckets import buckets
+from daguerre.formatting import scaled, titled, wrapped
 from daguerre.models.components import ComponentLoader
 from daguerre.models.settings import PretrainedSettings
 from daguerre.models.weights import resolve
@@ -24,13 +22,12 @@ from daguerre.objectives.objective import Objective
 from daguerre.run import resume
 from daguerre.run.schedule import Intervals, peak_learning_rate
 
+_COLUMNS = 114
+
 
 def count_text(count: float) -> str:
     """A count for people: 3.1 M, 845 k, 12."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f}"
+    return scaled(count, {" B": 1e9, " M": 1e6, " k": 1e3})
 
 
 def parameter_counts(parts: Components) -> dict[str, int]:
@@ -41,7 +38,6 @@ def parameter_counts(parts: Components) -> dict[str, int]:
 
 
 def device_text(device: torch.device) -> str:
-    """The name of a device for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -67,7 +63,8 @@ def about_levels(config: Config, objective: Objective) -> list[str]:
     if not isinstance(objective, Diffusion) or objective.settings.schedule.resolution_shift.name == "none":
         return []
     shifts = {str(bucket): objective.settings.schedule.at(bucket.area_px).shift for bucket in buckets(config.data)}
-    return _wrapped(f"shift of the noise levels: {', '.join(f'{size} {shift:.4g}' for size, shift in shifts.items())}")
+    listed = ", ".join(f"{size} {shift:.4g}" for size, shift in shifts.items())
+    return wrapped(f"shift of the noise levels: {listed}", _COLUMNS)
 
 
 def about_rate(config: Config, sizes: BatchSizes) -> list[str]:
@@ -106,7 +103,6 @@ def about_data(
 
 
 def extent(dataset: Dataset) -> str:
-    """Number of samples to train on."""
     if dataset.size is None:
         return "endless"
     if dataset.count is None:
@@ -137,15 +133,10 @@ def about_files(config: Config) -> list[str]:
         files = [name.replace("tokenizer_config.json", "*") for name in files]
         absent = files if found is None else resolve.missing_files(found, wanted.needed)
         where = "to be fetched from the hub" if found is None else "on this machine" if not absent else "incomplete"
-        lines += _wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""))
+        lines += wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""), _COLUMNS)
         if found is None:
             lines.append(f"  for a machine without a network: daguerre fetch {wanted.place} -o DIR")
     return lines
-
-
-def _wrapped(text: str) -> list[str]:
-    """A text in lines of a terminal's width; paths stay whole."""
-    return textwrap.wrap(text, 114, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def about_settings(config: Config, full: bool) -> dict[str, list[str]]:
@@ -204,10 +195,7 @@ def dry_run(
         "Notes": [
             line
             for note in [*notices, *parts.family.compatibility_warnings(parts.objective)]
-            for line in _wrapped(note)
+            for line in wrapped(note, _COLUMNS)
         ],
     }
-    lines: list[str] = []
-    for title, content in sections.items():
-        lines += ["", title, *(f"  {line}" for line in content)] if content else []
-    return "\n".join([*lines[1:], "", "Nothing was trained and nothing was written (--dry-run)."])
+    return "\n".join([*titled(sections)[1:], "", "Nothing was trained and nothing was written (--dry-run)."])

@@ -4,8 +4,6 @@ Order of a save: the numbers of the step, the checkpoint, then export, sample im
 between makes on restart what is missing.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Callable, Iterator, Sequence

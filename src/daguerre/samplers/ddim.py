@@ -4,23 +4,15 @@ Holds the steps only; noise levels come from the objective's `Grid`, the denoise
 Letters: B samples, C channels, H and W latent height and width.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 from torch import Tensor
 
-from daguerre.types import Grid
+from daguerre.types import Denoise, FreshNoise, Grid
 
 
 def sample(
-    denoise: Callable[[Tensor, float], Tensor],
-    x_BCHW: Tensor,
-    grid: Grid,
-    *,
-    fresh_noise: Callable[[int], Tensor] | None = None,
-    eta: float = 0.0,
+    denoise: Denoise, x_BCHW: Tensor, grid: Grid, *, fresh_noise: FreshNoise | None = None, eta: float = 0.0
 ) -> Tensor:
     """x0 [B, C, H, W] by Song et al. 2020 (arXiv 2010.02502), eq. 12, for any path x = a x0 + s eps.
 

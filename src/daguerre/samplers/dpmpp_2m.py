@@ -1,17 +1,14 @@
 """DPM-Solver++ 2M: second order for one call of the denoiser a step, from the x0 of the step before."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from itertools import pairwise
 
 from torch import Tensor
 
-from daguerre.types import Grid
+from daguerre.types import Denoise, Grid
 
 
-def sample(denoise: Callable[[Tensor, float], Tensor], x_BCHW: Tensor, grid: Grid) -> Tensor:
+def sample(denoise: Denoise, x_BCHW: Tensor, grid: Grid) -> Tensor:
     """x0 [B, C, H, W] by Lu et al. 2022 (arXiv 2211.01095), algorithm 2, the midpoint form.
 
     Arguments as in ddim.py. With lambda = ln(a/s) and h its growth over a step, x' = (s'/s) x - a' (exp(-h) - 1) D;

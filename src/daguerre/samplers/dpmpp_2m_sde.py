@@ -1,23 +1,14 @@
 """DPM-Solver++ 2M of the SDE: the extrapolated x0 of 2M, with fresh noise in every step but the last."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 from torch import Tensor
 
 from daguerre.samplers.dpmpp_2m import Extrapolation
-from daguerre.types import Grid
+from daguerre.types import Denoise, FreshNoise, Grid
 
 
-def sample(
-    denoise: Callable[[Tensor, float], Tensor],
-    x_BCHW: Tensor,
-    grid: Grid,
-    *,
-    fresh_noise: Callable[[int], Tensor] | None = None,
-) -> Tensor:
+def sample(denoise: Denoise, x_BCHW: Tensor, grid: Grid, *, fresh_noise: FreshNoise | None = None) -> Tensor:
     """x0 [B, C, H, W] by Lu et al. 2022 (arXiv 2211.01095), SDE-DPM-Solver++(2M), the midpoint form.
 
     Arguments as in ddim.py. With q = exp(-h) = (a s')/(a' s), x' = (s'/s) q x + a' (1 - q^2) D + s' sqrt(1 - q^2)

@@ -1,15 +1,11 @@
 """Euler's method: a straight line from each noise level to the next."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 from torch import Tensor
 
-from daguerre.types import Grid
+from daguerre.types import Denoise, Grid
 
 
-def sample(denoise: Callable[[Tensor, float], Tensor], x_BCHW: Tensor, grid: Grid) -> Tensor:
+def sample(denoise: Denoise, x_BCHW: Tensor, grid: Grid) -> Tensor:
     """x0 [B, C, H, W] by Euler steps of the probability-flow ODE (Karras et al. 2022, arXiv 2206.00364, eq. 4).
 
     Arguments as in ddim.py. The ODE is dx = x0 da + eps ds, and holding x0 and eps over a step gives a' x0 + s' eps

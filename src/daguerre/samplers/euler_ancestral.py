@@ -1,22 +1,12 @@
 """Euler ancestral: each step goes a little too far towards the clean end and comes back with fresh noise."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 from torch import Tensor
 
 from daguerre.samplers import ddim
-from daguerre.types import Grid
+from daguerre.types import Denoise, FreshNoise, Grid
 
 
-def sample(
-    denoise: Callable[[Tensor, float], Tensor],
-    x_BCHW: Tensor,
-    grid: Grid,
-    *,
-    fresh_noise: Callable[[int], Tensor] | None = None,
-) -> Tensor:
+def sample(denoise: Denoise, x_BCHW: Tensor, grid: Grid, *, fresh_noise: FreshNoise | None = None) -> Tensor:
     """x0 [B, C, H, W] by ancestral sampling (Ho et al. 2020, arXiv 2006.11239; the step as k-diffusion writes it).
 
     Arguments as in ddim.py. With sigma = s/a, an Euler step of x/a from sigma to sigma'^2/sigma and fresh noise of

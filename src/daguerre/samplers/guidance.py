@@ -5,8 +5,6 @@ given x_t, the scale would do the same to x0, but rescaling looks at the spread 
 Letters: B samples, C channels, H and W latent height and width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

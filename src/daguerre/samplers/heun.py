@@ -3,22 +3,20 @@
 With churn each step first adds fresh noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
 from torch import Tensor
 
-from daguerre.types import Grid
+from daguerre.types import Denoise, FreshNoise, Grid
 
 
 def sample(
-    denoise: Callable[[Tensor, float], Tensor],
+    denoise: Denoise,
     x_BCHW: Tensor,
     grid: Grid,
     *,
-    fresh_noise: Callable[[int], Tensor] | None = None,
+    fresh_noise: FreshNoise | None = None,
     level: Callable[[float], tuple[float, float, float]] | None = None,
     s_churn: float = 0.0,
     s_tmin: float = 0.0,

@@ -1,21 +1,11 @@
 """LCM, for its own weights alone: from each noise level straight to an image, then by fresh noise to the next level."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 from torch import Tensor
 
-from daguerre.types import Grid
+from daguerre.types import Denoise, FreshNoise, Grid
 
 
-def sample(
-    denoise: Callable[[Tensor, float], Tensor],
-    x_BCHW: Tensor,
-    grid: Grid,
-    *,
-    fresh_noise: Callable[[int], Tensor] | None = None,
-) -> Tensor:
+def sample(denoise: Denoise, x_BCHW: Tensor, grid: Grid, *, fresh_noise: FreshNoise | None = None) -> Tensor:
     """x0 [B, C, H, W] by multistep consistency sampling (Song et al. 2023, arXiv 2303.01469, algorithm 1; Luo et al.
     2023, arXiv 2310.04378): x' = a' x0 + s' z.
 

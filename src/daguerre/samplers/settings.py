@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from daguerre import plugins
 from daguerre.errors import UserError
@@ -68,7 +68,9 @@ class SamplingSettings(Settings):
     """With s_churn: the highest such level. null: no bound."""
     s_noise: float = Field(1.0, gt=0, allow_inf_nan=False, json_schema_extra=FREE)
     """With s_churn: standard deviation of the noise that is added; a little above 1 makes up for lost detail."""
-    guidance_scale: float = Field(5.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE)
+    guidance_scale: Annotated[float, AfterValidator(unguided_or_more)] = Field(
+        5.0, ge=0, allow_inf_nan=False, json_schema_extra=FREE
+    )
     """Classifier-free guidance: uncond + scale * (cond - uncond); 1 is none, and so is 0, as models of few steps
     have it in diffusers."""
     guidance_rescale: float = Field(0.0, ge=0, le=1, json_schema_extra=FREE)
@@ -105,11 +107,6 @@ class SamplingSettings(Settings):
     def _sampler_exists(cls, sampler: str) -> str:
         plugins.check("samplers", sampler)
         return sampler
-
-    @field_validator("guidance_scale")
-    @classmethod
-    def _guides_or_not(cls, scale: float) -> float:
-        return unguided_or_more(scale)
 
     @property
     def guided(self) -> bool:

@@ -1,17 +1,14 @@
 """UniPC: 2M's step as predictor, and a corrector that uses the next step's x0, for one call of the denoiser a step."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 from torch import Tensor
 
 from daguerre.samplers.dpmpp_2m import Extrapolation, log_snr_steps
-from daguerre.types import Grid
+from daguerre.types import Denoise, Grid
 
 
-def sample(denoise: Callable[[Tensor, float], Tensor], x_BCHW: Tensor, grid: Grid) -> Tensor:
+def sample(denoise: Denoise, x_BCHW: Tensor, grid: Grid) -> Tensor:
     """x0 [B, C, H, W] by UniPC-2 of x0 with B(h) = exp(h) - 1 (Zhao et al. 2023, arXiv 2302.04867, algorithm 5).
 
     Arguments as in ddim.py. Each step goes to x' = (s'/s) x + (a' - a s'/s) D, first with D of dpmpp_2m.py. Where

@@ -1,7 +1,5 @@
 """Addresses of runs in object stores, as text: nothing is requested."""
 
-from __future__ import annotations
-
 from daguerre.credentials import is_cut, redact
 from daguerre.errors import UserError
 from daguerre.storage.location import STORES, Location, scheme

@@ -55,16 +55,13 @@ class Prefix:
 
     @property
     def name(self) -> str:
-        """The address for messages."""
         return Location(self.url).name
 
     @property
     def last(self) -> str:
-        """The last part of the address."""
         return self.url.rpartition("/")[2]
 
     def place(self, name: str) -> Location:
-        """Of an object below."""
         return Location(f"{self.url}/{name}")
 
     def read(self, name: str) -> tuple[bytes, Version]:
@@ -84,7 +81,6 @@ class Prefix:
         raise Transient(place, "comes differently at each reading: something on the way damages it", "")
 
     def write(self, name: str, data: bytes) -> None:
-        """Creates or replaces an object."""
         storage_io.write(self.place(name), data)
 
     def create(self, name: str, data: bytes) -> Version | None:
@@ -131,7 +127,6 @@ class Prefix:
         return storage_io.stored_sha256(self.place(name), size_bytes)
 
     def fetch(self, name: str, to: Path) -> None:
-        """Downloads an object to a file."""
         storage_io.fetch(self.place(name), to)
 
     def listing(self, below: str = "") -> list[Listed]:

@@ -4,8 +4,6 @@ A file comes in parts, several at once, each retried by itself; a part that was 
 it again, so that a large file gets through a bad line.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

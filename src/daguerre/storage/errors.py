@@ -4,8 +4,6 @@ The libraries' messages hold addresses with signatures, keys and whole answers o
 on, only the HTTP status, the store's error code and the kind of the fault.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 Nothing is read here but folders and listings. A local path that exists is taken as it is, whatever signs are in it.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

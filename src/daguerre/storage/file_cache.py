@@ -4,8 +4,6 @@ A folder holds `shards/XX/NAME.DIGEST.VERSION` (whole files, put there by a rena
 its process) and `locks/`. A process that is killed leaves a part without a lock, which the next one removes.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

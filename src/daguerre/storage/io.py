@@ -4,8 +4,6 @@ Every request is bounded and retried after a pause; bytes are checked (a digest,
 agree). A file that fails to the end is a `StoreError` without credentials in it.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections import Counter
@@ -21,7 +19,6 @@ import xxhash
 from obstore.store import GCSStore, S3Store
 
 from daguerre.errors import UserError
-from daguerre.storage import local_files
 from daguerre.storage.clients import Store
 from daguerre.storage.download import fetch_into
 from daguerre.storage.errors import Mismatch, Missing, NoRanges, StoreError, Transient
@@ -36,15 +33,6 @@ _PAGE_KEYS = 5000
 _PUT_BYTES = 64 << 20
 _MOST_PARTS = 9000
 _PARTS_AT_ONCE = 8
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The beginning of a file, to tell what it is instead of what was expected."""
-
-    data: bytes
-    content_type: str
-    """By the server, such as `text/html`; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +54,6 @@ def exists(place: Location) -> bool:
     except Missing:
         return False
     return True
-
-
-def opening(place: Location, length: int = 512) -> Opening:
-    """The first bytes (fewer if there are not as many) and the content type."""
-    if place.local is not None:
-        return Opening(local_files.read(place.local, 0, length), "")
-
-    def first(store: Store, path: str) -> Opening:
-        got = store.get(path)
-        data = bytes(next(iter(got.stream(min_chunk_size=length)), b""))
-        return Opening(data[:length], str(got.attributes.get("Content-Type", "")))
-
-    return with_retries(place, first)
 
 
 def read(
@@ -179,24 +154,21 @@ def send(place: Location, chunks: Callable[[], Iterable[Any]], part_bytes: int, 
     It has arrived by the store's MD5, else because it is read back. StoreError.
     """
     part_bytes = max(part_bytes, -(-about_bytes // _MOST_PARTS))
-    for _ in range(READINGS):
+
+    def put(store: Store, path: str) -> tuple[str, _Sums]:
         sums = _Sums()
+        parts = (sums.add(part) for part in _parts(chunks(), part_bytes))
+        first, second = next(parts, None), next(parts, None)
+        writable = cast("S3Store | GCSStore", store)
+        if second is None:
+            done = writable.put(path, sums.add(b"") if first is None else first, use_multipart=False)
+        else:
+            every = chain([first or b"", second], parts)
+            done = writable.put(path, every, use_multipart=True, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE)
+        return done["e_tag"] or "", sums
 
-        def put(store: Store, path: str, sums: _Sums = sums) -> str:
-            sums.begin()
-            parts = (sums.add(part) for part in _parts(chunks(), part_bytes))
-            first, second = next(parts, None), next(parts, None)
-            writable = cast("S3Store | GCSStore", store)
-            if second is None:
-                done = writable.put(path, sums.add(b"") if first is None else first, use_multipart=False)
-            else:
-                every = chain([first or b"", second], parts)
-                done = writable.put(
-                    path, every, use_multipart=True, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE
-                )
-            return done["e_tag"] or ""
-
-        tag = with_retries(place, put, "written")
+    for _ in range(READINGS):
+        tag, sums = with_retries(place, put, "written")
         if tag.strip('"') in sums.tags() or stored_sha256(place, sums.size_bytes) == sums.sha256:
             return Sent(sums.size_bytes, sums.sha256, tag)
     raise Transient(place, "holds other bytes than were written to it", "")
@@ -236,9 +208,6 @@ class _Sums:
     """Digests of what is sent: of the whole, and the MD5s of which stores make entity tags."""
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
         self.size_bytes, self._whole, self._md5s = 0, sha256(), list[bytes]()
 
     def add(self, part: bytes) -> bytes:

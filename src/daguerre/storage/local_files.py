@@ -1,7 +1,5 @@
 """Ranges of local files, by descriptors that stay open and that threads may share; pipes and devices are refused."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

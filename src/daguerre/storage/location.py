@@ -1,7 +1,5 @@
 """The location of one local or remote file. `expand.py` reads settings as locations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +43,8 @@ class Location:
 
     @property
     def bucket(self) -> str:
-        """Of an object in a store."""
         return self.url.split("/", 3)[2]
 
     @property
     def key(self) -> str:
-        """Of an object in a store."""
         return self.url.split("/", 3)[3]

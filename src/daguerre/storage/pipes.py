@@ -1,7 +1,5 @@
 """`pipe:` values of other loaders: the few commands that only print a file stand for its address; none is ever run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """A remote file as a file object, fetched by ranges, each until two readings agree."""
 
-from __future__ import annotations
-
 import io
 import os
 
@@ -17,19 +15,15 @@ class RemoteFile(io.RawIOBase):
         self.place, self.size_bytes, self.position = place, size_bytes, 0
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def tell(self) -> int:
-        """Position of the next byte."""
         return self.position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to a position; returns it."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size_bytes}[whence]
         self.position = start + offset
         return self.position

@@ -1,7 +1,5 @@
 """One request of a store: retried after a pause while its fault may pass, within bounds. Bytes are not checked here."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

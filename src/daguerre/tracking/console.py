@@ -3,8 +3,6 @@
 Holds the line, the messages above it and the estimate of the time left. Measures nothing of the run but the clock.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys
@@ -150,7 +148,6 @@ class Pace:
         self.paused_at = now
 
     def resume(self, now: float) -> None:
-        """Ends the pause."""
         self.pause_seconds += now - self.paused_at
         self.mark_seconds += now - self.paused_at
 

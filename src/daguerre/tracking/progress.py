@@ -1,7 +1,5 @@
 """Progress of commands other than training: a status line on standard error, so that results can be redirected."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +39,6 @@ class Counter(StatusLine):
         return self
 
     def add(self, number: int) -> None:
-        """`number` more are done."""
         self.done += number
         now = self.clock()
         if self._first is None:  # before that processes start, files are opened
@@ -51,7 +48,6 @@ class Counter(StatusLine):
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
         return self.clock() - self._started
 
     def _fields(self, now: float) -> dict[str, str]:
@@ -71,7 +67,6 @@ class Stages(StatusLine):
         super().__init__(stream or sys.stderr, 0.0)
 
     def say(self, stage: str) -> None:
-        """This stage begins."""
         self.show({"stage": f"planning: {stage}{' ...' if self.moves else ''}"})
 
 

@@ -7,8 +7,6 @@ then numbers in the order of their names, such as `learning/loss`. Floats are wr
 JSON has no non-finite numbers: they are the strings "nan", "inf" and "-inf", which `float()` reads back.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -107,7 +105,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Flush the event file and close it."""
         self._writer.close()
 
 

@@ -1,7 +1,5 @@
 """The device of a run, settings of the whole process there, and moving batches to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache

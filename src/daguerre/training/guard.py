@@ -1,7 +1,5 @@
 """Guards against non-finite numbers: in updates, counted without waiting for the device, and in saved tensors."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ It sees a `loss_fn`, never a family, an image or a caption. It has no callbacks:
 each update, and its caller saves, samples, validates and logs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Works on real tensors and on torch's fake ones, which have shapes and no memory.
 back before it returns is not seen.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any

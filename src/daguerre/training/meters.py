@@ -1,7 +1,5 @@
 """Running means of training numbers that stay on the device until somebody reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

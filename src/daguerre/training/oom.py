@@ -1,7 +1,5 @@
 """Running out of memory: advice in place of a traceback, and the largest micro-batch that fits."""
 
-from __future__ import annotations
-
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence

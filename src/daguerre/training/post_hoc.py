@@ -4,8 +4,6 @@ A power-function average of exponent g weighs the weights after update i of t by
 standard deviation of that profile, as a share of t. Formulas only: what is kept while training is in ema.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

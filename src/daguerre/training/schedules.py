@@ -1,7 +1,5 @@
 """Learning rate as a function of the update: a linear warm-up, then the shape that is chosen. No state, no torch."""
 
-from __future__ import annotations
-
 import math
 
 from daguerre.training.settings import LRSchedulerSettings, Stage

@@ -1,12 +1,10 @@
 """Settings of the loop: how long, in which batches, with which schedule and averages. No torch here."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, ELASTIC, FREE, Choice, Duration, Idle, Settings
@@ -22,6 +20,15 @@ def bytes_of(text: str) -> int:
     if match is None or match[2] not in _BYTES or not float(match[1]):
         raise UserError(f"{text!r} is not a size: write a number and one of {', '.join(_BYTES)}, such as '59GB'")
     return int(float(match[1]) * _BYTES[match[2]])
+
+
+def _sized(text: str) -> str:
+    bytes_of(text)
+    return text
+
+
+Size = Annotated[str, AfterValidator(_sized)]
+"""A text that `bytes_of` reads."""
 
 
 def largest_divisor(whole: int, at_most: int) -> int:
@@ -84,20 +91,13 @@ class TrainingSettings(Settings):
     gradient_checkpointing: bool = Field(False, json_schema_extra=FREE)
     """Compute activations again in the backward pass rather than keep them: less memory, a fourth to a third more
     time, the same numbers."""
-    max_device_memory: str | None = Field(None, json_schema_extra=FREE)
+    max_device_memory: Size | None = Field(None, json_schema_extra=FREE)
     """Most memory of the GPU that is taken, such as `59GB` (1e9 bytes) or `40GiB` (2^30); null for all of it."""
     device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=ELASTIC)
     """Device of the run; `auto` takes a GPU if there is one."""
     max_nonfinite_steps: int = Field(5, ge=1, json_schema_extra=FREE)
     """Updates in a row with a non-finite loss or gradient (each is skipped and counted) after which the run stops.
     Overflows by which the loss scale of fp16 finds its size do not count."""
-
-    @field_validator("max_device_memory")
-    @classmethod
-    def _is_a_size(cls, size: str | None) -> str | None:
-        if size is not None:
-            bytes_of(size)
-        return size
 
     @model_validator(mode="after")
     def _compiles_what_is_fixed(self) -> Self:

@@ -4,8 +4,6 @@ The loop, the update, the averages and the optimizer see this and no process gro
 device's part of each parameter, as plain tensors: their arithmetic goes element by element.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +61,6 @@ class Sharding:
         return count
 
     def sum(self, value: Tensor) -> Tensor:
-        """Sum over the parts of the batch."""
         return value
 
     def before_backward(self, net: nn.Module, last: bool) -> None:

@@ -158,7 +158,6 @@ class TrainState:
         )
 
     def document(self) -> dict[str, Any]:
-        """The counts, as JSON."""
         steps, in_a_row = self.guard.counts()
         counts = {"step": self.step, "slots": self.slots, "samples": self.samples}
         return {**counts, "nonfinite_steps": steps, "nonfinite_in_a_row": in_a_row}

@@ -4,8 +4,6 @@ Nothing here waits for the device: whether an update is finite is decided on the
 optimizer touches a weight, and read by the host only when numbers are logged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

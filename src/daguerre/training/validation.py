@@ -1,7 +1,5 @@
 """Validation: the loss on held-out samples with fixed noise, level by level. The loop does not know of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -1,9 +1,5 @@
 """`daguerre convert`: makes one form of a model from another. Each verb is a file here."""
 
-from __future__ import annotations
-
-from daguerre.errors import UserError
-
 SUMMARY = "make one form of a model from another"
 HELP = """\
 usage: daguerre convert VERB ...
@@ -20,11 +16,3 @@ usage: daguerre convert VERB ...
 
 `daguerre convert VERB --help` says more about a verb.
 """
-
-
-def run(arguments: list[str]) -> int:
-    """Called where no verb of `convert` was named: prints the help, or says which verbs there are."""
-    if not arguments:
-        print(HELP.strip("\n"))
-        return 0
-    raise UserError(f"there is no verb `convert {arguments[0]}`; there are: export, model, ema, config", code="unknown")

@@ -1,7 +1,5 @@
 """`daguerre convert config`: reads a config of another trainer and writes a recipe, saying what became of each key."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,7 +96,6 @@ def read(arguments: Sequence[str]) -> tuple[Path, Path]:
 
 
 def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:
-    """The recipe's text with its header."""
     refused = [line for line in reading.lines if line.kind == "refused"]
     head = [f"# A recipe made from {path.name}, a config of {trainer}, by `daguerre convert config`."]
     head += [f"# As {trainer} does without being asked:"]
@@ -127,7 +124,6 @@ def waits(problem: Problem, values: Tree) -> bool:
 
 
 def report(trainer: str, reading: Reading) -> list[str]:
-    """A table for each of the lists."""
     titles = {"carried": "carried over", "notice": "nothing to carry", "refused": "not carried over"}
     width = min(max((len(line.key) for line in reading.lines), default=0), 48)
     found = []

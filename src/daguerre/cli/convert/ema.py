@@ -1,7 +1,5 @@
 """`daguerre convert ema`: rebuilds the average of any width from the profiles that a run's checkpoints keep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """`daguerre convert export`: a run, or a pipeline, as the files that other programs read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from daguerre.cli.convert import options as given
 from daguerre.cli.convert.options import Dtype
 from daguerre.config import config as configs
 from daguerre.errors import UserError
-from daguerre.generation.load import load, newest
+from daguerre.generation.load import load, newest, weights_of
 from daguerre.models.single_file import save
 from daguerre.models.weights import files
 from daguerre.remote import local_copy
@@ -95,31 +93,48 @@ def run(arguments: list[str]) -> int:
 def read(arguments: Sequence[str]) -> Request:
     """The source, the form and the place. UserError for what has no effect or cannot be."""
     target, options, settings = given.read(arguments, "convert export", Options, ("training.device",))
-    source = local_copy.located(target)
-    is_run = bool(target) and (source / "config.yaml").is_file()
-    if not is_run and not (bool(target) and (source / "model_index.json").is_file()):
-        missing = f"{target}: there is no such folder" if target and not source.exists() else target or "what?"
-        raise UserError(
-            f"{missing}: give a run folder, such as runs/my-run, or a pipeline in diffusers' layout (a folder with "
-            "model_index.json)",
-            code="missing",
-        )
+    source, is_run = _source(target)
     named = {*options.model_fields_set, *(each.partition("=")[0] for each in settings)}
     if idle := [name for name in (("variant",) if is_run else _OF_RUN) if name in named]:
         why = "a run has no variants" if is_run else "for a run alone"
         raise UserError(f"{', '.join(idle)}: {why}; leave it out", code="unused", setting=idle[0])
-    form, is_file = options.format, options.format == "single_file"
-    out = given.new_place(options.out, "my-model.safetensors" if is_file else "FOLDER")
-    if is_file != (out.suffix == ".safetensors") and form != "unet":
+    out = given.new_place(options.out, "my-model.safetensors" if options.format == "single_file" else "FOLDER")
+    request = Request(source, is_run, out, options, settings)
+    _check_form(request)
+    return request
+
+
+def _source(target: str) -> tuple[Path, bool]:
+    """The folder that is named, and whether it is a run's."""
+    source = local_copy.located(target)
+    if target and (source / "config.yaml").is_file():
+        return source, True
+    if target and (source / "model_index.json").is_file():
+        return source, False
+    missing = f"{target}: there is no such folder" if target and not source.exists() else target or "what?"
+    raise UserError(
+        f"{missing}: give a run folder, such as runs/my-run, or a pipeline in diffusers' layout (a folder with "
+        "model_index.json)",
+        code="missing",
+    )
+
+
+def _check_form(request: Request) -> None:
+    """UserError for a form that does not go with the place, the source or the other options."""
+    form, out, options = request.options.format, request.out, request.options
+    is_file = form == "single_file"
+    if form != "unet" and is_file != (out.suffix == ".safetensors"):
         what = "a .safetensors file" if is_file else "a folder, no .safetensors file"
         raise UserError(f"out={out}: format={form} writes {what}", code="conflict", setting="out")
-    if form == "adapters" and not is_run:
+    if form == "adapters" and not request.is_run:
         raise UserError("format=adapters: for a run alone", code="conflict", setting="format")
     if form == "adapters" and options.dtype:
         raise UserError("format=adapters writes float32: leave dtype out", code="unused", setting="dtype")
-    if form == "diffusers" and not is_run and options.dtype is None and options.variant is None:
-        raise UserError(f"{source} is in diffusers' layout: give dtype= or variant=, or another format", code="empty")
-    return Request(source, is_run, out, options, settings)
+    as_it_is = options.dtype is None and options.variant is None
+    if form == "diffusers" and not request.is_run and as_it_is:
+        raise UserError(
+            f"{request.source} is in diffusers' layout: give dtype= or variant=, or another format", code="empty"
+        )
 
 
 @contextmanager
@@ -131,17 +146,9 @@ def exported(request: Request) -> Iterator[Path]:
         return
     folder, options = RunFolder(request.source), request.options
     config = configs.load(str(folder.path), request.overrides).config
-    place = local_copy.display_name(folder.path)
     checkpoint = newest(folder, options.checkpoint or "latest")
-    averaged = "ema" in checkpoint.tensors
-    if options.weights == "ema" and not averaged:
-        raise UserError(
-            f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out",
-            code="missing",
-            setting="weights",
-        )
-    raw = options.weights == "raw" or not averaged
-    print(f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)")
+    raw, description = weights_of(checkpoint, folder, options.weights)
+    print(description)
     parts = load(config, checkpoint, raw)
     with TemporaryDirectory(prefix=f".{request.out.name}.", dir=request.out.parent) as temporary:
         made = Path(temporary) / "pipeline"

@@ -1,7 +1,5 @@
 """`daguerre convert model`: a checkpoint of one file, or old pickled weights, as a folder in diffusers' layout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal

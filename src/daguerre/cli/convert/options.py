@@ -1,7 +1,5 @@
 """The arguments of the `convert` verbs and of `fetch`: one thing that is meant, and options of the verb."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -39,11 +37,9 @@ def new_place(out: str | None, example: str) -> Path:
 
 
 def size_of(path: Path) -> str:
-    """The size of a file or a folder."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return size_text(sum(file.stat().st_size for file in files))
 
 
 def size_text(size_bytes: int) -> str:
-    """A size in GB, or in MB below one."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

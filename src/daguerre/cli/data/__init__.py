@@ -1,11 +1,5 @@
 """`daguerre data`: verbs that work on a data set without training on it, one file each."""
 
-from __future__ import annotations
-
-import difflib
-
-from daguerre.errors import UserError
-
 SUMMARY = "pack, index, verify, measure and look at a data set"
 HELP = """\
 usage: daguerre data VERB DATA [key=value ...]
@@ -25,15 +19,3 @@ which the data section is read. Settings are changed as in training, so that fil
 
 `daguerre data VERB --help` says more about a verb, docs/data-tools.md about all of them.
 """
-
-VERBS = ("pack", "index", "verify", "stats", "show")
-
-
-def run(arguments: list[str]) -> int:
-    """Prints the help where no verb was named. UserError for a verb that does not exist."""
-    if not arguments:
-        print(HELP.strip("\n"))
-        return 0
-    near = difflib.get_close_matches(arguments[0], VERBS, n=1)
-    hint = f"Did you mean `daguerre data {near[0]}`?" if near else f"The verb comes first: daguerre data {VERBS[0]} ..."
-    raise UserError(f"there is no verb `data {arguments[0]}`; there are: {', '.join(VERBS)}. {hint}", code="unknown")

@@ -1,7 +1,5 @@
 """Facts, bars and rows about one source for the page of `data stats`, from its index and the samples that were read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`daguerre data index`: writes the index beside each shard, so that no run has to read the shards through first."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +42,12 @@ made beforehand, in parallel, and lie where others find them too. Shards that ha
 Exits with 1 if a shard is damaged: the index holds what can be read of it, and where it is broken.
 """
 
-_LITTLE_BYTES = 64e6
-
 
 class Options(Settings):
-    """Options of `index`."""
+    """Options of `index`, as HELP has them."""
 
     again: bool = False
-    """Replaces indexes that exist."""
     processes: int | None = Field(None, ge=1)
-    """Worker processes."""
 
 
 def run(arguments: list[str]) -> int:
@@ -70,17 +64,10 @@ def run(arguments: list[str]) -> int:
     build = webdataset.builder(settings)
     missing = [place for place in places if options.again or not _is_there(place, build.kind)]
     with Counter("indexing", len(missing), "shards") as counter:
-        steps = job_pool.run_jobs(Indexing(build), missing, options.processes or _processes(missing))
+        steps = job_pool.run_jobs(Indexing(build), missing, options.processes or cache.processes(missing))
         made = list(job_pool.results(steps, counter.add))
         seconds = counter.seconds
     return _conclude(made, len(places), seconds)
-
-
-def _processes(places: list[Location]) -> int:
-    """One for what is read before others have started."""
-    local = all(place.local for place in places)
-    little = local and sum(storage_io.size(place).bytes for place in places) < _LITTLE_BYTES
-    return 1 if little else job_pool.usual_processes()
 
 
 @dataclass(frozen=True)
@@ -92,10 +79,7 @@ class Indexing:
     def __call__(self, place: Location) -> Generator[int, None, tuple[int, About]]:
         """Yields 1 for the shard; returns its samples, and what is known of it."""
         index = self.build(place)
-        if place.local is not None:
-            cache.save(index, place.local.with_name(place.local.name + SUFFIX))
-        else:
-            storage_io.write(Location(place.url + SUFFIX), cache.encoded(index))
+        storage_io.write(Location(place.url + SUFFIX), cache.encoded(index))
         yield 1
         return index.table.num_rows, index.about
 
@@ -125,7 +109,6 @@ def _check_writable(places: list[Location]) -> None:
 
 
 def _conclude(made: list[tuple[int, About]], count: int, seconds: float) -> int:
-    """Prints what was done; returns the exit code."""
     if not made:
         print(f"all {count:,} shards have an index; again=true makes them anew")
         return errors.DONE

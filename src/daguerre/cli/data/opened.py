@@ -1,7 +1,5 @@
 """A source opened for a `data` verb, with the samples of both splits that its filters pass. No torch here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ Holds the options, the choice of samples and the messages; `data/tools/pack.py` 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from daguerre import errors, keys
+from daguerre.checkpoint.atomic import locked
 from daguerre.cli.data.opened import is_remote, opened
 from daguerre.config import options as config_options
 from daguerre.config.options import Request
@@ -62,20 +61,14 @@ _LITTLE_BYTES = 64e6
 
 
 class Options(Settings):
-    """Options of `pack`."""
+    """Options of `pack`, as HELP has them."""
 
     out: Annotated[str | None, ADDRESS] = None
-    """Folder or address of an object store for the shards."""
     shard_mb: float | None = Field(None, gt=0)
-    """Size of a shard in MB, about."""
     shard_samples: int | None = Field(None, ge=1)
-    """Samples of a shard."""
     count: int | None = Field(None, ge=1)
-    """Samples to pack."""
     order: Literal["source", "shuffled"] = "source"
-    """Order of the samples in the shards."""
     processes: int | None = Field(None, ge=1)
-    """Worker processes."""
 
     @model_validator(mode="after")
     def _one_size(self) -> Options:
@@ -200,14 +193,10 @@ def _alone(to: str) -> Iterator[None]:
         yield
         return
     Path(to).mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(to, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked(Path(to), wait=False) as held:
+        if not held:
+            raise Held(f"another process packs into {to}: wait for it, or choose another folder")
         yield
-    except BlockingIOError as error:
-        raise Held(f"another process packs into {to}: wait for it, or choose another folder") from error
-    finally:
-        os.close(descriptor)
 
 
 def _remove_unfinished(to: str) -> None:

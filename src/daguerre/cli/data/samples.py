@@ -1,7 +1,5 @@
 """Samples as training makes them in its first epoch, for people to look at: captions, frames and pixels."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

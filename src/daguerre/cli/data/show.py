@@ -1,7 +1,5 @@
 """`daguerre data show`: a contact sheet of the images that the network will see, with their captions."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +54,10 @@ _PAPER, _INK, _SOFT, _EDGE = "#faf9f6", "#1f2328", "#6b6f76", "#d8d4ca"
 
 
 class Options(Settings):
-    """Options of `show`."""
+    """Options of `show`, as HELP has them."""
 
     out: Annotated[str, ADDRESS] = Field("data-show.png", min_length=1)
-    """File that is written."""
     count: int = Field(24, ge=1, le=400)
-    """Samples on the sheet."""
 
 
 @dataclass(frozen=True)

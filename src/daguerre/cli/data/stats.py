@@ -1,7 +1,5 @@
 """`daguerre data stats`: one page about a data set: sizes, shapes, captions, filters, and what buckets do with it."""
 
-from __future__ import annotations
-
 import io
 import webbrowser
 from dataclasses import dataclass, field, replace
@@ -58,16 +56,12 @@ _LETTERS = 1000
 
 
 class Options(Settings):
-    """Options of `stats`."""
+    """Options of `stats`, as HELP has them."""
 
     out: Annotated[str, ADDRESS] = Field("data-stats.html", min_length=1)
-    """The page that is written."""
     read: int = Field(2000, ge=1)
-    """Samples that are read for captions and images."""
     images: int = Field(24, ge=0, le=400)
-    """Images on the page."""
     open: bool = False
-    """Show the page in the browser."""
 
 
 @dataclass
@@ -133,7 +127,6 @@ def _captioned(data: Opened) -> Opened:
 
 
 def _inspected(data: Opened, request: Request[Options]) -> Inspection:
-    """Reads some samples, and decodes some of these."""
     found = Inspection()
     numbers = samples.usable(data).drawn(request.options.read, request.seed, "stats")
     shown = np.linspace(0, len(numbers) - 1, min(len(numbers), request.options.images)).astype(int)

@@ -1,11 +1,8 @@
 """`daguerre data verify`: looks for damage in a data set, and prints what was found and what could not be known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from pydantic import Field
@@ -23,13 +20,13 @@ from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Source
 from daguerre.data.sources import webdataset
+from daguerre.data.table.source import cache_of
 from daguerre.data.tools import manifest
 from daguerre.data.tools.verify import MISSING, OF_FILES, Found, Unit, Verifier, chosen
 from daguerre.errors import UserError
 from daguerre.formatting import counted, duration_text, percent, size_text
 from daguerre.settings import Settings
 from daguerre.storage.expand import expand
-from daguerre.storage.file_cache import default_folder
 from daguerre.tracking.progress import Counter
 
 SUMMARY = "look for damage: digests, counts, and a share of the images decoded"
@@ -68,12 +65,10 @@ _DAMAGE += (manifest.ABSENT, manifest.UNFINISHED)
 
 
 class Options(Settings):
-    """Options of `verify`."""
+    """Options of `verify`, as HELP has them."""
 
     share: float | None = Field(None, ge=0, le=1)
-    """Share of the images that are decoded. Default: by their number and sizes."""
     processes: int | None = Field(None, ge=1)
-    """Worker processes."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ def _processes(subject: Subject, options: Options) -> int:
 
 def _subject(settings: SourceSettings, request: Request[Options]) -> Subject:
     places = expand(settings.path) if isinstance(settings, webdataset.Settings) else []
-    cache_dir = Path(settings.cache_dir) if settings.cache_dir else default_folder()
+    cache_dir = cache_of(settings).folder
     kind = webdataset.builder(settings).kind if isinstance(settings, webdataset.Settings) else ""
     before = [cache.found(place, kind, cache_dir) for place in places]
     source: Source = plugins.find("sources", settings.source).open_source(settings, "train")

@@ -1,7 +1,5 @@
 """`daguerre launch`: a run on many devices, of this machine or of a cluster. Each verb is a file launch_VERB.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +9,6 @@ from daguerre.config import overrides
 from daguerre.config.config import Loaded
 from daguerre.config_import import in_memory
 from daguerre.distributed import sharding_rules
-from daguerre.errors import UserError
 from daguerre.run import resume, storage
 
 SUMMARY = "start a run on many devices: of this machine, or of a cluster"
@@ -27,18 +24,6 @@ usage: daguerre launch VERB RECIPE [key=value ...]
 `daguerre launch VERB --help` says more. docs/launching.md says what signals, a process that dies and one that hangs do
 to a run on many devices, and how torchrun and srun start one.
 """
-
-
-def run(arguments: list[str]) -> int:
-    """Called where no verb of `launch` was named: prints the help, or says which verbs there are."""
-    if not arguments:
-        print(HELP.strip("\n"))
-        return 0
-    raise UserError(
-        f"there is no verb `launch {arguments[0]}`; there are: local, slurm. Write daguerre launch local RECIPE "
-        "processes=N ..., or daguerre launch slurm RECIPE nodes=N ...",
-        code="unknown",
-    )
 
 
 def trainable(recipe: str, given: Sequence[str], devices: int, nodes: int) -> Loaded:

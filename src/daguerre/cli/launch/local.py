@@ -1,7 +1,5 @@
 """`daguerre launch local`: a run on the devices of this machine, one process each, after its recipe was checked."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -38,11 +36,9 @@ class Options(Settings):
     """Options of `launch local` beside the recipe's settings."""
 
     processes: int | None = Field(None, ge=1)
-    """Processes, each of which drives a device. Default: one a GPU."""
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of the run."""
     given = overrides.split(arguments)
     own, rest = options.own_options(given.overrides, Options)
     count = own.processes or _gpus()

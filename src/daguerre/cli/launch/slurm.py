@@ -1,8 +1,6 @@
 """`daguerre launch slurm`: an sbatch file for a recipe that was checked first. Its text is
 distributed/launch/slurm.py's."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Only what tells them apart, from foreign.yaml; `config_import` reads them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath

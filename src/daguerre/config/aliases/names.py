@@ -1,7 +1,5 @@
 """Names of other trainers as data, read from names.yaml and later.yaml, which say what each table is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each takes the name, its text and a `Look`, and gives a `Meaning`. Which name has which is the table `RELATIVE`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +39,6 @@ def look_in(given: Mapping[str, str], tree: recipe.Tree) -> Look:
 
 
 def is_true(text: str | None) -> bool:
-    """True for a text that says yes."""
     return text is not None and text.lower() == "true"
 
 

@@ -4,8 +4,6 @@ Each takes the name and the text of one `name=value`, then the arguments of its 
 name means what), and gives a `Meaning`. Each raises UserError for a text that means nothing here.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -56,7 +54,6 @@ class Meaning:
 
 
 def one(path: str, text: str) -> Meaning:
-    """One setting."""
     return Meaning(((path, text),))
 
 
@@ -204,7 +201,6 @@ def resumed(key: str, text: str) -> Meaning:
 
 
 def minutes(key: str, text: str, path: str) -> Meaning:
-    """Minutes as seconds."""
     return one(path, f"{number(key, text) * 60:g}")
 
 

@@ -5,8 +5,6 @@ or false itself). Values are Constant (number or text), Name, UnaryOp with USub,
 as it stands in an expression, in backticks where it needs them; or `true` or `false`.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +26,6 @@ DIVISIONS = tuple(_DIVIDED)
 
 
 def field(name: str) -> ast.Name:
-    """The node of a field."""
     bare = _BARE_NAME.fullmatch(name) and name not in WORDS
     return ast.Name(name if bare else "`" + name.replace("`", "``") + "`")
 
@@ -41,12 +38,10 @@ def field_of(node: ast.AST) -> str | None:
 
 
 def number(value: float) -> ast.Constant:
-    """The node of a finite number."""
     return ast.Constant(int(value) if value.is_integer() and abs(value) < 1e15 else value)
 
 
 def truth(value: bool) -> ast.Name:
-    """The node of `true` or `false`."""
     return ast.Name("true" if value else "false")
 
 

@@ -72,7 +72,6 @@ class Filters(RootModel[Any]):
         return () if self.tree is None else tuple(_of(clause) for clause in expression.clauses(self.tree))
 
     def fields(self) -> frozenset[str]:
-        """Names of the fields that it uses."""
         return frozenset(use.name for use in expression.uses(self.tree)) if self.tree else frozenset()
 
     def evaluate(self, index: Index) -> Verdict:

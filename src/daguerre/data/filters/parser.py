@@ -5,8 +5,6 @@ underscores in their places. The tree that it makes is checked node by node; not
 too long, too deep or means nothing is a UserError that shows the place.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re
@@ -56,7 +54,6 @@ _LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def expression(text: str) -> ast.expr:
-    """The tree of a whole expression."""
     reader = _Reader(text)
     return reader.condition(reader.parsed(), 1)
 
@@ -236,7 +233,6 @@ class _Reader:
         return compared
 
     def members(self, node: ast.expr) -> ast.List:
-        """The list behind `in`."""
         if not isinstance(node, ast.List):
             raise self.fault(node, "expected a list such as [1, 2] or ['en', 'de']")
         found: list[ast.expr] = []

@@ -4,8 +4,6 @@ Each state of the folder has a file of its own, named by its contents, so that a
 a later start that found other images.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

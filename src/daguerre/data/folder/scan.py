@@ -5,8 +5,6 @@ file and folder is taken once. What was read before and has not changed since is
 `data/folder/index.py` keeps it. Captions and metadata are `data/folder/captions.py`. No torch here.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

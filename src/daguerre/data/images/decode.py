@@ -4,8 +4,6 @@ Every image becomes 8-bit sRGB, upright, with transparency over a set colour; of
 are chosen in `buckets.py`; families scale to [-1, 1].
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

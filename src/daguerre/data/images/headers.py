@@ -1,8 +1,6 @@
 """Formats and sizes of image files, read from the header before any pixel is decoded. No torch here, so that a source
 can look at its files while a recipe is checked."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -3,8 +3,6 @@
 A source puts them into `Record.images` under these names. They are cropped as the image itself (`decode.Frame`).
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,12 +1,9 @@
 """The words of a text, as captions and prompts are compared: small letters, no punctuation."""
 
-from __future__ import annotations
-
 import re
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
 def words(*texts: str) -> list[str]:
-    """The words of texts in their order."""
     return [word for text in texts for word in _WORD.findall(text.lower())]

@@ -4,8 +4,6 @@ An index file lies beside its shard (`SHARD.index`), else in the cache folder. W
 `data/index/file.py`, all of them as one `data/index/join.py`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import sys
 import time
@@ -126,7 +124,7 @@ def _build(places: Sequence[Location], building: _Building, say: Callable[[str],
     """Says how far it is every few seconds, so that a long build is no silence."""
     started = spoken = time.monotonic()
     shards, samples = 0, 0
-    for step in job_pool.run_jobs(building, places, _processes(places)):
+    for step in job_pool.run_jobs(building, places, processes(places)):
         if isinstance(step, int):
             samples += step
             continue
@@ -137,8 +135,8 @@ def _build(places: Sequence[Location], building: _Building, say: Callable[[str],
             spoken = now
 
 
-def _processes(places: Sequence[Location]) -> int:
-    """One for what is read sooner than processes start."""
+def processes(places: Sequence[Location]) -> int:
+    """Processes that read these shards: one for what is read sooner than others start."""
     far = any(place.local is None for place in places)
     little = sum(place.local.stat().st_size for place in places if place.local) < _LITTLE_BYTES
     return 1 if little and not far else job_pool.usual_processes()

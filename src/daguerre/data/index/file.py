@@ -4,8 +4,6 @@ An Arrow stream with digests behind it, memory-mapped: only columns that are ask
 making and joining the indexes of a data set is `data/index/cache.py`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 Order, filters and buckets of every epoch follow from this alone. How an index is made and kept is the sources' affair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,5 +35,4 @@ class Index:
 
     @property
     def count(self) -> int:
-        """N."""
         return len(self.ids)

@@ -3,8 +3,6 @@
 Files are mapped while something is copied from them, so that there may be any number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Micro-batches of given samples: read, decoded and captioned. Planning and counting is `data/loading/loader.py`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

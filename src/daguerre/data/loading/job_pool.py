@@ -3,8 +3,6 @@
 Workers ignore the signals of a terminal. Results come in the order in which they are done.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator

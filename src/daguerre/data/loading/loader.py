@@ -4,8 +4,6 @@ The batches are the same for any number of ranks and workers and wherever a run 
 leaves its slot empty (valid 0) and is counted; a fault that may pass is retried, then stops the run.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Prefetches remote shards in plan order, on a background thread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -4,8 +4,6 @@ A worker is a fresh interpreter, neither a fork (unsafe beside torch's threads) 
 module, on its own end of a socket. It ends when the socket does: with its parent, however that ended.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

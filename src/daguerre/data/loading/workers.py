@@ -3,8 +3,6 @@
 A worker ignores the signals of a terminal or a scheduler.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator
@@ -100,7 +98,6 @@ class _Follows(NamedTuple):
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 

@@ -37,7 +37,6 @@ class Slots(NamedTuple):
     lanes: np.ndarray
 
     def at(self, chosen: np.ndarray | slice) -> Slots:
-        """Some of these slots."""
         return Slots(*(array[chosen] for array in self))
 
 

@@ -52,12 +52,10 @@ class Bucket:
 
     @property
     def area_px(self) -> int:
-        """Pixels of an image."""
         return self.height_px * self.width_px
 
     @property
     def mirrored(self) -> Bucket:
-        """The other way up."""
         return Bucket(self.width_px, self.height_px)
 
     def covering(self, height_px: int, width_px: int) -> tuple[int, int]:

@@ -5,8 +5,6 @@ uses of one. The prefetch is half a window, and the window is one segment: two s
 three where a pass ends. Nothing is read or fetched here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

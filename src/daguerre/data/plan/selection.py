@@ -1,7 +1,5 @@
 """The samples of a source that are trained on, and those left out: by filters, split and buckets, from the index."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

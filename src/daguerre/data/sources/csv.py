@@ -3,8 +3,6 @@
 Holds the settings and opens the files; the source is `daguerre.data.table.source`, the reader `data/table/csv.py`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

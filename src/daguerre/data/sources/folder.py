@@ -1,7 +1,5 @@
 """A folder of image files with captions beside them, in a metadata.jsonl, or in their names: settings and source."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, fields
@@ -91,7 +89,6 @@ class FolderSource:
 
     @cached_property
     def index(self) -> Index:
-        """By memory map."""
         return in_blocks(cache.combined([self.index_path]))
 
     def sample_id(self, number: int) -> int:

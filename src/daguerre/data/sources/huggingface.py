@@ -3,8 +3,6 @@
 Holds the settings and finds the Arrow files; the source is `daguerre.data.table.source`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Holds the settings and opens the files; the source is `daguerre.data.table.source`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

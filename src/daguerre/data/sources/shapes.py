@@ -4,8 +4,6 @@ Holds the palette, the shapes as signed distance functions, the held-out combina
 evaluation. `daguerre.evaluation.shapes` reads an image back.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping
@@ -108,7 +106,6 @@ class ShapesSource:
         return number if self.split == "train" else _HELD_OUT_ID + number
 
     def name(self, number: int) -> str:
-        """The split and the number."""
         return f"shapes/{self.split}/{number}"
 
     def record(self, number: int) -> Record:
@@ -124,7 +121,6 @@ class ShapesSource:
         return Record(self.name(number), {IMAGE: image}, texts, asdict(chosen))
 
     def report(self) -> SkipReport:
-        """Empty: nothing is left out."""
         return {}
 
 

@@ -23,22 +23,19 @@ from daguerre.data.index.index import Index
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Files, Split
+from daguerre.data.table.source import WHOLE_SHARE, cache_of
 from daguerre.data.tar import index as tar_index
 from daguerre.data.tar import samples
 from daguerre.data.tar.index import IMAGE_MARK
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE
-from daguerre.storage import expand, file_cache
+from daguerre.storage import expand
 from daguerre.storage import io as storage_io
 from daguerre.storage.file_cache import ShardCache
 from daguerre.storage.location import Location
 from daguerre.storage.pipes import FILES
 from daguerre.types import IMAGE, Record
 
-KIND = tar_index.kind(headers.USUAL)
-"""Kind of an index of the usual image formats."""
-WHOLE_SHARE = 0.25
-"""Share of a remote shard's samples from which on it is fetched whole."""
 GAP_BYTES = 1 << 20
 """Most bytes between the members of a sample that are read with them in one request."""
 DIFFERENT = "bytes differ from the index: damaged, cut off or replaced since the shard was indexed"
@@ -86,7 +83,6 @@ class WebdatasetSource:
 
     @cached_property
     def index(self) -> Index:
-        """The index of all shards."""
         index = index_cache.combined(self.paths)
         if self.prompts is None or "cls" not in index.captioned:
             return index
@@ -135,7 +131,6 @@ class WebdatasetSource:
 
     @property
     def far(self) -> bool:
-        """True if a shard is remote."""
         return any(place.local is None for place in self.places)
 
     @cached_property
@@ -226,8 +221,7 @@ def open_source(settings: Settings, split: Split) -> WebdatasetSource:
 
 def builder(settings: Settings) -> Build:
     """The builder of indexes under these settings."""
-    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else file_cache.default_folder()
-    return Build(settings.formats, ShardCache(folder, int(settings.cache_gb * 1e9)))
+    return Build(settings.formats, cache_of(settings))
 
 
 @dataclass(frozen=True)
@@ -239,7 +233,6 @@ class Build:
 
     @property
     def kind(self) -> str:
-        """Of the indexes."""
         return tar_index.kind(self.formats)
 
     def __call__(self, place: Location) -> ShardIndex:

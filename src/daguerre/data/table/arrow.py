@@ -1,7 +1,5 @@
 """Rows of Arrow files, as `datasets` keeps its data sets: memory-mapped, so that any row is there at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

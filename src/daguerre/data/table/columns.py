@@ -4,8 +4,6 @@ Holds the settings that all tables share and the choice by them, or by the colum
 nothing. No torch here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -292,7 +290,6 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Says whether a column holds text."""
     if types.is_dictionary(kind):
         return is_text(kind.value_type)
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
@@ -307,12 +304,10 @@ def _is_struct(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Says whether a column holds numbers or truth values."""
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
 
 
 def _held(kind: pa.DataType) -> str:
-    """The contents of a column in words."""
     for name, fits in _KINDS:
         if fits(kind):
             return name
@@ -333,7 +328,6 @@ def _listed(schema: pa.Schema) -> str:
 
 
 def _is_class_label(feature: Mapping[str, Any]) -> bool:
-    """Says whether a feature is class labels with names."""
     return feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list)
 
 

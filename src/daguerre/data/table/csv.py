@@ -3,8 +3,6 @@
 A file is read line by line; a row is found again by its first byte and its length. No torch here.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator, Sequence
@@ -96,7 +94,6 @@ class CsvTables:
             yield _part(rows, columns, chosen)
 
     def row(self, file: File, at: Row, columns: Sequence[str]) -> dict[str, Any]:
-        """From its bytes."""
         names = _names(self, file)
         with open(file.path, "rb") as opened:
             opened.seek(at.number)

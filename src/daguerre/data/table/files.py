@@ -77,7 +77,6 @@ class File(NamedTuple):
 
     @property
     def place(self) -> Location:
-        """Its path or address."""
         return Location(self.path)
 
 

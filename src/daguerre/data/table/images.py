@@ -4,8 +4,6 @@ An image at an address is fetched whole each time. One that is gone or refused f
 may pass an OSError. No torch here.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

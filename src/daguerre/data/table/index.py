@@ -212,7 +212,6 @@ class _Kept:
     parts: list[pa.Table] = field(default_factory=list)
 
     def take(self, part: Part, rows: Sequence[_Row]) -> None:
-        """Keeps some rows of a part."""
         places = np.array([row.place for row in rows], np.int64)
         batch = part.batch.select([n for n in part.batch.schema.names if n in self.metadata.names or n == ID])
         batch = batch.take(pa.array(places))
@@ -231,7 +230,6 @@ class _Kept:
         self.parts.append(pa.table(columns))
 
     def table(self, digest: str) -> pa.Table:
-        """The index's columns."""
         if not self.parts:
             self.take(Part(np.zeros(0, np.int64), pa.record_batch({})), [])
         table = pa.concat_tables(self.parts).combine_chunks()

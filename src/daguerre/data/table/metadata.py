@@ -3,8 +3,6 @@
 In tables without types (CSV) what looks like a number is one, cell by cell.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of parquet files, which can be decoded only by row groups: those used last are kept, up to a bound."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -147,7 +145,6 @@ class _RowGroups:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def row(self, file: File, group: int, row: int, columns: tuple[str, ...]) -> dict[str, Any]:
-        """Row `row` of a row group."""
         with self.lock:
             if _group_bytes(file, group, columns) > LARGE_BYTES:
                 walk = self._walked(file, group, row, columns)

@@ -4,8 +4,6 @@ Which columns are read is `data/table/columns.py`, how files are read `data/tabl
 can be used `data/table/index.py`. No torch here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -43,7 +41,7 @@ BLOCKS = 1 << 16
 """Most shards that samples in files of their own are told to be in."""
 
 WHOLE_SHARE = 0.25
-"""Share of a far table's rows from which on it is fetched whole."""
+"""Share of the rows of a far table, or of the samples of a far shard, from which on it is fetched whole."""
 PLACES = ("id", "digest", "row", "length", "line", "pieces")
 """Columns of an index that say where a row is."""
 
@@ -159,7 +157,6 @@ class TableSource:
 
     @cached_property
     def files(self) -> Files:
-        """The tables."""
         of_shards = np.searchsorted(self._starts, self.index.shard_starts[:-1], side="right") - 1
         sizes = []
         for table, place in enumerate(self.places):

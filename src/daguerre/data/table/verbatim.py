@@ -6,8 +6,6 @@ elsewhere. So an image is found again by the places of its pieces, each compared
 not in the file like this has none, and is read through its row group.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,7 +113,6 @@ class Finder:
 
 @contextmanager
 def finder(path: Path) -> Iterator[Finder]:
-    """For a file that is not empty."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         yield Finder(mapped)
 

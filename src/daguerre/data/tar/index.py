@@ -3,8 +3,6 @@
 Reads the shard through once. What cannot be used is left out here, and counted; what is damaged is a byte range.
 """
 
-from __future__ import annotations
-
 import io
 import mmap
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ hold, the archive must end with its two blocks of zeros, and nothing that is wro
 at the next header whose checksum holds, and the bytes in between are reported. What members mean is not known here.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ archive it stands. Where one key holds several images (`a.1.jpg`, `a.2.jpg`), ea
 `a.mask.png` beside `a.jpg` is no image of its own, but an image of that one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ are copied as they are; those that a source renders become PNG. Which records go
 `data/tools/pack.py`'s.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Detects the kind of source at a path, by its suffix or by the names in a folder, for commands that take paths."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence

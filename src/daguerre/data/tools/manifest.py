@@ -1,7 +1,5 @@
 """dataset.json beside packed shards: their origin, the samples left out, and the finished shards."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -53,7 +51,6 @@ class Listing:
         self.done = {entry["name"]: Packed(**entry) for entry in there["shards"]}
 
     def add(self, packed: Packed) -> None:
-        """Notes a finished shard."""
         self.done[packed.name] = packed
         if time.monotonic() - self._saved_at > _SAVE_SECONDS:
             self.save(complete=False)
@@ -68,7 +65,6 @@ class Listing:
         self._saved_at = time.monotonic()
 
     def document(self, complete: bool) -> dict[str, Any]:
-        """The contents of the file."""
         shards = [self.done[name] for name in sorted(self.done)]
         counts = {"samples": sum(s.samples for s in shards), "bytes": sum(s.bytes for s in shards)}
         return {

@@ -3,8 +3,6 @@
 A finished shard is known by its recorded size and digest, which are checked before it is kept.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress

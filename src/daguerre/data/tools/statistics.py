@@ -3,8 +3,6 @@
 No image is read; the page is `report/dataset_page.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

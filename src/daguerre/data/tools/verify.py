@@ -2,8 +2,6 @@
 samples (a shard, a table), or some samples of a source without such files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ What is partial or does not fit together is refused by the names of the variable
 distributed/process_group.py makes the process group.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -75,12 +73,7 @@ def read(environ: Mapping[str, str] = os.environ) -> World:
 
 def _repeats(own: Mapping[str, int], slurm: World) -> bool:
     """True if torchrun's variables, where there are any, were filled from SLURM's, as scripts do."""
-    same = {
-        "RANK": slurm.rank,
-        "WORLD_SIZE": slurm.size,
-        "LOCAL_RANK": slurm.local_rank,
-        "LOCAL_WORLD_SIZE": slurm.local_size,
-    }
+    same = dict(zip(_TORCHRUN, (slurm.rank, slurm.size, slurm.local_rank, slurm.local_size), strict=True))
     return all(same[name] == number for name, number in own.items())
 
 

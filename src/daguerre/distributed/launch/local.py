@@ -3,8 +3,6 @@
 The environment tells each which one it is, as torchrun would (distributed/launch/environment.py); no torch here.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ Writes nothing and submits nothing. What the tasks then read of their environmen
 distributed/launch/environment.py's.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import shlex
@@ -239,7 +237,6 @@ def _quoted(value: str) -> str:
 
 
 def _command(own: SlurmSettings, recipe: str, overrides: Sequence[str], own_workers: bool) -> list[str]:
-    """srun and the command, in lines."""
     # Not --kill-on-bad-exit: it would kill ranks that are still saving when the first one leaves with its signal's
     # code. The ranks end one another where one is lost.
     srun = ["srun", "--kill-on-bad-exit=0", f"--wait={own.kill_wait}", '--cpus-per-task="$SLURM_CPUS_PER_TASK"']

@@ -1,7 +1,5 @@
 """The failure that ends a run on several devices: its message, the ranks at fault, and the exit code."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ is rank 0's side and judges, `HeartbeatClient` the others'. JSON documents go ov
 torch, no thread: distributed/watchdog/watchdog.py calls `turn` again and again.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import selectors
@@ -84,7 +82,6 @@ class Line:
         return document
 
     def close(self) -> None:
-        """Ends the connection."""
         self.open = False
         self.socket.close()
 
@@ -323,7 +320,6 @@ class HeartbeatServer(_Side):
         return stuck(self.peers, reports, quiet, self._size, max(allowed))
 
     def settle(self) -> None:
-        """As `HeartbeatClient.settle`."""
         settle([*self._lines.values(), *self._strangers])
 
     def _tell(self, document: dict[str, Any]) -> None:

@@ -4,8 +4,6 @@ A process can look at and end those of its own node only; a process id counts to
 machine and the namespace that it belongs to.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -51,7 +49,6 @@ class Peer:
 
 
 def myself(rank: int) -> Peer:
-    """This process."""
     return Peer(rank, os.getpid(), int(_stat(os.getpid())[19]), _home(), socket.gethostname())
 
 

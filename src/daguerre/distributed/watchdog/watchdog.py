@@ -107,7 +107,6 @@ class Watchdog:
             self._stacks.close()
 
     def report(self) -> Report:
-        """This rank's state."""
         doing, seconds = self._phase
         return Report(self._count, self._step, doing, seconds, *main_thread())
 
@@ -193,14 +192,12 @@ class StacksFile:
         faulthandler.register(DUMP_SIGNAL, self._file, all_threads=True)
 
     def write(self, head: str) -> None:
-        """All threads of this process."""
         self._file.write(f"{head}\n")
         self._file.flush()
         faulthandler.dump_traceback(self._file, all_threads=True)
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """No more is written."""
         faulthandler.unregister(DUMP_SIGNAL)
         empty = self.path.exists() and self.path.stat().st_size == 0
         self._file.close()

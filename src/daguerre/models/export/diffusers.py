@@ -4,8 +4,6 @@ The networks save themselves, in the names that every version of their libraries
 checkpoint/export.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version

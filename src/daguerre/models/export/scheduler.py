@@ -4,8 +4,6 @@ A function from our settings to a scheduler's class and config, as data: diffuse
 differences are in docs/export.md, reasons in docs/samplers.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ ComfyUI, A1111 and others have the configs, the scale of the latents and the noi
 in. The networks' shapes tell them which it is, two or three empty tensors what the UNet predicts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ They come from its metadata where Daguerre wrote the file, else from the shipped
 shapes. The only guess is whether an SD 2.x file without any mark predicts v.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

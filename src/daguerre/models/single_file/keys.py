@@ -6,8 +6,6 @@ importing alone, with which tests compare this table. Sources: CompVis/latent-di
 and, for the text encoders of 2.x and the second one of SDXL, OpenCLIP.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple

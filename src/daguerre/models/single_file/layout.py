@@ -4,8 +4,6 @@ Normalizes names of a UNet or an autoencoder alone, which have no prefix, and of
 network are those of models/single_file/keys.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@
 diffusers' layout once and kept in the user's cache, its dtype unchanged. Other models are refused by name.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version

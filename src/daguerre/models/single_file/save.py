@@ -5,8 +5,6 @@ from which models/single_file/load.py makes the same folder again. Messages say 
 and SDXL alone would compute something else than the model does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
+from daguerre.checkpoint.atomic import make_folder, write_atomically
 from daguerre.checkpoint.safetensors import Later, encode
 from daguerre.errors import UserError
 from daguerre.models import tokenizers
@@ -162,13 +160,5 @@ def _metadata(path: Path, pipeline: PipelineConfigs) -> dict[str, str]:
 
 
 def _write(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
-    """Puts the file in place whole."""
     make_folder(path.parent)
-    fresh = path.with_name(f".{path.name}.tmp")
-    fresh.unlink(missing_ok=True)
-    try:
-        write_durably(fresh, encode(tensors, metadata))
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    write_atomically(path, encode(tensors, metadata))

@@ -5,8 +5,6 @@ tokenizers. The table has the hub ids that they stand for: the first publication
 configs, and repositories of one component. The model's own configs, where they are at hand, come first. No torch here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "architectures"

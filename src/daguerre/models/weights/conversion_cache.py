@@ -4,9 +4,6 @@ A folder's name is the digest of its sources and the version of the format, so a
 folder; it is put in place whole, and processes that want the same one wait for each other. Any of it may be deleted.
 """
 
-from __future__ import annotations
-
-import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +14,7 @@ from pathlib import Path
 import xxhash
 
 from daguerre import user_cache
-from daguerre.checkpoint.atomic import make_folder, write_json_atomically
+from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.checkpoint.export import replaced
 
 VERSION = 1
@@ -51,12 +48,8 @@ def once(sources: Sequence[Path], make: Callable[[Path], None], options: str = "
 def _locked(path: Path) -> Iterator[None]:
     """Keeps other processes out; the lock ends with the process."""
     make_folder(path.parent)
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with locked(path.with_name(f".{path.name}.lock")):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> str:

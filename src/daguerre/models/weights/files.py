@@ -1,7 +1,5 @@
 """Weights and configs in folders of diffusers and transformers: reads them, and writes them in another dtype."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Mapping

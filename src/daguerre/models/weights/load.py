@@ -4,8 +4,6 @@ A weight that is missing, does not fit or would stay random is an error. Under `
 from its config, without memory and without reading weights. Folders are found by models/weights/resolve.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Says which files are missing there and how to get them; reads no weights (models
 `torch.device("meta")`, where networks are built without weights, configs alone are asked for.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235), transformers' code at a learning rate of ours."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

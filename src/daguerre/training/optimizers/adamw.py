@@ -1,7 +1,5 @@
 """AdamW (Loshchilov and Hutter 2019), torch's fused form: one kernel for all tensors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, Literal

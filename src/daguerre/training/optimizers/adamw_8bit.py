@@ -1,7 +1,5 @@
 """AdamW with moments of 8 bits (Dettmers et al. 2022, arXiv 2110.02861), by bitsandbytes."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Groups of trained parameters by weight decay and learning rate, chosen by patterns of names."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Lion (Chen et al. 2023, arXiv 2302.06675): steps of one size, by the sign of an interpolated momentum."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Muon (Jordan et al. 2024) for matrices, torch's code at AdamW's learning rate; AdamW for everything else."""
 
-from __future__ import annotations
-
 import math
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal

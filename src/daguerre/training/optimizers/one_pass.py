@@ -4,8 +4,6 @@ The state keeps torch's names and values, so that a checkpoint does not know whi
 updates is one tensor for all parameters that have seen the same updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

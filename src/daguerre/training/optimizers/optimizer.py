@@ -3,8 +3,6 @@
 Each optimizer is a file beside this one, found by its name, which builds its `OptimizerPart`s. No schedule here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,7 +172,6 @@ class Optimizer:
         return {group["pattern"]: group["lr"] for group in every if group["pattern"]}
 
     def zero_grad(self) -> None:
-        """Drops all gradients."""
         for part in self.parts:
             part.optimizer.zero_grad(set_to_none=True)
 
@@ -217,13 +214,26 @@ class Optimizer:
         if not indexes:
             return
         for part in self.parts:
-            if self.rounding is None:
-                part.begin()
-            else:
-                for group, some in enumerate(part.in_turn()):
-                    with part.widened(some, self.rounding, None, 0, group):
-                        part.begin()
-            part.optimizer.state |= {p: part.optimizer.state.get(p) or {} for p in part.parameters}
+            self._begin(part)
+        given = self._given(tensors)
+        check_finite("the optimizer state", {key: each for key, each in tensors.items() if key.endswith(_MOMENTS)})
+        device = self.parts[0].parameters[0].device
+        for prefix, entry, _ in self._entries():
+            new = given.get(prefix, {})
+            entry |= {name: v.to(device) if isinstance(v, Tensor) else v for name, v in new.items()}
+
+    def _begin(self, part: OptimizerPart) -> None:
+        """State of each parameter of a part, for saved values to be put into."""
+        if self.rounding is None:
+            part.begin()
+        else:
+            for group, some in enumerate(part.in_turn()):
+                with part.widened(some, self.rounding, None, 0, group):
+                    part.begin()
+        part.optimizer.state |= {p: part.optimizer.state.get(p) or {} for p in part.parameters}
+
+    def _given(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Saved tensors and numbers, by entry and name."""
         given: dict[str, dict[str, Any]] = {}
         for key, value in tensors.items():
             prefix, _, name = key.removesuffix(_NUMBER).rpartition(".")
@@ -232,11 +242,7 @@ class Optimizer:
             if name in _MOMENTS and value.shape != self.parameters[int(prefix)].shape:
                 raise UserError(f"the optimizer state does not fit: {key} is {list(value.shape)}, unlike its parameter")
             given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
-        check_finite("the optimizer state", {key: each for key, each in tensors.items() if key.endswith(_MOMENTS)})
-        device = self.parts[0].parameters[0].device
-        for prefix, entry, _ in self._entries():
-            new = given.get(prefix, {})
-            entry |= {name: v.to(device) if isinstance(v, Tensor) else v for name, v in new.items()}
+        return given
 
     def _entries(self) -> Iterator[tuple[str, dict[str, Any], OptimizerPart]]:
         """Each parameter's state under its number, then each group under its own."""

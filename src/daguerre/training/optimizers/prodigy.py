@@ -1,7 +1,5 @@
 """Prodigy (Mishchenko and Defazio 2023, arXiv 2306.06101), by prodigyopt: it estimates the learning rate itself."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

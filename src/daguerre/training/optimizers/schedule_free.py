@@ -1,7 +1,5 @@
 """Schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682), by schedulefree: averages take the schedule's place."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal

@@ -3,8 +3,6 @@
 Needs no knowledge of a family: networks of diffusers and transformers say themselves between which blocks they can.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

@@ -6,8 +6,6 @@ grouped convolution for that of a dense one; the formula here does not. Works on
 computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any

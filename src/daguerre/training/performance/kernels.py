@@ -1,7 +1,5 @@
 """Speed of a run's networks on a device: chooses kernels, memory layout and compiling; `kernels` does the work."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 import torch

@@ -4,8 +4,6 @@ Model FLOP/s are divided by both. A measured rate is the best of several tries o
 than data does).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

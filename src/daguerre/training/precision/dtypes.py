@@ -1,7 +1,5 @@
 """Types in which the trained networks compute and are stored, and their attention kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass

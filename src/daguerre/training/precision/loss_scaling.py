@@ -3,8 +3,6 @@
 Everything stays on the device: the host reads it when it reads numbers anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -35,7 +33,6 @@ class Scaler:
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

@@ -4,8 +4,6 @@ bfloat16 has 8 bits of precision: an update of less than 1/512 of a weight is lo
 most updates are. Rounded up or down by chance, with the odds by how near each is, the weight is right on average.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
