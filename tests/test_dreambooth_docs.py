@@ -27,7 +27,7 @@ def test_its_commands_are_understood(command, tmp_path, monkeypatch, capsys):
     has_class_set = "dreambooth" in command[1] or any(word.startswith("instance_data_dir=") for word in command)
     size = [] if has_class_set else ["training.global_batch_size=2", "training.per_device_batch_size=2"]
     assert main.run([*command, *size, "--dry-run"]) == errors.DONE
-    assert ("200 images of 'a photo of a dog' will be drawn" in capsys.readouterr().out) == has_class_set
+    assert ("200 images of 'a photo of a dog' are generated" in capsys.readouterr().out) == has_class_set
 
 
 def test_its_recipe_is_the_shipped_ones_data():

@@ -5,7 +5,7 @@ from __future__ import annotations
 PERCENT = "\N{NO-BREAK SPACE}%"
 
 
-def size_text(size_bytes: float) -> str:
+def format_size(size_bytes: float) -> str:
     """A size in decimal units, three digits: `12.3 MB`."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
@@ -13,7 +13,7 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:.0f} bytes"
 
 
-def duration_text(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration in two units at most: `45 s`, `2 min 05 s`, `1 h 20 min`, `2 d 3 h`."""
     whole = max(0, round(seconds))
     if whole < 60:

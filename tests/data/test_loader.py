@@ -60,16 +60,16 @@ def texts(batches):
 
 
 @pytest.fixture
-def damaged(pictures):
+def damaged(images):
     """Twelve images; two of them are cut, which no header shows."""
     for name in ("001.png", "004.png"):
-        path = pictures / name
+        path = images / name
         path.write_bytes(path.read_bytes()[:3000])
-    return pictures
+    return images
 
 
-def test_batches_follow_the_plan(pictures):
-    run = loading(pictures)
+def test_batches_follow_the_plan(images):
+    run = loading(images)
     names = [name for batch in take(run, 0, 6) for name in batch.names]
     source = run.dataset.members[0].source
     planned = [run.dataset.reads(batch.slots).numbers for batch in islice(run.plan.batches(0), 6)]
@@ -77,14 +77,14 @@ def test_batches_follow_the_plan(pictures):
     epochs = [epoch for batch in take(run, 0, 6) for epoch in batch.keys[:, 1].tolist()]
     for epoch in (0, 1):
         seen = [name for name, of in zip(names, epochs, strict=True) if of == epoch]
-        assert sorted(seen) == sorted(p.name for p in pictures.glob("*.[!t]*"))
+        assert sorted(seen) == sorted(p.name for p in images.glob("*.[!t]*"))
 
 
 @pytest.mark.parametrize(("micro", "max_pixels"), [(2, None), (5, 600), (5, 16 * 16)])
-def test_micro_batches_are_cuts_of_the_same_update(pictures, micro, max_pixels):
-    whole = take(loading(pictures), 0, 3)
+def test_micro_batches_are_cuts_of_the_same_update(images, micro, max_pixels):
+    whole = take(loading(images), 0, 3)
     run = loader.Loading(
-        loading(pictures).dataset, LoaderSettings(max_pixels=max_pixels), 11, 5, micro, drawn, cut
+        loading(images).dataset, LoaderSettings(max_pixels=max_pixels), 11, 5, micro, drawn, cut
     )  # fmt: skip
     with run.updates(0) as updates:
         cuts = list(islice(updates, 3))
@@ -125,8 +125,8 @@ def test_the_size_of_batches_changes_no_sample(damaged):
     assert samples(large) == samples(small)
 
 
-def test_epochs_crop_and_caption_anew(pictures):
-    first, second = (take(loading(pictures, size=12, shuffle=False), 12 * epoch, 1)[0] for epoch in (0, 1))
+def test_epochs_crop_and_caption_anew(images):
+    first, second = (take(loading(images, size=12, shuffle=False), 12 * epoch, 1)[0] for epoch in (0, 1))
     assert first.names == second.names
     assert not torch.equal(first.pixels_BCHW, second.pixels_BCHW)
 
@@ -144,7 +144,7 @@ def test_a_skip_is_counted_once_whatever_happens(damaged):
     once = loading(damaged)
     take(once, 0, 9)
     (entry,) = once.skips.reasons.values()
-    assert (entry["count"], once.skips.looked) == (2, 12)
+    assert (entry["count"], once.skips.examined) == (2, 12)
     assert sorted(entry["examples"]) == ["001.png", "004.png"]
 
     killed = loading(damaged)
@@ -167,12 +167,14 @@ def test_the_report_holds_what_both_found(damaged):
     }
 
 
-def test_a_run_does_not_go_on_with_other_samples(pictures, tmp_path):
-    document = loading(pictures).document()
-    moved = shutil.copytree(pictures, tmp_path / "moved")
+def test_a_run_does_not_go_on_with_other_samples(images, tmp_path):
+    document = loading(images).document()
+    moved = shutil.copytree(images, tmp_path / "moved")
     loading(moved).restore(document)
     (moved / "000.txt").unlink()
-    with pytest.raises(UserError, match=r"(?s)not those that this run was trained on.*now 11 samples.*init_from"):
+    with pytest.raises(
+        UserError, match=r"(?s)the data set has changed since this run was started.*now 11 samples.*init_from"
+    ):
         loading(moved).restore(document)
 
 
@@ -191,8 +193,8 @@ def test_the_first_batch_is_made_at_once_and_not_counted(damaged):
     assert run.skips.reasons == {}
 
 
-def test_fixed_batches_leave_nothing_to_chance(pictures):
-    data = folder.Settings(path=str(pictures), **CHANCE)
+def test_fixed_batches_leave_nothing_to_chance(images):
+    data = folder.Settings(path=str(images), **CHANCE)
     dataset = open_dataset(data, "train")
     batches = list(loader.fixed_batches(dataset, 7, lambda bucket: 3))
     assert [len(b.names) for b in batches] == [3, 3, 1]
@@ -227,13 +229,13 @@ def test_skipped_samples_are_listed_and_said_once(damaged, tmp_path):
 
 
 def test_a_rate_of_damaged_samples_above_the_limit_stops_the_run(build_images, tmp_path):
-    pictures = build_images(tmp_path / "many", 40)
-    for path in sorted(pictures.glob("*.png"))[:11]:
+    images = build_images(tmp_path / "many", 40)
+    for path in sorted(images.glob("*.png"))[:11]:
         path.write_bytes(path.read_bytes()[:3000])
-    run = loaded(loading(pictures).dataset, 5, skips=Skips(0.2))
+    run = loaded(loading(images).dataset, 5, skips=Skips(0.2))
     with pytest.raises(UserError, match=r"(?s)11 of 40 samples cannot be used.*truncated image.*max_skipped"):
         take(run, 0, 8)
-    take(loaded(loading(pictures).dataset, 5, skips=Skips(0.3)), 0, 8)
+    take(loaded(loading(images).dataset, 5, skips=Skips(0.3)), 0, 8)
 
 
 @dataclass
@@ -295,17 +297,17 @@ def test_a_fault_while_a_sample_is_named_is_one_as_any_other(monkeypatch):
     assert take(flaky(source), 0, 1)[0].valid_B.tolist() == [1] * 4
 
 
-def test_a_micro_batch_without_room_for_one_image_is_refused(pictures):
-    run = loader.Loading(loading(pictures).dataset, LoaderSettings(max_pixels=255), 11, 5, 5, drawn, cut)
+def test_a_micro_batch_without_room_for_one_image_is_refused(images):
+    run = loader.Loading(loading(images).dataset, LoaderSettings(max_pixels=255), 11, 5, 5, drawn, cut)
     with refused("invalid", "loader.max_pixels", "loader.max_pixels=255", "16x16", "256"):
         run.first(0)
     bounded = loader.Loading(run.dataset, LoaderSettings(max_pixels=600), 11, 5, 5, drawn, cut)
     assert [len(b.names) for b in loader.fixed_batches(run.dataset, 5, bounded.micro_size)] == [2, 2, 1]
 
 
-def test_a_batch_that_ranks_cannot_share_alike_is_refused(pictures):
+def test_a_batch_that_ranks_cannot_share_alike_is_refused(images):
     with refused("invalid", "training.global_batch_size", "5 samples", "2 ranks"):
-        loaded(loading(pictures).dataset, 5, ranks=2).first(0)
+        loaded(loading(images).dataset, 5, ranks=2).first(0)
 
 
 def test_captions_of_fixed_samples_are_those_of_their_batches(damaged):
@@ -329,12 +331,12 @@ def test_an_error_of_the_draws_comes_out_of_the_loop():
         take(flaky(Flaky(0), broken), 0, 1)
 
 
-def test_captions_that_are_cut_are_counted_once_and_kept_over_a_restart(pictures):
+def test_captions_that_are_cut_are_counted_once_and_kept_over_a_restart(images):
     for name in ("001.txt", "004.txt"):
-        (pictures / name).write_text("a caption of more than twenty bytes")
-    run = loading(pictures, caption_dropout=0)
+        (images / name).write_text("a caption of more than twenty bytes")
+    run = loading(images, caption_dropout=0)
     take(run, 0, 2)
-    again = loading(pictures, caption_dropout=0)
+    again = loading(images, caption_dropout=0)
     again.restore(run.document())
     take(again, 5, 6)
     found = again.report()["skipped"]["caption cut to 20 bytes"]
@@ -353,12 +355,12 @@ def test_a_sample_without_a_image_has_no_cut_caption(damaged):
     }
 
 
-def test_damage_after_the_first_pass_is_counted(pictures):
-    run = loading(pictures, size=12)
+def test_damage_after_the_first_pass_is_counted(images):
+    run = loading(images, size=12)
     with run.updates(0) as updates:
         next(updates)
         for name in ("001.png", "004.png"):
-            (pictures / name).write_bytes((pictures / name).read_bytes()[:3000])
+            (images / name).write_bytes((images / name).read_bytes()[:3000])
         for _ in range(5):
             next(updates)
     (entry,) = run.skips.reasons.values()
@@ -366,7 +368,7 @@ def test_damage_after_the_first_pass_is_counted(pictures):
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_batches_for_a_gpu_come_in_pinned_memory(pictures, monkeypatch, pinned):
+def test_batches_for_a_gpu_come_in_pinned_memory(images, monkeypatch, pinned):
     asked = []
 
     def pin_memory(tensor):
@@ -374,7 +376,7 @@ def test_batches_for_a_gpu_come_in_pinned_memory(pictures, monkeypatch, pinned):
         return tensor
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
-    dataset = loading(pictures).dataset
+    dataset = loading(images).dataset
     (batch,) = take(loaded(dataset, 5, pinned=pinned), 0, 1)
     found = [batch.pixels_BCHW, *batch.draws.values()]
     assert len(found) > 1

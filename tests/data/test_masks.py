@@ -175,7 +175,7 @@ def one(tmp_path: Path, saved: bytes | None, size=(32, 32), name="a.mask.png"):
     place = tmp_path / "one"
     place.mkdir()
     for stem in ("a", "b"):
-        Image.fromarray(masked.picture(0, *size)).save(place / f"{stem}.png")
+        Image.fromarray(masked.image(0, *size)).save(place / f"{stem}.png")
         (place / f"{stem}.txt").write_text("an image")
     if saved is not None:
         (place / name).write_bytes(saved)
@@ -231,7 +231,7 @@ def test_a_mask_is_turned_by_its_own_exif(tmp_path):
 
 
 BAD = {
-    "damaged": (encoded(masked.picture(0, 32, 32)[:, :, 1])[:700], "mask: truncated image"),
+    "damaged": (encoded(masked.image(0, 32, 32)[:, :, 1])[:700], "mask: truncated image"),
     "no image": (b"not an image at all", "mask: not an image (JPEG, PNG and WebP can be read)"),
     "empty": (b"", "mask: empty file"),
     "of another shape": (encoded(LEVELS[:20]), "mask: another aspect ratio than its image's"),
@@ -256,7 +256,7 @@ def test_a_sample_whose_mask_cannot_be_used_is_left_out_and_counted(tmp_path, ki
 @pytest.mark.parametrize("kind", BAD)
 def test_tables_and_shards_leave_out_the_same(tmp_path, kind):
     saved, reason = BAD[kind]
-    image = encoded(masked.picture(0, 32, 32))
+    image = encoded(masked.image(0, 32, 32))
     table = pa.table({"image": [image] * 2, "mask": [saved, None], "text": ["a", "b"]})
     pq.write_table(table, tmp_path / "t.parquet")
     members = [("a.png", image), ("a.txt", b"a"), ("b.png", image), ("b.txt", b"b"), ("a.mask.png", saved)]
@@ -297,7 +297,7 @@ def test_a_image_called_as_a_mask_of_nothing_stays_a_image(tmp_path):
     place = tmp_path / "a"
     place.mkdir()
     for name in ("x.mask", "y-masklabel", ".mask"):
-        Image.fromarray(masked.picture(0, 32, 32)).save(place / f"{name}.png")
+        Image.fromarray(masked.image(0, 32, 32)).save(place / f"{name}.png")
         (place / f"{name}.txt").write_text("an image")
     assert opened({"source": "folder", "path": str(place)}).count == 2
 
@@ -323,7 +323,7 @@ def test_a_source_without_masks_is_refused_where_they_are_wanted(tmp_path):
 
 
 def test_columns_that_cannot_be_masks_are_refused(tmp_path):
-    image = encoded(masked.picture(0, 32, 32))
+    image = encoded(masked.image(0, 32, 32))
     pq.write_table(pa.table({"image": [image], "n": [1], "text": ["a"]}), tmp_path / "t.parquet")
     for column, said in (("n", "data.mask_column.*whole numbers"), ("no", "data.mask_column.*no column 'no'")):
         with pytest.raises(UserError, match=said):
@@ -336,7 +336,7 @@ def test_an_image_that_every_sample_needs(tmp_path, monkeypatch):
     """A kind without a value for samples that have none, of three channels, resized as the image: control images."""
     for module in (decode, kinds):
         monkeypatch.setattr(module, "KINDS", {**KINDS, "control": Kind(3, absent=None)})
-    picture = masked.picture(1, 40, 48)
+    picture = masked.image(1, 40, 48)
     own = SourceSettings(source="test", resolution=32, crop="random", random_flip=True)
     key = np.array([3, 1, 0])
     _, found = decode.cut({"image": picture, "control": picture}, own, Bucket(32, 32), 0, key, ("control",))

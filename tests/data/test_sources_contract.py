@@ -27,9 +27,9 @@ SOURCES = [name for name in plugins.names("sources") if hasattr(plugins.find("so
 """All but the mix, which opens others."""
 
 
-def rows(pictures: Path) -> dict[str, list]:
+def rows(images: Path) -> dict[str, list]:
     """The images of the folder as columns."""
-    files = sorted(path for path in pictures.iterdir() if path.suffix != ".txt")
+    files = sorted(path for path in images.iterdir() if path.suffix != ".txt")
     return {
         "image": [path.read_bytes() for path in files],
         "file_name": [str(path) for path in files],
@@ -38,25 +38,25 @@ def rows(pictures: Path) -> dict[str, list]:
     }
 
 
-def tables(pictures: Path, folder: Path) -> Path:
+def tables(images: Path, folder: Path) -> Path:
     """Two parquet files."""
-    table = pa.table({name: column for name, column in rows(pictures).items() if name != "file_name"})
+    table = pa.table({name: column for name, column in rows(images).items() if name != "file_name"})
     folder.mkdir()
     for i, start in enumerate((0, 5)):
         pq.write_table(table.slice(start, 5 + 2 * i), folder / f"{i}.parquet", row_group_size=2)
     return folder
 
 
-def text_table(pictures: Path, folder: Path) -> Path:
+def text_table(images: Path, folder: Path) -> Path:
     folder.mkdir()
     with (folder / "set.csv").open("w", newline="") as file:
-        columns = {name: column for name, column in rows(pictures).items() if name != "image"}
+        columns = {name: column for name, column in rows(images).items() if name != "image"}
         csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
     return folder / "set.csv"
 
 
-def saved(pictures: Path, folder: Path) -> Path:
-    columns = {name: column for name, column in rows(pictures).items() if name != "file_name"}
+def saved(images: Path, folder: Path) -> Path:
+    columns = {name: column for name, column in rows(images).items() if name != "file_name"}
     columns["image"] = [{"bytes": data, "path": None} for data in columns["image"]]
     kinds = {"image": datasets.Image(), "text": datasets.Value("string"), "score": datasets.Value("float32")}
     made = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
@@ -65,9 +65,9 @@ def saved(pictures: Path, folder: Path) -> Path:
     return folder
 
 
-def shards(pictures: Path, folder: Path) -> Path:
+def shards(images: Path, folder: Path) -> Path:
     folder.mkdir()
-    files = sorted(pictures.iterdir())
+    files = sorted(images.iterdir())
     for i, start in enumerate((0, 10)):
         with tarfile.open(folder / f"{i}.tar", "w") as tar:
             for path in files[start : start + 10 + 4 * i]:
@@ -85,11 +85,11 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def opened(name: str, pictures: Path, tmp_path: Path):
+def opened(name: str, images: Path, tmp_path: Path):
     """Opens a split of the source with the least settings that it takes; a new source starts with none."""
-    least: dict[str, object] = {"path": str(pictures), "resolution": 32} if name == "folder" else {}
+    least: dict[str, object] = {"path": str(images), "resolution": 32} if name == "folder" else {}
     if name in MAKE:
-        least = {"path": str(MAKE[name](pictures, tmp_path / "made")), "resolution": 32}
+        least = {"path": str(MAKE[name](images, tmp_path / "made")), "resolution": 32}
     module = plugins.find("sources", name)
     return lambda split: module.open_source(module.Settings(**least), split)
 
@@ -152,10 +152,10 @@ def test_the_name_is_the_records_key_and_no_other_has_it(opened):
         assert len(set(names)) == len(names)
 
 
-def test_the_images_are_those_that_were_given(opened, pictures):
+def test_the_images_are_those_that_were_given(opened, images):
     source = opened("train")
     if source.index is not None:
-        given = rows(pictures)
+        given = rows(images)
         found = {source.record(i).texts["text"]: source.record(i).image for i in range(source.index.count)}
         assert found == dict(zip(given["text"], given["image"], strict=True))
 
@@ -206,7 +206,7 @@ def test_what_is_near_has_nothing_to_fetch(opened):
     source = opened("train")
     if not isinstance(source, RemoteSource):
         return
-    assert source.far is False
+    assert source.is_remote is False
     files = len(source.files.sizes_bytes)
     assert [source.prefetch(file) for file in range(files)] == [0] * files
 

@@ -64,12 +64,12 @@ def gone(pids: list[int], seconds: float = 10) -> bool:
 
 
 @pytest.fixture
-def trainer(pictures):
+def trainer(images):
     """Starts a process with two workers; gives it and the workers' ids."""
     started = []
 
     def start(stage):
-        command = [sys.executable, "-c", TRAINER, str(pictures), stage]
+        command = [sys.executable, "-c", TRAINER, str(images), stage]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -82,8 +82,8 @@ def trainer(pictures):
         process.communicate()
 
 
-def work(pictures: Path) -> tuple[Collator, Iterator[Task]]:
-    settings = folder.Settings(path=str(pictures), resolution=16, held_out_fraction=0, shuffle=False)
+def work(images: Path) -> tuple[Collator, Iterator[Task]]:
+    settings = folder.Settings(path=str(images), resolution=16, held_out_fraction=0, shuffle=False)
     loading = Loading(open_dataset(settings, "train"), LoaderSettings(), 0, 4, 4, None, None)
     return Collator(loading.dataset.members, 0), (task for task, _ in loading.tasks(0))
 
@@ -150,9 +150,9 @@ class Cached:
         return replace(self.source.record(number), features={"latent": np.full((2, 3), number, np.float16)})
 
 
-def test_cached_features_come_with_their_samples_and_are_zero_in_empty_slots(pictures):
-    rows, tasks = work(pictures)
-    (pictures / rows.members[0].source.name(2)).write_bytes(b"broken")
+def test_cached_features_come_with_their_samples_and_are_zero_in_empty_slots(images):
+    rows, tasks = work(images)
+    (images / rows.members[0].source.name(2)).write_bytes(b"broken")
     members = tuple(member._replace(source=Cached(member.source)) for member in rows.members)
     batch, failures = Collator(members, 0).collate(next(tasks))
     assert [failure.row for failure in failures] == [2]
@@ -160,8 +160,8 @@ def test_cached_features_come_with_their_samples_and_are_zero_in_empty_slots(pic
     assert batch.features["latent"][:, 1, 2].tolist() == [0, 1, 0, 3]
 
 
-def test_sources_of_other_features_do_not_mix(pictures):
-    rows, tasks = work(pictures)
+def test_sources_of_other_features_do_not_mix(images):
+    rows, tasks = work(images)
     (member,) = rows.members
     with pytest.raises(UserError, match="cached features"):
         Collator((member._replace(source=Cached(member.source)), member), 0).collate(next(tasks))
@@ -185,8 +185,8 @@ def test_ctrl_c_reaches_the_trainer_alone(trainer, stage):
     assert gone(pids)
 
 
-def test_a_scheduler_that_ends_every_process_leaves_workers_to_the_trainer(pictures):
-    rows, tasks = work(pictures)
+def test_a_scheduler_that_ends_every_process_leaves_workers_to_the_trainer(images):
+    rows, tasks = work(images)
     with workers(rows, 1) as crew:
         made = made_by(crew, tasks, 1)
         next(made)
@@ -197,8 +197,8 @@ def test_a_scheduler_that_ends_every_process_leaves_workers_to_the_trainer(pictu
     assert crew[0].process.returncode == -signal.SIGKILL
 
 
-def test_a_worker_that_was_killed_says_by_what(pictures):
-    rows, tasks = work(pictures)
+def test_a_worker_that_was_killed_says_by_what(images):
+    rows, tasks = work(images)
     with workers(rows, 1) as crew:
         crew[0].process.kill()
         with pytest.raises(ProcessLost, match="killed by signal 9"):
@@ -206,16 +206,16 @@ def test_a_worker_that_was_killed_says_by_what(pictures):
                 pass
 
 
-def test_the_error_of_a_worker_is_the_trainers(pictures):
-    rows, tasks = work(pictures)
-    (pictures / "001.png").unlink()
+def test_the_error_of_a_worker_is_the_trainers(images):
+    rows, tasks = work(images)
+    (images / "001.png").unlink()
     with workers(rows, 1) as crew, pytest.raises(UserError, match=r"cannot be read, after 4 attempts.*001\.png"):
         next(made_by(crew, tasks, 1))
 
 
-def test_many_tasks_beside_large_answers_do_not_block_each_other(pictures):
+def test_many_tasks_beside_large_answers_do_not_block_each_other(images):
     """More bytes of tasks than a socket holds, while the worker sends images: once both ends waited for ever."""
-    settings = folder.Settings(path=str(pictures), resolution=64, held_out_fraction=0, repeats=100)
+    settings = folder.Settings(path=str(images), resolution=64, held_out_fraction=0, repeats=100)
     loading = Loading(open_dataset(settings, "train"), LoaderSettings(), 0, 512, 512, None, None)
     tasks = (task for task, _ in loading.tasks(0))
     with workers(Collator(loading.dataset.members, 0), 1) as crew:

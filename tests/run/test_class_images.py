@@ -77,7 +77,7 @@ def contents(folder):
 
 def test_what_is_missing_is_drawn_of_the_class_prompt_from_seeds_that_are_on_record(given, base, tmp_path):
     (said,) = draw(given)
-    assert said.startswith(f"data.sources.class.generate: drew 5 images of '{PROMPT}' (seed 0) in ")
+    assert said.startswith(f"data.sources.class.generate: generated 5 images of '{PROMPT}' (seed 0) in ")
     assert list(contents(tmp_path / "class")) == [f"drawn-0000{i}.png" for i in range(5)]
     for i in range(5):
         about = json.loads((tmp_path / "class" / f"drawn-0000{i}.json").read_bytes())
@@ -87,7 +87,7 @@ def test_what_is_missing_is_drawn_of_the_class_prompt_from_seeds_that_are_on_rec
     assert draw([*given, f"pretrained_model_name_or_path={os.path.relpath(base)}"]) == []
     drawn = contents(tmp_path / "class")
     (said,) = draw(given, "num_class_images=7")
-    assert "drew 2 images" in said
+    assert "generated 2 images" in said
     assert {name: content for name, content in contents(tmp_path / "class").items() if name in drawn} == drawn
 
 
@@ -95,7 +95,7 @@ def test_images_of_ones_own_count(given, tmp_path):
     for i in range(3):
         image(tmp_path / "class" / f"rex {i}.jpg", i)
     (said,) = draw(given)
-    assert "drew 2 images" in said
+    assert "generated 2 images" in said
     assert len(list((tmp_path / "class").glob("*.png"))) == 2
 
 
@@ -103,7 +103,9 @@ def test_drawing_is_stopped_between_batches_and_goes_on_from_there(given, tmp_pa
     whole = tmp_path / "whole"
     draw([*given, f"class_data_dir={whole}"])
     asked = iter([0, 0, 143, 143])
-    with pytest.raises(class_images.Stopped, match=r"class has 4 of 5, and the same command draws the other") as error:
+    with pytest.raises(
+        class_images.Stopped, match=r"class has 4 of 5; run the same command again to generate the other"
+    ) as error:
         draw(given, stop=lambda: next(asked))
     assert error.value.exit_code == errors.TERMINATED
     (tmp_path / "class" / "drawn-00001.json").unlink()  # as a kill between the two files leaves it
@@ -119,13 +121,13 @@ def test_a_run_draws_before_its_first_update_only(given, tmp_path, capsys):
     expected = tmp_path / "expected"
     draw([*given, f"class_data_dir={expected}"])
     assert train(given, "optimizer.learning_rate=0.1") == errors.DONE
-    assert "drew 5 images" in capsys.readouterr().out
+    assert "generated 5 images" in capsys.readouterr().out
     assert contents(tmp_path / "class") == contents(expected)
     assert train(given, "optimizer.learning_rate=0.1", "training.duration=3 steps") == errors.DONE
-    assert "drew" not in capsys.readouterr().out
+    assert "class.generate: generat" not in capsys.readouterr().out
     (tmp_path / "class" / "drawn-00004.png").unlink()
     assert train(given, "optimizer.learning_rate=0.1", "training.duration=4 steps") == errors.REFUSED
-    assert "the samples are not those that this run was trained on" in capsys.readouterr().err
+    assert "the data set has changed since this run was started" in capsys.readouterr().err
     assert len(contents(tmp_path / "class")) == 4
     for name in ("step-00000002", "step-00000003"):
         weights = load_file(tmp_path / "out" / "sd15_dreambooth" / "checkpoints" / name / "model.safetensors")
@@ -150,7 +152,7 @@ def test_networks_from_elsewhere_draw_other_images(given, tmp_path):
         ([], "vae '.*/other', now None"),
         ([f"model.vae={other / 'vae'}"], "vae '.*/other', now '.*/vae'"),
     ):
-        with pytest.raises(UserError, match=rf"drawn otherwise \({told}\)"):
+        with pytest.raises(UserError, match=rf"generated with other settings \({told}\)"):
             draw(given, *more)
 
 
@@ -173,15 +175,20 @@ def test_a_run_that_starts_from_anothers_weights_draws_with_these(given, tmp_pat
 )
 def test_images_that_were_drawn_otherwise_are_not_taken_for_these(given, more, told):
     draw(given)
-    with pytest.raises(UserError, match=rf"class were drawn otherwise \({told}\)\. Give another folder, remove this"):
+    with pytest.raises(
+        UserError, match=rf"class were generated with other settings \({told}\)\. Choose another folder, delete this"
+    ):
         draw(given, *more)
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["model.unet=null"], r"nothing can be generated before training: model\.unet starts from random weights"),
-        (["objective.schedule.beta_end=0.02"], r"is not what the weights were trained for \(the pretrained UNet was"),
+        (["model.unet=null"], r"class images cannot be generated: model\.unet starts from random weights"),
+        (
+            ["objective.schedule.beta_end=0.02"],
+            r"differs from the one of the pretrained weights \(the pretrained UNet was",
+        ),
     ],
 )
 def test_a_model_that_cannot_draw_yet_is_asked_for_nothing(given, tmp_path, more, told):
@@ -199,13 +206,13 @@ def test_other_sources_are_opened_before_minutes_are_spent_on_drawing(given, tmp
 def test_a_dry_run_says_what_will_be_drawn_and_draws_nothing(given, tmp_path, capsys):
     assert train(given, "--dry-run") == errors.DONE
     said = " ".join(capsys.readouterr().out.split())
-    assert f"data.sources.class.generate: 5 images of '{PROMPT}' will be drawn into {tmp_path}/class before" in said
+    assert f"data.sources.class.generate: 5 images of '{PROMPT}' are generated into {tmp_path}/class before" in said
     assert not (tmp_path / "class").exists()
     draw(given)
     assert train(given, "--dry-run") == errors.DONE
     said = capsys.readouterr().out
     assert "folder: 9 samples of 2 sources" in said
-    assert "will be drawn" not in said
+    assert "are generated into" not in said
 
 
 def test_tools_of_the_data_say_that_there_is_nothing_yet(given, capsys):
@@ -220,13 +227,13 @@ def test_a_lone_folder_can_be_drawn_as_well(given, tmp_path, capsys):
     own = [g for g in given if "instance" not in g and "class" not in g]
     own += ["training.global_batch_size=2", "training.per_device_batch_size=2", "lr_scheduler.warmup=0 steps"]
     assert main.run(["train", "sd15", *own, *lone, "validation.every=null"]) == errors.DONE
-    assert "data.generate: drew 3 images of 'a red cat' (seed 9)" in capsys.readouterr().out
+    assert "data.generate: generated 3 images of 'a red cat' (seed 9)" in capsys.readouterr().out
     assert json.loads((tmp_path / "lone" / "drawn-00002.json").read_bytes())["seed"] == 11
 
 
 def test_what_is_drawn_must_be_said(given):
     unsaid = ["data.source=folder", "data.path=x", "data.generate.count=3"]
-    with pytest.raises(config.ConfigError, match=r"generate\.prompt says what is drawn, or captions\.text"):
+    with pytest.raises(config.ConfigError, match=r"generate needs a prompt: set generate\.prompt, or captions\.text"):
         config.load("sd15", unsaid)
 
 
@@ -239,7 +246,7 @@ def test_a_run_that_is_killed_while_it_draws_goes_on(given, tmp_path, number):
     process.send_signal(number)
     said, _ = process.communicate()
     assert process.returncode == (errors.TERMINATED if number == signal.SIGTERM else -number)
-    assert ("stopped while class images were drawn" in said) == (number == signal.SIGTERM)
+    assert ("stopped while class images were generated" in said) == (number == signal.SIGTERM)
     there = {path.name: path.stat().st_mtime_ns for path in Path(tmp_path / "class").glob("drawn-*.png")}
     assert 6 < len(there) < 200
     time.sleep(0.01)

@@ -65,7 +65,9 @@ def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
             wrong += [(label, why, text)] if why else []
             switched = label
         elif path.startswith(f"{_FLAT}.") and len(there) > 1:
-            wrong.append((label, f"several are attached: write adapters.NAME, of {', '.join(there)}", text))
+            wrong.append(
+                (label, f"there are several adapters: write adapters.NAME, with NAME one of {', '.join(there)}", text)
+            )
         elif path.startswith(f"{_FLAT}."):
             rest.append((label, f"adapters.{next(iter(there))}.{path.removeprefix(f'{_FLAT}.')}", text))
         else:
@@ -167,8 +169,8 @@ def _switch(match: re.Match[str], text: str, there: dict[str, dict[str, Any]], f
     if full is None:
         name = next(iter(there))
         return (
-            f"is of the adapter full, and {name} is attached: adapters.{name}.ranks.{match[1]} says whether that "
-            f"reaches the {match[1]}"
+            f"belongs to the adapter `full`, but the recipe has {name}: adapters.{name}.ranks.{match[1]} sets "
+            f"whether it covers the {match[1]}"
         )
     train = _train(there[full])
     there[full]["train"] = _switched(train, match[0], text.lower() == "true")
@@ -180,8 +182,8 @@ def _not_trainable(component: str, family: Any) -> str:
     if family not in plugins.names("families"):
         return ""  # which is refused elsewhere
     able = plugins.find("families", family).Settings.trainable()
-    there = f"there are {', '.join(able)}" if able else "it always trains all it has"
-    return "" if component in able else f"{component} is no component that model.family={family} can train; {there}"
+    there = f"there are {', '.join(able)}" if able else "it always trains all of its networks"
+    return "" if component in able else f"{component} is not a component that model.family={family} can train; {there}"
 
 
 def _component(switch: str) -> str:

@@ -56,8 +56,8 @@ def counts(source):
     return {reason: (entry["count"], entry["examples"]) for reason, entry in source.report().items()}
 
 
-def test_captions_beside(pictures):
-    source = opened(pictures)
+def test_captions_beside(images):
+    source = opened(images)
     assert keys(source) == [f"{i:03}.{('jpg', 'png', 'webp')[i % 3]}" for i in range(12)]
     assert [source.record(i).texts["text"] for i in range(3)] == ["image 0", "image 1", "image 2"]
     assert source.report() == {}
@@ -176,7 +176,10 @@ def test_what_may_not_be_read_is_counted(tmp_path):
     captioned(tmp_path / "in" / "x.png").parent.chmod(0)
     found = counts(opened(tmp_path))
     (tmp_path / "in").chmod(0o700)
-    assert found == {"file that may not be read": (1, ["locked.png"]), "folder that may not be read": (1, ["in"])}
+    assert found == {
+        "file without read permission": (1, ["locked.png"]),
+        "folder that cannot be read: permission denied": (1, ["in"]),
+    }
 
 
 def test_a_fault_of_the_disk_is_no_reason_to_leave_a_image_out(tmp_path, monkeypatch):
@@ -219,9 +222,9 @@ def test_a_name_that_is_no_utf8(tmp_path):
     json.dumps(source.record(0).key).encode()
 
 
-def test_ids_hang_on_the_path_alone(pictures, tmp_path):
-    before = opened(pictures)
-    moved = shutil.copytree(pictures, tmp_path / "moved")
+def test_ids_hang_on_the_path_alone(images, tmp_path):
+    before = opened(images)
+    moved = shutil.copytree(images, tmp_path / "moved")
     captioned(moved / "000-new.png")
     after = opened(moved)
     ids = {after.record(i).key: after.sample_id(i) for i in range(after.index.count)}
@@ -276,7 +279,7 @@ def test_a_folder_of_other_formats_says_so(tmp_path):
 def test_images_without_any_caption(tmp_path):
     picture(tmp_path / "a.png")
     picture(tmp_path / "b.png")
-    with pytest.raises(UserError, match=r"none of the 2 images .* has a caption\. .*a\.png belongs into a\.txt"):
+    with pytest.raises(UserError, match=r"none of the 2 images .* has a caption\. .*a\.png goes into a\.txt"):
         opened(tmp_path)
 
 
@@ -345,7 +348,7 @@ def test_json_that_holds_no_object_is_counted(tmp_path):
     source = opened(tmp_path)
     assert keys(source) == ["good.png"]
     assert counts(source) == {
-        "JSON file beside an image that holds no object": (4, ["a.json", "b.json", "c.json", "d.json"])
+        "JSON file beside an image that is not a JSON object": (4, ["a.json", "b.json", "c.json", "d.json"])
     }
 
 
@@ -362,8 +365,8 @@ def test_captions_from_file_names(tmp_path):
         "with text.png": "with text",
     }
     assert counts(source) == {
-        "file name without words": (1, ["17.png"]),
-        "kept, but its text file is not read (data.captions_from=file_names)": (1, ["with text.txt"]),
+        "file name that gives no caption": (1, ["17.png"]),
+        "kept, but its text file is ignored (data.captions_from=file_names)": (1, ["with text.txt"]),
     }
 
 
@@ -398,7 +401,7 @@ def test_folder_names_by_number(tmp_path):
 def test_folder_names_that_are_not_the_classes(tmp_path, names):
     for name in ("n01", "n02"):
         picture(tmp_path / name / "x.png")
-    with pytest.raises(UserError, match=r"data\.idx_to_prompt: [12] of the 2 folders .* are not among its .*n02"):
+    with pytest.raises(UserError, match=r"data\.idx_to_prompt: [12] of the 2 folders .* are not among the .*n02"):
         opened(tmp_path, captions_from="folder_names", idx_to_prompt=names)
 
 
@@ -445,25 +448,25 @@ def headers_read(monkeypatch):
     return seen
 
 
-def test_a_second_start_reads_no_header(pictures, headers_read):
-    first = opened(pictures)
+def test_a_second_start_reads_no_header(images, headers_read):
+    first = opened(images)
     assert len(headers_read) == 12
     headers_read.clear()
-    again = opened(pictures)
+    again = opened(images)
     assert headers_read == []
     assert again.index_path == first.index_path
     assert [r.texts for r in records(again)] == [r.texts for r in records(first)]
 
 
-def test_only_what_changed_is_read_again(pictures, headers_read):
-    before = opened(pictures)
+def test_only_what_changed_is_read_again(images, headers_read):
+    before = opened(images)
     texts = {r.key: r.texts["text"] for r in records(before)}
     headers_read.clear()
-    (pictures / "000.txt").write_text("another caption")
-    Image.new("RGB", (77, 33)).save(pictures / "001.png")
-    (pictures / "002.webp").unlink()
-    captioned(pictures / "new.png", "new")
-    after = opened(pictures)
+    (images / "000.txt").write_text("another caption")
+    Image.new("RGB", (77, 33)).save(images / "001.png")
+    (images / "002.webp").unlink()
+    captioned(images / "new.png", "new")
+    after = opened(images)
     assert sorted(headers_read) == ["000.jpg", "001.png", "new.png"]
     expected = {**texts, "000.jpg": "another caption", "new.png": "new"}
     del expected["002.webp"]
@@ -480,18 +483,18 @@ def test_a_changed_line_of_metadata_is_seen(tmp_path):
         assert opened(tmp_path).record(0).texts["text"] == text
 
 
-def test_other_settings_have_another_index(pictures):
-    picture(pictures / "only_a_name.png")
-    assert opened(pictures).index.count == 12
-    assert opened(pictures, captions_from="file_names").index.count == 1
-    assert opened(pictures).index.count == 12
+def test_other_settings_have_another_index(images):
+    picture(images / "only_a_name.png")
+    assert opened(images).index.count == 12
+    assert opened(images, captions_from="file_names").index.count == 1
+    assert opened(images).index.count == 12
 
 
-def test_a_damaged_index_is_made_again(pictures):
-    first = opened(pictures)
+def test_a_damaged_index_is_made_again(images):
+    first = opened(images)
     first.index_path.write_bytes(first.index_path.read_bytes()[:-100])
-    assert opened(pictures).index.ids.tolist() == opened(pictures).index.ids.tolist()
-    assert opened(pictures).index.count == 12
+    assert opened(images).index.ids.tolist() == opened(images).index.ids.tolist()
+    assert opened(images).index.count == 12
 
 
 def test_old_states_are_forgotten(tmp_path):
@@ -502,11 +505,11 @@ def test_old_states_are_forgotten(tmp_path):
     assert [path.exists() for path in found] == [False] * 4 + [True] * 4
 
 
-def test_a_cache_folder_that_cannot_be_made(pictures, tmp_path):
+def test_a_cache_folder_that_cannot_be_made(images, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"data\.cache_dir: .*cannot be written"):
-        opened(pictures, cache_dir=str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"data\.cache_dir: .*is not writable"):
+        opened(images, cache_dir=str(tmp_path / "file"))
 
 
-def test_a_sample_is_a_shard_of_its_own_so_that_the_order_is_mixed(pictures):
-    assert opened(pictures).index.shard_starts.tolist() == list(range(13))
+def test_a_sample_is_a_shard_of_its_own_so_that_the_order_is_mixed(images):
+    assert opened(images).index.shard_starts.tolist() == list(range(13))

@@ -98,7 +98,7 @@ def read(arguments: Sequence[str]) -> Request:
     source = local_copy.located(target)
     is_run = bool(target) and (source / "config.yaml").is_file()
     if not is_run and not (bool(target) and (source / "model_index.json").is_file()):
-        missing = f"{target}: there is no such folder" if target and not source.exists() else target or "what?"
+        missing = f"{target}: no such folder" if target and not source.exists() else target or "what?"
         raise UserError(
             f"{missing}: give a run folder, such as runs/my-run, or a pipeline in diffusers' layout (a folder with "
             "model_index.json)",
@@ -106,19 +106,22 @@ def read(arguments: Sequence[str]) -> Request:
         )
     named = {*options.model_fields_set, *(each.partition("=")[0] for each in settings)}
     if idle := [name for name in (("variant",) if is_run else _OF_RUN) if name in named]:
-        why = "a run has no variants" if is_run else "for a run alone"
-        raise UserError(f"{', '.join(idle)}: {why}; leave it out", code="unused", setting=idle[0])
+        why = "it applies to a pipeline, not to a run" if is_run else "it applies to a run only"
+        raise UserError(f"{', '.join(idle)}: {why}; remove it", code="unused", setting=idle[0])
     form, is_file = options.format, options.format == "single_file"
     out = given.new_place(options.out, "my-model.safetensors" if is_file else "FOLDER")
     if is_file != (out.suffix == ".safetensors") and form != "unet":
         what = "a .safetensors file" if is_file else "a folder, no .safetensors file"
         raise UserError(f"out={out}: format={form} writes {what}", code="conflict", setting="out")
     if form == "adapters" and not is_run:
-        raise UserError("format=adapters: for a run alone", code="conflict", setting="format")
+        raise UserError("format=adapters: it applies to a run only", code="conflict", setting="format")
     if form == "adapters" and options.dtype:
-        raise UserError("format=adapters writes float32: leave dtype out", code="unused", setting="dtype")
+        raise UserError("format=adapters always writes float32: remove dtype", code="unused", setting="dtype")
     if form == "diffusers" and not is_run and options.dtype is None and options.variant is None:
-        raise UserError(f"{source} is in diffusers' layout: give dtype= or variant=, or another format", code="empty")
+        raise UserError(
+            f"{source} is already in diffusers' layout: set dtype= or variant= to convert it, or choose another format",
+            code="empty",
+        )
     return Request(source, is_run, out, options, settings)
 
 
@@ -136,7 +139,7 @@ def exported(request: Request) -> Iterator[Path]:
     averaged = "ema" in checkpoint.tensors
     if options.weights == "ema" and not averaged:
         raise UserError(
-            f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out",
+            f"weights=ema: {checkpoint.name} of {place} has no averaged weights; remove it",
             code="missing",
             setting="weights",
         )

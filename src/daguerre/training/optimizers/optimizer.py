@@ -230,7 +230,9 @@ class Optimizer:
             if name == _UNTOUCHED:
                 continue
             if name in _MOMENTS and value.shape != self.parameters[int(prefix)].shape:
-                raise UserError(f"the optimizer state does not fit: {key} is {list(value.shape)}, unlike its parameter")
+                raise UserError(
+                    f"the optimizer state does not match: {key} is {list(value.shape)}, unlike its parameter"
+                )
             given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
         check_finite("the optimizer state", {key: each for key, each in tensors.items() if key.endswith(_MOMENTS)})
         device = self.parts[0].parameters[0].device
