@@ -45,7 +45,7 @@ def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys
         assert "filter: pwatermark" in (run / "data.json").read_text(), "half of the twin's samples have a watermark"
     assert ("starting from the weights of" in capsys.readouterr().out) == bool(begun_from)
     assert train(name, twins, tmp_path, "run_name=twin", "training.duration=3 steps") == errors.DONE
-    assert "going on from step-00000002" in capsys.readouterr().out
+    assert "continuing from step-00000002" in capsys.readouterr().out
     assert step(run) == 3
     assert any((run / "pipeline").iterdir())
     if (run / "pipeline" / "model_index.json").exists():

@@ -49,7 +49,7 @@ def refused(given: str, words: str, *beside: str) -> Row:
     return Row(given, refused=words, beside=beside)
 
 
-LATER = "not there yet"
+LATER = "not supported yet"
 
 MAXDIFFUSION = [
     alias("run_name=001", run_name="001"),
@@ -126,10 +126,12 @@ MAXDIFFUSION += [
         notice="is a share of it",
         lr_scheduler__warmup="50 steps",
     ),
-    refused("warmup_steps_fraction=0.1", "give training.duration in these", "training.duration=3 epochs"),
+    refused("warmup_steps_fraction=0.1", "set training.duration in steps or samples", "training.duration=3 epochs"),
     alias("num_train_epochs=3", training__duration="3 epochs"),
     alias("diffusion_scheduler_config._class_name=FlaxDDIMScheduler", sampling__sampler="ddim"),
-    alias("diffusion_scheduler_config._class_name=PNDMScheduler", notice="same cost", sampling__sampler="dpmpp_2m"),
+    alias(
+        "diffusion_scheduler_config._class_name=PNDMScheduler", notice="costs the same", sampling__sampler="dpmpp_2m"
+    ),
     alias("diffusion_scheduler_config.prediction_type=v_prediction", objective__name="v"),
     alias("diffusion_scheduler_config.timestep_spacing=leading", sampling__timestep_spacing="leading"),
     alias(
@@ -140,7 +142,7 @@ MAXDIFFUSION += [
     alias("train_new_unet=True", model__unet=None),
     alias("train_new_unet=False", model__unet="base"),
     alias("train_split=test", data__split="test"),
-    notice("train_split=", "own"),
+    notice("train_split=", "default of the data set"),
     alias("dataset_config_name=plain", data__config="plain"),
     alias("center_crop=True", data__crop="center"),
     alias("center_crop=False", data__crop="random"),
@@ -148,11 +150,11 @@ MAXDIFFUSION += [
     alias("prompt=a: cat", sampling__prompts=["a: cat"]),
     alias("guidance_rescale=-1", sampling__guidance_rescale=0.0),
     alias("do_classifier_free_guidance=False", sampling__guidance_scale=1.0),
-    notice("log_period=10000000000", "logging.every says how often"),
+    notice("log_period=10000000000", "logging.every sets how often"),
     notice("dataset_type=tf", "data.source"),
     refused("dataset_type=tfrecord", "daguerre data pack"),
     refused("dataset_type=grain", "daguerre data pack"),
-    refused("dataset_name=", "it names no data set"),
+    refused("dataset_name=", "it is empty"),
     notice("ici_context_parallelism=1", "left out"),
     notice("dcn_context_parallelism=1", "left out"),
     refused("ici_context_parallelism=2", "sequence parallelism"),
@@ -171,11 +173,11 @@ MAXDIFFUSION += [
         optimizer__learning_rates={"text_encoder.*": 1e-6},
     ),
     alias("lightning_repo=a/b", "lightning_ckpt=c.safetensors", model__unet="a/b/c.safetensors"),
-    refused("lightning_repo=a/b", "go together"),
-    notice("lightning_ckpt=", "the UNet is the base's"),
+    refused("lightning_repo=a/b", "set both lightning_repo"),
+    notice("lightning_ckpt=", "the UNet of the base model is used"),
     notice("learning_rate_schedule_steps=100", "warmup_steps_fraction is a share of it"),
     alias("revision=flax", "from_pt=True", model__revision="flax"),
-    notice("revision=flax", "branch of Flax weights"),
+    notice("revision=flax", "branch with Flax weights"),
     notice("unet_checkpoint=", "the base's"),
     notice("dataset_save_location=", "cache folder"),
     notice("controlnet_image=x", "training does not read it"),
@@ -195,10 +197,10 @@ MAXDIFFUSION += [
     alias("sample_batch_size=3", on=DREAMBOOTH, sampling__batch_size=3),
     notice("with_prior_preservation=True", "there is a class set"),
     refused("with_prior_preservation=False", "data.source=folder data.path=DIR"),
-    Row("instance_data_dir=mine", {"data.sources.instance.path": "mine"}, notice="DreamBooth, which is the recipe"),
+    Row("instance_data_dir=mine", {"data.sources.instance.path": "mine"}, notice="DreamBooth, so the recipe"),
     Row("instance_data_dir=mine", refused="are in sd15_dreambooth and sdxl_dreambooth", recipe="quickstart"),
-    notice("cache_dreambooth_dataset=False", "anyway"),
-    notice("enable_profiler=False", "anyway"),
+    notice("cache_dreambooth_dataset=False", "has no effect"),
+    notice("enable_profiler=False", "has no effect"),
     refused("enable_profiler=True", LATER),
 ]
 
@@ -228,7 +230,7 @@ MINDONE = [
     alias("clip_grad=True", training__max_grad_norm=1.0),
     alias("max_device_memory=59GB", training__max_device_memory="59GB"),
     notice("is_parallel=False", "one process"),
-    refused("is_parallel=True", "start it by torchrun or srun"),
+    refused("is_parallel=True", "start the run with torchrun or srun"),
     notice("data_sink=True", "prefetch_batches"),
     notice("sink_size=100", "prefetch_batches"),
     notice("sink_queue_size=10", "prefetch_batches"),
@@ -253,20 +255,20 @@ MINDONE = [
     alias("offset_noise_level=0.05", objective__noise__offset=0.05, objective__noise__offset_per="sample"),
     alias("offset_noise_level=0", objective__noise__offset=0.0),
     refused("task=cache", "the cache verb"),
-    refused("cache_latent=True", "the cache verb is not there yet"),
-    refused("cache_text_embedding=True", "the cache verb is not there yet"),
-    refused("cache_path=./cache_data", "the cache verb is not there yet"),
-    notice("cache_latent=False", "anyway"),
+    refused("cache_latent=True", "the cache verb is not supported yet"),
+    refused("cache_text_embedding=True", "the cache verb is not supported yet"),
+    refused("cache_path=./cache_data", "the cache verb is not supported yet"),
+    notice("cache_latent=False", "has no effect"),
     alias("lpw=True", model__long_prompts=True),
     alias("lpw=False", model__long_prompts=False),
 ]
 
 OPEN_DIFFUSION = [
-    refused("wandb.api_key=abc", "the environment holds"),
+    refused("wandb.api_key=abc", "set the environment variable"),
     refused("wandb.entity=me", LATER),
     refused("wandb.project=mine", LATER),
     refused("wandb.mode=online", LATER),
-    notice("wandb.mode=disabled", "anyway"),
+    notice("wandb.mode=disabled", "has no effect"),
     alias("system.gradient_accumulation=2", training__gradient_accumulation_steps=2),
     refused("batch_size=32", "per_device_batch_size or global_batch_size"),
     alias("system.batch_size=1", training__per_device_batch_size=1),
@@ -437,7 +439,7 @@ def test_no_name_of_the_table_is_forgotten(trainer):
 def test_their_files_stand_for_our_recipes(theirs, ours, folder):
     found = config.load(folder + theirs)
     assert found.config == config.load(ours).config
-    assert found.notices[0] == f"{folder}{theirs} is not a file here: the shipped recipe {ours} stands for it"
+    assert found.notices[0] == f"{folder}{theirs} is not a file here: the shipped recipe {ours} is used in its place"
 
 
 def test_a_folder_of_mindones_is_read_by_its_tables(tmp_path):
@@ -447,7 +449,7 @@ def test_a_folder_of_mindones_is_read_by_its_tables(tmp_path):
     data = config.load("sdxl", [f"data_path={tmp_path}"]).config.data.sources["images"]
     assert (data.source, data.image_column, data.caption_column) == ("csv", "dir", "text")
     (tmp_path / "img_txt.csv").write_text("url,text\nx,a cat\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="say which is meant"):
+    with pytest.raises(ConfigError, match="choose which to read"):
         config.load("sdxl", [f"data_path={tmp_path}"])
 
 
@@ -461,12 +463,10 @@ def test_is_parallel_is_compared_with_the_launch(monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        ConfigError, match=r"is_parallel=False, and 2 processes \(1 node x 2, by torchrun\) were launched"
+        ConfigError, match=r"is_parallel=False, and 2 processes \(1 node x 2, by torchrun\) were started"
     ):
         config.load("sdxl", ["is_parallel=False"])
-    assert (
-        "is_parallel=True is what happens anyway: 2 processes" in config.load("sdxl", ["is_parallel=True"]).notices[0]
-    )
+    assert "is_parallel=True has no effect: 2 processes" in config.load("sdxl", ["is_parallel=True"]).notices[0]
     monkeypatch.delenv("RANK")
     with pytest.raises(ConfigError, match="but not RANK: start with torchrun"):
         config.load("sdxl", ["is_parallel=True"])
@@ -499,7 +499,7 @@ def test_a_mesh_that_does_not_fit_says_both_numbers():
 def test_tpu_settings_of_the_environment_are_mentioned_by_doctor(monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
     (found,) = doctor._environment()
-    assert "no TPU engine" in found.text
+    assert "TPUs are not supported" in found.text
 
 
 def test_their_download_script_is_a_verb():

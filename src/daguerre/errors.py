@@ -22,15 +22,15 @@ PREEMPTED = 138
 TERMINATED = 143
 
 EXIT_CODES = {
-    DONE: "done (a finished run that is started again, too)",
+    DONE: "done (also when a finished run is started again)",
     FAILED: "the run failed, or a fault in the program or the machine",
-    REFUSED: "what was asked for cannot be done: the message says why and what to do",
-    HELD: "another process works in the run folder, or packs into the same one",
-    LOST: "another process of the run failed or is gone; the log names it first",
-    STUCK: "no process of the run got any further; the log names the rank, stacks/ holds where each one stood",
-    INTERRUPTED: "stopped by Ctrl-C; a run that was training has saved and will go on from there",
-    PREEMPTED: "stopped by SIGUSR1 (the time of a job is up), likewise",
-    TERMINATED: "stopped by SIGTERM, likewise",
+    REFUSED: "the request cannot be carried out: the message says why and what to do",
+    HELD: "another process is using the run folder or the output folder",
+    LOST: "another process of the run failed or disappeared; the log names it first",
+    STUCK: "the run was stuck; the log names the rank, and stacks/ has the stack trace of every process",
+    INTERRUPTED: "stopped by Ctrl-C; a training run has saved and continues when started again",
+    PREEMPTED: "stopped by SIGUSR1 (time limit of a job), same as above",
+    TERMINATED: "stopped by SIGTERM, same as above",
 }
 
 

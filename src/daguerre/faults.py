@@ -31,8 +31,12 @@ def install() -> None:
 def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Prints two lines on stderr, without secrets, and writes the traceback to a file."""
     path = recorded(error, Path.cwd())
-    where = f"The traceback is in {path}: please send that file, it holds no passwords" if path else _text(error)
-    print(f"daguerre: a fault of the program or the machine: {_line(error)}\n{where}", file=sys.stderr)
+    where = (
+        f"The traceback is in {path}: please report it with that file, which contains no passwords"
+        if path
+        else _text(error)
+    )
+    print(f"daguerre: internal error: {_line(error)}\n{where}", file=sys.stderr)
 
 
 def recorded(error: BaseException, folder: Path) -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 PERCENT = "\N{NO-BREAK SPACE}%"
 
 
-def size_text(size_bytes: float) -> str:
+def format_size(size_bytes: float) -> str:
     """A size in decimal units, three digits: `12.3 MB`."""
     return scaled(size_bytes, {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3}, " bytes")
 
@@ -19,7 +19,7 @@ def scaled(value: float, units: Mapping[str, float], below: str = "", form: str 
     return f"{value:.0f}{below}"
 
 
-def duration_text(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration in two units at most: `45 s`, `2 min 05 s`, `1 h 20 min`, `2 d 3 h`."""
     whole = max(0, round(seconds))
     if whole < 60:

@@ -43,7 +43,7 @@ class Ranks:
         found = self.gather(json.dumps(document).encode())
         return [json.loads(data) for data in found] if self.rank == 0 else []
 
-    def tell(self, document: Any = None) -> Any:
+    def share(self, document: Any = None) -> Any:
         """Rank 0's JSON, on every rank."""
         return json.loads(self.broadcast(json.dumps(document).encode()))
 
@@ -61,7 +61,7 @@ class Ranks:
             help_with: called elsewhere with each document that rank 0 tells while it acts.
         """
         if self.rank:
-            while not {"result", "error"} & (message := self.tell()).keys():
+            while not {"result", "error"} & (message := self.share()).keys():
                 assert help_with is not None, message
                 help_with(message)
             if "error" in message:
@@ -79,7 +79,7 @@ class Ranks:
             raise
         finally:
             if answer:
-                self.tell(answer)
+                self.share(answer)
         return answer["result"]
 
 
@@ -134,6 +134,6 @@ def _answered(exchange: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return exchange(*args, **kwargs)
         except RuntimeError as error:
-            raise RanksGone(f"another rank does not answer: {error}") from error
+            raise RanksGone(f"another rank does not respond: {error}") from error
 
     return explained

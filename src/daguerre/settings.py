@@ -40,7 +40,7 @@ ELASTIC: dict[str, Any] = {"resume": "elastic"}
 A field without a mark is an identity field: on resume it must equal the run's."""
 
 
-class Idle(NamedTuple):
+class Unused(NamedTuple):
     """Fields that other fields of the same group can leave without effect."""
 
     fields: tuple[str, ...]
@@ -52,7 +52,7 @@ class Idle(NamedTuple):
 class Settings(BaseModel):
     """A frozen group of settings in which an unknown key is an error, and so is a key that has no effect."""
 
-    idle: ClassVar[tuple[Idle, ...]] = ()
+    unused_when: ClassVar[tuple[Unused, ...]] = ()
     """What is refused where it is given, and left out where the settings are written."""
 
     model_config = ConfigDict(
@@ -84,7 +84,7 @@ class Settings(BaseModel):
 
     def unused(self) -> dict[str, str]:
         """The fields that others of the group leave without effect, and why."""
-        return {name: why for fields, when, why in reversed(self.idle) if when(self) for name in fields}
+        return {name: why for fields, when, why in reversed(self.unused_when) if when(self) for name in fields}
 
 
 class Choice(Settings):
@@ -106,7 +106,7 @@ class Choice(Settings):
         for field, names in self.acts_with.items():
             if not self.acts(field):
                 instead = f"; {self.instead[field]}" if field in self.instead else ""
-                found[field] = f"no effect with {self.name!r} (it belongs to {' or '.join(names)}{instead})"
+                found[field] = f"no effect with {self.name!r} (it is for {' or '.join(names)}{instead})"
         return found
 
 
@@ -145,8 +145,7 @@ class Duration(str):
             return self.number
         if self.unit == "epochs" and samples_per_epoch is None:
             raise UserError(
-                f"{str(self)!r}: there are no epochs of an endless source, nor of a mix, whose sources have each their "
-                "own; give steps or samples",
+                f"{str(self)!r}: an endless source and a mix of sources have no epochs; use steps or samples",
                 code="conflict",
                 setting="training.duration",
             )

@@ -219,11 +219,11 @@ def test_targets_choose_layers(targets, pipelines):
     ("given", "said"),
     [
         ("adapter.targets=[to_q, q_proj, to_z]", "targets to_z are no linear layers of unet"),
-        ("adapter.targets=[to_q]", "finds no layer in text_encoder"),
-        ("adapter.ranks.vae=4", "vae is no component that model.family=sd can train"),
+        ("adapter.targets=[to_q]", "no layer of the LoRA's targets is in text_encoder"),
+        ("adapter.ranks.vae=4", "vae is not a component that model.family=sd can train"),
         ("adapter.rank=0", "adapters.lora.rank"),
         ("train_text_encoder=true", "adapters.lora.ranks.text_encoder"),
-        ("adapters.full.name=full", "both full (full) and lora (lora) are of the unet"),
+        ("adapters.full.name=full", "both full (full) and lora (lora) cover the unet"),
     ],
 )
 def test_what_cannot_be_is_refused(given, said, pipelines):

@@ -333,7 +333,7 @@ def test_no_round_begins_for_which_there_is_no_time(clock):
 
 
 def test_a_budget_that_ends_while_something_is_built(tmp_path, monkeypatch):
-    def stubborn(config, drawn_on):
+    def stubborn(config, init_device):
         for _ in range(10):
             with contextlib.suppress(Exception):
                 time.sleep(5)
@@ -368,7 +368,7 @@ def test_what_is_built_for_another_device_draws_on_the_cpu():
     """Only the networks' weights are drawn where they will be."""
     meta = torch.device("meta")
     config = load("quickstart", TINY).config
-    parts = variants.build(config, meta, drawn_on=meta)
+    parts = variants.build(config, meta, init_device=meta)
     assert {p.device for p in parts.net.parameters()} == {meta}
     draws = bench_inputs.random_batch(parts, 2, bench_inputs.image_shape(config)).draws
     assert {value.device for value in draws.values()} == {CPU}

@@ -26,7 +26,7 @@ class Meeting:
             found = list(self.given)
             self.barrier.wait(self.patience)
         except threading.BrokenBarrierError:
-            raise RanksGone("another rank does not answer: time-out") from None
+            raise RanksGone("another rank does not respond: time-out") from None
         return found
 
     def _gather(self, rank: int) -> Callable[[bytes], list[bytes]]:

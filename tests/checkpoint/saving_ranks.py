@@ -29,7 +29,7 @@ from layouts import equal, held, read_alike
 
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.async_save import Saver
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.store import Store
@@ -113,7 +113,7 @@ def reshard(folder: Path) -> dict[str, Any]:
             with opened(path) as reader:
                 read_alike(reader, newest, ranks.rank, *MESH[ranks.count])
             store.commit(store.plan(f"step-{newest + 1:08d}", held(newest + 1, ranks.rank, *MESH[ranks.count]), {}))
-            store.purge(Keep(2))
+            store.purge(RetentionPolicy(2))
 
         assert exit_codes(start(count, folder, then)) == [0] * count, count
     store = Store(root)
@@ -132,7 +132,7 @@ def sound(root: Path) -> list[int]:
 
 def save_and_save(store: ShardedStore, ranks: Ranks, number: int, acknowledged: Path) -> NoReturn:
     """Until the process is killed: checkpoints after that of `number`; rank 0 writes down what was said to be saved."""
-    saving = Saver(store, Keep(2))
+    saving = Saver(store, RetentionPolicy(2))
     while True:
         number += 1
         mine = held(number, ranks.rank, *MESH[ranks.count])
@@ -209,7 +209,7 @@ def syscalls(folder: Path, victim: int, name: str) -> dict[str, Any]:
             store = ShardedStore(root, ranks)
             save(store, 3, 3)
             save(store, 3, 9)
-            store.purge(Keep(2))
+            store.purge(RetentionPolicy(2))
 
         pids = start(2, folder, run)
         os.read(ready[0], 1)

@@ -15,7 +15,7 @@ from rank_threads import all_fine, together
 from daguerre.checkpoint import async_save, atomic, shards
 from daguerre.checkpoint.async_save import FailedSaves, HostMemory, Saver
 from daguerre.checkpoint.manifest import CheckpointError
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import ShardedTensor
 from daguerre.checkpoint.store import Store
@@ -72,7 +72,7 @@ def test_what_changes_after_a_save_began_is_not_in_it(tmp_path, disk, background
         disk.go.set()
     told += saving.finish()
     assert [outcome.name for outcome in told] == ["step-00000001", "step-00000002", "step-00000003"]
-    assert all(outcome.path and outcome.own_bytes and outcome.notices == [] for outcome in told)
+    assert all(outcome.path and outcome.local_bytes and outcome.notices == [] for outcome in told)
     store = Store(tmp_path / "c")
     assert store.names() == ["step-00000002", "step-00000003"], "purged meanwhile"
     for number, name in [(2, "step-00000002"), (3, "step-00000003")]:
@@ -113,8 +113,8 @@ def test_a_disk_that_is_too_slow_is_told(tmp_path, disk, monkeypatch):
     (first,) = saving.save("step-00000002", groups(2), {})
     assert first.notices == []
     (second,) = saving.finish()
-    assert "step-00000001 took 0 s to write, longer than until the next save" in second.notices[0]
-    assert "Save less often, or to a faster disk" in second.notices[0]
+    assert "step-00000001 took 0 s to write, longer than the time until the next save" in second.notices[0]
+    assert "Save less often, or use a faster disk" in second.notices[0]
     assert second.stalled_seconds > 0
 
 
@@ -165,7 +165,7 @@ def test_a_refusing_disk_is_borne_counted_and_at_last_raised(tmp_path, disk, num
     disk.refusal = 0
     saving.save("step-00000004", groups(4), {})
     (good,) = saving.settle()
-    assert good.notices == ["saving works again, after 2 that failed"]
+    assert good.notices == ["saving works again after 2 failed saves"]
     disk.refusal = number
     for step in (5, 6, 7):
         saving.save(f"step-{step:08d}", groups(step), {})
@@ -219,7 +219,7 @@ def test_content_that_cannot_be_saved_is_raised_at_once(tmp_path):
 
 def test_ranks_save_keep_and_fail_alike(tmp_path, disk):
     def one(rank):
-        saving = Saver(ShardedStore(tmp_path / "c", rank), Keep(2, backup_every=4))
+        saving = Saver(ShardedStore(tmp_path / "c", rank), RetentionPolicy(2, backup_every=4))
         told = []
         for number in range(1, 9):
             if rank.rank == 0:
@@ -282,7 +282,7 @@ def test_a_disk_that_is_really_full_and_then_not(small_disk):
                 filler.write_bytes(b"x" * (free - 8192))
             if rank.rank == 0 and number == 4:
                 filler.unlink()
-            saving.store.ranks.tell()  # all see the disk in this state
+            saving.store.ranks.share()  # all see the disk in this state
             saving.save(f"step-{number:08d}", held(number, rank.rank, 2, 1), {})
             told += saving.settle()
         return told + saving.finish()
@@ -291,7 +291,7 @@ def test_a_disk_that_is_really_full_and_then_not(small_disk):
         assert [outcome.path is not None for outcome in told] == [True, False, False, True]
         assert "No space left on device" in told[1].notices[0]
         assert "MB are free" in told[1].notices[0]
-        assert told[3].notices == ["saving works again, after 2 that failed"]
+        assert told[3].notices == ["saving works again after 2 failed saves"]
     store = Store(small_disk / "c")
     assert store.names() == ["step-00000001", "step-00000004"]
     assert equal(store.load(store.root / "step-00000001").tensors, 1)

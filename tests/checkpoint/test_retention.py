@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_checkpoints import save
 from whole_store import WholeStore
 
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 
 
 def always(_):
@@ -18,26 +18,26 @@ def always(_):
 @pytest.mark.parametrize(
     ("keep", "numbers", "gone"),
     [
-        (Keep(2), [], []),
-        (Keep(2), [5], []),
-        (Keep(2), [5, 10], []),
-        (Keep(2), [5, 10, 15], [5]),
-        (Keep(3), [5, 10, 15, 20, 25], [10, 5]),
-        (Keep(2, backup_every=20), [10, 20, 30, 40, 50, 60], [30, 10]),
-        (Keep(2, backup_every=1000), [300, 600, 900, 1200, 1500, 1800, 2100], [1500, 900, 600, 300]),
-        (Keep(2, backup_every=1), [0, 1, 2, 3, 4], [0]),
+        (RetentionPolicy(2), [], []),
+        (RetentionPolicy(2), [5], []),
+        (RetentionPolicy(2), [5, 10], []),
+        (RetentionPolicy(2), [5, 10, 15], [5]),
+        (RetentionPolicy(3), [5, 10, 15, 20, 25], [10, 5]),
+        (RetentionPolicy(2, backup_every=20), [10, 20, 30, 40, 50, 60], [30, 10]),
+        (RetentionPolicy(2, backup_every=1000), [300, 600, 900, 1200, 1500, 1800, 2100], [1500, 900, 600, 300]),
+        (RetentionPolicy(2, backup_every=1), [0, 1, 2, 3, 4], [0]),
     ],
 )
 def test_what_goes(keep, numbers, gone):
-    assert keep.expendable(numbers, always) == gone
+    assert keep.deletable(numbers, always) == gone
 
 
 def test_the_same_backups_stay_whenever_one_looks():
     """Saves one after another: a backup is a backup from its first day on."""
-    keep, there, backups = Keep(2, 1000), [], {}
+    keep, there, backups = RetentionPolicy(2, 1000), [], {}
     for number in range(300, 12000, 300):
         there.append(number)
-        for gone in keep.expendable(there, always):
+        for gone in keep.deletable(there, always):
             there.remove(gone)
         for backup in keep.backups(there):
             assert backups.setdefault(backup // 1000, backup) == backup
@@ -47,13 +47,13 @@ def test_the_same_backups_stay_whenever_one_looks():
 
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)), st.integers(2, 5), st.none() | st.integers(1, 20))
 def test_two_sound_ones_and_the_newest_stay(numbers, damaged, newest, every):
-    keep, asked = Keep(newest, every), []
+    keep, asked = RetentionPolicy(newest, every), []
 
     def sound(number):
         asked.append(number)
         return number not in damaged
 
-    gone = keep.expendable(sorted(numbers), sound)
+    gone = keep.deletable(sorted(numbers), sound)
     left = numbers - set(gone)
     good = sorted(numbers - damaged)
     assert set(good[-newest:]) <= left
@@ -67,12 +67,12 @@ def test_two_sound_ones_and_the_newest_stay(numbers, damaged, newest, every):
 )
 def test_too_little_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        Keep(**wrong)
+        RetentionPolicy(**wrong)
 
 
 def test_a_store_keeps_backups(tmp_path):
     store = WholeStore(tmp_path / "checkpoints")
     for number in range(1, 8):
         save(store, number)
-        assert store.purge(Keep(2, backup_every=3)) == []
+        assert store.purge(RetentionPolicy(2, backup_every=3)) == []
     assert [int(name[-8:]) for name in store.names()] == [3, 6, 7]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from daguerre.checkpoint import run_dir
-from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderHeld, _Inside, held_by
+from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderInUse, _Inside, lock_holder
 from daguerre.errors import UserError
 
 HOLD = """
@@ -52,13 +52,13 @@ def start(folder):
 
 
 def test_holding_creates_the_folder_and_names_the_holder(folder):
-    assert held_by(folder.path) is None
+    assert lock_holder(folder.path) is None
     with folder.hold() as held:
         assert held is folder
-        holder = held_by(folder.path)
+        holder = lock_holder(folder.path)
         assert holder.pid == os.getpid()
         assert holder.since
-    assert held_by(folder.path) is None
+    assert lock_holder(folder.path) is None
     with folder.hold():
         pass
 
@@ -66,14 +66,14 @@ def test_holding_creates_the_folder_and_names_the_holder(folder):
 def test_a_second_process_is_refused_within_a_second_and_told_who_is_in(folder, start):
     process, _ = start()
     began = time.monotonic()
-    with pytest.raises(RunFolderHeld, match=rf"in use by process {process.pid} on .+ \(since 2"), folder.hold():
+    with pytest.raises(RunFolderInUse, match=rf"in use by process {process.pid} on .+ \(since 2"), folder.hold():
         raise AssertionError("two processes hold the folder")
     assert time.monotonic() - began < 1
-    assert held_by(folder.path).pid == process.pid
+    assert lock_holder(folder.path).pid == process.pid
 
 
 def test_the_same_process_cannot_hold_twice(folder):
-    with folder.hold(), pytest.raises(RunFolderHeld), folder.hold():
+    with folder.hold(), pytest.raises(RunFolderInUse), folder.hold():
         pass
 
 
@@ -84,9 +84,9 @@ def test_sigkill_releases_the_folder_even_with_a_forked_child_alive(folder, star
     process.wait()
     try:
         os.kill(child, 0)
-        assert held_by(folder.path) is None
+        assert lock_holder(folder.path) is None
         with folder.hold():
-            assert held_by(folder.path).pid == os.getpid()
+            assert lock_holder(folder.path).pid == os.getpid()
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -105,14 +105,14 @@ def test_asking_does_not_disturb_who_comes(folder, monkeypatch):
 def test_an_error_inside_passes_and_releases(folder):
     with pytest.raises(KeyError), folder.hold():
         raise KeyError
-    assert held_by(folder.path) is None
+    assert lock_holder(folder.path) is None
 
 
 def test_a_path_under_a_file_is_told(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(RunFolderError, match=r"cannot write to .*file/run: .*Choose an output_dir"):
         RunFolder(tmp_path / "file" / "run").hold().__enter__()
-    assert held_by(tmp_path / "file" / "run") is None
+    assert lock_holder(tmp_path / "file" / "run") is None
 
 
 UNWRITABLE = """
@@ -184,4 +184,4 @@ def test_a_lock_text_that_is_no_json_is_no_obstacle(folder):
     folder.lock.write_text("junk")
     with folder.hold():
         assert json.loads(folder.lock.read_text())["pid"] == os.getpid()
-    assert issubclass(RunFolderHeld, UserError)
+    assert issubclass(RunFolderInUse, UserError)

@@ -16,7 +16,7 @@ from whole_store import WholeStore
 
 from daguerre.checkpoint import atomic, manifest, safetensors, sharded, shards
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.sharded import ShardedStore
 from daguerre.checkpoint.shards import Region, Shard, ShardedTensor
@@ -138,7 +138,7 @@ def test_groups_asked_for_alone(tmp_path):
     assert set(store.load(path, only=("ema",)).tensors) == {"ema"}
     assert sorted(store.groups(path)) == ["ema", "model"]
     assert sorted(store.groups(save_alone(WholeStore(path.parent), 2))) == ["model", "optimizer"]
-    with pytest.raises(CheckpointError, match="holds no tensors named x; it holds"):
+    with pytest.raises(CheckpointError, match="has no tensors named x; it has"):
         Store(path.parent).load(path, only=("x",))
 
 
@@ -159,14 +159,14 @@ def test_what_does_not_fit_is_told_before_anything_is_read(tmp_path):
             reader.fill(wanted)
         assert not wanted["model"]["uneven"].pieces[0].tensor.any()
         for wrong, message in [
-            (("x", "y"), "holds no tensors named x"),
+            (("x", "y"), "has no tensors named x"),
             (("model", "y"), "no tensor 'y' in model"),
             (("model", "norm", Region((5,), (2,))), "there is no slice"),
             (("model", "norm", Region((0, 0), (2, 2))), "there is no slice"),
         ]:
             with pytest.raises(CheckpointError, match=message):
                 reader.read(*wrong)
-        with pytest.raises(CheckpointError, match=r"holds no other.json; it holds"):
+        with pytest.raises(CheckpointError, match=r"has no other.json; it has"):
             reader.document("other")
 
 
@@ -311,7 +311,7 @@ def test_a_folder_that_is_not_shared_is_told(tmp_path, monkeypatch):
         return store.commit(planned)
 
     for error in together(2, one):
-        assert "output_dir has to be a folder that all nodes share" in str(error)
+        assert "output_dir must be a folder that all nodes share" in str(error)
 
 
 def test_verifying_is_shared_and_all_agree(tmp_path, monkeypatch):
@@ -355,7 +355,7 @@ def test_a_disk_that_does_not_read_is_no_damage(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "verify", verify)
     for error in together(2, lambda rank: ShardedStore(tmp_path / "c", rank).recover()):
         assert isinstance(error, CheckpointError)
-        assert "Input/output error. This may pass" in str(error)
+        assert "Input/output error. This may be temporary" in str(error)
     assert path.exists()
 
 
@@ -386,7 +386,7 @@ def test_saving_a_name_again_replaces_it_and_purging_keeps_two(tmp_path):
             path = store.commit(planned)
             if rank.rank == 0 and number == 3:
                 assert equal(Store(path.parent).load(path).tensors, value)
-        return store.purge(Keep(2))
+        return store.purge(RetentionPolicy(2))
 
     assert all_fine(together(2, one)) == [[], []]
     assert Store(tmp_path / "c").names() == ["step-00000003", "step-00000004"]
@@ -398,7 +398,7 @@ def test_leftovers_of_killed_saves_go(tmp_path):
     path = save(tmp_path / "c", 2, 1, (2, 1))
     (tmp_path / "c" / ".tmp-step-00000002-ab").mkdir()
     found = all_fine(together(2, lambda rank: ShardedStore(tmp_path / "c", rank).recover()))
-    assert [each.notices for each in found] == [["removed .tmp-step-00000002-ab, left behind by a killed run"]] * 2
+    assert [each.notices for each in found] == [["removed .tmp-step-00000002-ab, left over from a killed run"]] * 2
     assert [p.name for p in path.parent.iterdir()] == ["step-00000001"]
 
 

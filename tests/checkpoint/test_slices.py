@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daguerre.checkpoint import shards
-from daguerre.checkpoint.shards import Region, Shard, ShardedTensor, in_order, is_plain, plan, whole
+from daguerre.checkpoint.shards import Region, Shard, ShardedTensor, full_region, in_order, is_unsharded, plan
 
 
 def held(**named):
@@ -64,7 +64,7 @@ def test_every_element_is_written_once_by_a_rank_that_holds_it(rows, columns, ra
     ]
     stored = plan(holdings)["model"]["w"]
     seen = [element for _, _, region in stored.parts for element in elements(region)]
-    assert sorted(seen) == sorted(elements(whole((rows, columns))))
+    assert sorted(seen) == sorted(elements(full_region((rows, columns))))
     for file, _, region in stored.parts:
         rank = 0 if file == "model.safetensors" else int(file.split("-")[1])
         assert any(elements(region) <= elements(part) for part in holdings[rank]["model"]["w"][2])
@@ -72,7 +72,7 @@ def test_every_element_is_written_once_by_a_rank_that_holds_it(rows, columns, ra
 
 def test_copies_are_spread_by_bytes():
     shapes = {f"w{i}": (64 + 13 * i, 32) for i in range(40)} | {"b": (8,), "large": (40000, 32)}
-    holdings = [held(**{name: (shape, [whole(shape)]) for name, shape in shapes.items()}) for _ in range(4)]
+    holdings = [held(**{name: (shape, [full_region(shape)]) for name, shape in shapes.items()}) for _ in range(4)]
     load = written(plan(holdings))
     assert len(load) == 4
     assert max(load.values()) < 1.05 * sum(load.values()) / 4
@@ -80,8 +80,8 @@ def test_copies_are_spread_by_bytes():
 
 
 def test_what_only_one_rank_holds_is_counted_in_the_balance():
-    own = held(w=((100, 4), [whole((100, 4))]), copy=((30,), [whole((30,))]))
-    load = plan([own, held(w=((100, 4), []), copy=((30,), [whole((30,))]))])
+    own = held(w=((100, 4), [full_region((100, 4))]), copy=((30,), [full_region((30,))]))
+    load = plan([own, held(w=((100, 4), []), copy=((30,), [full_region((30,))]))])
     assert [file for file, _, _ in load["model"]["copy"].parts] == ["model-00001-of-00002.safetensors"]
 
 
@@ -112,18 +112,19 @@ def test_regions_that_are_no_grid_are_compared():
 
 def test_ranks_that_disagree_are_refused():
     with pytest.raises(ValueError, match=r"'w' of 'model' is .* on rank 1"):
-        plan([held(w=((4, 3), [whole((4, 3))])), held(w=((4, 2), []))])
+        plan([held(w=((4, 3), [full_region((4, 3))])), held(w=((4, 2), []))])
 
 
 def test_tensors_without_elements_and_without_dims():
-    holdings = [held(none=((0, 3), [whole((0, 3))]), one=((), [whole(())])) for _ in range(2)]
+    holdings = [held(none=((0, 3), [full_region((0, 3))]), one=((), [full_region(())])) for _ in range(2)]
     index = plan(holdings)
     assert index["model"]["none"].parts == ()
     assert [region for _, _, region in index["model"]["one"].parts] == [Region((), ())]
 
 
 def test_the_index_comes_back_equal():
-    index = plan([held(**{"a@1": ((4, 3), [whole((4, 3))]), "a": ((2,), [whole((2,))])})] * 3) | {"empty": {}}
+    holding = held(**{"a@1": ((4, 3), [full_region((4, 3))]), "a": ((2,), [full_region((2,))])})
+    index = plan([holding] * 3) | {"empty": {}}
     assert shards.from_bytes(shards.to_bytes(index)) == index
     with pytest.raises(ValueError, match="has format 2"):
         shards.from_bytes(shards.to_bytes(index).replace(b'"format":1', b'"format":2'))
@@ -146,14 +147,14 @@ def test_rows_in_another_order_are_pieces_in_their_own(begin, length, column):
     sliced = in_order(order, (begin, column), local, (8, 3))
     assert sum(len(piece.tensor) for piece in sliced.pieces) == length
     for piece in sliced.pieces:
-        assert torch.equal(piece.tensor, tensor[piece.region.within(whole((8, 3)))])
+        assert torch.equal(piece.tensor, tensor[piece.region.within(full_region((8, 3)))])
         piece.tensor.fill_(-1)
     assert bool((local == -1).all()), "pieces are views"
 
 
 def test_one_process_with_whole_tensors_writes_the_plain_layout():
-    index = plan([held(w=((4, 3), [whole((4, 3))]), b=((4,), [whole((4,))]))])
-    assert is_plain(index)
-    assert index["model"]["w"].parts == (("model.safetensors", "w", whole((4, 3))),)
+    index = plan([held(w=((4, 3), [full_region((4, 3))]), b=((4,), [full_region((4,))]))])
+    assert is_unsharded(index)
+    assert index["model"]["w"].parts == (("model.safetensors", "w", full_region((4, 3))),)
     split = plan([held(w=((4, 3), [Region((0, 0), (2, 3)), Region((2, 0), (2, 3))]))])
-    assert not is_plain(split)
+    assert not is_unsharded(split)

@@ -12,7 +12,7 @@ from whole_store import WholeStore
 
 from daguerre.checkpoint import manifest, safetensors
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.errors import UserError
 
 
@@ -107,7 +107,7 @@ def test_only_the_groups_asked_for_are_read(store):
     path = save(store, 1)
     flip(path / "optimizer.safetensors")
     assert set(store.load(path, only=("model",)).tensors) == {"model"}
-    with pytest.raises(CheckpointError, match="no tensors named ema; it holds model"):
+    with pytest.raises(CheckpointError, match="no tensors named ema; it has model"):
         store.load(path, only=("model", "ema"))
 
 
@@ -227,7 +227,7 @@ def test_leftovers_of_killed_saves_go_and_are_told(store):
     assert stale.exists(), "a reader changes nothing"
     found = fresh(store).recover()
     assert found.path == path
-    assert found.notices == ["removed .tmp-step-00000002-abc, left behind by a killed run"]
+    assert found.notices == ["removed .tmp-step-00000002-abc, left over from a killed run"]
     assert not stale.exists()
 
 
@@ -258,7 +258,7 @@ def test_a_replacement_cut_between_its_renames_is_put_back(store):
 def test_purge_keeps_the_newest(store):
     for number in range(6):
         save(store, number)
-    assert store.purge(Keep(3)) == []
+    assert store.purge(RetentionPolicy(3)) == []
     assert store.names() == ["step-00000003", "step-00000004", "step-00000005"]
 
 
@@ -267,12 +267,12 @@ def test_purge_never_goes_below_two_sound_ones(store):
         save(store, number)
     flip(store.root / "step-00000003" / "model.safetensors")
     flip(store.root / "step-00000001" / "state.json")
-    notices = store.purge(Keep(2))
+    notices = store.purge(RetentionPolicy(2))
     assert store.names() == ["step-00000000", "step-00000002"]
     assert ["step-00000003/model.safetensors" in notices[0], "step-00000001/state.json" in notices[1]] == [True] * 2
     for keep in (1, 0):
         with pytest.raises(ValueError, match="at least 2"):
-            store.purge(Keep(keep))
+            store.purge(RetentionPolicy(keep))
 
 
 def test_a_newer_format_is_an_error_not_damage(store, monkeypatch):
@@ -312,7 +312,7 @@ def test_rewinding_sets_newer_ones_aside_and_refuses_names_that_are_not_there(st
         "step-00000002",
         "step-00000003",
     ]
-    assert "went on from step-00000001" in found.notices[0]
+    assert "continued from step-00000001" in found.notices[0]
     assert fresh(store).recover().path == found.path
 
 

@@ -19,7 +19,7 @@ from whole_store import WholeStore
 
 from daguerre.checkpoint import atomic, manifest
 from daguerre.checkpoint.manifest import CheckpointError
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
 
 HERE = Path(__file__).parent
@@ -165,10 +165,10 @@ def test_a_purge_that_dies_keeps_the_newest(monkeypatch, tmp_path):
         for number in range(4):
             save(store, number)
 
-    for store in deaths(monkeypatch, tmp_path, prepare, lambda store: store.purge(Keep(2))):
+    for store in deaths(monkeypatch, tmp_path, prepare, lambda store: store.purge(RetentionPolicy(2))):
         assert sound(store)[-2:] == [2, 3]
         assert same(store.load(store.recover().path), 3)
-        store.purge(Keep(2))
+        store.purge(RetentionPolicy(2))
         assert sorted(path.name for path in store.root.iterdir()) == ["step-00000002", "step-00000003"]
 
 
@@ -251,7 +251,7 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk):
         assert "run the same command again" in message
         assert not list(store.root.glob(".*"))
         assert WholeStore(store.root).recover().path == saved[-1]
-        store.purge(Keep(2))
+        store.purge(RetentionPolicy(2))
         assert same(store.load(save(store, 99)), 99)
         (small_disk / "filler").write_bytes(b"x" * os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize)
         with pytest.raises(RunFolderError, match="No space left on device"):
@@ -303,7 +303,7 @@ def killed_at(syscall, count, root):
         store = WholeStore(root)
         save(store, 3)
         save(store, 3, value=9)
-        store.purge(Keep(2))
+        store.purge(RetentionPolicy(2))
         os._exit(0)
     os.read(ready[0], 1)
     strace = subprocess.Popen(

@@ -74,7 +74,7 @@ def test_a_folder_is_trained_on_and_the_shapes_drop_out_aloud(mixed, tmp_path, c
     assert train_on(mixed, tmp_path, "training.duration=2 steps") == errors.DONE
     said = capsys.readouterr().out
     assert "data.source is folder instead of shapes: the recipe's data.checked_prompts dropped out" in said
-    assert "no checker reads images of this source" in said
+    assert "generated images of this data set cannot be scored" in said
     assert "on folder at 64 px" in said
     for reason in LEFT_OUT.keys() - {"truncated image"}:
         assert reason in said, "what was left out is said at the start"
@@ -249,6 +249,6 @@ def test_a_batch_larger_than_the_data_leaves_nothing_behind_and_dry_run_finds_it
     too_many = "training.global_batch_size=64"
     assert train_on(folder, tmp_path, too_many, "training.per_device_batch_size=null", "--dry-run") == errors.REFUSED
     assert train_on(folder, tmp_path, too_many, "training.per_device_batch_size=null") == errors.REFUSED
-    assert "a batch of 64 samples is more than the data set has" in capsys.readouterr().err
+    assert "a batch of 64 samples is larger than an epoch of the data set" in capsys.readouterr().err
     assert not (tmp_path / "tiny" / "config.yaml").exists()
     assert train_on(folder, tmp_path, "training.duration=1 step", "lr_scheduler.warmup=0 steps") == errors.DONE

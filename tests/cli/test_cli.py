@@ -118,7 +118,7 @@ def test_a_fault_of_the_program_says_so_and_leaves_a_file_to_send(tmp_path):
     (file,) = tmp_path.iterdir()
     assert done.returncode == 1
     first, second = done.stderr.splitlines()
-    assert first.startswith("daguerre: a fault of the program or the machine: ValueError: https://***@host/x.tar?***")
+    assert first.startswith("daguerre: internal error: ValueError: https://***@host/x.tar?***")
     assert str(file) in second
     text = file.read_text(encoding="utf-8")
     assert "Traceback" in text

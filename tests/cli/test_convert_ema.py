@@ -25,7 +25,7 @@ def unet(pipeline):
 
 def test_a_width_that_was_kept_comes_out_as_it_was(run, tmp_path, capsys):
     assert main.run(["convert", "ema", str(run), "width=0.2", f"out={tmp_path / 'p'}"]) == errors.DONE
-    assert "the profile is 0.0% off" in capsys.readouterr().out
+    assert "the averaging profile differs by 0.0% from" in capsys.readouterr().out
     kept = load_file(run / "checkpoints" / "step-00000008" / "post_hoc_0_2.safetensors")
     found = unet(tmp_path / "p")
     assert {f"unet.{name}" for name in found} == set(kept)
@@ -38,7 +38,7 @@ def test_another_width_is_the_sum_that_its_profile_asks_for(run, capsys):
     kept = [(step, width) for step in (2, 4, 6, 8) for width in (0.05, 0.2)]
     factors, error = post_hoc.coefficients(kept, 8, 0.1)
     said = capsys.readouterr().out
-    assert f"the profile is {error:.1%} off" in said
+    assert f"the averaging profile differs by {error:.1%} from" in said
     assert ("poor" in said) == (error > post_hoc.POOR)
     found = unet(run / "pipeline-ema-0.1")
     total = torch.zeros_like(found["conv_in.weight"], dtype=torch.float64)
@@ -54,8 +54,8 @@ def test_another_width_is_the_sum_that_its_profile_asks_for(run, capsys):
 def test_a_poor_average_is_said_to_be_one(run, tmp_path, capsys):
     assert main.run(["convert", "ema", str(run), "width=0.01", f"out={tmp_path / 'p'}"]) == errors.DONE
     said = capsys.readouterr().out
-    assert "a poor one" in said
-    assert "nearer to those that are kept (0.05, 0.2)" in said
+    assert "the average is poor" in said
+    assert "closer to the stored ones (0.05, 0.2)" in said
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_pipeline_in_every_form(tmp_path, capsys):
     whole = StableDiffusionXLPipeline.from_pretrained(folder, local_files_only=True)
     file = tmp_path / "xl.safetensors"
     assert export(folder, "format=single_file", f"out={file}", "dtype=float16") == errors.DONE
-    assert "ComfyUI and A1111 do not open the file" in capsys.readouterr().out
+    assert "ComfyUI and A1111 cannot open the file" in capsys.readouterr().out
     pipe = StableDiffusionXLPipeline.from_single_file(
         str(file), config=str(folder), local_files_only=True, torch_dtype=torch.float16
     )
@@ -151,7 +151,7 @@ def test_a_pipeline_in_every_form(tmp_path, capsys):
         (["format=single_file", "out=x"], "format=single_file writes a .safetensors file"),
         (["format=diffusers", "out=x.safetensors"], "format=diffusers writes a folder"),
         (["format=unet", "out=x", "dtype=int8"], 'dtype = "int8"\n      allowed: '),
-        (["format=unet", "out=x", "variant=fp16"], "a run has no variants"),
+        (["format=unet", "out=x", "variant=fp16"], "it applies to a pipeline, not to a run"),
         (["format=unet", "out=x", "weights=best"], 'weights = "best"\n      allowed: ema'),
         (["format=unet", "out=x", "checkpoint=step-9"], "has no checkpoint 'step-9'; it has: step-00000001"),
         (["format=unet", "out=x", "seed=3"], "seed: convert export takes format, out"),
@@ -169,8 +169,11 @@ def test_what_it_cannot_do_is_refused(run, tmp_path, given, words, capsys, monke
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["format=diffusers", "out=x"], "is in diffusers' layout: give dtype="),
-        (["format=unet", "out=x", "weights=raw", "training.device=cpu"], "weights, training.device: for a run alone"),
+        (["format=diffusers", "out=x"], "is already in diffusers' layout: set dtype="),
+        (
+            ["format=unet", "out=x", "weights=raw", "training.device=cpu"],
+            "weights, training.device: it applies to a run only",
+        ),
     ],
 )
 def test_what_a_pipeline_cannot_have_is_refused(run, given, words, capsys):

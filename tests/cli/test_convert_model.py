@@ -51,7 +51,7 @@ def test_averaged_weights_of_a_file_that_holds_both(model, tmp_path, capsys):
         metadata = opened.metadata()
     save_file(tensors | averages, tmp_path / "both.safetensors", metadata)
     assert convert(tmp_path / "both.safetensors", f"out={tmp_path / 'raw'}") == errors.DONE
-    assert "holds averaged weights, too" in capsys.readouterr().out
+    assert "it also has averaged weights" in capsys.readouterr().out
     assert convert(tmp_path / "both.safetensors", f"out={tmp_path / 'ema'}", "weights=ema") == errors.DONE
     expected = load_file(folder / UNET)
     for name, added in (("raw", 0), ("ema", 1)):
@@ -65,22 +65,22 @@ def test_a_pickled_folder(model, tmp_path, capsys):
     torch.save(load_file(folder / UNET), old / "diffusion_pytorch_model.bin")
     (old / "config.json").write_bytes((folder / "unet" / "config.json").read_bytes())
     assert convert(tmp_path / "old", f"out={tmp_path / 'new'}") == errors.REFUSED
-    assert "pickled_weights=true reads its tensors alone" in capsys.readouterr().err
+    assert "pickled_weights=true reads only its tensors" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     assert convert(tmp_path / "old", f"out={tmp_path / 'new'}", "pickled_weights=true") == errors.DONE
     expected = load_file(folder / UNET)
     assert all(torch.equal(t, expected[n]) for n, t in load_file(tmp_path / "new" / UNET).items())
     assert convert(tmp_path / "new", f"out={tmp_path / 'no'}", "pickled_weights=true") == errors.REFUSED
-    assert "holds no pickled weights" in capsys.readouterr().err
+    assert "has no pickled weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "Give out=FOLDER"),
-        (["out=x", "pickled_weights=true"], "is not pickled; leave it out"),
+        ([], "Set out=FOLDER"),
+        (["out=x", "pickled_weights=true"], "is not pickled; remove it"),
         (["out=x", "weights=mean"], 'weights = "mean"\n      allowed: ema, raw'),
-        (["out=x", "weights=ema"], "holds no averaged weights"),
+        (["out=x", "weights=ema"], "has no averaged weights"),
         (["out=x", "prediction_type=sample"], "allowed: epsilon, v_prediction"),
         (["out=x", "format=unet"], "format: convert model takes"),
     ],
@@ -95,5 +95,5 @@ def test_what_it_cannot_do_is_refused(model, tmp_path, given, words, capsys, mon
 
 def test_settings_of_files_are_refused_for_folders(model, tmp_path, capsys):
     assert convert(model[0], f"out={tmp_path / 'x'}", "weights=ema") == errors.REFUSED
-    assert "weights: for a single-file checkpoint" in capsys.readouterr().err
+    assert "weights: only for a single-file checkpoint" in capsys.readouterr().err
     assert json.loads((model[0] / "model_index.json").read_text())

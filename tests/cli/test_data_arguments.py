@@ -129,7 +129,7 @@ def test_what_lies_beside_shards_changes_nothing(place):
 def test_a_folder_of_several_kinds_is_a_question(place):
     data_sets.shards(place / "mixed", 1, 1)
     (place / "mixed" / "cat.jpg").touch()
-    with pytest.raises(UserError, match="tar shards beside images: say which"):
+    with pytest.raises(UserError, match="tar shards and images: choose which"):
         read("mixed")
     assert read("mixed", "data.source=folder").settings.kinds == "folder"
 
@@ -139,7 +139,7 @@ def test_a_folder_of_several_kinds_is_a_question(place):
     [
         ([], "which data"),
         (["nothing"], "there is nothing at 'nothing'"),
-        (["notes.md"], "of no kind that is known by its name"),
+        (["notes.md"], "is not a known kind of data"),
         (["shards", "images"], "one kind of data at a time"),
         (["quickstart", "shards"], "quickstart is a recipe"),
         (["shards", "coutn=3"], "did you mean count"),

@@ -89,11 +89,11 @@ def test_for_other_formats_than_the_usual(place):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "which shards"),
+        ([], "no shards given"),
         (["nothing"], "nothing"),
         (["images"], "ends in .tar"),
-        (["https://host/part-{00..09}.tar"], "nothing can be written to a web server"),
-        (["page.tar"], "is no tar"),
+        (["https://host/part-{00..09}.tar"], "a web server cannot be written to"),
+        (["page.tar"], "is not a tar"),
         (["raw", "agian=true"], "agian"),
         (["raw", "processes=0"], "processes"),
     ],

@@ -66,7 +66,7 @@ def test_the_same_command_again_keeps_everything(place, capsys):
     before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in (place / "out").glob("*.tar*")}
     capsys.readouterr()
     assert pack("images", "-o", "out", "shard_samples=2") == 0
-    assert "all 3 shards were there and are whole; nothing was written" in capsys.readouterr().out
+    assert "all 3 shards already exist and are complete; nothing was written" in capsys.readouterr().out
     assert before == {path.name: (path.read_bytes(), path.stat().st_ino) for path in (place / "out").glob("*.tar*")}
 
 
@@ -180,7 +180,7 @@ def test_ctrl_c_ends_at_once_without_a_traceback(place):
         (["raw"], "where to"),
         (["quickstart", "-o", "out"], "is endless"),
         (["quickstart", "-o", "out", "count=3", "order=shuffled"], "no order to change"),
-        (["raw", "-o", "out", "shard_mb=1", "shard_samples=3"], "give one of them"),
+        (["raw", "-o", "out", "shard_mb=1", "shard_samples=3"], "give only one of them"),
         (["raw", "-o", "out", "data.filters=score > 99"], "none of the 30 samples"),
         (["raw", "-o", "out", "data.filters=scoer > 99"], "no sample has a field scoer"),
         (["raw", "-o", "raw"], "holds tar files already"),
@@ -205,7 +205,7 @@ def test_a_folder_that_holds_another_packing(place, capsys):
         assert "holds shards of other data, or with other filters or sizes (30 samples" in capsys.readouterr().err
     (place / "out" / "dataset.json").write_text("{}", encoding="utf-8")
     assert pack("raw", "-o", "out") == 2
-    assert "no file of `data pack`" in capsys.readouterr().err
+    assert "was not written by `data pack`" in capsys.readouterr().err
 
 
 def test_two_at_once_are_refused(place, capsys):
@@ -214,7 +214,7 @@ def test_two_at_once_are_refused(place, capsys):
     descriptor = os.open(place / "out", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     assert pack("raw", "-o", "out") == 3
-    assert "another process packs into" in capsys.readouterr().err
+    assert "another process is packing into" in capsys.readouterr().err
     os.close(descriptor)
     assert pack("raw", "-o", "out") == 0
 

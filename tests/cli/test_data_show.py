@@ -120,7 +120,7 @@ def test_captions_are_wrapped_within_their_image(text):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["images", "-o", "sheet.pdf"], "a name that ends in"),
+        (["images", "-o", "sheet.pdf"], "its name must end in"),
         (["images", "count=0"], "count"),
         ([], "which data"),
     ],

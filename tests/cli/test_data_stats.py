@@ -58,7 +58,7 @@ def test_what_filters_and_buckets_do(place, capsys):
     buckets = ("data.buckets.aspects=[1/1, 2/1]", "data.buckets.step=16", "data.resolution=48")
     assert stats("raw", filters, *buckets, "data.buckets.upscale=false", "-o", "page.html") == 0
     text = words("page.html")
-    assert "30 samples in 3 shards. The filters pass 15 (50 %)." in text
+    assert "30 samples in 3 shards. The filters keep 15 (50 %)." in text
     assert "No bucket takes" in text
     assert "score < 2 20 (67 %)" in text
     assert "lang == 'en' 22 (73 %) 15 (50 %)" in text
@@ -118,7 +118,7 @@ def test_it_opens_the_page_when_asked(place, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "which data"),
+        ([], "no data given"),
         (["raw", "data.filters=score > 99"], "none of the 4 samples passes"),
         (["raw", "data.buckets.aspects=[17/1]"], "aspects"),
         (["raw", "read=0"], "read"),
@@ -139,7 +139,7 @@ def test_the_terminal_says_what_is_there_left_out_and_cropped(place, capsys):
     (folder / "readme.txt").write_text("these are images")
     assert stats("images", "data.resolution=32", "data.filters=width > 40") == 0
     said = capsys.readouterr().out
-    assert "10 samples. The filters pass 8 (80 %)." in said
+    assert "10 samples. The filters keep 8 (80 %)." in said
     assert re.search(r"Usable +8 +67 % of the 12 that were found", said)
     assert re.search(r"Cropped +\d+\.\d % +of an image's pixels, on average", said)
     for count, reason in ((1, "not an image"), (1, "image without a caption: 005.jpg"), (2, "filter: width > 40")):

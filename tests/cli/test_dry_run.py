@@ -63,7 +63,7 @@ def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp
     own = LORA.get(name, UNET[kind])
     whole = UNET[kind] + LORA.get(name, 0)
     assert counts == [(whole, own), *((count, 0) for count in FROZEN[kind])]
-    assert re.search(rf"^  {re.escape(base(name))}: to be fetched from the hub", said, flags=re.MULTILINE)
+    assert re.search(rf"^  {re.escape(base(name))}: will be downloaded from the hub", said, flags=re.MULTILINE)
     assert f"daguerre fetch {base(name)} -o DIR" in said
     assert ("which has no checkpoint yet" in said) == bool(tree(name).get("init_from"))
     assert ("unet/diffusion_pytorch_model.safetensors" in said) == ("scratch" not in name and "lightning" not in name)
@@ -118,7 +118,7 @@ def test_what_train_refuses_of_a_run_that_exists_is_refused_here_too(tmp_path, c
     tiny += ["sampling.num_images=0", "data.checked_prompts=1", "checkpoint.export=false"]
     assert tiny_runs.train(tmp_path, *tiny, "resume_from_checkpoint=never") == errors.DONE
     before = sorted(path for path in tmp_path.rglob("*"))
-    assert "seed: the run has 0, this command says 1" in refused(capsys, tmp_path, *tiny, "seed=1")
+    assert "seed: the run has 0, this command has 1" in refused(capsys, tmp_path, *tiny, "seed=1")
     assert "resume_from_checkpoint=never" in refused(capsys, tmp_path, *tiny, "resume_from_checkpoint=never")
     assert "'step-7'" in refused(capsys, tmp_path, *tiny, "resume_from_checkpoint=step-7")
     longer = [*tiny[1:], "training.duration=4 steps"]
@@ -126,5 +126,5 @@ def test_what_train_refuses_of_a_run_that_exists_is_refused_here_too(tmp_path, c
     assert main.run([*tiny_runs.arguments(tmp_path, *longer, "on_new_duration=hold"), "--dry-run"]) == errors.REFUSED
     chosen = [*longer, "lr_scheduler.on_new_duration=decay", "lr_scheduler.restart_from=0.5"]
     assert main.run([*tiny_runs.arguments(tmp_path, *chosen), "--dry-run"]) == errors.DONE
-    assert "the run goes on from step-00000002" in capsys.readouterr().out
+    assert "the run continues from step-00000002" in capsys.readouterr().out
     assert sorted(path for path in tmp_path.rglob("*")) == before

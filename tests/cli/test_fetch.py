@@ -111,7 +111,7 @@ def test_a_broken_connection_is_gone_on_from(hub, tmp_path, monkeypatch, capsys)
     out = tmp_path / "sd"
     code = run(MODEL, "-o", out)
     if code != errors.DONE:  # the library may try again by itself
-        assert "What has arrived is kept" in capsys.readouterr().err
+        assert "Downloaded parts are kept" in capsys.readouterr().err
         assert json.loads((out / "fetched.json").read_text())["complete"] is False
         assert run(MODEL, "-o", out) == errors.DONE
     assert (out / WEIGHTS).read_bytes() == hub.files[MODEL][WEIGHTS]
@@ -122,9 +122,9 @@ def test_bytes_that_differ_are_found(hub, tmp_path, capsys):
     hub.damaged.add(WEIGHTS)
     out = tmp_path / "sd"
     assert run(MODEL, "-o", out) == errors.REFUSED
-    assert f"{out / WEIGHTS} did not arrive as the hub has it" in capsys.readouterr().err
+    assert f"{out / WEIGHTS} does not match the hub's copy" in capsys.readouterr().err
     assert run(MODEL) == errors.REFUSED
-    assert "did not arrive as the hub has it" in capsys.readouterr().err
+    assert "does not match the hub's copy" in capsys.readouterr().err
     hub.damaged.clear()
     assert run(MODEL) == errors.DONE
     assert run(MODEL, "-o", out) == errors.DONE
@@ -149,16 +149,16 @@ def test_what_the_hub_refuses_is_explained(hub, tmp_path, monkeypatch, capsys):
         assert not (tmp_path / "x").exists()
         return capsys.readouterr().err
 
-    assert "the hub has no model owner/none, or keeps it private" in said("owner/none")
+    assert "the hub has no model owner/none, or it is private" in said("owner/none")
     gone = "stabilityai/stable-diffusion-2-1"
     assert f"{gone} was taken down by its publisher; the hub keeps it as sd2-community" in said(gone)
     assert "has no revision v9" in said(MODEL, "revision=v9")
     hub.gated.add(MODEL)
     told = said(MODEL)
-    assert f"accepted its conditions: do so on {hub.url}/{MODEL}" in told
+    assert f"gated: accept its conditions on {hub.url}/{MODEL}" in told
     assert "HF_TOKEN to a token of yours (none is set)" in told
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert "(the one that is set does not do)" in said(MODEL)
+    assert "(the current token has no access)" in said(MODEL)
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert run(MODEL, "-o", tmp_path / "open") == errors.DONE
     assert hub.token not in (tmp_path / "open" / "fetched.json").read_text()
@@ -168,7 +168,7 @@ def test_without_a_connection(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert run(MODEL, "-o", tmp_path / "x") == errors.REFUSED
     told = capsys.readouterr().err
-    assert "http://127.0.0.1:9 did not give owner/tiny-sd" in told
+    assert "http://127.0.0.1:9 could not provide owner/tiny-sd" in told
     assert "copy the folder" in told
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert run(MODEL, "-o", tmp_path / "x") == errors.REFUSED
@@ -179,7 +179,7 @@ def test_folders_of_others_are_left_alone(hub, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").touch()
     assert run(MODEL, "-o", tmp_path / "mine") == errors.REFUSED
-    assert "holds other files" in capsys.readouterr().err
+    assert "has other files in it" in capsys.readouterr().err
     assert run(MODEL, "-o", tmp_path / "sd") == errors.DONE
     hub.commit = "f" * 40
     assert run(MODEL, "-o", tmp_path / "sd") == errors.REFUSED
@@ -192,7 +192,7 @@ def test_folders_of_others_are_left_alone(hub, tmp_path, capsys):
 def test_a_disk_without_room(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
     assert run(MODEL, "-o", tmp_path / "x") == errors.REFUSED
-    assert "MB are to come, and its disk has 0.0 MB left" in capsys.readouterr().err
+    assert "MB, but the disk has 0.0 MB free" in capsys.readouterr().err
     assert not hub.fetched(WEIGHTS)
 
 
@@ -201,9 +201,9 @@ def test_a_disk_without_room(hub, tmp_path, monkeypatch, capsys):
     [
         ([], "give OWNER/NAME"),
         (["sd15"], "sd15: give OWNER/NAME"),
-        ([MODEL, "model=a/b"], "Give one"),
+        ([MODEL, "model=a/b"], "Give only one"),
         ([MODEL, "components=unet,control"], "components=control: there are unet, vae"),
-        ([f"{MODEL}/a.safetensors", "variant=fp16"], "without effect on one file"),
+        ([f"{MODEL}/a.safetensors", "variant=fp16"], "no effect on a single file"),
         ([MODEL, "format=x"], "format: fetch takes out, model"),
     ],
 )

@@ -43,7 +43,7 @@ def words_of(file: Path) -> list[str]:
 def test_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     given = ["run_name=it's $HOME `x`", 'prompts=["a \\"b\\"", "c"]', "--learning-rate=1e-5"]
     assert launch("sdxl", "nodes=2", "--cpus-per-task", "3", "time=4-00", "chdir=/with a space", *given) == 0
-    assert "it-s-HOME-x.sbatch: read it, change it, then hand it in: sbatch it-s-HOME-x.sbatch" in (
+    assert "it-s-HOME-x.sbatch: check and edit it, then submit it: sbatch it-s-HOME-x.sbatch" in (
         capsys.readouterr().out
     )
     text = (tmp_path / "it-s-HOME-x.sbatch").read_text()
@@ -61,7 +61,7 @@ def test_the_same_file_may_be_written_again_but_no_edited_one(tmp_path: Path, ca
     assert launch("sdxl", "out=run.sbatch") == launch("sdxl", "out=run.sbatch") == 0
     (tmp_path / "run.sbatch").write_text("edited")
     assert launch("sdxl", "out=run.sbatch") == 2
-    assert "run.sbatch exists and says something else" in capsys.readouterr().err
+    assert "run.sbatch exists with other content" in capsys.readouterr().err
     assert (tmp_path / "run.sbatch").read_text() == "edited"
 
 
@@ -81,18 +81,18 @@ def test_workers_and_time_outs_go_to_the_run(tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["partiton=x"], "partiton: there is no such option: did you mean partition?"),
+        (["partiton=x"], "partiton: no such option: did you mean partition?"),
         (["nodes=0"], "nodes"),
         (["learning_rate=fast"], "optimizer.learning_rate"),
-        (["snr_gama=5"], "snr_gama: there is no such option"),
+        (["snr_gama=5"], "snr_gama: no such option"),
         (["nodes=2", "mesh.dcn_data_parallelism=4"], "4"),
         (["timeout_seconds=100"], "must be above stuck_seconds=300"),
         (["training.device=cpu"], "set gpus_per_node=0"),
         (["gpus_per_node=0", "training.device=cuda"], "give gpus_per_node"),
         (["resume_from_checkpoint=never"], "requeue=false"),
-        (["resume_from_checkpoint=step-00000100"], "instead of going on"),
+        (["resume_from_checkpoint=step-00000100"], "instead of continuing"),
         (["requeue=false", "signal=USR2@60"], "USR1@180"),
-        (["training.global_batch_size=16", "nodes=16"], "give training.global_batch_size=128"),
+        (["training.global_batch_size=16", "nodes=16"], "set training.global_batch_size=128"),
         (["training.duration=0 steps", "lr_scheduler.warmup=0 steps"], "nothing to train"),
         (["out=nowhere/run.sbatch"], "there is no folder nowhere"),
         (["nodes=2", "nodes=4"], "nodes is given twice"),
@@ -112,7 +112,7 @@ def test_a_pair_of_nodes_may_save_on_term_where_nothing_queues_again(tmp_path: P
 def test_handing_in(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert launch("sdxl", "--submit") == 2
-    assert "there is no sbatch on this machine. sdxl.sbatch is written" in capfd.readouterr().err
+    assert "there is no sbatch on this machine. sdxl.sbatch was written" in capfd.readouterr().err
     (tmp_path / "sbatch").write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("FAKE_FOLDER", str(tmp_path))
@@ -134,7 +134,7 @@ def test_launch_local_starts_train_with_what_it_was_given(tmp_path: Path, monkey
     assert started == [([sys.executable, "-m", "daguerre", "train", "sdxl", *given], 2)]
     monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 0)
     assert main.run(["launch", "local", "sdxl"]) == 2
-    assert "no GPU that torch sees: say how many processes" in capsys.readouterr().err
+    assert "torch sees no GPU on this machine: set the number of processes" in capsys.readouterr().err
     monkeypatch.setattr(launch_local.torch.cuda, "device_count", lambda: 4)
     assert main.run(["launch", "local", "sdxl", "processes=8"]) == 2
     assert "processes=8, but there are 4 GPUs" in capsys.readouterr().err

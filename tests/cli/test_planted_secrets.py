@@ -136,7 +136,7 @@ def test_a_run_on_protected_shards(place, tmp_path, capfd, monkeypatch):
         more = ["train", str(run), "training.duration=4 steps"]
         assert main.run(more) == errors.REFUSED
         said = assert_clean(place, capfd)
-        assert "given with a user and password, or a query, where *** stands" in said
+        assert "given with a user and password, or a query, here replaced by ***" in said
         assert credentials.VARIABLE in said
 
         assert main.run([*more, given.replace("sv=2024", "sv=2025")]) == errors.DONE, capfd.readouterr().err

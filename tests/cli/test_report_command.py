@@ -45,7 +45,7 @@ def test_wrong_arguments_are_explained(arguments: list[str]) -> None:
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         report.run([str(tmp_path / "nothing")])
 
 

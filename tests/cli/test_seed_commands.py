@@ -95,7 +95,7 @@ def test_the_quick_start_of_maxdiffusion_trains_and_draws(run):
     code, said = run(f"daguerre train sd14 {ISSUE}")
     assert code == errors.DONE, said
     assert steps("out/my_run") == 2
-    assert said.count("jax_cache_dir has no effect: it is training.compile_cache_dir, and nothing is compiled") == 1
+    assert said.count("jax_cache_dir has no effect: it sets training.compile_cache_dir, but nothing is compiled") == 1
     expected = {
         "training.weights_dtype": "float32",
         "training.mixed_precision": "no",
@@ -137,7 +137,7 @@ MAXDIFFUSION = [
 def test_maxdiffusions_commands(run, line):
     code, said = run(line)
     assert code == errors.DONE, said
-    assert "the shipped recipe sd14 stands for it" in said
+    assert "the shipped recipe sd14 is used in its place" in said
     assert steps("your-bucket/my_run") == 2
     assert {"checkpoints", "metrics"} <= {path.name for path in Path("your-bucket/my_run").iterdir()}
     draw = "daguerre generate src/maxdiffusion/configs/base14.yml output_dir='your-bucket/' run_name='my_run'"
@@ -220,11 +220,11 @@ def test_open_diffusions_config_is_converted_and_trained(run, hub, tmp_path):
             "daguerre train sdxl --task cache --cache_latent True --cache_text_embedding True --cache_path d",
             "cache verb",
         ),
-        ("daguerre train configs/training/finetune_c_3b_lora.yaml", "LoRA for Stable Cascade is not there yet"),
-        ("daguerre train configs/training/finetune_c_3b.yaml", "the family of Stable Cascade is not there yet"),
+        ("daguerre train configs/training/finetune_c_3b_lora.yaml", "LoRA for Stable Cascade is not supported yet"),
+        ("daguerre train configs/training/finetune_c_3b.yaml", "the family of Stable Cascade is not supported yet"),
         (
             "daguerre train configs/training/controlnet_c_3b_canny.yaml",
-            "ControlNet for Stable Cascade is not there yet",
+            "ControlNet for Stable Cascade is not supported yet",
         ),
     ],
 )

@@ -194,8 +194,8 @@ def test_an_empty_recipe_is_told_everything_that_it_lacks(base):
 
 def test_a_key_of_another_plugin_names_it(base):
     found = problems(base, "objective.sigma_data=1", "sigma_data=1")
-    assert "objective.name=edm only" in found["objective.sigma_data"]
-    assert "objective.name=edm only" in found["sigma_data"]
+    assert "exists only with objective.name=edm" in found["objective.sigma_data"]
+    assert "exists only with objective.name=edm" in found["sigma_data"]
 
 
 def test_of_a_plugin_that_does_not_exist_only_the_name_is_reported(base):
@@ -205,7 +205,7 @@ def test_of_a_plugin_that_does_not_exist_only_the_name_is_reported(base):
 def test_a_key_that_is_given_twice_is_said(base):
     loaded = configs.load(str(base), ["seed=1", "lr=1e-3", "seed=2", "learning_rate=1e-3"])
     assert loaded.config.seed == 2
-    assert loaded.notices == ("seed is given twice: 2 holds, 1 does not",)
+    assert loaded.notices == ("seed is given twice: 2 is used, 1 is ignored",)
 
 
 def test_a_secret_is_refused_and_not_shown(base):
@@ -226,7 +226,7 @@ def test_a_secret_is_refused_and_not_shown(base):
         (
             ["per_device_batch_size=4", "gradient_accumulation_steps=2", "global_batch_size=4"],
             "training.global_batch_size",
-            "is no multiple",
+            "is not a multiple",
         ),
         (["global_batch_size=null"], "training.global_batch_size", "must be given"),
         (["lr_scheduler.warmup=21 steps"], "lr_scheduler.warmup", "longer"),

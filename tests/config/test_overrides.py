@@ -156,7 +156,7 @@ def test_what_the_tables_name_exists(leaves):
 
 @pytest.mark.parametrize("key", names.REFUSED)
 def test_refused_names_say_what_to_use(key):
-    with pytest.raises(UserError, match=r"not a setting here: .{20}"):
+    with pytest.raises(UserError, match=r"not a Daguerre setting: .{20}"):
         lookup.translate(key, "1")
 
 
@@ -170,10 +170,10 @@ def test_names_without_counterpart_are_one_notice(key):
 
 def test_names_of_later_work_are_refused_unless_they_ask_for_nothing():
     for key in ("enable_profiler", "wandb.entity", "cache_latent"):
-        with pytest.raises(UserError, match="not there yet"):
+        with pytest.raises(UserError, match="not supported yet"):
             lookup.translate(key, "8")
     for key, text in (("cache_latent", "False"), ("is_parallel", "False")):
-        assert "anyway" in lookup.translate(key, text).notices[0]
+        assert "has no effect" in lookup.translate(key, text).notices[0]
 
 
 @pytest.mark.parametrize("table", [names.CONVERTED], ids=["CONVERTED"])
@@ -186,10 +186,8 @@ def test_a_value_that_means_nothing_is_an_error(table):
     any_text |= {"instance_data_dir", "prompt", "train_data_dir", "caption_prefix"}
     any_text |= {"unet_checkpoint", "dataset_save_location", "timestep_spacing"}  # what they set checks the text
     any_text |= {"validation_prompt", "validation_prompts", "sample_prompts"}
-    refused = (
-        r"got 'nonsense'|train the instance set alone|not a setting here|rename the nonsense|nonsense is not there"
-    )
-    refused += r"|nonsense has no meaning here|is accepted|is not there yet"
+    refused = r"got 'nonsense'|train the instance set alone|not a Daguerre setting|rename the nonsense"
+    refused += r"|nonsense is not available|nonsense is not known here|is accepted|is not supported yet"
     for key in table:
         if key.rpartition(".")[2] not in counted | any_text:
             with pytest.raises(UserError, match=refused):
@@ -228,7 +226,7 @@ def test_maxdiffusions_timestep_bias_means_the_same_here():
 
 @pytest.mark.parametrize("override", ["timestep_bias_strategy=later", "snr_gamma=5", "objective.times.std=2"])
 def test_a_noise_level_of_an_objective_that_has_none_says_which_have(override):
-    with pytest.raises(config.ConfigError, match=r"there is such a setting with objective\.name=edm or .*v.* only"):
+    with pytest.raises(config.ConfigError, match=r"this setting exists only with objective\.name=edm or .*v"):
         config.load("quickstart_text", [override])
     with pytest.raises(config.ConfigError, match=r"no such setting\. Did you mean objective\.times\.std"):
         config.load("quickstart", ["objective.times.sdt=2"])

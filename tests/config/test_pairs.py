@@ -18,14 +18,14 @@ def pair(case):
 
 REFUSED = [
     # objective
-    ("sd15", ["objective.schedule.zero_terminal_snr=true"], "weights are not finite: use objective v"),
+    ("sd15", ["objective.schedule.zero_terminal_snr=true"], "loss weights are infinite: use objective v"),
     ("sdxl_edm", ["objective.schedule.name=scaled_linear"], "'edm' is not defined on 'scaled_linear'"),
     ("sdxl_edm", ["objective.times.name=uniform"], "'uniform' draws a share of the schedule"),
     ("sd15", ["objective.times.name=log_normal"], "'log_normal' draws sigma, from 0 to infinity"),
     ("sd15", [*BIAS, "timestep_bias.end=1500"], "end is 1500: there are 1000 steps"),
     ("sdxl_edm", [*BIAS, "timestep_bias.begin=500", "timestep_bias.end=200"], "begin must be below end"),
     ("sd15", ["objective.timestep_bias.multiplier=2"], "multiplier: no effect with 'none'"),
-    ("quickstart_vae", ["objective.timestep_bias.name=later"], "there is such a setting with objective.name=edm or"),
+    ("quickstart_vae", ["objective.timestep_bias.name=later"], "this setting exists only with objective.name=edm or"),
     # objective and sampling
     (
         "sd21",
@@ -33,23 +33,27 @@ REFUSED = [
         "leading, which never visits the last timestep, and zero_terminal_snr is on",
     ),
     ("sdxl_edm", ["sampling.timestep_spacing=leading"], "has no meaning on a continuous schedule"),
-    ("sd15", ["sampling.eta=0.5"], "eta is 0.5 and dpmpp_2m has none"),
-    ("sdxl_lightning", ["sampling.negative_prompt=blurred"], "guidance_scale is 1, which runs no unguided side"),
+    ("sd15", ["sampling.eta=0.5"], "eta is 0.5 but dpmpp_2m does not use it"),
+    ("sdxl_lightning", ["sampling.negative_prompt=blurred"], "guidance_scale is 1, so there is no guidance"),
     # model
-    ("sdxl", ["model.train_unet=false"], "nothing is trained"),
+    ("sdxl", ["model.train_unet=false"], "nothing would be trained"),
     ("sdxl", ["model.latents_mean=[0,0,0,0]"], "latents_mean is given without latents_std"),
     (
         "sd15",
         ["model.train_text_encoder_2=true"],
-        "text_encoder_2 is no component that model.family=sd can train; there are unet, text_encoder",
+        "text_encoder_2 is not a component that model.family=sd can train; there are unet, text_encoder",
     ),
-    ("quickstart_vae", ["model.train_unet=true"], "no component that model.family=autoencoder can train; it always"),
-    ("quickstart_text", ["model.train_unet=false"], "no component that model.family=clip can train; it always trains"),
-    ("quickstart_vae", ["adapter.train=[unet]"], "no component that model.family=autoencoder can train; it always"),
+    ("quickstart_vae", ["model.train_unet=true"], "not a component that model.family=autoencoder can train; it always"),
+    (
+        "quickstart_text",
+        ["model.train_unet=false"],
+        "not a component that model.family=clip can train; it always trains",
+    ),
+    ("quickstart_vae", ["adapter.train=[unet]"], "not a component that model.family=autoencoder can train; it always"),
     ("sdxl", ["model.long_prompts_pooled=last"], "no effect without long_prompts=true"),
     ("sd15", ["data.resolution=500"], "set data.resolution to a multiple of 8"),
     # precision, averages, batches
-    ("sdxl", ["weights_dtype=float16", "mixed_precision=no"], "mixed_precision=no does not go with weights_dtype=fl"),
+    ("sdxl", ["weights_dtype=float16", "mixed_precision=no"], "mixed_precision=no does not work with weights_dtype=fl"),
     ("sdxl", ["ema.decay=0.999"], "no effect while ema.enabled is false"),
     ("sd15", ["training.per_device_batch_size=3"], "must be a multiple of per_device_batch_size, which is 3"),
 ]
@@ -73,12 +77,16 @@ ALLOWED = [
     ("sdxl", ["training.weights_dtype=float16"], None),
     ("sd15", ["objective.name=v"], "the pretrained UNet predicts epsilon (objective.name=eps), this recipe trains v"),
     ("sd21", ["objective.name=eps"], "the pretrained UNet predicts v_prediction (objective.name=v), this recipe"),
-    ("sd15", ["objective.name=flow"], "knows the noise levels of a beta schedule, not linear_flow"),
+    ("sd15", ["objective.name=flow"], "was trained with the noise levels of a beta schedule, not linear_flow"),
     ("sd15", ["objective.schedule.beta_end=0.02"], "was trained with beta_end 0.012, this recipe has 0.02"),
-    ("sdxl_edm", [], "is told timesteps from 0 to 999, EDM tells it ln(sigma)/4"),
+    ("sdxl_edm", [], "takes timesteps from 0 to 999 as input, but EDM gives it ln(sigma)/4"),
     ("sdxl_edm", PLAYGROUND, "ln(sigma)/4"),
     ("sdxl_edm", ["model.noise_conditioning=timestep"], "(objective.name=eps), this recipe trains edm"),
-    ("sd15", ["objective.schedule.shift=2"], "model.noise_conditioning=timestep tells it the timestep of the level"),
+    (
+        "sd15",
+        ["objective.schedule.shift=2"],
+        "model.noise_conditioning=timestep gives the UNet the timestep of the level",
+    ),
     ("sd15", ["objective.schedule.shift=2", "model.noise_conditioning=timestep"], None),
     ("sdxl_edm", ["model.unet=null"], None),
     ("sdxl_edm", ["model.scheduler=null"], None),

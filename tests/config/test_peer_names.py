@@ -115,12 +115,12 @@ SAID = {
     "persistent_data_loader_workers=true": "loader.num_workers",
     "save_precision=fp16": "daguerre convert export",
     "save_model_as=safetensors": "daguerre convert export",
-    "v2=true": "the base says itself",
+    "v2=true": "the base model sets its text encoder",
     "no_half_vae=true": "the autoencoder computes in float32",
-    "lr_num_cycles=1": "what happens anyway",
-    "network_dim=none": "what happens anyway",
-    "caption_extension=.txt": "what happens anyway",
-    "loss_type=l2": "what happens anyway",
+    "lr_num_cycles=1": "has no effect",
+    "network_dim=none": "has no effect",
+    "caption_extension=.txt": "is the default",
+    "loss_type=l2": "is the default",
 }
 REFUSED = {
     # two meanings, both named
@@ -145,26 +145,26 @@ REFUSED = {
     "max_train_samples=100": ("data.filters chooses",),
     "caption_extension=.caption": (".txt",),
     "optimizer_type=DAdaptAdam": ("adafactor, adamw",),
-    "optimizer_args=momentum=0.9": ("momentum=0.9 has no meaning here",),
-    "hub_token=hidden-word": ("secrets never belong",),
+    "optimizer_args=momentum=0.9": ("momentum=0.9 is not known here",),
+    "hub_token=hidden-word": ("never put secrets",),
     # not there yet
     "network_dim=8": ("LoRA by other trainers' names",),
     "network_alpha=4": ("LoRA by other trainers' names",),
     "network_module=networks.lora": ("LoRA by other trainers' names",),
     "rank=4": ("LoRA by other trainers' names",),
-    "cache_latents=true": ("the cache verb is not there yet",),
-    "report_to=wandb": ("tracking by Weights & Biases is not there yet",),
-    "log_with=wandb": ("tracking by Weights & Biases is not there yet",),
-    "push_to_hub=true": ("publishing to the hub is not there yet",),
+    "cache_latents=true": ("the cache verb is not supported yet",),
+    "report_to=wandb": ("tracking by Weights & Biases is not supported yet",),
+    "log_with=wandb": ("tracking by Weights & Biases is not supported yet",),
+    "push_to_hub=true": ("publishing to the hub is not supported yet",),
     "placeholder_token=<x>": ("textual inversion",),
-    "conditioning_data_dir=x": ("ControlNet is not there yet",),
-    "loss_type=huber": ("a loss other than the squared error is not there yet",),
-    "caption_tag_dropout_rate=0.1": ("dropping of single tags is not there yet",),
-    "lr_scheduler_num_cycles=3": ("restarts of the learning rate is not there yet",),
-    "color_aug=true": ("not there yet",),
-    "alpha_mask=true": ("not there yet",),
-    "weighted_captions=true": ("not there yet",),
-    "fp8_base=true": ("not there yet",),
+    "conditioning_data_dir=x": ("ControlNet is not supported yet",),
+    "loss_type=huber": ("a loss other than the squared error is not supported yet",),
+    "caption_tag_dropout_rate=0.1": ("dropping of single tags is not supported yet",),
+    "lr_scheduler_num_cycles=3": ("restarting of the learning rate is not supported yet",),
+    "color_aug=true": ("is not supported yet",),
+    "alpha_mask=true": ("is not supported yet",),
+    "weighted_captions=true": ("is not supported yet",),
+    "fp8_base=true": ("is not supported yet",),
 }
 
 
@@ -246,7 +246,7 @@ def test_prompts_with_options_are_refused(tmp_path):
     path.write_text("a cat\n", encoding="utf-8")
     assert config.load("sd15", [f"sample_prompts={path}"]).config.sampling.prompts_file == str(path)
     path.write_text("a cat --w 512 --d 1\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="options beside its prompts"):
+    with pytest.raises(ConfigError, match="options after its prompts"):
         config.load("sd15", [f"sample_prompts={path}"])
 
 

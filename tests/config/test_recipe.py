@@ -72,7 +72,7 @@ def test_a_recipe_that_is_not_there(tmp_path):
         recipe.locate(str(tmp_path / "run"))
     with pytest.raises(UserError, match="Did you mean quickstart"):
         recipe.locate("quickstrat")
-    with pytest.raises(UserError, match="which recipe"):
+    with pytest.raises(UserError, match="no recipe given"):
         recipe.locate("")
 
 

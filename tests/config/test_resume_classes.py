@@ -104,7 +104,7 @@ def test_a_run_goes_on_with_another_value_of_elastic_and_free_settings_alone(rec
         if re.sub(r"^data\.sources\.\w+", "data", path) in ELASTIC | FREE:
             assert check_same_recipe(old, new, RunFolder(Path("run"))) == []
             continue
-        with pytest.raises(UserError, match=rf"it differs in\n(.*\n)*  {path}: ") as refusal:
+        with pytest.raises(UserError, match=rf"a run with other settings:\n(.*\n)*  {path}: ") as refusal:
             check_same_recipe(old, new, RunFolder(Path("run")))
         # A value can leave others without effect, which differ then, too.
         way_on = str(refusal.value).partition("allow_change='[")[2].partition("]'")[0].split(", ")

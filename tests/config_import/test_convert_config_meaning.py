@@ -161,7 +161,7 @@ def test_what_a_key_says_wins_over_what_they_do_without():
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("openaimodel.UNetModel", "openaimodel.UNetModel_lora", "a config of LoRA: LoRA is not there yet"),
+        ("openaimodel.UNetModel", "openaimodel.UNetModel_lora", "a config of LoRA: LoRA is not supported yet"),
         ("                in_channels: 4\n", "                in_channels: 4\n                lora_dim: 4\n", "LoRA"),
         ("openaimodel.UNetModel", "cldm.ControlnetUnetModel", "a config of a ControlNet"),
         ("dataset.Text2ImageDataset", "dataset.Text2ImageControlNetDataset", "a config of a ControlNet"),
@@ -247,7 +247,7 @@ def test_of_keys_given_twice_the_last_counts_where_it_does_there(capsys):
         "resolution: 256\n" + foreign_configs.maxdiffusion() + "timestep_bias: {strategy: none, strategy: later}\n"
     )
     assert main.run(["convert", "config", str(path), "out=ours.yaml"]) == 0
-    assert "given twice, of which MaxDiffusion takes the last: resolution, timestep_bias, timestep_bias.strategy" in (
+    assert "given twice (MaxDiffusion uses the last one): resolution, timestep_bias, timestep_bias.strategy" in (
         capsys.readouterr().out
     )
     ours = recipe.read(Path("ours.yaml"))
@@ -413,10 +413,10 @@ def test_a_file_of_which_something_would_be_lost_says_what_and_how_to_go_on():
     path = str(file(foreign_configs.maxdiffusion(enable_profiler="True", train_text_encoder="False")))
     with pytest.raises(UserError) as caught:
         in_memory.load(path, ["run_name=x"])
-    assert "enable_profiler: profiling a run is not there yet" in str(caught.value)
+    assert "enable_profiler: profiling a run is not supported yet" in str(caught.value)
     assert f"daguerre convert config {path}" in str(caught.value)
     assert in_memory.load(path, ["run_name=x", "enable_profiler=False"]).config.run_name == "x"
-    with pytest.raises(UserError, match="whose family cascade_c is not there yet"):
+    with pytest.raises(UserError, match="but the family cascade_c is not supported yet"):
         in_memory.load(str(file(foreign_configs.CASCADE)))
 
 

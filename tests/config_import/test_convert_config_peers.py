@@ -292,7 +292,7 @@ def test_what_trains_something_else_makes_no_recipe(convert, name, old, new, wor
     code, values, _, output = convert(name, Path(name).read_text(encoding="utf-8").replace(old, new))
     assert (code, values) == (2, {})
     assert f"{word}" in output
-    assert "which is not there yet: no recipe is made of it" in output
+    assert "which is not supported yet: no recipe was written" in output
 
 
 @pytest.mark.parametrize("name", ["kohya.toml", "config.env"])

@@ -153,7 +153,7 @@ def test_fractions_come_back_as_they_were_given():
 
 
 def test_settings_refuse_a_wrong_list():
-    with pytest.raises(ValueError, match="'cat' is no aspect ratio"):
+    with pytest.raises(ValueError, match="'cat' is not an aspect ratio"):
         settings(aspects=["1/1", "cat"])
 
 

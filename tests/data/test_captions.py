@@ -199,8 +199,8 @@ def test_whatever_the_texts_are_one_of_them_is_chosen_or_the_slot_is_empty(texts
         ({"fields": ["a"], "weights": [0]}, "above 0"),
         ({"fields": ["a"], "weights": [-1]}, "greater than or equal to 0"),
         ({"fields": ["a", "b"], "weights": [1, 1], "join": " "}, "join takes all of them"),
-        ({"templates": ["a photo"]}, "each holds {} once"),
-        ({"templates": ["{} {}"]}, "each holds {} once"),
+        ({"templates": ["a photo"]}, "each must have {} once"),
+        ({"templates": ["{} {}"]}, "each must have {} once"),
         ({"keep_tags": 2}, "no effect without shuffle_tags"),
     ],
 )

@@ -30,7 +30,7 @@ def test_imagenet_by_its_name():
     opened = class_labels.opened(SETTING.validate_python("imagenet"))
     assert opened.text(207) == "golden retriever"
     assert len(opened.prompts) == 1000
-    with pytest.raises(Undecodable, match="class that idx_to_prompt has no text for"):
+    with pytest.raises(Undecodable, match="class without a text in idx_to_prompt"):
         opened.text(1000)
 
 
@@ -41,7 +41,7 @@ def test_a_label_is_a_number_however_it_is_stored(label):
 
 @pytest.mark.parametrize("label", [7.5, -7, "", "seven", None, b"\xff", float("nan"), float("inf"), "7 8", "9" * 5000])
 def test_a_label_without_a_text_leaves_the_slot_empty(label):
-    with pytest.raises(Undecodable, match="class that idx_to_prompt has no text for"):
+    with pytest.raises(Undecodable, match="class without a text in idx_to_prompt"):
         class_labels.opened({"7": "seven"}).text(label)
 
 

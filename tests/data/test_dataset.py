@@ -72,7 +72,7 @@ def test_an_endless_source_does_not_go_into_several_buckets(image_folder, tmp_pa
 
 def test_a_mix_has_no_epochs(settings):
     dataset = open_dataset(settings(), "train")
-    with pytest.raises(ValueError, match="'2 epochs': there are no epochs of an endless source, nor of a mix"):
+    with pytest.raises(ValueError, match="'2 epochs': an endless source and a mix of sources have no epochs"):
         Duration("2 epochs").steps(4, dataset.count)
 
 
@@ -82,7 +82,7 @@ def test_a_mix_has_no_epochs(settings):
         ({"repeats": 2}, "Extra inputs are not permitted"),
         ({"weights": {"art": 1, "paintings": 1}}, "there is no source paintings; there are photos, art"),
         ({"weights": {"art": 0}}, "greater than 0"),
-        ({"weights": {"art": 1e-7}}, "art would be drawn less than once in 1,000,000 samples"),
+        ({"weights": {"art": 1e-7}}, "art would be sampled less than once in 1,000,000 samples"),
         ({"weights": {"art": float("inf")}}, "finite number"),
         ({"sources": {"a": {"source": "shapes"}}, "resolution": 128}, "less than or equal to 64"),
         ({"sources": {"a": {"source": "shapes", "resolution": 64}}}, "a: resolution is the same for all sources"),
@@ -114,15 +114,15 @@ def test_a_data_set_smaller_than_a_batch_is_refused_unless_it_is_repeated(image_
             folder.Settings(path=str(image_folder), resolution=16, held_out_fraction=0, **given), "train"
         )
 
-    with pytest.raises(UserError, match=r"a batch of 20 samples is more than the data set has in an epoch \(12 to"):
+    with pytest.raises(UserError, match=r"a batch of 20 samples is larger than an epoch of the data set \(12 to"):
         dataset().plan(0, 20)
-    assert len(next(dataset(repeats=2).plan(0, 20).batches(0)).slots.places) == 20
+    assert len(next(dataset(repeats=2).plan(0, 20).batches(0)).slots.indexes) == 20
 
 
 def test_the_first_batch_after_a_million_samples_is_planned_at_once(settings):
     dataset = open_dataset(settings(), "train")
     planned = next(dataset.plan(0, 8).batches(1_000_000 // 8))
-    assert len(planned.slots.places) == 8
+    assert len(planned.slots.indexes) == 8
 
 
 def test_a_set_of_which_too_much_cannot_be_used_is_refused_before_training(image_folder):
@@ -150,7 +150,7 @@ def test_shards_that_are_cut_are_refused_unless_asked_for(tmp_path):
 
 def test_auto_buckets_that_are_the_square_alone_are_refused(image_folder, tmp_path):
     usual = {"path": str(image_folder), "resolution": 64, "cache_dir": str(tmp_path)}
-    with pytest.raises(UserError, match=r"gives no shape but 64x64: lower data\.buckets\.step \(64 px\)"):
+    with pytest.raises(UserError, match=r"gives only the shape 64x64: lower data\.buckets\.step \(64 px\)"):
         open_dataset(folder.Settings(**usual, buckets={"aspects": "auto"}), "train")
     assert len(open_dataset(folder.Settings(**usual, buckets={"aspects": "auto", "step": 16}), "train").buckets) > 1
 
@@ -161,7 +161,7 @@ def test_sources_of_equal_size_go_in_orders_of_their_own(image_folder, tmp_path)
     }
     dataset = open_dataset(DataSettings(resolution=16, sources=sources, cache_dir=str(tmp_path)), "train")
     slots = dataset.plan(0, 8).slots(0, 2048)
-    first, second = (slots.places[slots.members == member][:240] for member in (0, 1))
+    first, second = (slots.indexes[slots.members == member][:240] for member in (0, 1))
     assert np.mean(first == second) < 0.3, "1 in 12 by chance"
 
 

@@ -79,7 +79,7 @@ def test_whether_there_is_a_column_is_known_without_reading(paths, monkeypatch):
 def test_an_index_that_is_replaced_meanwhile(paths, monkeypatch):
     index = combined(paths)
     save(paths[0], [5])
-    with pytest.raises(UserError, match="was replaced by another while the data set was opened"):
+    with pytest.raises(UserError, match="was replaced while the data set was being opened"):
         _ = index.captioned["text"], index.numbers["score"]
 
 

@@ -144,7 +144,7 @@ def test_a_skip_is_counted_once_whatever_happens(damaged):
     once = loading(damaged)
     take(once, 0, 9)
     (entry,) = once.skips.reasons.values()
-    assert (entry["count"], once.skips.looked) == (2, 12)
+    assert (entry["count"], once.skips.examined) == (2, 12)
     assert sorted(entry["examples"]) == ["001.png", "004.png"]
 
     killed = loading(damaged)
@@ -172,7 +172,9 @@ def test_a_run_does_not_go_on_with_other_samples(image_folder, tmp_path):
     moved = shutil.copytree(image_folder, tmp_path / "moved")
     loading(moved).restore(document)
     (moved / "000.txt").unlink()
-    with pytest.raises(UserError, match=r"(?s)not those that this run was trained on.*now 11 samples.*init_from"):
+    with pytest.raises(
+        UserError, match=r"(?s)the data set has changed since this run was started.*now 11 samples.*init_from"
+    ):
         loading(moved).restore(document)
 
 

@@ -87,8 +87,8 @@ def test_every_sample_comes_once_an_epoch_with_buckets_that_never_fill():
     found = Counter()
     epochs = Counter()
     for planned in islice(plan([order(60, buckets, 3)], 8, 3).batches(0), 7 * 60 // 8):
-        assert {buckets[place] for place in planned.slots.places.tolist()} == {planned.bucket}
-        for place, epoch in zip(planned.slots.places.tolist(), planned.slots.epochs.tolist(), strict=True):
+        assert {buckets[place] for place in planned.slots.indexes.tolist()} == {planned.bucket}
+        for place, epoch in zip(planned.slots.indexes.tolist(), planned.slots.epochs.tolist(), strict=True):
             found[place, epoch] += 1
             epochs[epoch] += 1
     assert set(found.values()) == {1}
@@ -117,7 +117,7 @@ def test_each_source_of_a_mix_keeps_its_own_epochs():
     mixed = plan([order(50), order(7)], 8, weights=[Fraction(1), Fraction(3)])
     slots = mixed.slots(0, 4 * BLOCK)
     for member, count in enumerate((50, 7)):
-        seen = Counter(zip(slots.places[slots.members == member], slots.epochs[slots.members == member], strict=True))
+        seen = Counter(zip(slots.indexes[slots.members == member], slots.epochs[slots.members == member], strict=True))
         whole = slots.epochs[slots.members == member].max()
         assert set(seen.values()) == {1}
         assert all((place, epoch) in seen for place in range(count) for epoch in range(whole))
@@ -128,7 +128,7 @@ def test_ranks_take_equal_cuts_whose_sum_is_the_batch(ranks):
     for planned in islice(plan([order(100)], 16).batches(0), 10):
         parts = [planned.part(rank, ranks) for rank in range(ranks)]
         assert np.array_equal(np.concatenate([np.stack(p, axis=1) for p in parts]), np.stack(planned.slots, axis=1))
-        assert max(len(p.places) for p in parts) - min(len(p.places) for p in parts) <= 1
+        assert max(len(p.indexes) for p in parts) - min(len(p.indexes) for p in parts) <= 1
 
 
 def test_a_rank_reads_its_own_lanes():

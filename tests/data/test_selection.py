@@ -102,7 +102,7 @@ def test_rules_that_leave_nothing_are_refused_with_the_table(given, told):
 def test_buckets_that_do_not_fill_a_batch_in_an_epoch_are_noted():
     report = unfilled(np.array([20, 3, 0, 8]), [Bucket(8, 8), Bucket(8, 16), Bucket(16, 8), Bucket(8, 24)], 8)
     assert report == {
-        "kept: a bucket with fewer images than a global batch, which wait for the next epoch": {
+        "kept: a bucket with fewer images than a global batch; they wait for the next epoch": {
             "count": 3,
             "examples": ["16x8 (3)"],
             "kept": True,
@@ -119,5 +119,5 @@ def test_a_caption_field_that_no_sample_has_lists_those_there_are():
 
 def test_listed_buckets_that_no_image_goes_to_are_noted():
     report = unfilled(np.array([20, 0]), [Bucket(8, 8), Bucket(8, 16)], 8, listed=True)
-    assert report["bucket of data.buckets.aspects that no image goes to"]["examples"] == ["16x8"]
+    assert report["bucket of data.buckets.aspects that gets no image"]["examples"] == ["16x8"]
     assert unfilled(np.array([20, 0]), [Bucket(8, 8), Bucket(8, 16)], 8) == {}

@@ -214,7 +214,7 @@ def test_a_file_system_without_locks(files, tmp_path, monkeypatch):
     said = []
     paths = cache.indexes(files((1,)), "lines", Lines(), tmp_path / "cache", said.append)
     assert paths[0].exists()
-    assert "knows no locks (No locks available)" in said[0]
+    assert "does not support locks (No locks available)" in said[0]
 
 
 def test_a_name_that_is_not_utf_8_has_a_home(tmp_path):

@@ -40,7 +40,7 @@ def test_damage_that_comes_later_is_counted_said_and_listed(file):
     look(skips, 200, 100, {7, 9}, epoch=2, size=100)
     look(skips, 300, 100, {7, 9}, epoch=3, size=100, reason="another")
     assert counts(skips) == {DAMAGE: 2, "another": 2}
-    assert skips.looked == 100
+    assert skips.examined == 100
     assert [(line["name"], line["sample_id"], line["reason"]) for line in lines(file)] == [
         ("s7", 7, DAMAGE),
         ("s9", 9, DAMAGE),
@@ -204,7 +204,10 @@ def test_what_is_trained_on_all_the_same_is_said_once_and_not_listed(file):
     look(skips, 0, 100, {1, 2, 3, 4, 5}, reason="caption cut", kept=True)
     look(skips, 100, 100, set(range(100, 200)), reason="caption cut", kept=True)
     look(skips, 200, 100, {201})
-    assert said == ["noted: caption cut: s1, s2, s3, ... (others are counted, not said)", f"left out: s201: {DAMAGE}"]
+    assert said == [
+        "noted: caption cut: s1, s2, s3, ... (the others are counted but not listed)",
+        f"left out: s201: {DAMAGE}",
+    ]
     assert [line["name"] for line in lines(file)] == ["s201"]
     assert counts(skips) == {"caption cut": 105, DAMAGE: 1}
     assert skips.reasons["caption cut"]["examples"] == ["s1", "s2", "s3", "s4", "s5"]

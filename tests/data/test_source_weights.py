@@ -98,9 +98,9 @@ def test_weights_are_written_where_they_are_not_1_and_read_back(tmp_path):
     [
         (
             ["data.loss_weight=1"],
-            r"against the others \(data\.sources\.NAME\.loss_weight\)",
+            r"against other sources \(data\.sources\.NAME\.loss_weight\)",
         ),
-        (["data.source=folder", "data.path=DIR", "data.loss_weight=2"], "and this is the only one: remove it"),
+        (["data.source=folder", "data.path=DIR", "data.loss_weight=2"], "but this is the only source: remove it"),
         ([*MIX, "data.loss_weight=2"], r"Did you mean data\.sources\.a\.loss_weight or data\.sources\.b\.loss_weight"),
         ([*MIX, "data.sources.a.loss_weight=0"], "a number above 0"),
         ([*MIX, "data.sources.a.loss_weight=inf"], "a number above 0"),

@@ -206,7 +206,7 @@ def test_what_is_near_has_nothing_to_fetch(opened):
     source = opened("train")
     if not isinstance(source, RemoteSource):
         return
-    assert source.far is False
+    assert source.is_remote is False
     files = len(source.files.sizes_bytes)
     assert [source.prefetch(file) for file in range(files)] == [0] * files
 

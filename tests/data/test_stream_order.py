@@ -37,7 +37,7 @@ def orders(draw):
 def test_each_pass_holds_each_place_once_and_an_epoch_each_repeat(order):
     for number in range(2 * order.repeats):
         stretch = order.slots(number * order.count, order.count)
-        assert sorted(stretch.places.tolist()) == list(range(order.count))
+        assert sorted(stretch.indexes.tolist()) == list(range(order.count))
         assert set(stretch.epochs.tolist()) == {number // order.repeats}
         assert set(stretch.repeats.tolist()) == {number % order.repeats}
 
@@ -57,27 +57,27 @@ def test_any_cut_from_any_position_gives_the_same_stream(order, position, sizes)
 @settings(deadline=None)
 @given(orders(), st.integers(0, 300))
 def test_bucket_counts_are_the_counts_of_the_slots_before(order, position):
-    places = order.slots(0, position).places
+    places = order.slots(0, position).indexes
     expected = np.bincount(order.buckets[places], minlength=order.num_buckets)
     assert order.bucket_counts(position).tolist() == expected.tolist()
 
 
 def test_without_shuffle_it_is_the_sources_own_order_in_every_pass():
     order = passes([5, 0, 7], shuffle=False, repeats=2)
-    assert order.slots(0, 24).places.tolist() == [*range(12), *range(12)]
+    assert order.slots(0, 24).indexes.tolist() == [*range(12), *range(12)]
 
 
 def test_two_passes_and_two_seeds_are_unlike():
     order = passes([50, 50])
-    first, second = order.slots(0, 100).places, order.slots(100, 100).places
+    first, second = order.slots(0, 100).indexes, order.slots(100, 100).indexes
     assert not np.array_equal(first, second)
-    assert not np.array_equal(first, passes([50, 50], seed=4).slots(0, 100).places)
+    assert not np.array_equal(first, passes([50, 50], seed=4).slots(0, 100).indexes)
 
 
 def test_a_small_set_is_shuffled_through_and_through():
     """Where everything fits into one segment, every place is equally likely to hold every sample."""
     order = passes([10, 10], lanes=4, lane_samples=8)
-    where = np.stack([np.argsort(order.slots(number * 20, 20).places) for number in range(3000)])
+    where = np.stack([np.argsort(order.slots(number * 20, 20).indexes) for number in range(3000)])
     counts = np.stack([np.bincount(where[:, sample], minlength=20) for sample in range(20)])
     expected = 3000 / 20
     chi_squared = ((counts - expected) ** 2 / expected).sum()
@@ -89,7 +89,7 @@ def test_neighbours_of_a_shard_end_up_far_apart(lanes, lane_samples):
     """The distance of two neighbours is that of two random slots of a segment: a third of it, as in a shuffle
     buffer of that size."""
     order = passes([10_000] * 100, lanes=lanes, lane_samples=lane_samples)
-    where = np.argsort(order.slots(0, order.count).places)
+    where = np.argsort(order.slots(0, order.count).indexes)
     apart = np.abs(np.diff(where))
     assert np.mean(apart) == pytest.approx(lanes * lane_samples / 3, rel=0.1)
     assert np.mean(apart < 256) < 3 * 256 / (lanes * lane_samples)
@@ -106,10 +106,10 @@ def test_lanes_take_turns_in_an_order_of_chance():
 def test_a_segment_reads_from_few_shards():
     order = passes([1000] * 50, lanes=4, lane_samples=500)
     for segment in range(20):
-        places = order.slots(segment * 2000, 2000).places
+        places = order.slots(segment * 2000, 2000).indexes
         assert len(set((places // 1000).tolist())) <= 8, "each lane is in one shard, or crosses into the next"
 
 
 def test_endless_counts_on():
-    assert InfiniteOrder().slots(7, 3).places.tolist() == [7, 8, 9]
+    assert InfiniteOrder().slots(7, 3).indexes.tolist() == [7, 8, 9]
     assert InfiniteOrder(3).bucket_counts(9).tolist() == [9, 0, 0]

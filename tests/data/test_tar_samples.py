@@ -91,7 +91,7 @@ def test_one_image_with_dots_has_all_members_of_its_key():
 def test_of_members_of_one_name_the_first_counts():
     samples, counts = joined("a.jpg", "a.txt", "a.TXT", "b.jpg", "b.txt", "a.json", "a.txt")
     assert samples["a"] == {"": "a.jpg", "txt": "a.txt", "json": "a.json"}
-    assert counts == {"duplicate: member of a name that was there before": 2}
+    assert counts == {"duplicate: member with the same name as an earlier one": 2}
 
 
 def test_whole_samples_of_one_key_are_samples_of_their_own():
@@ -170,7 +170,7 @@ def test_which_text_is_the_caption(parts, caption):
         ({"txt": b"a" * (tar_samples.TEXT_BYTES + 1)}, "caption of more than"),
         ({"json": b"{"}, "JSON that does not parse"),
         ({"json": b"[" * 100_000}, "JSON that does not parse"),
-        ({"json": b"[]"}, "JSON that is no object"),
+        ({"json": b"[]"}, "JSON that is not an object"),
         ({"json": b'{"a": "\xff"}'}, "JSON that is not UTF-8"),
         ({"json": b" " * (tar_samples.JSON_BYTES + 1)}, "JSON of more than"),
     ],

@@ -34,11 +34,11 @@ def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811
     assert "train on them with: data.source=webdataset data.path=s3://bucket/set/\n" in said
     assert json.loads(whole("s3://bucket/set/dataset.json"))["samples"] == 12
     assert data("pack", "raw", "-o", "s3://bucket/set/", "shard_samples=5") == 0
-    assert "all 3 shards were there and are whole" in capsys.readouterr().out
+    assert "all 3 shards already exist and are complete" in capsys.readouterr().out
     assert data("verify", "s3://bucket/set/", "share=1", "processes=1") == 0
     said = capsys.readouterr().out
     assert "3 shards, 12 samples" in said
-    assert said.count("as it was indexed") == 3
+    assert said.count("matches its index") == 3
     assert data("stats", "s3://bucket/set/", "data.resolution=32", "read=4") == 0
     assert data("show", "s3://bucket/set/", "data.resolution=32", "count=4") == 0
     shard = bytearray(whole("s3://bucket/set/shard-00001.tar"))
@@ -48,7 +48,7 @@ def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811
     assert data("verify", "s3://bucket/set/", "processes=1") == 1
     said = capsys.readouterr().out
     assert "DAMAGED: 1 sample\n" in said
-    assert said.count("as it was indexed") == 2
+    assert said.count("matches its index") == 2
 
 
 def test_index_in_the_store_serves_another_machine(place, s3, capsys, monkeypatch):  # noqa: F811
@@ -88,8 +88,8 @@ def test_a_store_out_of_reach_is_an_error_without_secrets(place, s3, capsys):  #
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("other/x.tar", "There is nothing: is it spelled so"),
-        ("set/a.jpg", "a folder of images, which is read on this"),
+        ("other/x.tar", "There is nothing: check the spelling"),
+        ("set/a.jpg", "a folder of images, which can only be read locally"),
     ],
 )
 def test_a_prefix_without_shards_is_no_folder_here(place, s3, capsys, key, told):  # noqa: F811

@@ -31,7 +31,7 @@ def jpegs(number, side):
 def found(path, images):
     with verbatim.finder(path) as finder:
         finder.cursor = 4
-        return [finder.places(image) for image in images]
+        return [finder.ranges(image) for image in images]
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip", "lz4", "brotli"])
@@ -40,11 +40,11 @@ def test_what_is_found_is_the_image(tmp_path, compression, side):
     images = jpegs(20, side)
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"jpg": images, "text": ["x"] * 20}), path, compression=compression, row_group_size=7)
-    places = found(path, images)
-    for image, where in zip(images, places, strict=True):
+    ranges = found(path, images)
+    for image, where in zip(images, ranges, strict=True):
         assert not where or verbatim.read(Location(str(path)), where) == image
     if side >= {"none": 64, "snappy": 256, "zstd": 640}.get(compression, 9999):
-        assert sum(map(bool, places)) >= 18
+        assert sum(map(bool, ranges)) >= 18
 
 
 def test_bytes_that_are_not_there(tmp_path):
@@ -64,10 +64,10 @@ def test_whatever_stands_between(tmp_path):
             for start, stop in itertools.pairwise(cuts):
                 body += draws.bytes(int(draws.integers(0, 9))) + (image[start:stop] if i != 3 else b"other")
         (tmp_path / "a").write_bytes(body)
-        places = found(tmp_path / "a", images)
-        assert [bool(where) for where in places][3] is False
-        assert sum(map(bool, places)) >= 3
-        for image, where in zip(images, places, strict=True):
+        ranges = found(tmp_path / "a", images)
+        assert [bool(where) for where in ranges][3] is False
+        assert sum(map(bool, ranges)) >= 3
+        for image, where in zip(images, ranges, strict=True):
             assert not where or verbatim.read(Location(str(tmp_path / "a")), where) == image
 
 
@@ -75,9 +75,9 @@ def test_a_file_that_became_shorter(tmp_path):
     images = jpegs(3, 64)
     path = tmp_path / "a"
     path.write_bytes(b"PAR1" + b"".join(images))
-    places = found(path, images)
-    assert all(places)
+    ranges = found(path, images)
+    assert all(ranges)
     path.write_bytes(path.read_bytes()[:-10])
-    assert verbatim.read(Location(str(path)), places[0]) == images[0]
+    assert verbatim.read(Location(str(path)), ranges[0]) == images[0]
     with pytest.raises(storage_io.Mismatch):
-        verbatim.read(Location(str(path)), places[2])
+        verbatim.read(Location(str(path)), ranges[2])

@@ -34,7 +34,7 @@ def train(here: Processes, folder: Path, told: list[int], do: tuple[str, int, in
     assert here.agreement.gather({"rank": own, "text": "x" * own}) == [
         {"rank": r, "text": "x" * r} for r in range(here.world.size)
     ]
-    assert here.agreement.tell({"a": [1, 2]} if own == 0 else None) == {"a": [1, 2]}
+    assert here.agreement.share({"a": [1, 2]} if own == 0 else None) == {"a": [1, 2]}
     seconds = []
     for step in range(1, 100_000):
         if own == rank and step == at:

@@ -25,7 +25,9 @@ def test_who_does_not_come_is_named():
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(Meeting(store, rank, 6, lambda: 0).all_here, "save", 0.3) for rank in (0, 2, 3)]
         for one in waiting:
-            with pytest.raises(RanksMissing, match=r"ranks 1, 4-5 of 6 did not come within 0\.3 s \(save\)") as missing:
+            with pytest.raises(
+                RanksMissing, match=r"ranks 1, 4-5 of 6 did not connect within 0\.3 s \(save\)"
+            ) as missing:
                 one.result()
             assert missing.value.exit_code == LOST
 
@@ -45,4 +47,4 @@ def test_one_process_agrees_with_itself():
     assert alone.total(3) == 3
     assert alone.run_on_rank0(lambda: (1, 2)) == [1, 2]
     assert alone.gather((1, 2)) == [[1, 2]]
-    assert alone.tell({"a": 1}) == {"a": 1}
+    assert alone.share({"a": 1}) == {"a": 1}

@@ -40,7 +40,7 @@ def test_degrees_between_and_inside_nodes_multiply():
         ),
         (ONE, REST, 16, 2, "1 = 1, but there are 2 nodes"),
         ({"data": 2, "fsdp": 2, "tensor": 1}, REST, 16, 2, "dcn_fsdp_parallelism 2 = 4, but there are 2 nodes"),
-        (REST, {"data": 0, "fsdp": 1, "tensor": 1}, 4, 1, "ici_data_parallelism=0: a degree is 1 or more"),
+        (REST, {"data": 0, "fsdp": 1, "tensor": 1}, 4, 1, "ici_data_parallelism=0: a degree must be 1 or more"),
         (REST, REST, 9, 2, "9 devices on 2 nodes"),
     ],
 )

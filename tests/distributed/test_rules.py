@@ -123,7 +123,7 @@ def test_heads_are_split_whole():
         unet = sd.load(sd.Settings(pretrained_model_name_or_path=name), 0).components["unet"]
     found, said = placed(unet, mesh(tensor=16))
     assert found["mid_block.attentions.0.transformer_blocks.0.attn1.to_q.weight"].tensor is None
-    assert any("attn1.to_q.weight: heads -> tensor cannot be: 8 heads over 16 devices" in line for line in said)
+    assert any("attn1.to_q.weight: heads -> tensor is not possible: 8 heads over 16 devices" in line for line in said)
     assert found["mid_block.attentions.0.transformer_blocks.0.ff.net.2.weight"].tensor == 1
 
 
@@ -141,7 +141,7 @@ def test_dim_0_serves_where_a_rule_does_not_divide():
 
 @pytest.mark.parametrize("rule", [["embedding", ["fsdp"]], ["embed", ["sequence"]], ["embed"], "embed"])
 def test_rules_that_are_none_are_refused_with_what_there_is(rule):
-    with pytest.raises(ValueError, match=r"logical axes are embed, heads, .*; they go to data, fsdp, tensor"):
+    with pytest.raises(ValueError, match=r"logical axes are embed, heads, .*; mesh axes are data, fsdp, tensor"):
         MeshSettings(logical_axis_rules=[rule])
 
 
@@ -154,4 +154,4 @@ def test_what_does_nothing_on_this_mesh_is_said():
     assert sharding_rules.check(sharding_rules.DEFAULT, mesh(data=4)) == []
     assert sharding_rules.check([("activation_heads", ["fsdp"])], mesh(data=4)) == []
     (line,) = sharding_rules.check(sharding_rules.DEFAULT, mesh(tensor=2))
-    assert "out_channels -> tensor does nothing" in line
+    assert "out_channels -> tensor has no effect" in line

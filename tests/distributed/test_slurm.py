@@ -172,10 +172,10 @@ def test_times(time: str):
         ({"time": "1:99"}, "such as 96:00:00"),
         ({"signal": "USR2@60"}, "USR1@180"),
         ({"signal": "USR1@99999"}, "at most 65535"),
-        ({"signal": "TERM@60"}, "would queue again"),
+        ({"signal": "TERM@60"}, "would be queued again"),
         ({"partition": "a b"}, "letters, digits"),
         ({"job_name": "x\n#SBATCH --evil"}, "letters, digits"),
-        ({"output": "a\nb"}, "must stand on one line"),
+        ({"output": "a\nb"}, "must be a single line"),
         ({"accel_bind": "gq"}, "pattern"),
         ({"gpus_per_node": 8, "tasks_per_node": 4}, "each process drives one GPU"),
         ({"gpus_per_node": 0, "accel_bind": "g"}, "no GPUs to bind to"),
@@ -191,7 +191,7 @@ def test_options_that_cannot_be(given: dict, said: str):
 def test_misspelt_options():
     known = ["output_dir", "training.learning_rate"]
     check_options(["nodes", "output_dir", "learning_rate", "model.unet.extra"], known)
-    with pytest.raises(UserError, match=r"partiton: there is no such option: did you mean partition\?"):
+    with pytest.raises(UserError, match=r"partiton: no such option: did you mean partition\?"):
         check_options(["partiton"], known)
-    with pytest.raises(UserError, match="zzz: there is no such option: there are nodes, gpus_per_node"):
+    with pytest.raises(UserError, match="zzz: no such option: there are nodes, gpus_per_node"):
         check_options(["zzz"], known)

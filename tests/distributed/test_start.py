@@ -159,7 +159,7 @@ def test_ranks_that_do_not_come_are_named(tmp_path: Path):
     with Group(tmp_path, 3, "late", 1, 0, PATIENCE="2", address=True) as group:
         group.under_way("started")
         assert [group.processes[rank].wait(60) for rank in (0, 2)] == [LOST, LOST]
-        assert "rank 1 of 3 did not come within 2 s (start)" in group.log(0)
+        assert "rank 1 of 3 did not connect within 2 s (start)" in group.log(0)
         assert "Traceback" not in group.log(2)
 
 
@@ -170,7 +170,7 @@ def test_a_signal_while_waiting_for_others(tmp_path: Path):
         time.sleep(1)
         group.processes[0].send_signal(signal.SIGUSR1)
         assert group.processes[0].wait(20) == 138
-        assert "told to stop while waiting for rank 1 (start)" in group.log(0)
+        assert "asked to stop while waiting for rank 1 (start)" in group.log(0)
 
 
 @pytest.mark.long

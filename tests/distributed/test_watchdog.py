@@ -79,7 +79,7 @@ def test_one_is_killed(tmp_path: Path, victim: int):
         for rank in set(range(4)) - {victim}:
             first = crew.log(rank).splitlines()[0]
             assert f"[rank {rank}] rank {victim} (" in first
-            assert f"process {crew.processes[victim].pid}) is gone" in first
+            assert f"process {crew.processes[victim].pid}) has exited" in first
         name, status = crew.status()
         assert (name, status["ranks"]) == (f"status-{0 if victim else 1}.json", [victim])
 
@@ -102,7 +102,7 @@ def test_one_is_stopped(tmp_path: Path):
         codes = crew.codes(seconds=14)
         assert (codes[0], codes[2]) == (LOST, LOST)
         assert codes[1] in (LOST, -9)
-        assert "gave no sign of life for 1.5 s (silent_seconds): rank 1 stopped by a signal" in crew.log(0)
+        assert "did not respond for 1.5 s (silent_seconds): rank 1 stopped by a signal" in crew.log(0)
         stacks = sorted((tmp_path / "stacks").glob("*"))
         assert [path.name for path in stacks] == [f"rank-0000{rank}.txt" for rank in range(3)]
         assert all("most recent call first" in path.read_text() for path in stacks)
@@ -205,7 +205,7 @@ def test_workers_die_with_their_launcher(tmp_path: Path, do):
     while any(_runs(pid) for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert f"torchrun (process {agent.pid}) is gone: stopping" in (tmp_path / "log-1").read_text()
+    assert f"torchrun (process {agent.pid}) has exited: stopping" in (tmp_path / "log-1").read_text()
 
 
 def _runs(pid: int) -> bool:
@@ -253,7 +253,7 @@ def test_who_is_at_fault():
     nobody = stuck(peers, {0: waiting, 1: waiting}, set(), 2, 5)
     assert nobody.ranks == ()
     assert nobody.text.startswith(
-        "stuck: no rank made a step for 5 s (stuck_seconds): nobody can say which rank\n  ranks 0-1: step 9"
+        "stuck: no rank made a step for 5 s (stuck_seconds): which rank is not known\n  ranks 0-1: step 9"
     )
     assert nobody.writer == 0
     assert Failure("gone", (0, 1), "", 4).writer == 2

@@ -68,7 +68,7 @@ def test_torchrun_inside_of_srun():
 
 
 def test_srun_inside_of_torchrun():
-    with pytest.raises(UserError, match=r"two launchers at once: torchrun says RANK=5.*srun says SLURM_PROCID=13"):
+    with pytest.raises(UserError, match=r"two launchers at once: torchrun set RANK=5.*srun set SLURM_PROCID=13"):
         read({**SRUN, **TORCHRUN})
 
 
@@ -82,11 +82,11 @@ def test_a_script_that_fills_torchruns_names_from_slurms():
     [
         ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 in the environment, but not RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"),
         ({"RANK": "0"}, "RANK=0 in the environment, but not WORLD_SIZE"),
-        ({**TORCHRUN, "RANK": "x"}, "RANK='x' in the environment is no number"),
+        ({**TORCHRUN, "RANK": "x"}, "RANK='x' in the environment is not a number"),
         ({**TORCHRUN, "RANK": "9"}, "RANK=9, WORLD_SIZE=8"),
-        ({**TORCHRUN, "LOCAL_RANK": "2"}, "do not fit together"),
+        ({**TORCHRUN, "LOCAL_RANK": "2"}, "are inconsistent"),
         ({**TORCHRUN, "GROUP_RANK": "0"}, "GROUP_RANK=0"),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, "WORLD_SIZE=8 is no multiple of LOCAL_WORLD_SIZE=3"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, "WORLD_SIZE=8 is not a multiple of LOCAL_WORLD_SIZE=3"),
         ({**SRUN, "SLURM_NODEID": ""}, "but not SLURM_NODEID"),
         ({**SRUN, "SLURM_NTASKS": "15"}, "every node must run as many tasks"),
         ({**SRUN, "SLURM_PROCID": "11"}, "--distribution=block"),
@@ -142,6 +142,6 @@ def test_places_that_are_none(url):
 
 
 def test_torchs_time_out_comes_last():
-    with pytest.raises(ValueError, match="torch's time-out would come first"):
+    with pytest.raises(ValueError, match="torch's own time-out comes first"):
         DistributedSettings(timeout_seconds=100)
     assert DistributedSettings(dist_url="tcp://[::1]:80").address == ("::1", 80)

@@ -94,5 +94,5 @@ def test_the_export_is_read_by_stock_transformers(family: Family, tmp_path: Path
 
 def test_bad_numbers_are_refused() -> None:
     settings = clip.Settings(words=WORDS, text_encoder={"hidden_size": 15, "num_attention_heads": 2})
-    with pytest.raises(UserError, match=r"model\.text_encoder: a network of these numbers cannot be built"):
+    with pytest.raises(UserError, match=r"model\.text_encoder: a network with these settings cannot be built"):
         clip.load(settings, seed=0)

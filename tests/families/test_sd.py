@@ -252,7 +252,7 @@ def test_a_tokenizer_of_another_model_is_refused(tiny_sd, tmp_path):
     folder = shutil.copytree(tiny_sd, tmp_path / "copy")
     config = json.loads((folder / "text_encoder" / "config.json").read_text())
     (folder / "tokenizer" / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=f"tokens, but the text encoder knows {config['vocab_size']}"):
+    with pytest.raises(ValueError, match=f"tokens, but the text encoder has {config['vocab_size']}"):
         load(folder)
 
 
@@ -260,5 +260,5 @@ def test_weights_that_do_not_fill_the_network_are_refused(tiny_sd, tmp_path):
     folder = shutil.copytree(tiny_sd, tmp_path / "copy")
     path = folder / "text_encoder" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2}))
-    with pytest.raises(ValueError, match="does not hold all weights"):
+    with pytest.raises(ValueError, match="does not have all weights"):
         load(folder)

@@ -124,7 +124,7 @@ def test_the_same_command_finds_its_images_and_another_never_overwrites_them(run
         assert generate(run, f"prompt={PROMPT}", f"seed={seed}") == 0
     slug = "a-small-green-star-on-a-white-background"
     assert {path.name for path in home.iterdir()} == {slug, f"{slug}-2"}
-    assert "1 of 1 images are there and are whole: kept" in capsys.readouterr().out
+    assert "1 of 1 images already exist and are complete: kept" in capsys.readouterr().out
 
     draw(run, tmp_path / "out")
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -136,7 +136,7 @@ def test_the_same_command_finds_its_images_and_another_never_overwrites_them(run
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").touch()
     assert generate(run, f"prompt={PROMPT}", "-o", tmp_path / "full") == 2
-    assert "never put among other files" in capsys.readouterr().err
+    assert "never mixed with other files" in capsys.readouterr().err
 
 
 def test_the_raw_weights_of_a_checkpoint(run, tmp_path):
@@ -175,7 +175,7 @@ def test_names_of_other_trainers(run, tmp_path, capsys):
     assert np.array_equal(plain, draw(run, tmp_path / "b", *given, "snr_gamma=5", "precision=HIGHEST"))
     said = capsys.readouterr().out
     for name in ("learning_rate", "max_train_steps", "snr_gamma"):
-        assert said.count(f"{name} matters for training alone") == 1
+        assert said.count(f"{name} only affects training") == 1
 
 
 def test_the_negative_prompt_counts(run, tmp_path):
@@ -198,8 +198,8 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["prompt=a", "run_name=other"], "would have no effect"),
         (["promt=a"], "did you mean prompt?"),
         (["prompt=a", "shards=1/2"], "did you mean shard?"),
-        (["prompt=a", "out=s3://bucket/images"], "a folder of this machine"),
-        (["prompt=a", "quality=50"], "PNG keeps every pixel"),
+        (["prompt=a", "out=s3://bucket/images"], "a local folder"),
+        (["prompt=a", "quality=50"], "PNG is lossless"),
         (["prompt=a", "shard_samples=5"], "only with format=webdataset"),
         (["prompt=a", "height=33"], "33"),
         (["prompt=a", "guidance_scale=0.5"], "0 and 1 are no guidance"),
@@ -220,9 +220,9 @@ def test_places_without_a_run_are_refused(recipe, tmp_path, capsys):
     assert "daguerre train" in said
     assert "base=true" in said
     assert main.run(["generate", str(tmp_path), "prompt=a"]) == 2
-    assert "no run folder" in capsys.readouterr().err
+    assert "neither a run folder" in capsys.readouterr().err
     assert main.run(["generate"]) == 2
-    assert "which run" in capsys.readouterr().err
+    assert "no run given" in capsys.readouterr().err
 
 
 def test_a_run_without_a_checkpoint_says_so(run, tmp_path, capsys):

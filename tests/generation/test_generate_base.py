@@ -46,7 +46,7 @@ def test_a_base_model_is_drawn_with_where_that_is_asked_for(sd1, tmp_path, capsy
     monkeypatch.chdir(tmp_path)
     base = f"pretrained_model_name_or_path={sd1}"
     assert generate("sd15", "base=true", base, "prompt=a cat", *SMALL) == 0
-    assert f"the pretrained networks of {sd1} as they are: nothing was trained" in capsys.readouterr().out
+    assert f"the pretrained networks of {sd1} without training" in capsys.readouterr().out
     out = tmp_path / "runs" / "generated" / "sd15" / "a-cat"
     (document,) = documents(out)
     assert document["base"] == str(sd1)

@@ -27,7 +27,7 @@ def test_its_flags_are_options_here():
         "guidance_scale": "7.5",
         "format": "webdataset",
     }
-    assert notices == ["scratch_dir has no effect: each image is written to its place at once"]
+    assert notices == ["scratch_dir has no effect: each image is written directly to the output folder"]
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_its_lists_of_captions_are_prompts(tmp_path, name, text):
     path = Path(tmp_path / name)
     path.write_text(text, encoding="utf-8")
     (row,) = prompts.rows(path)
-    assert (row.prompt, row.file_name, row.about) == ("a cat", "first", {"mood": "calm"})
+    assert (row.prompt, row.file_name, row.metadata) == ("a cat", "first", {"mood": "calm"})
 
 
 def test_beside_a_column_of_prompts_a_caption_is_only_kept(tmp_path):
     path = Path(tmp_path / "list.csv")
     path.write_text("prompt,caption,uid\na dog,a cat,7\n", encoding="utf-8")
     (row,) = prompts.rows(path)
-    assert (row.prompt, row.file_name, row.about) == ("a dog", None, {"caption": "a cat", "uid": "7"})
+    assert (row.prompt, row.file_name, row.metadata) == ("a dog", None, {"caption": "a cat", "uid": "7"})
     path.write_text("uid,text\n7,a cat\n", encoding="utf-8")
     with pytest.raises(UserError, match="there is no column 'prompt'"):
         list(prompts.rows(path))

@@ -166,7 +166,7 @@ def test_processes_that_start_at_once_take_one_folder(run, tmp_path, capsys):
         second.begin({"seed": 1})
     code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)"
     for part in (jobs.TaskShard(), jobs.TaskShard(1, 2)):  # either holds what the second of two would
-        with first.held(part):
+        with first.locked(part):
             found = subprocess.run([sys.executable, "-c", code, str(first.path / "request.json")], capture_output=True)
             assert b"BlockingIOError" in found.stderr
 
@@ -177,7 +177,7 @@ def test_a_part_says_what_others_have_to_draw(run, tmp_path, capsys, monkeypatch
     assert generate(run, f"prompts_file={tmp_path / 'list.txt'}", f"out={tmp_path / 'out'}", *SMALL) == 0
     said = capsys.readouterr().out
     assert "part 2 of 4 (SLURM: SLURM_PROCID=1, SLURM_NTASKS=4; shard=1/1 generates all)" in said
-    assert "4 of the list's 6 images belong to other parts, and are not there yet" in said
+    assert "4 of the list's 6 images belong to other parts and do not exist yet" in said
     assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["001.png", "005.png"]
 
 
@@ -194,7 +194,7 @@ def test_going_on_keeps_what_is_whole_and_draws_the_rest_again(run, tmp_path, ca
     (tmp_path / "out" / "008.json").write_text("{")
     capsys.readouterr()
     assert generate(*given, "batch_size=5") == 0
-    assert "8 of 12 images are there and are whole: kept" in capsys.readouterr().out
+    assert "8 of 12 images already exist and are complete: kept" in capsys.readouterr().out
     assert (tmp_path / "out" / "002.png").stat().st_mtime_ns == kept
     assert_same_images(tmp_path / "expected", tmp_path / "out")
 
@@ -234,10 +234,10 @@ def test_a_signal_keeps_what_is_drawn(run, tmp_path, capsys, monkeypatch):
         assert generate(*given, f"out={out}") == 143
     kept = len(documents(out))
     assert kept == 5  # the third batch is one image, the only one of its size and guidance
-    assert f"stopped by SIGTERM: {kept} images were generated and are kept; the same" in capsys.readouterr().out
+    assert f"stopped by SIGTERM: {kept} finished images are kept; the same" in capsys.readouterr().out
     assert not (out / "contact-sheet.html").exists()
     assert generate(*given, f"out={out}") == 0
-    assert f"{kept} of 12 images are there and are whole: kept" in capsys.readouterr().out
+    assert f"{kept} of 12 images already exist and are complete: kept" in capsys.readouterr().out
     assert generate(*given, f"out={tmp_path / 'expected'}", "batch_size=16") == 0
     assert_same_images(tmp_path / "expected", out)
 
@@ -248,11 +248,11 @@ def test_a_signal_loses_the_open_shard_alone(run, tmp_path, capsys, monkeypatch)
     with monkeypatch.context() as patch:
         stop_after(patch, 6)
         assert generate(*given) == 143
-    assert "4 images are in finished shards, 2 of the open shard are lost" in capsys.readouterr().out
+    assert "4 images are in finished shards, 2 of the unfinished shard are lost" in capsys.readouterr().out
     assert main.run(["data", "verify", str(out)]) != 0
-    assert "packing that was not finished: the same command" in capsys.readouterr().out
+    assert "unfinished packing: run the same command" in capsys.readouterr().out
     assert generate(*given) == 0
-    assert "4 of 12 images are there and are whole: kept" in capsys.readouterr().out
+    assert "4 of 12 images already exist and are complete: kept" in capsys.readouterr().out
     assert main.run(["data", "verify", str(out)]) == 0
 
 
@@ -301,7 +301,7 @@ def test_shards_that_our_own_reader_and_verify_take(run, tmp_path, capsys, monke
     assert open_dataset(settings, "train").count == 10
     capsys.readouterr()
     assert generate(*given, *shards) == 0
-    assert "10 of 10 images are there and are whole: kept" in capsys.readouterr().out
+    assert "10 of 10 images already exist and are complete: kept" in capsys.readouterr().out
     assert (out / "contact-sheet.html").read_text().count("<figure>") == 10
 
 
@@ -310,7 +310,7 @@ def test_samples_of_shards_have_words(run, tmp_path, capsys):
     given = [run, f"prompts_file={tmp_path / 'list.jsonl'}", *SMALL]
     assert generate(*given, f"out={tmp_path / 'files'}") == 0
     assert generate(*given, f"out={tmp_path / 'shards'}", "format=webdataset") == 2
-    assert "line 2: an empty prompt" in capsys.readouterr().err
+    assert "line 2: the prompt is empty" in capsys.readouterr().err
 
 
 def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
@@ -324,7 +324,7 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
     last.write_bytes(last.read_bytes()[:-512])
     capsys.readouterr()
     assert generate(*given) == 0
-    assert "4 of 10 images are there and are whole: kept" in capsys.readouterr().out
+    assert "4 of 10 images already exist and are complete: kept" in capsys.readouterr().out
     assert {p.name: p.read_bytes() for p in out.glob("*.tar")} == before
 
 
@@ -333,10 +333,10 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
     [
         ("a.csv", "text,seed\na,1\n", "no column 'prompt' among its columns ('text', 'seed')"),
         ("a.jsonl", '{"text": "a"}\n', "no column 'prompt'"),
-        ("a.jsonl", "a cat\n", "a.jsonl line 1 is no JSON"),
-        ("a.jsonl", "[1]\n", "is no object"),
+        ("a.jsonl", "a cat\n", "a.jsonl line 1 is not JSON"),
+        ("a.jsonl", "[1]\n", "is not an object"),
         ("a.jsonl", '{"prompt": 7}\n', "prompt is 7: write text"),
-        ("a.jsonl", '{"prompt": "a", "seed": NaN}\n', "NaN is no number"),
+        ("a.jsonl", '{"prompt": "a", "seed": NaN}\n', "NaN is not a JSON number"),
         ("a.jsonl", '{"prompt": "a\\u0000b"}\n', "write text"),
         ("a.jsonl", '{"prompt": "a", "negative_prompt": "\\ud800"}\n', "write text"),
         ("a.jsonl", '{"prompt": "a", "file_name": "b\\ud800"}\n', "write a name such as"),
@@ -348,16 +348,16 @@ def test_a_kill_loses_the_open_shard_alone(run, tmp_path, capsys):
         ("a.csv", "prompt,guidance_scale\na,0.5\n", "a.csv line 2: guidance_scale is 0.5"),
         ("a.csv", "prompt\na,b\n", "has 2 cells and the header 1"),
         ("a.csv", "prompt,prompt\na,b\n", "twice"),
-        ("a.csv", 'prompt\n"a\n', "no table as its ending says"),
-        ("a.csv", "prompt\n", "holds no prompt"),
-        ("a.txt", "\n \n", "holds no prompt"),
+        ("a.csv", 'prompt\n"a\n', "not a table of the type its extension names"),
+        ("a.csv", "prompt\n", "has no prompt"),
+        ("a.txt", "\n \n", "has no prompt"),
         ("a.csv", "prompt,file_name\na,../b\n", "file_name is '../b'"),
         ("a.csv", "prompt,file_name\na,/b\n", "file_name is '/b'"),
-        ("a.csv", "prompt,file_name\na,b\nc,b.png\n", "'b' is there before"),
+        ("a.csv", "prompt,file_name\na,b\nc,b.png\n", "'b' is used twice"),
         ("a.csv", "prompt,file_name\na,b\nc,\n", "1 of 2 images have no file_name"),
-        ("a.csv", "prompt,file_name\na,request\n", "kept for the folder's own file"),
-        ("a.csv", "prompt,sampler\na,b\n", "says sampler itself"),
-        ("a.csv", "prompt,negative_prompt,guidance_scale\na,b,1\n", "runs no unguided side"),
+        ("a.csv", "prompt,file_name\na,request\n", "is reserved"),
+        ("a.csv", "prompt,sampler\na,b\n", "sampler is already a key"),
+        ("a.csv", "prompt,negative_prompt,guidance_scale\na,b,1\n", "without guidance a negative prompt has no effect"),
         ("a.csv", "prompt,height\na,33\n", "33"),
         ("missing.csv", None, "cannot be read: No such file"),
         ("a.txt", b"\xff\xfe\xfa", "cannot be read as UTF-8"),
@@ -375,7 +375,7 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_written(run, t
 def test_columns_that_are_no_text_are_mended_and_a_pipe_is_not_waited_for(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "note\\ud83d": ["\\ud83d"]}\n')
     (row,) = prompts.of_file(str(tmp_path / "a.jsonl")).rows()
-    assert row.about == {"note?": ["?"]}
+    assert row.metadata == {"note?": ["?"]}
     with pytest.raises(UserError, match="is a pipe, a socket or a device"):
         prompts.of_file("/dev/null")
 
@@ -431,7 +431,7 @@ def test_parts_of_launchers(environ, part):
 def test_parts_that_cannot_be(shard):
     with pytest.raises(UserError, match="counted from 1"):
         jobs.task_shard(shard, {})
-    with pytest.raises(UserError, match="do not fit"):
+    with pytest.raises(UserError, match="are inconsistent"):
         jobs.task_shard(None, torchrun(4, 4))
 
 

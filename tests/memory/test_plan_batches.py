@@ -44,7 +44,7 @@ def whole_or_none(name: str) -> str:
     """Why a recipe cannot be trained on several devices at all; "" for the others."""
     if tree(name)["training"]["duration"] == "0 steps":
         return f"daguerre generate {name}"
-    return "train it on one" if tree(name)["objective"]["name"] == "contrastive" else ""
+    return "train on one device" if tree(name)["objective"]["name"] == "contrastive" else ""
 
 
 @pytest.fixture
@@ -87,15 +87,15 @@ def told(name: str, devices: int, *given: str, recorded: int | None = None):
     [
         ("sdxl", 1, 16, 2, ""),
         ("sdxl", 8, 16, 2, ""),
-        ("sdxl", 16, 16, 1, "each device has 1 of the global batch, which is small for 16 devices; "
-         "training.global_batch_size=32 raises it"),
-        ("sdxl", 128, 128, 1, "the recipe's global batch of 16 samples cannot be shared by 128 devices alike: it is "
-         "128 here, while duration and learning rate stay as they are; training.global_batch_size=128 says so"),
-        ("sd15", 8, 16, 2, "micro-batches of 2 in place of the recipe's 4"),
-        ("sd15", 3, 18, 3, "it is 18 here"),
+        ("sdxl", 16, 16, 1, "each device computes 1 of the 16 samples of the global batch, few for 16 "
+         "devices; training.global_batch_size=32 would give each device more"),
+        ("sdxl", 128, 128, 1, "the recipe's global batch of 16 samples cannot be split evenly over 128 devices: "
+         "128 is used, with the same duration and learning rate; set training.global_batch_size=128"),
+        ("sd15", 8, 16, 2, "micro-batches of 2 instead of the recipe's 4"),
+        ("sd15", 3, 18, 3, "18 is used"),
         ("sd15_dreambooth", 8, 8, 1, "global batch of 2 samples"),
         ("quickstart", 16, 16, 1, ""),
-        ("imagenet_scratch", 128, 1024, 8, "micro-batches of 8 in place of the recipe's 128"),
+        ("imagenet_scratch", 128, 1024, 8, "micro-batches of 8 instead of the recipe's 128"),
     ],
 )  # fmt: skip
 def test_what_a_recipe_says_gives_way_and_that_is_said(name, devices, whole, micro, said):
@@ -108,11 +108,11 @@ def test_what_a_recipe_says_gives_way_and_that_is_said(name, devices, whole, mic
 @pytest.mark.parametrize(
     ("given", "devices", "said"),
     [
-        (["training.global_batch_size=16"], 128, "give training.global_batch_size=128 or another multiple of 128"),
-        (["global_batch_size=6"], 4, "give training.global_batch_size=8"),
-        (["per_device_batch_size=2"], 16, "such as training.per_device_batch_size=1, or leave it out"),
+        (["training.global_batch_size=16"], 128, "set training.global_batch_size=128 or another multiple of 128"),
+        (["global_batch_size=6"], 4, "set training.global_batch_size=8"),
+        (["per_device_batch_size=2"], 16, "such as training.per_device_batch_size=1, or remove it"),
         (["gradient_accumulation_steps=8"], 16, None),
-        (["global_batch_size=40", "gradient_accumulation_steps=2"], 8, "cut into micro-batches of 2"),
+        (["global_batch_size=40", "gradient_accumulation_steps=2"], 8, "split into micro-batches of 2"),
     ],
 )
 def test_what_the_command_says_is_refused_with_what_to_say(given, devices, said):
@@ -129,7 +129,7 @@ def test_a_file_of_the_users_own_chooses_the_batch_and_not_the_micro_batch(tmp_p
     )
     own = str(tmp_path / "own.yaml")
     assert told(own, 8)[0].micro == 2
-    with pytest.raises(UserError, match="cannot be shared by 128 devices alike"):
+    with pytest.raises(UserError, match="cannot be split evenly over 128 devices"):
         told(own, 128)
     (tmp_path / "other.yaml").write_text("extends: sdxl\nrun_name: other\n")
     assert told(str(tmp_path / "other.yaml"), 128)[0].whole == 128
@@ -148,9 +148,9 @@ def test_a_run_that_goes_on_keeps_its_batch():
     """Whatever the shipped recipe says, and on whatever number of devices."""
     sizes, notice = told("sdxl", 8, recorded=128)
     assert (sizes.whole, sizes.micro, sizes.accumulation) == (128, 2, 8)
-    assert "the global batch of 128 samples that this run was begun with holds" in notice
+    assert "the global batch stays at 128 samples, with which this run was started" in notice
     with pytest.raises(
-        UserError, match=r"the run was begun with it.*begin a new run with training.global_batch_size=64"
+        UserError, match=r"the run was started with it.*start a new run with training.global_batch_size=64"
     ):
         told("sdxl", 64, recorded=16)
 
@@ -170,14 +170,14 @@ def test_a_raised_batch_is_recorded_and_read_back(tmp_path, monkeypatch, capsys)
     store = SimpleNamespace(recover=lambda: SimpleNamespace(path=None, notices=[]))
     assert resume.find_start(loaded, folder, store, leads).global_batch_size == 18
     typed = configs.load("sd15", [f"output_dir={tmp_path}", "training.global_batch_size=16"])
-    with pytest.raises(UserError, match="the run has 18, this command says 16"):
+    with pytest.raises(UserError, match="the run has 18, this command has 16"):
         resume.find_start(typed, folder, store, leads)
 
     monkeypatch.setattr(local, "run", lambda command, count: errors.DONE)
     assert (
         main.run(["launch", "local", "sd15", f"output_dir={tmp_path}", "processes=4", "device=cpu"]) == errors.REFUSED
     )
-    assert "the global batch of 18 samples cannot be shared by 4 devices alike" in capsys.readouterr().err
+    assert "the global batch of 18 samples cannot be split evenly over 4 devices" in capsys.readouterr().err
 
 
 def commands() -> list[list[str]]:
@@ -208,7 +208,7 @@ def test_every_plan_and_launch_command_of_the_docs_is_one_that_trains(checked_on
 def test_a_tiny_run_on_too_many_devices_writes_nothing(tmp_path, capsys):
     words = ["launch", "local", "quickstart", *TINY, f"output_dir={tmp_path}", "processes=3", "device=cpu"]
     assert main.run(words) == errors.REFUSED
-    assert "the global batch of 2 samples cannot be shared by 3 devices alike" in capsys.readouterr().err
+    assert "the global batch of 2 samples cannot be split evenly over 3 devices" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -221,7 +221,9 @@ def test_train_refuses_before_a_folder_is_made(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert main.run(["train", "quickstart", *TINY, f"output_dir={tmp_path}", "device=cpu"]) == errors.REFUSED
-        assert ("the global batch of 2 samples cannot be shared by 3" in capsys.readouterr().err) is (rank == "0")
+        assert ("the global batch of 2 samples cannot be split evenly over 3" in capsys.readouterr().err) is (
+            rank == "0"
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -230,7 +232,7 @@ def test_a_run_that_goes_on_elsewhere_needs_not_the_numbers_of_its_first_start(t
     sizes = ["global_batch_size=16", "per_device_batch_size=2", "gradient_accumulation_steps=8"]
     loaded = configs.load("sdxl", [f"output_dir={tmp_path}", *(f"training.{size}" for size in sizes)])
     home, mesh = storage.of(str(tmp_path), "sdxl"), loaded.config.mesh.resolved(2, 1)
-    with pytest.raises(UserError, match="leave out one of the three"):
+    with pytest.raises(UserError, match="remove one of the three"):
         resume.foreseen_sizes(loaded, home, mesh)
     home.folder.path.mkdir()
     home.folder.config.write_text(configs.dump(loaded.config))

@@ -94,10 +94,10 @@ def test_every_parameter_is_told_and_they_add_up(sdxl):
 def test_what_cannot_be_split_is_told_with_the_rule(sdxl):
     _, count = sdxl(4, 1, "mesh.ici_tensor_parallelism=4")
     said = " ".join(" ".join(report.describe_problems(count.problems, every=False)).split())
-    assert "heads -> tensor cannot be: 10 heads over 4 devices: unet.down_blocks.1" in said
-    assert "heads -> tensor cannot be: 1 heads over 4 devices: vae.encoder" in said
+    assert "heads -> tensor is not possible: 10 heads over 4 devices: unet.down_blocks.1" in said
+    assert "heads -> tensor is not possible: 1 heads over 4 devices: vae.encoder" in said
     rules = " ".join(" ".join(report.describe_rules(DEFAULT, count.mesh, count.notices)).split())
-    assert "out_channels -> tensor does nothing: convolutions are not split by channel" in rules
+    assert "out_channels -> tensor has no effect: convolutions are not split by channel" in rules
     assert "used: activation_heads -> tensor; activation_kv -> tensor; heads -> tensor; mlp -> tensor" in rules
     assert "no effect, as these axes have one device: batch -> data; activation_batch -> data, fsdp; embed" in rules
 

@@ -34,7 +34,7 @@ def compare(recipe, *given):
 
 
 def test_a_tiny_run_takes_what_was_predicted():
-    """Three micro-batches, activations computed again."""
+    """Three micro-batches, activations recomputed."""
     compare("quickstart", *TINY, "training.global_batch_size=6", "training.gradient_checkpointing=true")
 
 
@@ -42,9 +42,9 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_planned(capsys):
     """A global batch that four GPUs cannot share, and a recipe to draw with."""
     assert main.run(["plan", "quickstart", *TINY, "devices=4", "training.global_batch_size=6"]) == errors.REFUSED
     told = capsys.readouterr()
-    assert "the global batch of 6 samples cannot be shared by 4 devices alike" in told.err
+    assert "the global batch of 6 samples cannot be split evenly over 4 devices" in told.err
     assert main.run(["plan", "sdxl_lightning"]) == errors.REFUSED
-    assert "nothing to train. To generate images with the networks as they are: daguerre generate sdxl_lightning" in (
+    assert "nothing to train. To generate images with the pretrained networks: daguerre generate sdxl_lightning" in (
         capsys.readouterr().err
     )
     assert told.out == ""
@@ -56,8 +56,8 @@ def test_a_page_says_what_acts(capsys):
     assert main.run(["plan", "quickstart", *TINY, *given]) == errors.DONE
     told = capsys.readouterr()
     assert told.err.splitlines() == [
-        "planning: putting the networks together, without weights",
-        "planning: counting what a device holds",
+        "planning: building the networks without weights",
+        "planning: computing the memory of a device",
         "planning: computing a step with micro-batches of 2",
     ]
     lines = told.out.splitlines()
@@ -66,7 +66,7 @@ def test_a_page_says_what_acts(capsys):
     assert "4 devices, 2 nodes of 2" in said
     assert "mesh.shard_frozen has no effect: neither fsdp nor tensor has more than one device" in said
     assert re.search(r"bf16 on a GPU held between updates [\d.]+ MB", said)
-    assert re.search(r"peak of all tensors [\d.]+ MB beside tensors 1.00 GB an estimate", said)
+    assert re.search(r"peak of all tensors [\d.]+ MB besides tensors 1.00 GB an estimate", said)
 
 
 @pytest.mark.long
@@ -134,8 +134,8 @@ def test_what_does_not_fit_is_told_with_what_to_do(capsys):
     assert main.run(["plan", "sdxl", "card=24GB"]) == errors.REFUSED
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"device 24.00 GB DOES NOT FIT: [\d.]+ GB too much", said)
-    assert "largest micro-batch that fits none not even one sample has room" in said
-    assert "optimizer.name=adamw_8bit spares about 15.40 GB" in said
+    assert "largest micro-batch that fits none not even one sample fits" in said
+    assert "optimizer.name=adamw_8bit saves about 15.40 GB" in said
     taken = float(re.search(r"What fits ([\d.]+) GB predicted", said)[1])
     assert taken < 24
     assert "daguerre train sdxl optimizer.name=adafactor optimizer.learning_rate=1e-06" in said

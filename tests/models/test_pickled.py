@@ -86,9 +86,9 @@ def test_a_program_in_a_pickle_is_refused_and_not_run(tmp_path):
     ran = tmp_path / "ran"
     for zipped in (True, False):
         torch.save({"a": torch.ones(1), "x": Evil(ran)}, tmp_path / "e.bin", _use_new_zipfile_serialization=zipped)
-        with pytest.raises(UserError, match=r"names (posix|nt)\.system, which is no tensor") as caught:
+        with pytest.raises(UserError, match=r"contains (posix|nt)\.system, which is not a tensor") as caught:
             pickled.tensors(tmp_path / "e.bin")
-        assert "nothing of this file was run" in str(caught.value)
+        assert "no code of this file was run" in str(caught.value)
         assert not ran.exists()
 
 
@@ -110,7 +110,7 @@ def test_what_trainers_left_beside_the_weights_is_read_as_nothing(tmp_path, monk
     ("content", "words"),
     [
         ([torch.ones(1)], "holds list"),
-        ({"step": 3}, "holds no weights by name; at its top are: step"),
+        ({"step": 3}, "has no weights by name; its top-level keys are: step"),
         (None, "cannot be read as weights|is not read"),
     ],
 )

@@ -151,7 +151,7 @@ def test_images_that_are_equal_in_law_are_equal_from_the_same_noise(
     sampling = SamplingSettings(sampler=sampler, num_inference_steps=5, guidance_scale=3.0)
     built = build(objective, json.dumps(settings))
     plan = choose(built, sampling)
-    assert any("equal in law only" in notice for notice in plan.notices)
+    assert any("equal in distribution only" in notice for notice in plan.notices)
     pipe.scheduler = getattr(diffusers, plan.class_name).from_config(plan.config)
     inject(monkeypatch, lambda step: fresh_noise(SEEDS, step, SHAPE))
     difference = np.abs(our_images(family, built, sampling) - their_images(pipe, sampling)).max()
@@ -182,7 +182,7 @@ def test_any_number_of_steps_and_guidance_rescale(family, pipe, steps, rescale):
 @pytest.mark.parametrize(
     ("objective", "schedule", "sampling", "said"),
     [
-        ("v", "{}", {"eta": 1.0}, "equal in law only"),
+        ("v", "{}", {"eta": 1.0}, "equal in distribution only"),
         ("flow", "{}", {"eta": 1.0}, "adds no fresh noise"),
         ("edm", "{}", {"eta": 1.0}, "adds no fresh noise"),
         ("edm", "{}", {"sampler": "heun"}, "no heun for edm"),
@@ -209,7 +209,7 @@ def test_what_differs_is_said(objective, schedule, sampling, said):
         ("flow", "{}", "flow_time", None),
         ("v", '{"name": "cosine"}', "cosine_time", "tells the network 1000.0, and this run 993.6"),
         ("v", '{"shift": 2.0}', "timestep", "those of shift 1; this run samples with shift 2, so images differ"),
-        ("edm", "{}", "timestep", "this run tells the network timestep"),
+        ("edm", "{}", "timestep", "this run gives the network timestep"),
         ("eps", "{}", "log_sigma", "images of the pipeline are wrong"),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_shift_that_follows_the_size_is_that_of_the_images_of_the_run():
     flow = replace(build("flow", '{"resolution_shift": {"name": "linear_mu"}}'), sampled_px=1024**2)
     plan = choose(flow, SamplingSettings())
     assert plan.config["flow_shift"] == pytest.approx(3.1582, abs=1e-4)
-    assert any("flow_shift=3.1582 is that of images of 1,048,576 pixels" in notice for notice in plan.notices)
+    assert any("flow_shift=3.1582 is for images of 1,048,576 pixels" in notice for notice in plan.notices)
     table = build("v", '{"resolution_shift": {"name": "area", "base_px": 512}}')
     assert choose(replace(table, sampled_px=512**2), SamplingSettings()).notices == []
     plan = choose(replace(table, sampled_px=1024**2), SamplingSettings())

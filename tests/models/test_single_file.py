@@ -31,7 +31,7 @@ def exported(request, tmp_path_factory):
     place = tmp_path_factory.mktemp(request.param)
     folder = KINDS[request.param](place / "pipeline")
     file = place / "model.safetensors"
-    assert any("ComfyUI and A1111 do not open" in line for line in save.write(file, folder))
+    assert any("ComfyUI and A1111 cannot open" in line for line in save.write(file, folder))
     return folder, file
 
 
@@ -144,7 +144,7 @@ def test_pipelines_of_another_kind_are_refused(tmp_path):
     (folder / "model_index.json").write_text(json.dumps(index))
     config = json.loads((folder / "text_encoder" / "config.json").read_text())
     (folder / "text_encoder" / "config.json").write_text(json.dumps(config | {"model_type": "t5"}))
-    with pytest.raises(UserError, match="place for CLIP, not for a t5 as text_encoder"):
+    with pytest.raises(UserError, match="text_encoder must be CLIP, not t5"):
         save.write(tmp_path / "a.safetensors", folder)
 
 

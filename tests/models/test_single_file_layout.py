@@ -48,7 +48,7 @@ def test_published_models_are_recognised_by_names_and_shapes(name):
     numbers.scheduler.setdefault("prediction_type", "epsilon")
     assert (got, notices) == (numbers, [])
     wrong = torch.empty((3, 3), device="meta")
-    with pytest.raises(UserError, match=r"have the shapes of none that is known.*proj_in.weight is"):
+    with pytest.raises(UserError, match=r"not the shapes of a known model.*proj_in.weight is"):
         of_file(found | {f"{layout.UNET}middle_block.1.proj_in.weight": wrong}, EPSILON)
 
 
@@ -83,7 +83,7 @@ def test_2x_without_a_mark_is_told_apart_by_its_weights():
         got, notices = of_file({**found, norm: weights}, {})
         assert got.scheduler["prediction_type"] == expected
         assert got.configs["unet"]["sample_size"] == (96 if expected == "v_prediction" else 64)
-        assert "does not say whether it predicts the noise" in notices[0]
+        assert "does not record whether it predicts the noise" in notices[0]
     got, notices = of_file(found, {}, "v_prediction")
     assert (got.scheduler["prediction_type"], notices) == ("v_prediction", [])
     assert numbers.scheduler["prediction_type"] == "v_prediction"
@@ -100,7 +100,9 @@ def test_a_unet_alone_is_converted_alone_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(configs, "of_architecture", lambda name, parts: numbers)
     (tmp_path / "made").mkdir()
     notices = load.convert(tmp_path / "unet.safetensors", tmp_path / "made")
-    assert notices == ["it holds no vae, text_encoder: give it as model.unet or model.vae beside a whole base model"]
+    assert notices == [
+        "it has no vae, text_encoder: set it as model.unet or model.vae together with a complete base model"
+    ]
     found = load_file(tmp_path / "made" / "unet" / "diffusion_pytorch_model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
 
@@ -136,15 +138,15 @@ def test_what_readers_would_compute_otherwise_is_said():
     numbers.scheduler.update(prediction_type="v_prediction", rescale_betas_zero_snr=True)
     assert "trained with zero terminal SNR" in " ".join(compatibility.differences(numbers))
     numbers.scheduler["prediction_type"] = "flow_prediction"
-    assert "no mark" in " ".join(compatibility.differences(numbers))
+    assert "the original layout cannot record" in " ".join(compatibility.differences(numbers))
 
 
 def test_2x_that_comfyui_would_take_for_another_is_told():
     norm = "up_blocks.3.attentions.2.transformer_blocks.0.norm1.bias"
     for name, scale, told in (
         ("sd21", 0.3, ""),
-        ("sd21", 0.0, "takes it for epsilon"),
-        ("sd2_base", 0.3, "takes it for v"),
+        ("sd21", 0.0, "assumes epsilon"),
+        ("sd2_base", 0.3, "assumes v_prediction"),
     ):
         said = compatibility.misread_prediction(published(name)[0], {norm: torch.linspace(-scale, scale, 320)})
         assert told in " ".join(said)
@@ -174,15 +176,15 @@ def test_old_names_and_things_beside_the_networks(tiny, tmp_path):
     save_file(tensors | averaged | beside | {"stranger": torch.ones(1)}, tmp_path / "b.safetensors", metadata(file))
     (tmp_path / "raw").mkdir()
     notices = load.convert(tmp_path / "b.safetensors", tmp_path / "raw")
-    assert "averaged weights, too; the plain ones are taken" in notices[0]
-    assert "1 tensors belong to none of its networks and are left out: stranger" in notices[1]
+    assert "it also has averaged weights; the trained ones are used" in notices[0]
+    assert "1 tensors belong to none of its networks and are ignored: stranger" in notices[1]
     (tmp_path / "ema").mkdir()
     load.convert(tmp_path / "b.safetensors", tmp_path / "ema", weights="ema")
     unet = "unet/diffusion_pytorch_model.safetensors"
     expected, raw, ema = (load_file(f / unet) for f in (folder, tmp_path / "raw", tmp_path / "ema"))
     assert all(torch.equal(raw[n], t) and torch.equal(ema[n], t + 1) for n, t in expected.items())
     (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match="holds no averaged weights"):
+    with pytest.raises(UserError, match="has no averaged weights"):
         load.convert(file, tmp_path / "none", weights="ema")
 
 
@@ -201,7 +203,7 @@ def test_one_network_out_of_any_file(tiny, tmp_path, component, prefix, kept):
         found = load.network_tensors(path, component, own, pickled=path.suffix == ".ckpt")
         assert found.keys() == own.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
-    with pytest.raises(UserError, match=f"holds no text_encoder; it holds: {component}"):
+    with pytest.raises(UserError, match=f"has no text_encoder; it has: {component}"):
         load.network_tensors(tmp_path / "alone.safetensors", "text_encoder", own, pickled=False)
     with pytest.raises(UserError, match=r"model.pickled_weights=true"):
         load.network_tensors(tmp_path / "alone.ckpt", component, own, pickled=False)
@@ -225,7 +227,7 @@ def test_a_pickled_checkpoint_is_read_on_request_alone(tiny, tmp_path):
     torch.save({"state_dict": load_file(file), "global_step": 3}, tmp_path / "a.ckpt")
     with pytest.raises(UserError, match=r"is pickled: set model.pickled_weights=true"):
         load.folder(tmp_path / "a.ckpt", pickled=False)
-    with pytest.raises(UserError, match="the shapes of none that is known"):  # a pickle has no metadata
+    with pytest.raises(UserError, match="not the shapes of a known model"):  # a pickle has no metadata
         load.folder(tmp_path / "a.ckpt", pickled=True)
     with refused("unsupported", None, "model_index.json", ".safetensors", ".ckpt"):
         load.folder(folder / "model_index.json", pickled=True)
@@ -244,7 +246,7 @@ def test_a_pickled_checkpoint_is_read_on_request_alone(tiny, tmp_path):
         ({"double_blocks.0.img_attn.norm.key_norm.scale": (4,)}, "Flux"),
         ({"emb_params": (1, 768)}, "a textual-inversion embedding"),
         ({"a": (2,), "b": (2,)}, "is not in the original layout of Stable Diffusion; it has 2 tensors such as a, b"),
-        ({"encoder.down.0.block.0.conv1.weight": (4, 4, 3, 3)}, "an autoencoder alone, which does not say its scaling"),
+        ({"encoder.down.0.block.0.conv1.weight": (4, 4, 3, 3)}, "only an autoencoder, without its scaling"),
     ],
 )
 def test_everything_else_is_refused_by_name(names, words, tmp_path):

@@ -22,7 +22,7 @@ def file(tmp_path_factory):
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (["tokenizers", "tokenizer", "../../evil.json"], "{}", r"names '../../evil.json', which Daguerre never wrote"),
+        (["tokenizers", "tokenizer", "../../evil.json"], "{}", r"names '../../evil.json', which Daguerre never writes"),
         (["tokenizers", "tokenizer", "code.py"], "", r"names 'code.py'"),
         (["tokenizers", "../tokenizer"], {}, r"names '../tokenizer'"),
         (["configs", "../unet"], {}, r"names '../unet'"),
@@ -31,8 +31,8 @@ def file(tmp_path_factory):
         (["index", "extra"], ["pipeline", "Own"], r"names 'pipeline.Own'"),
         (["index", "_class_name"], "OwnPipeline", r"names 'diffusers.OwnPipeline'"),
         (["configs", "text_encoder", "attn_implementation"], "stranger/kernels", r"names 'attn_implementation'"),
-        (["configs", "unet", "norm_num_groups"], 5, r"no unet can be built"),
-        (["configs", "text_encoder", "hidden_size"], "wide", r"no text_encoder can be built"),
+        (["configs", "unet", "norm_num_groups"], 5, r"the unet cannot be built"),
+        (["configs", "text_encoder", "hidden_size"], "wide", r"the text_encoder cannot be built"),
         (["configs", "vae"], 3, r"cannot be read \(configs.vae: Input should be an object"),
         (["configs", "unet", "cross_attention_dim"], 96, r"\S+ is \[\d+, 48\], not \[\d+, 96\]"),
     ],

@@ -65,7 +65,7 @@ def test_scalings_follow_from_the_one_algebra(name: str):
 )
 def test_edm_scaling_numbers(sigma: float, expected: tuple[float, ...]):
     objective, at = built("edm"), torch.tensor([sigma], dtype=torch.float64)
-    got = [*(c.item() for c in scalings(objective, at)), objective.told(at).item()]
+    got = [*(c.item() for c in scalings(objective, at)), objective.c_noise(at).item()]
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
@@ -153,7 +153,7 @@ def test_denoise_tells_each_sample_its_noise_level(objective: Diffusion):
     assert x0.dtype == torch.float32
     assert told[0].shape == (3,)
     assert told[0].dtype == torch.float32
-    assert told[0][0] == objective.told(t).float()
+    assert told[0][0] == objective.c_noise(t).float()
 
 
 def test_a_grid_ends_clean_and_starts_from_the_prior(objective: Diffusion):

@@ -149,7 +149,7 @@ def test_the_kl_of_an_autoencoder_knows_no_mask():
 
 
 def test_what_cannot_be_masked_says_so():
-    with pytest.raises(ValidationError, match="as wholes"):
+    with pytest.raises(ValidationError, match="whole images are compared"):
         contrastive.Settings(mask={})
     assert "mask" not in contrastive.Settings().model_dump()
     for bad in (1.0, -0.1, 2):

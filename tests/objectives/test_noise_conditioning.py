@@ -48,9 +48,9 @@ def test_every_recipe_tells_its_network_what_it_always_told_to_the_bit(name: str
     drawn = objective.times(torch.cat([uniform, times(0, 1 - 2**-53)]))
     visited = objective.grid(config.sampling.num_inference_steps, config.sampling.timestep_spacing).t_N
     for t in (drawn, visited):
-        assert torch.equal(objective.told(t), AS_EVER[kind](t))
+        assert torch.equal(objective.c_noise(t), AS_EVER[kind](t))
         named = objective.telling(NAMED[kind], config.model.time_scale)  # by the level alone, without the time
-        assert torch.equal(named.told(t), AS_EVER[kind](t))
+        assert torch.equal(named.c_noise(t), AS_EVER[kind](t))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("eps", "cosine"), ("flow", "linear_flow"), ("eps", "scaled_linear")])
@@ -58,7 +58,7 @@ def test_a_time_between_is_told_to_the_last_bit_but_one(name: str, kind: str):
     objective = built(name, name=kind)
     named = objective.telling({**NAMED, "cosine": "cosine_time"}[kind], 1000.0)
     t = objective.schedule.time(torch.linspace(0.004, 0.99, 999, dtype=torch.float64)) * (1 - 1e-3)
-    np.testing.assert_allclose(named.told(t).numpy(), objective.told(t).numpy(), rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(named.c_noise(t).numpy(), objective.c_noise(t).numpy(), rtol=1e-11, atol=1e-11)
 
 
 def test_cascade_with_a_shift_of_two_tells_what_its_code_tells():
@@ -69,14 +69,14 @@ def test_cascade_with_a_shift_of_two_tells_what_its_code_tells():
     log_snr = math.log(variance / (1 - variance)) + 2 * math.log(1 / 2)
     told = math.acos(math.sqrt(first / (1 + math.exp(-log_snr)))) / (math.pi / 2) * 1.008 - 0.008
     assert told == pytest.approx(0.509, abs=5e-4)
-    assert shifted.told(times(0.3)).item() == pytest.approx(told, abs=1e-12)
+    assert shifted.c_noise(times(0.3)).item() == pytest.approx(told, abs=1e-12)
 
 
 def test_cascade_without_a_shift_tells_the_time_but_at_the_clamped_ends():
     plain = built("eps", name="cosine").telling("cosine_time", 1.0)
     inner = torch.linspace(0.0024, 0.9935, 500, dtype=torch.float64)
-    np.testing.assert_allclose(plain.told(inner).numpy(), inner.numpy(), atol=1e-12)
-    np.testing.assert_allclose(plain.told(times(0, 1)).numpy(), [0.0023, 0.9936], atol=5e-5)
+    np.testing.assert_allclose(plain.c_noise(inner).numpy(), inner.numpy(), atol=1e-12)
+    np.testing.assert_allclose(plain.c_noise(times(0, 1)).numpy(), [0.0023, 0.9936], atol=5e-5)
 
 
 def test_cascades_levels_are_those_of_diffusers():
@@ -93,14 +93,14 @@ def test_a_named_number_belongs_to_the_level_whatever_the_shift(name: str):
     t = plain.schedule.time(times(0.1, 0.3, 0.5, 0.7))
     a, s = shifted.path(t)
     same_level = plain.schedule.time_of(a, s)
-    np.testing.assert_allclose(shifted.told(t).numpy(), plain.told(same_level).numpy(), rtol=1e-12)
-    assert (shifted.told(t) > plain.told(t)).all()
+    np.testing.assert_allclose(shifted.c_noise(t).numpy(), plain.c_noise(same_level).numpy(), rtol=1e-12)
+    assert (shifted.c_noise(t) > plain.c_noise(t)).all()
 
 
 def test_edm_can_tell_stable_diffusions_timesteps():
     """As EulerDiscreteScheduler finds the timestep of a sigma, but along sigma in place of its logarithm."""
     sigmas = times(0.02, 0.0291671, 0.3, 1.0, 3.0, 14.61, 80.0)
-    told = built("edm").telling("timestep", 1000.0).told(sigmas)
+    told = built("edm").telling("timestep", 1000.0).c_noise(sigmas)
     scheduler = diffusers.EulerDiscreteScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     logs = np.log(((1 - scheduler.alphas_cumprod) / scheduler.alphas_cumprod).numpy() ** 0.5)
     theirs = [float(scheduler._sigma_to_t(sigma, logs)) for sigma in sigmas.numpy()]

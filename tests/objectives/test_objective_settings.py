@@ -74,7 +74,7 @@ def test_only_what_acts_is_dumped():
         ("v", {"timestep_bias": {"name": "range", "end": 1001}}, "timestep_bias.end is 1001: .*at most 1000"),
         ("edm", {"timestep_bias": {"name": "range", "end": 1001}}, "timestep_bias.end is 1001: .*at most 1000"),
         ("v", {"timestep_bias": {"name": "range", "begin": 9, "end": 9}}, "begin must be below end"),
-        ("v", {"timestep_bias": {"name": "later", "portion": 0.0009}}, "not one: raise it"),
+        ("v", {"timestep_bias": {"name": "later", "portion": 0.0009}}, "less than one of 1000 steps: raise it"),
         (
             "v",
             {"schedule": {"num_train_timesteps": 50}, "timestep_bias": {"name": "range", "end": 51}},
@@ -82,7 +82,7 @@ def test_only_what_acts_is_dumped():
         ),
         ("v", {"noise": {"offset_per": "sample"}}, "offset_per: no effect while offset is 0"),
         ("v", {"noise": {"pyramid_size": 8}}, "pyramid_size: no effect while pyramid is 0"),
-        ("v", {"weighting": {"name": "debiased", "snr_gamma": 2.0}}, "belongs to min_snr or soft_min_snr"),
+        ("v", {"weighting": {"name": "debiased", "snr_gamma": 2.0}}, "is for min_snr or soft_min_snr"),
         ("v", {"sigma_data": 0.5}, "Extra inputs are not permitted"),
     ],
 )

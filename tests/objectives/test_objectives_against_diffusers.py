@@ -72,7 +72,7 @@ def test_flow_path_and_shift(shift: float):
     scheduler, flow = FlowMatchEulerDiscreteScheduler(shift=shift), built("flow", schedule={"shift": shift})
     grid = flow.grid(8)
     scheduler.set_timesteps(sigmas=np.linspace(1, 1 / 8, 8))
-    np.testing.assert_allclose(flow.told(grid.t_N), scheduler.timesteps, rtol=1e-6)
+    np.testing.assert_allclose(flow.c_noise(grid.t_N), scheduler.timesteps, rtol=1e-6)
     np.testing.assert_allclose(grid.s, scheduler.sigmas, rtol=1e-6)
     rows = torch.arange(len(T))
     expected = scheduler.scale_noise(X0, scheduler.timesteps[rows], EPS)
@@ -88,7 +88,7 @@ def test_edm_scalings_and_grid():
     scheduler.set_timesteps(12)
     grid = edm.grid(12)
     np.testing.assert_allclose(grid.s, scheduler.sigmas, rtol=1e-6)
-    np.testing.assert_allclose(edm.told(grid.t_N), scheduler.timesteps, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(edm.c_noise(grid.t_N), scheduler.timesteps, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers under numpy 2

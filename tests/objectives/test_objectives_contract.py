@@ -205,7 +205,7 @@ def test_loss_never_waits_for_the_device(objective: Diffusion):
 def test_it_has_no_state_and_refuses_one(objective: Diffusion):
     assert objective.learnt.state() == {}
     objective.learnt.load_state({})
-    with pytest.raises(ValueError, match=r"has learnt \(level\).*objective.name"):
+    with pytest.raises(ValueError, match=r"of an objective \(level\).*objective.name"):
         objective.learnt.load_state({"level": torch.zeros(1)})
 
 
@@ -219,7 +219,7 @@ def test_levels_do_not_depend_on_the_place_in_the_batch_to_the_last_bit(plugin, 
     def levels(part: torch.Tensor) -> torch.Tensor:
         t = objective.times(part)
         a, s = objective.path(t)
-        told = objective.told(t)
+        told = objective.c_noise(t)
         return torch.stack(
             [t, told, a, s, *objective.target(a, s), objective.weight(a, s), objective.input_scale(a, s)]
         )

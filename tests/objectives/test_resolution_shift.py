@@ -54,7 +54,7 @@ def test_levels_are_those_of_diffusers_dynamic_shifting():
     scheduler.set_timesteps(sigmas=np.linspace(1, 1 / 10, 10), mu=1.15)
     grid = flow.grid(10)
     np.testing.assert_allclose(grid.s.numpy(), scheduler.sigmas.numpy(), rtol=1e-6)
-    np.testing.assert_allclose(flow.told(grid.t_N).numpy(), scheduler.timesteps.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(flow.c_noise(grid.t_N).numpy(), scheduler.timesteps.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["scaled_linear", "cosine", "linear_flow"])
@@ -82,7 +82,7 @@ def test_what_the_network_is_told_of_a_level_does_not_follow_the_size(name: str)
     small, large = moving, moving.at((4, 16, 16))
     t = large.times(torch.linspace(0.1, 0.7, 50, dtype=torch.float64))
     same_level = small.schedule.time_of(*large.path(t))
-    np.testing.assert_allclose(large.told(t).numpy(), small.told(same_level).numpy(), rtol=1e-12)
+    np.testing.assert_allclose(large.c_noise(t).numpy(), small.c_noise(same_level).numpy(), rtol=1e-12)
 
 
 def test_the_size_is_that_of_the_image_not_of_its_latents():
@@ -106,7 +106,7 @@ def test_what_is_learnt_is_shared_by_all_sizes():
     ("values", "said"),
     [
         ({"name": "edm", "resolution_shift": {"name": "area"}}, "resolution_shift.*: no effect with 'edm'"),
-        ({"shift": 2, "resolution_shift": {"name": "linear_mu"}}, "shift: linear_mu says the whole shift"),
+        ({"shift": 2, "resolution_shift": {"name": "linear_mu"}}, "shift: linear_mu sets the whole shift"),
         ({"resolution_shift": {"name": "area", "low_mu": 1}}, "low_mu.*: no effect with 'area'"),
         ({"resolution_shift": {"base_px": 512}}, "base_px.*: no effect with 'none'"),
         ({"resolution_shift": {"name": "linear_mu", "low_px": 2048}}, "low_px must be the smaller one"),

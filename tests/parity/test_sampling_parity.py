@@ -148,7 +148,7 @@ def test_prompts_of_up_to_a_window_are_read_as_ever_with_long_prompts(tmp_path):
     alone = ours(run, tmp_path / "alone", [fits, "blue"], *given)
     beside = ours(run, tmp_path / "beside", [fits, longer], *given)
     found = [int(np.abs(alone[0] - expected[0]).max()), int(np.abs(beside[0] - alone[0]).max())]
-    print("one window", found)
+    print("77 tokens", found)
     assert found[0] <= 2
     assert found[1] <= 1
     cut = theirs(run / "pipeline", ["x", longer], **call)

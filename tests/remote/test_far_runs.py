@@ -147,7 +147,7 @@ def test_a_second_run_is_refused_and_a_stopped_one_goes_on_elsewhere(runs, tmp_p
     then.send_signal(signal.SIGTERM)
     said, _ = then.communicate(timeout=200)
     assert then.returncode == errors.TERMINATED, said
-    assert f"going on from {newest}" in said
+    assert f"continuing from {newest}" in said
 
 
 def checkpoints(runs: str) -> list[str]:
@@ -205,7 +205,7 @@ def test_ranks_on_nodes_that_share_no_disk_save_and_other_numbers_of_them_go_on(
         again = [*begun, "resume_from_checkpoint=step-00000004"]
         shutil.rmtree(tmp_path / f"node-{count}-0", ignore_errors=True)
         said = ranks(runs, count, tmp_path, *again)
-        assert "going on from step-00000004" in said[0]
+        assert "continuing from step-00000004" in said[0]
         assert "step-00000008 is set aside" in said[0]
         found = {line["step"]: line["learning/loss"] for line in lines(copy_of(runs)) if "learning/loss" in line}
         assert found.keys() == expected.keys()

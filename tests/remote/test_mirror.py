@@ -14,7 +14,7 @@ from faulty_store import SHORT, Faults
 from layouts import held
 
 from daguerre.checkpoint.export import replaced
-from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderHeld, held_by
+from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, RunFolderInUse, lock_holder
 from daguerre.errors import UserError
 from daguerre.ranks import ALONE
 from daguerre.remote import export, local_copy, mirror, sealed_files
@@ -177,12 +177,12 @@ def test_an_export_that_is_replaced_on_the_disk_while_it_is_sent_is_not_mixed(ru
 
 def test_two_runs_on_one_address(run, tmp_path, monkeypatch):  # noqa: F811
     with home(run).hold():
-        with pytest.raises(RunFolderHeld, match="in use by process"), home(run).hold():
+        with pytest.raises(RunFolderInUse, match="in use by process"), home(run).hold():
             pass
         machine(monkeypatch, tmp_path / "other")
-        with pytest.raises(RunFolderHeld, match=r"(gs|s3)://.*run is in use by process"), home(run).hold():
+        with pytest.raises(RunFolderInUse, match=r"(gs|s3)://.*run is in use by process"), home(run).hold():
             pass
-        with pytest.raises(RunFolderHeld):
+        with pytest.raises(RunFolderInUse):
             home(run).check_not_held()
         machine(monkeypatch, tmp_path / "machine")
     with home(run).hold():
@@ -279,7 +279,7 @@ def test_readers_have_a_copy_of_their_own(run, tmp_path, monkeypatch):  # noqa: 
         copy = local_copy.located(run.url)
         assert copy != mine.folder.path
         assert {name: (copy / name).read_text() for name in FILES} == FILES
-        holder = held_by(copy)
+        holder = lock_holder(copy)
         assert holder is not None
         assert holder.pid == os.getpid()
         assert local_copy.display_name(copy) == run.url
@@ -287,7 +287,7 @@ def test_readers_have_a_copy_of_their_own(run, tmp_path, monkeypatch):  # noqa: 
         assert [one.name for one in (copy / "checkpoints").glob("step-*")] == ["step-00000002"]
         local_copy.fetch(copy, "step-00000001")
         assert len(list((copy / "checkpoints").glob("step-*"))) == 2
-    assert held_by(local_copy.located(run.url)) is None
+    assert lock_holder(local_copy.located(run.url)) is None
     run.delete(["samples/step-00000001/0.png"])
     assert not (local_copy.located(run.url) / "samples/step-00000001/0.png").exists()
     with pytest.raises(UserError, match="has no pipeline yet"):
@@ -298,7 +298,7 @@ def test_readers_have_a_copy_of_their_own(run, tmp_path, monkeypatch):  # noqa: 
 
 
 def test_where_there_is_no_run(run):  # noqa: F811
-    with pytest.raises(UserError, match=r"holds no run"):
+    with pytest.raises(UserError, match=r"is not a run folder"):
         local_copy.located(run.url)
     assert local_copy.located("some/folder") == Path("some/folder")
 

@@ -127,7 +127,7 @@ def test_faults_on_the_way_are_outlived(s3_run, moto, kind):  # noqa: F811
 def test_a_refusal_names_place_and_remedy_and_no_secret(s3_run):  # noqa: F811
     with pytest.raises(StoreError) as caught:
         Prefix("s3://nowhere/run").create("lock", b"x")
-    text = caught.value.told
+    text = caught.value.explanation
     assert "s3://nowhere/run/lock" in text
     assert "bucket that does not exist" in text
     assert not any(secret in text for secret in SECRETS)

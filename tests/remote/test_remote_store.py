@@ -14,8 +14,8 @@ from rank_threads import all_fine, together
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.async_save import FailedSaves, Saver
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
-from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.run_dir import RunFolderHeld
+from daguerre.checkpoint.retention import RetentionPolicy
+from daguerre.checkpoint.run_dir import RunFolderInUse
 from daguerre.checkpoint.shard_reader import opened
 from daguerre.checkpoint.store import Store
 from daguerre.ranks import ALONE
@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(run, tmp_p
         run.delete([victim])
     reading = alone(run, tmp_path / "reader").newest_verified()
     assert value_of(reading.path) == 1
-    assert "step-00000002 is passed over" in reading.notices[0]
+    assert "step-00000002 is skipped" in reading.notices[0]
     assert store.names() == ["step-00000001", "step-00000002"]
     found = alone(run, tmp_path / "b").recover()
     assert value_of(found.path) == 1
@@ -167,7 +167,7 @@ def test_going_back_sets_newer_ones_aside(run, tmp_path):  # noqa: F811
     assert store.names() == ["step-00000001"]
     for number in (2, 3, 4):
         save(store, number, 10 * number)
-    store.purge(Keep(2))
+    store.purge(RetentionPolicy(2))
     assert store.names() == ["step-00000003", "step-00000004"]
     assert files(run, "step-00000002"), "what was set aside stays when a later one of its name is purged"
 
@@ -201,7 +201,7 @@ def test_purging_keeps_the_newest_that_are_whole(run, tmp_path):  # noqa: F811
         save(store, number)
     flip(run, files(run, "step-00000005", "state.json")[0])
     run.delete([files(run, "step-00000004", "state.json")[0]])
-    notices = store.purge(Keep(2, backup_every=None))
+    notices = store.purge(RetentionPolicy(2, backup_every=None))
     assert store.names() == ["step-00000002", "step-00000003"]
     assert len(notices) == 2
     assert files(run, "step-00000001") == []
@@ -217,7 +217,7 @@ def test_copied_objects_have_other_tags_and_are_read_whole(s3_run, moto, tmp_pat
             about["stored"]["tags"] = dict.fromkeys(about["stored"]["tags"], '"other"')
             entries = {path: manifest.Entry(**entry) for path, entry in about["files"].items()}
             s3_run.write(name, manifest.to_bytes(entries, about["stored"]))
-    assert store.purge(Keep(2)) == []
+    assert store.purge(RetentionPolicy(2)) == []
     assert store.names() == ["step-00000002", "step-00000003"]
 
 
@@ -245,7 +245,7 @@ def test_a_bad_line_hurts_nothing(s3_run, moto, tmp_path, kind):  # noqa: F811
     store = alone(s3_run, tmp_path / "a")
     for number in (1, 2, 3):
         save(store, number)
-    store.purge(Keep(2))
+    store.purge(RetentionPolicy(2))
     assert value_of(alone(s3_run, tmp_path / "b").recover().path) == 3
     moto.proxy.faults = Faults()
     assert value_of(alone(s3_run, tmp_path / "c").recover().path) == 3
@@ -255,7 +255,7 @@ def test_a_store_that_refuses_is_told_counted_and_borne_with(s3_run, moto, tmp_p
     monkeypatch.setattr(clients, "PATIENCE", replace(SHORT, attempts=2))
     clients.forget()
     store = alone(s3_run, tmp_path)
-    saving = Saver(store, Keep(2), FailedSaves(3))
+    saving = Saver(store, RetentionPolicy(2), FailedSaves(3))
     told = []
 
     def go(number):
@@ -274,7 +274,7 @@ def test_a_store_that_refuses_is_told_counted_and_borne_with(s3_run, moto, tmp_p
     assert [outcome.path is not None for outcome in told] == [True, True, False, False, True]
     assert "SAVE FAILED (2 in a row, 2 in all)" in told[3].notices[-1]
     assert "the newest is step-00000002" in told[3].notices[-1]
-    assert told[4].notices == ["saving works again, after 2 that failed"]
+    assert told[4].notices == ["saving works again after 2 failed saves"]
     assert store.names() == ["step-00000002", "step-00000005"]
     moto.proxy.faults = Faults(share=1.0, kinds=("error",))
     with pytest.raises(CheckpointError, match="3 saves in a row failed"):
@@ -305,12 +305,12 @@ def test_a_run_that_lost_its_place_saves_nothing_more(run, tmp_path):  # noqa: F
     save(store, 1)
 
     def lost():
-        raise RunFolderHeld("taken over")
+        raise RunFolderInUse("taken over")
 
     store.before_commit = lost
     saving = Saver(store)
     saving.save("step-00000002", held(2, 0, 1, 1), {})
-    with pytest.raises(RunFolderHeld):
+    with pytest.raises(RunFolderInUse):
         saving.settle()
     assert store.names() == ["step-00000001"]
     assert files(run, "step-00000002") == []
@@ -329,13 +329,13 @@ def test_a_damaged_one_cannot_be_gone_back_to(run, tmp_path):  # noqa: F811
 def test_a_cache_that_cannot_be_written_to_is_said(run, tmp_path):  # noqa: F811
     save(alone(run, tmp_path / "a"), 1)
     (tmp_path / "full").write_text("a file where a folder should be")
-    with pytest.raises(CheckpointError, match="XDG_CACHE_HOME can move"):
+    with pytest.raises(CheckpointError, match="XDG_CACHE_HOME can change"):
         alone(run, tmp_path / "full").recover()
 
 
 @pytest.mark.long
 def test_training_does_not_wait_for_a_slow_store(s3_run, moto, tmp_path):  # noqa: F811
-    saving = Saver(alone(s3_run, tmp_path), Keep(2))
+    saving = Saver(alone(s3_run, tmp_path), RetentionPolicy(2))
     saving.reserve(held(0, 0, 1, 1))
     moto.proxy.faults = Faults(share=1.0, kinds=("stall",), stall_seconds=0.2, methods=("PUT", "POST"))
     saving.save("step-00000001", held(1, 0, 1, 1), {"state": {"value": 1}}, {"a/b.txt": b"x" * 9})

@@ -14,7 +14,7 @@ from buckets import either, moto, run, s3_run  # noqa: F401 (fixtures)
 from faulty_store import SHORT, Faults
 
 from daguerre import errors
-from daguerre.checkpoint.run_dir import RunFolderError, RunFolderHeld
+from daguerre.checkpoint.run_dir import RunFolderError, RunFolderInUse
 from daguerre.remote import lock
 from daguerre.remote.lock import NAME, Lock, check_not_held, holder
 from daguerre.storage import clients
@@ -37,7 +37,7 @@ def test_a_lock_is_held_told_and_let_go(either, said):  # noqa: F811
         found = holder(either)
         assert found is not None
         assert found.pid == os.getpid()
-        with pytest.raises(RunFolderHeld, match=f"in use by process {os.getpid()} on ") as caught:
+        with pytest.raises(RunFolderInUse, match=f"in use by process {os.getpid()} on ") as caught:
             check_not_held(either)
         assert caught.value.exit_code == errors.HELD
     assert holder(either) is None
@@ -48,7 +48,7 @@ def test_a_lock_is_held_told_and_let_go(either, said):  # noqa: F811
 def test_a_second_run_is_refused_and_leaves_the_first_alone(run, said):  # noqa: F811
     first = Lock(run, said.append)
     with first.held():
-        with pytest.raises(RunFolderHeld, match="in use by process"), Lock(run, said.append).held():
+        with pytest.raises(RunFolderInUse, match="in use by process"), Lock(run, said.append).held():
             pass
         first.confirm()
         assert [one.name for one in run.listing()] == [NAME]
@@ -57,7 +57,7 @@ def test_a_second_run_is_refused_and_leaves_the_first_alone(run, said):  # noqa:
 
 def test_a_lock_that_is_not_refreshed_is_taken_over(run, said, monkeypatch):  # noqa: F811
     of_another_machine(run)
-    with pytest.raises(RunFolderHeld, match="process 1234 on far"), Lock(run, said.append).held():
+    with pytest.raises(RunFolderInUse, match="process 1234 on far"), Lock(run, said.append).held():
         pass
     monkeypatch.setattr(lock, "age_seconds", lambda run: lock.STALE_SECONDS + 1)
     with Lock(run, said.append).held():
@@ -82,7 +82,7 @@ def test_a_lock_of_a_process_of_this_machine_that_is_dead_is_taken_over_at_once(
     try:
         assert other.pid is not None
         of_another_machine(run, **lock._process(other.pid), pid=other.pid, host="here")
-        with pytest.raises(RunFolderHeld, match=f"process {other.pid} on here"), Lock(run, said.append).held():
+        with pytest.raises(RunFolderInUse, match=f"process {other.pid} on here"), Lock(run, said.append).held():
             pass
     finally:
         other.kill()
@@ -105,9 +105,9 @@ def test_who_was_taken_over_finds_out_and_touches_nothing(run, said, monkeypatch
         monkeypatch.setattr(lock, "age_seconds", lambda run: lock.STALE_SECONDS + 1)
         monkeypatch.setattr(lock, "_is_dead", lambda holder: False)
         with Lock(run, said.append).held():
-            with pytest.raises(RunFolderHeld, match="was taken over by process"):
+            with pytest.raises(RunFolderInUse, match="was taken over by process"):
                 slept.confirm()
-            with pytest.raises(RunFolderHeld):
+            with pytest.raises(RunFolderInUse):
                 slept.confirm()
             there = run.read(NAME)[0]
         assert run.listing() == []
@@ -140,7 +140,7 @@ def test_one_who_missed_to_write_the_lock_is_waited_for(run, said, monkeypatch):
     monkeypatch.setattr(lock, "age_seconds", lambda run: next(ages))
     with Lock(run, said.append).held():
         pass
-    assert "takes over if that becomes 120 s" in said[0]
+    assert "takes over if that reaches 120 s" in said[0]
     assert "took over" in said[1]
 
 
@@ -149,7 +149,7 @@ def test_one_who_was_slow_keeps_the_lock(run, said, monkeypatch):  # noqa: F811
     monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.01)
     ages = iter([lock.MISSED_SECONDS + 1, lock.STALE_SECONDS - 1, 3])
     monkeypatch.setattr(lock, "age_seconds", lambda run: next(ages))
-    with pytest.raises(RunFolderHeld, match="process 1234 on far"), Lock(run, said.append).held():
+    with pytest.raises(RunFolderInUse, match="process 1234 on far"), Lock(run, said.append).held():
         pass
 
 
@@ -165,7 +165,7 @@ def test_a_job_that_was_started_again_waits_for_what_was_left_of_it(run, said, m
     assert "took over" in said[1]
     of_another_machine(run)
     ages = iter([1, 15, 2])
-    with pytest.raises(RunFolderHeld, match="process 1234 on far"), Lock(run, said.append).held():
+    with pytest.raises(RunFolderInUse, match="process 1234 on far"), Lock(run, said.append).held():
         pass
 
 
@@ -207,7 +207,7 @@ def test_a_bad_line_costs_nobody_the_lock(s3_run, moto, said, monkeypatch, kind)
         moto.proxy.faults = Faults(share=0.3, kinds=(kind,))
         for _ in range(20):
             mine.confirm()
-            with pytest.raises(RunFolderHeld):
+            with pytest.raises(RunFolderInUse):
                 check_not_held(s3_run)
         moto.proxy.faults = Faults()
     assert said == []

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daguerre.report import svg
-from daguerre.report.svg import Series, chart, linear_ticks, log_ticks, number_text, smooth, thin
+from daguerre.report.svg import Series, chart, format_number, linear_ticks, log_ticks, smooth, thin
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_linear_ticks_lie_inside_and_are_few(low: float, span: float) -> None:
     [(0, "0"), (0.0123456, "0.01235"), (1e-4, "0.0001"), (1.5e-7, "1.5e-7"), (96000, "96,000"), (2e9, "2e9")],
 )
 def test_number_text(value: float, text: str) -> None:
-    assert number_text(value) == text
+    assert format_number(value) == text
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000))

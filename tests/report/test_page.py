@@ -185,7 +185,7 @@ def test_states(folder: Path, state: str, held: bool, said: str) -> None:
         words = sound(folder).words()
     assert f"quickstart {said}" in words
     assert ("5 updates in a row were not finite" in words) is (state == "failed")
-    assert ("goes on from the last save" in words) is (said == "Interrupted")
+    assert ("to continue from the last save" in words) is (said == "Interrupted")
     assert "500 of 3,000" in words
 
 
@@ -280,7 +280,7 @@ def test_large_images_are_made_small(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(UserError, match="is no run folder"):
+        with pytest.raises(UserError, match="is not a run folder"):
             page.render(folder)
 
 

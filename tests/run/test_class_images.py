@@ -103,7 +103,7 @@ def test_drawing_is_stopped_between_batches_and_goes_on_from_there(given, tmp_pa
     whole = tmp_path / "whole"
     draw([*given, f"class_data_dir={whole}"])
     asked = iter([0, 0, 143, 143])
-    with pytest.raises(class_images.Stopped, match=r"class has 4 of 5, and the same command generates the other") as error:
+    with pytest.raises(class_images.Stopped, match=r"class has 4 of 5, and the same command") as error:
         draw(given, stop=lambda: next(asked))
     assert error.value.exit_code == errors.TERMINATED
     (tmp_path / "class" / "drawn-00001.json").unlink()  # as a kill between the two files leaves it
@@ -125,7 +125,7 @@ def test_a_run_draws_before_its_first_update_only(given, tmp_path, capsys):
     assert "generated" not in capsys.readouterr().out
     (tmp_path / "class" / "drawn-00004.png").unlink()
     assert train(given, "optimizer.learning_rate=0.1", "training.duration=4 steps") == errors.REFUSED
-    assert "the samples are not those that this run was trained on" in capsys.readouterr().err
+    assert "the data set has changed since this run was started" in capsys.readouterr().err
     assert len(contents(tmp_path / "class")) == 4
     for name in ("step-00000002", "step-00000003"):
         weights = load_file(tmp_path / "out" / "sd15_dreambooth" / "checkpoints" / name / "model.safetensors")
@@ -182,8 +182,11 @@ def test_images_that_were_drawn_otherwise_are_not_taken_for_these(given, more, t
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["model.unet=null"], r"nothing can be generated before training: model\.unet starts from random weights"),
-        (["objective.schedule.beta_end=0.02"], r"is not what the weights were trained for \(the pretrained UNet was"),
+        (["model.unet=null"], r"class images cannot be generated: model\.unet starts from random weights"),
+        (
+            ["objective.schedule.beta_end=0.02"],
+            r"differs from the one of the pretrained weights \(the pretrained UNet was",
+        ),
     ],
 )
 def test_a_model_that_cannot_draw_yet_is_asked_for_nothing(given, tmp_path, more, told):

@@ -60,7 +60,7 @@ def test_objective_and_resolution_are_the_recipes_and_the_rest_is_dreambooths(na
     assert (instance.path, instance.captions.text) == ("my dog", "a photo of sks dog")
     assert others.path == f"runs/class_images/{name}/a photo of a dog/200"
     assert (own.run_name, config.peek(name, SETS)[1]) == (f"{name}_dreambooth",) * 2
-    assert any(f"instance_data_dir: DreamBooth, which is the recipe {'sdxl' if name == 'sdxl' else 'sd15'}" in line
+    assert any(f"instance_data_dir: this is DreamBooth, so the recipe {'sdxl' if name == 'sdxl' else 'sd15'}" in line
                for line in loaded.notices)  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_a_base_that_predicts_something_else_is_refused_unless_nothing_is_compar
     assert main.run(command) == errors.REFUSED
     said = " ".join(capsys.readouterr().err.split())
     assert "the pretrained UNet predicts v_prediction (objective.name=v), this recipe trains eps" in said
-    assert "Take the objective of the base, or train another one all the same with model.scheduler=null" in said
+    assert "Use the objective of the base model, or set model.scheduler=null" in said
     assert main.run([*command, "model.scheduler=null"]) == errors.DONE
     assert main.run([*command, "objective.name=v", "run_name=other"]) == errors.DONE
 

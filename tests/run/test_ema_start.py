@@ -85,8 +85,9 @@ def test_what_does_not_fit_is_listed(tmp_path, net):
     tensors["unet.conv_in.bias"] = torch.zeros(3)
     tensors["unet.more"] = tensors.pop("unet.conv_out.bias")
     save_file(tensors, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match=r"do not fit what is trained: missing unet.conv_out.bias; unet.conv_in.bias is "
-                                        r"\[3\], the network has \[32\]; unknown unet.more"):  # fmt: skip
+    with pytest.raises(UserError, match=r"do not match the trained networks: missing unet.conv_out.bias; "
+                                        r"unet.conv_in.bias is \[3\], the network has \[32\]; "
+                                        r"unknown unet.more"):  # fmt: skip
         resume.read_averages(tmp_path / "other.safetensors", net)
 
 
@@ -96,7 +97,7 @@ def test_a_part_that_is_trained_too_may_not_be_missing(pipeline, net):
 
 
 def test_places_where_there_is_nothing_are_refused(tmp_path, net):
-    with pytest.raises(UserError, match="there is nothing; give a run folder"):
+    with pytest.raises(UserError, match="nothing found there; give a run folder"):
         resume.read_averages(tmp_path / "nowhere", net)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no weights in safetensors"):

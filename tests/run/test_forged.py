@@ -29,12 +29,12 @@ def nan(tensor):
 
 
 FORGED = {
-    "model, NaN": ("model", "weight", nan, "the saved weights hold NaN or infinity in"),
-    "model, shape": ("model", "weight", lambda tensor: tensor[..., None], "do not fit this recipe's networks"),
-    "ema, NaN": ("ema", "weight", nan, "the saved averages hold NaN or infinity in"),
-    "ema, shape": ("ema", "weight", lambda tensor: torch.zeros(1), "the saved averages do not fit"),
-    "optimizer, NaN": ("optimizer", "exp_avg_sq", nan, "the optimizer state hold NaN or infinity in"),
-    "optimizer, shape": ("optimizer", "exp_avg", lambda tensor: torch.zeros(1), "the optimizer state does not fit"),
+    "model, NaN": ("model", "weight", nan, "the saved weights have NaN or infinity in"),
+    "model, shape": ("model", "weight", lambda tensor: tensor[..., None], "do not match this recipe's networks"),
+    "ema, NaN": ("ema", "weight", nan, "the saved averages have NaN or infinity in"),
+    "ema, shape": ("ema", "weight", lambda tensor: torch.zeros(1), "the saved averages do not match"),
+    "optimizer, NaN": ("optimizer", "exp_avg_sq", nan, "the optimizer state have NaN or infinity in"),
+    "optimizer, shape": ("optimizer", "exp_avg", lambda tensor: torch.zeros(1), "the optimizer state does not match"),
 }
 
 
@@ -87,5 +87,5 @@ def test_a_folder_that_is_renamed_under_its_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(trainer, "after", rename)
     assert tiny_runs.train(tmp_path, "training.duration=2 steps") != errors.DONE
     said = capsys.readouterr().err
-    assert "was renamed, moved or deleted while this run worked in it" in said
-    assert "is no run folder" not in said
+    assert "was renamed, moved or deleted while this run was using it" in said
+    assert "is not a run folder" not in said

@@ -46,7 +46,7 @@ def test_what_cannot_be_drawn_is_refused_at_the_start(recipe, tmp_path):
         wanted(recipe, f"sampling.prompts_file={tmp_path / 'c.csv'}")
     with pytest.raises(UserError, match="cannot be read"):
         wanted(recipe, "sampling.prompts_file=none.txt")
-    with pytest.raises(UserError, match="prompts_file names the prompts"):
+    with pytest.raises(UserError, match="prompts_file has the prompts"):
         wanted(recipe, "sampling.prompts_file=none.txt", "sampling.prompts=[a]")
     config = configs.load(str(recipe), ["sampling.height=33"]).config
     with pytest.raises(UserError, match="33"):

@@ -11,7 +11,7 @@ from daguerre.data.images.words import words
 from daguerre.data.sources import shapes
 from daguerre.run import known_words
 
-STRANGE = "hold none of these words: dog, beach (as in 'a red dog on a beach')"
+STRANGE = "these words are in none of the training captions: dog, beach (as in 'a red dog on a beach')"
 KNOWS = "the 26 that it knows are: a, background, black, blue, circle, cross, cyan, front, green, in, is, large, medium"
 
 
@@ -67,9 +67,9 @@ def test_generate_says_it(run, tmp_path, capsys):
     assert out.index(STRANGE) < out.index("generated: 1 image")
     given = ["prompt=a red star", "negative_prompt=blurry blue", f"out={tmp_path / 'other'}"]
     assert main.run(["generate", str(run), *given]) == errors.DONE
-    assert "hold none of these words: blurry (as in 'blurry blue')" in capsys.readouterr().out
+    assert "these words are in none of the training captions: blurry (as in 'blurry blue')" in capsys.readouterr().out
     assert main.run(["generate", str(run), "prompt=a red star", f"out={tmp_path / 'known'}"]) == errors.DONE
-    assert "hold none" not in capsys.readouterr().out
+    assert "in none of the training captions" not in capsys.readouterr().out
 
 
 def test_a_run_says_it_of_its_sampling_prompts_when_it_starts(tmp_path, capsys):
@@ -80,4 +80,4 @@ def test_a_run_says_it_of_its_sampling_prompts_when_it_starts(tmp_path, capsys):
     assert main.run(["train", "quickstart", prompts, "--dry-run"]) == errors.DONE
     assert STRANGE in " ".join(capsys.readouterr().out.split())
     assert main.run(["train", "quickstart", prompts, "sampling.num_images=0", "--dry-run"]) == errors.DONE
-    assert "hold none" not in capsys.readouterr().out
+    assert "in none of the training captions" not in capsys.readouterr().out

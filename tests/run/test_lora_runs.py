@@ -191,7 +191,7 @@ def test_another_base_is_refused_with_both_names(place, capsys):
     capsys.readouterr()
     assert place.train("moved", named, "allow_change=[model]") == errors.REFUSED
     said = capsys.readouterr().err
-    assert "stands on another unet" in said
+    assert "was trained on another unet" in said
     assert str(place.folder / "base") in said
     assert str(other) in said
     (of_base,) = (place.folder / "base" / "unet").glob("*.safetensors")
@@ -199,11 +199,11 @@ def test_another_base_is_refused_with_both_names(place, capsys):
     shutil.copyfile(file, of_base)
     assert main.run(["generate", str(place.folder / "whole"), "prompt=x"]) == errors.REFUSED
     of_base.write_bytes(before)
-    assert "stands on another unet" in capsys.readouterr().err
+    assert "was trained on another unet" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_names_no_base_is_refused():
-    with pytest.raises(errors.UserError, match="does not say on which base it stands"):
+    with pytest.raises(errors.UserError, match="does not record which base model it belongs to"):
         base_digests.check_same_base(None, {}, "step-00000001")
 
 

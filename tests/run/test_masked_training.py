@@ -62,7 +62,7 @@ def test_any_cut_of_the_batch_learns_the_same_of_masked_images_and_goes_on(maske
     copies, drops = [[str(tmp_path / "two"), str(tmp_path / "on")]], [str(tmp_path / "on/checkpoints/step-00000004")]
     later = masked.on("on", (1, 1, 1, 1), *MASKED, "checkpoint.every=2 steps")
     assert zeros(forked_runs.together(tmp_path, [*plan, later | {"copies": copies, "drops": drops}]))
-    assert "going on from step-00000002" in masked.log("on")
+    assert "continuing from step-00000002" in masked.log("on")
     assert "kept without a mask: all of it counts" in masked.log("one")
     for name in ("two", "fsdp2", "cut", "on"):
         masked.assert_equal(name, "one")

@@ -160,12 +160,12 @@ def test_the_schedule_is_a_function_of_what_is_recorded(tmp_path):
 
 
 def test_settings_that_mean_nothing_are_refused():
-    with pytest.raises(configs.ConfigError, match="restart_from: goes with hold and decay"):
+    with pytest.raises(configs.ConfigError, match="restart_from: it is for hold and decay"):
         load("lr_scheduler.restart_from=0.1")
     with pytest.raises(configs.ConfigError, match=r"on_new_duration"):
         load("lr_scheduler.name=constant", "lr_scheduler.on_new_duration=hold")
     stage = "{start: %d, planned: 60, name: hold, share: 0.1}"
-    with pytest.raises(configs.ConfigError, match="each stage begins after"):
+    with pytest.raises(configs.ConfigError, match="each stage must begin after"):
         load(f"lr_scheduler.stages=[{stage % 60}, {stage % 50}]")
 
 

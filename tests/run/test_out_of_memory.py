@@ -54,7 +54,7 @@ def test_in_an_update_the_largest_micro_batch_is_named_and_goes_on_from_the_chec
     assert "Traceback" not in said
     advice = "training.per_device_batch_size=2 training.gradient_accumulation_steps=4"
     assert f"The largest micro-batch that fits is 2 (it was 8): {advice}" in said
-    assert "Other ways: training.gradient_checkpointing=true keeps fewer activations" in said
+    assert "Other ways: training.gradient_checkpointing=true stores fewer activations" in said
     assert said.rstrip().endswith("The last checkpoint is step-00000003.")
     assert status(run)["state"] == "failed"
     assert status(run)["reason"].startswith("OutOfMemory: out of memory while training")
@@ -71,7 +71,7 @@ def test_before_the_first_update_it_is_told_too(tmp_path, capsys):
         assert train(tmp_path, *BATCH, *QUIET) == errors.FAILED
     said = capsys.readouterr().err
     assert "Not even a micro-batch of one sample fits." in said
-    assert "data.resolution may be smaller" in said
+    assert "a smaller data.resolution" in said
     assert said.rstrip().endswith("No checkpoint was saved yet.")
     assert status(tmp_path / "tiny")["state"] == "failed"
 
@@ -101,7 +101,7 @@ def test_other_errors_keep_their_traceback(tmp_path):
     ("owner", "name", "said"),
     [
         (generate, "draw", "while generating images: CUDA .*\nGenerate fewer at once: sampling.batch_size is 16"),
-        (Family, "export", "while exporting: .*\nSwitch it off .*export later"),
+        (Family, "export", "while exporting: .*\nSwitch the export off .*export later"),
     ],
 )
 def test_after_a_save_it_says_what_there_may_be_less_of(tmp_path, capsys, owner, name, said):

@@ -50,7 +50,7 @@ def test_a_run_outlives_saves_that_fail(tmp_path, disk, capsys):
     said = capsys.readouterr().out
     assert "SAVE FAILED (1 in a row, 1 in all): cannot save step-00000003" in said
     assert "exporting FAILED" in said
-    assert "saving works again, after 1 that failed" in said
+    assert "saving works again after 1 failed save" in said
     assert checkpoints(tmp_path / "full").names() == ["step-00000006", "step-00000008"]
     one, other = (checkpoints(tmp_path / name) for name in ("calm", "full"))
     expected, found = (store.load(store.root / "step-00000008").tensors for store in (one, other))
@@ -72,7 +72,7 @@ def test_too_many_failed_saves_in_a_row_stop_the_run_and_older_ones_stay(tmp_pat
 
     disk.clear()
     assert tiny_runs.train(tmp_path) == 0, "the same command goes on once there is room"
-    assert "going on from step-00000003" in capsys.readouterr().out
+    assert "continuing from step-00000003" in capsys.readouterr().out
 
 
 def test_the_last_save_must_not_fail(tmp_path, disk, capsys):

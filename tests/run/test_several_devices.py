@@ -144,13 +144,13 @@ def test_two_and_four_processes_learn_what_one_does_and_others_go_on(tmp_path):
         runs.assert_equal(name, "one")
         assert runs.samples(name, size) == runs.samples("one", 1)
     for name, (size, *_) in later.items():
-        assert "going on from step-00000002" in runs.log(name)
+        assert "continuing from step-00000002" in runs.log(name)
         runs.assert_equal(name, "one")
         assert runs.samples(name, size) == runs.samples("one", 1)[2:]
         runs.assert_same_export(name, "one")
 
     assert of_odd == of_wrong == [2, 2]
-    assert "cannot be shared by 2 devices alike" in runs.log("odd")
+    assert "cannot be split evenly over 2 devices" in runs.log("odd")
     assert "ici_data_parallelism 2 x ici_fsdp_parallelism 2 = 4, but there are 2 devices" in runs.log("wrong")
     for name in ("odd", "wrong"):
         assert (tmp_path / f"{name}.seen.log-1").read_text() == "", "rank 0 has said it"

@@ -64,7 +64,7 @@ def test_the_decay_of_a_recipe_is_shortened_as_well(tmp_path):
 
 def test_where_only_the_data_tell_it_is_said_at_the_start():
     def said(warmup, total):
-        return summary.about_warmup(Intervals(total, warmup, 0, 10, None, None, None))
+        return summary.describe_warmup(Intervals(total, warmup, 0, 10, None, None, None))
 
     assert said(50, 50) == said(50, 0) == []
     assert "never reaches its peak" in said(500, 21)[0]

@@ -233,14 +233,14 @@ def test_a_damaged_checkpoint_is_set_aside_by_name_and_the_one_before_is_used(tm
     assert train(tmp_path) == errors.DONE
     said = capsys.readouterr().out
     assert "model.safetensors" in said
-    assert "going on from step-00000003" in said
+    assert "continuing from step-00000003" in said
     assert_equal(tmp_path / "tiny", expected)
 
 
 def test_another_recipe_on_the_same_folder_is_refused_with_what_differs(whole, expected, capsys):
     assert train(whole.parent, "optimizer.learning_rate=5e-5", "seed=3") == errors.REFUSED
     said = capsys.readouterr().err
-    assert re.search(r"seed: the run has 0, this command says 3", said)
+    assert re.search(r"seed: the run has 0, this command has 3", said)
     assert "optimizer.learning_rate" in said
     assert "init_from=" in said
     assert_equal(whole, expected)
@@ -317,7 +317,7 @@ def test_dry_run_shows_every_setting_on_demand(tmp_path, capsys):
     assert train(tmp_path, "--dry-run", "--full") == errors.DONE
     assert "    max_grad_norm: 1.0\n" in capsys.readouterr().out
     assert train(tmp_path, "--full") == errors.REFUSED
-    assert "--full goes with --dry-run" in capsys.readouterr().err
+    assert "--full needs --dry-run" in capsys.readouterr().err
 
 
 def test_dry_run_refuses_a_data_set_smaller_than_a_batch(tmp_path, capsys):
@@ -327,7 +327,7 @@ def test_dry_run_refuses_a_data_set_smaller_than_a_batch(tmp_path, capsys):
         ["train", "quickstart", "--dry-run", "data.source=webdataset", path, "training.global_batch_size=4"]
     )
     assert code == errors.REFUSED
-    assert "a batch of 4 samples is more than the data set has in an epoch (2 to train on)" in capsys.readouterr().err
+    assert "a batch of 4 samples is larger than an epoch of the data set (2 to train on)" in capsys.readouterr().err
 
 
 def test_a_run_that_diverges_is_stopped_and_names_the_samples(tmp_path, capsys):
@@ -371,5 +371,5 @@ def test_sigterm_to_a_process_with_workers_leaves_nobody_behind(tmp_path):
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == errors.TERMINATED, said
-    assert "the same command goes on from there" in said
+    assert "run the same command to continue" in said
     assert "Traceback" not in said

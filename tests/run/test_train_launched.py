@@ -67,7 +67,7 @@ def test_a_job_whose_time_is_up_goes_on_by_itself(tmp_path: Path, tasks: int):
         steps.append(said["step"])
     assert 0 < steps[0] < steps[1] < 20
     assert job.turn().wait(300) == 0, job.log()
-    assert f"going on from step-{steps[1]:08d}" in job.log()
+    assert f"continuing from step-{steps[1]:08d}" in job.log()
     assert not job.asked_again()
     assert status(tmp_path / "runs")["state"] == "finished"
     expected = uninterrupted(tmp_path / "whole", tasks)
@@ -166,7 +166,7 @@ def test_torchrun_starts_workers_again(tmp_path: Path, expected: dict):
         run.reached("training", 12)
         run.send(signal.SIGKILL, to=[1])
         assert run.codes(300) == [errors.DONE], run.log()
-    assert "going on from step-00000010" in run.log()
+    assert "continuing from step-00000010" in run.log()
     assert_equal(tmp_path / "tiny", expected)
 
 
@@ -204,7 +204,7 @@ def test_a_rank_that_is_killed(tmp_path: Path, expected: dict, victim: int, phas
     said = (tmp_path / f"log-{1 - victim}").read_text()
     first = next(line for line in said.splitlines() if line.startswith("daguerre:"))
     assert f"rank {victim} (" in first
-    assert f"process {pid}) is gone" in first
+    assert f"process {pid}) has exited" in first
     assert "Traceback" not in said
     assert status(tmp_path)["state"] == "failed"
     assert f"rank {victim} (" in status(tmp_path)["reason"]

@@ -187,4 +187,4 @@ def test_other_levels_of_the_networks_own_timesteps_are_eulers_with_their_sigmas
     latents = LATENTS / float(grid.s[0])
     theirs = run_scheduler(scheduler, watched, latents, 20, sigmas=(grid.s / grid.a).tolist())
     assert_same_way(run_ours(moved, "euler", net, LATENTS, grid), theirs, 1e-4)
-    torch.testing.assert_close(torch.tensor(told), moved.told(grid.t_N).float(), rtol=0, atol=0.1)
+    torch.testing.assert_close(torch.tensor(told), moved.c_noise(grid.t_N).float(), rtol=0, atol=0.1)

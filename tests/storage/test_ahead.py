@@ -70,13 +70,13 @@ def settled(far, seconds=5.0):
 
 def needs(data, plan, first, number):
     """The files of a stretch of batches, each once, in the order of their need."""
-    found = [file for b in islice(plan.batches(first), number) for _, file in data.far_files_of(b.slots)]
+    found = [file for b in islice(plan.batches(first), number) for _, file in data.remote_files_of(b.slots)]
     return list(dict.fromkeys(found))
 
 
 def used_at_a_time(data, plan, slots, number):
     """Most different shards in `slots` consecutive slots of the first `number`."""
-    shards_of = np.searchsorted(data.selections[0].shard_starts, plan.slots(0, number).places, side="right")
+    shards_of = np.searchsorted(data.selections[0].shard_starts, plan.slots(0, number).indexes, side="right")
     return max(len(np.unique(shards_of[i : i + slots])) for i in range(0, number - slots, 5))
 
 
@@ -129,7 +129,7 @@ def test_the_room_is_enough_and_not_much_more(given):
     plan = data.plan(0, 10)
     settings = data.settings
     segment = settings.lane_samples * (settings.lanes if settings.shuffle else 1)
-    needed = cache_window.needed_bytes(data.far_streams(plan.orders), 10) // 10**9
+    needed = cache_window.needed_bytes(data.remote_streams(plan.orders), 10) // 10**9
     used = used_at_a_time(data, plan, max(40, segment), 2 * SHARDS * EACH)
     assert used <= needed <= max(1.5 * used, used + 2 * settings.lanes)
 
@@ -139,10 +139,10 @@ def test_in_a_cache_of_that_room_no_file_goes_before_its_use(given):
     """The cache as it is kept (used longest ago goes first), with every batch of a plan read and fetched ahead."""
     data = dataset(Far(), cache_gb=99, **given)
     plan = data.plan(3, 10)
-    streams = data.far_streams(plan.orders)
+    streams = data.remote_streams(plan.orders)
     lead, capacity = cache_window.lead_batches(streams, 10), cache_window.needed_bytes(streams, 10) // 10**9
     batches = [
-        [file for _, file in data.far_files_of(b.slots)] for b in islice(plan.batches(0), 2 * SHARDS * EACH // 10)
+        [file for _, file in data.remote_files_of(b.slots)] for b in islice(plan.batches(0), 2 * SHARDS * EACH // 10)
     ]
     kept, fetched = {}, {}
     for number in range(len(batches) - lead):
@@ -158,7 +158,7 @@ def test_in_a_cache_of_that_room_no_file_goes_before_its_use(given):
 
 
 def test_files_read_by_range_or_near_need_no_room_and_shared_files_count_once():
-    streams = dataset(Far(), cache_gb=99).far_streams(dataset(Far(), cache_gb=99).plan(0, 10).orders)
+    streams = dataset(Far(), cache_gb=99).remote_streams(dataset(Far(), cache_gb=99).plan(0, 10).orders)
     ranges = Files(np.arange(SHARDS), np.zeros(SHARDS, np.int64))
     assert cache_window.needed_bytes([streams[0]._replace(files=ranges)], 10) == 0
     shared = Files(np.arange(SHARDS) % 2, np.array([5, 7]))
@@ -167,7 +167,7 @@ def test_files_read_by_range_or_near_need_no_room_and_shared_files_count_once():
 
 def test_sources_of_a_mix_need_room_together():
     both = [dataset(Far(), cache_gb=99, lanes=lanes) for lanes in (2, 4)]
-    streams = [data.far_streams(data.plan(0, 10).orders)[0]._replace(share=Fraction(1, 2)) for data in both]
+    streams = [data.remote_streams(data.plan(0, 10).orders)[0]._replace(share=Fraction(1, 2)) for data in both]
     alone = [cache_window.needed_bytes([stream._replace(share=Fraction(1))], 10) for stream in streams]
     assert cache_window.needed_bytes(streams, 10) == sum(alone)
 
@@ -236,7 +236,7 @@ def test_of_a_store_with_a_cache_that_just_fits_each_shard_is_fetched_once(s3, t
     usual = {"path": f"s3://{s3.bucket}/set/", "resolution": 16, "held_out_fraction": 0, "cache_dir": str(tmp_path)}
     settings = webdataset.Settings(**usual, lanes=2, lane_samples=20)
     whole = open_dataset(settings, "train")
-    needed = cache_window.needed_bytes(whole.far_streams(whole.plan(0, 4).orders), 4)
+    needed = cache_window.needed_bytes(whole.remote_streams(whole.plan(0, 4).orders), 4)
     assert needed < 0.7 * sum(path.stat().st_size for path in folder.glob("*.tar"))
 
     small = open_dataset(settings.model_copy(update={"cache_gb": (needed - 1) / 1e9}), "train")

@@ -124,7 +124,7 @@ def test_bytes_that_are_stored_wrong_are_told_from_a_fault(s3, small_parts, tmp_
     hurt = data[:500] + b"?" + data[501:]
     place = s3.put("x.tar", hurt)
     s3.proxy.faults = Faults(0.3)
-    with pytest.raises(storage_io.Mismatch, match="holds other bytes than expected from 0 to 1,000") as found:
+    with pytest.raises(storage_io.Mismatch, match="has other bytes than expected from 0 to 1,000") as found:
         storage_io.read(place, 0, 1_000, check=lambda got: got == data[:1_000])
     assert found.value.data == hurt[:1_000]
     with pytest.raises(storage_io.Mismatch, match=f"digest is {digest(hurt)}, not {digest(data)}"):
@@ -145,9 +145,9 @@ def test_a_line_that_hurts_everything_ends_in_an_error(s3, small_parts, tmp_path
     data = content()
     place = s3.put("x.tar", data)
     s3.proxy.faults = Faults(1.0, ("flip",), methods=("GET",))
-    with pytest.raises(storage_io.Transient, match="other bytes at each of 12 readings"):
+    with pytest.raises(storage_io.Transient, match="returns different bytes in each of 12 readings"):
         storage_io.read(place, 0, 50_000, check=lambda got: got == data[:50_000])
-    with pytest.raises(storage_io.Transient, match="other bytes at each of 12 readings"):
+    with pytest.raises(storage_io.Transient, match="returns different bytes in each of 12 readings"):
         storage_io.fetch(place, tmp_path / "x.tar")
     assert os.listdir(tmp_path) == []
 
@@ -157,10 +157,10 @@ def test_a_line_that_hurts_everything_ends_in_an_error(s3, small_parts, tmp_path
     [
         (
             "error",
-            "the server answered HTTP 50. again and again|the server answered HTTP 50. InternalError again and again",
+            r"the server repeatedly answered HTTP 50. (InternalError )?\(",
         ),
-        ("cut", "the connection broke in the middle of an answer, again and again"),
-        ("stall", "no answer in time, again and again"),
+        ("cut", "after several tries: the connection broke in the middle of an answer"),
+        ("stall", "after several tries: no answer in time"),
     ],
 )
 def test_a_fault_that_stays_is_bounded_and_clear(s3, small_parts, tmp_path, monkeypatch, kind, said):  # noqa: F811
@@ -187,9 +187,9 @@ def test_a_fault_that_stays_is_bounded_and_clear(s3, small_parts, tmp_path, monk
         (lambda place: storage_io.size(Location("s3://bucket/nope")), "s3://bucket/nope does not exist"),
         (lambda place: storage_io.read(Location("s3://nobucket/x"), 0, 1), "bucket that does not exist"),
         (lambda place: storage_io.read(place, 99_995, 10), "ends at byte 100,000, before 100,005"),
-        (lambda place: storage_io.read(place, 200_000, 10), "ends before the bytes"),
-        (lambda place: storage_io.read(Location("s3://bucket/a//b.tar"), 0, 1), "cannot be asked for"),
-        (lambda place: storage_io.read(Location("s3://bucket/../b.tar"), 0, 1), "cannot be asked for"),
+        (lambda place: storage_io.read(place, 200_000, 10), "ends before the requested bytes"),
+        (lambda place: storage_io.read(Location("s3://bucket/a//b.tar"), 0, 1), "cannot be requested"),
+        (lambda place: storage_io.read(Location("s3://bucket/../b.tar"), 0, 1), "cannot be requested"),
         (lambda place: storage_io.listing("s3://nobucket/"), "bucket that does not exist"),
     ],
 )
@@ -217,7 +217,7 @@ def test_an_object_that_is_replaced_while_it_is_fetched(s3, small_parts, tmp_pat
     stat = storage_io.size(place)
     s3.put("x.tar", content(seed=1))
     monkeypatch.setattr(storage_io, "size", lambda _: stat)
-    with pytest.raises(storage_io.StoreError, match="was replaced while it was read"):
+    with pytest.raises(storage_io.StoreError, match="was replaced while it was being read"):
         storage_io.fetch(place, tmp_path / "x.tar")
     assert os.listdir(tmp_path) == []
 
@@ -232,7 +232,7 @@ def test_writing(s3, tmp_path):  # noqa: F811
     assert s3.get("new/empty") == b""
     assert (tmp_path / "new" / "x.tar").read_bytes() == data
     assert os.listdir(tmp_path / "new") == ["x.tar"]
-    with pytest.raises(UserError, match=r"https://host/x\.tar: nothing can be written to a web server"):
+    with pytest.raises(UserError, match=r"https://host/x\.tar: a web server cannot be written to"):
         storage_io.write("https://user:pa55@host/x.tar?s1gn", data)
 
 
@@ -277,7 +277,7 @@ def test_a_web_server_without_ranges(web, tmp_path):
     place = Location(f"{web.url}/x%20y.tar?X-Amz-Signature=s1gn")
     assert storage_io.size(place).bytes == 100_000
     assert web.seen[-1].path == "/x%20y.tar?X-Amz-Signature=s1gn"
-    with pytest.raises(storage_io.NoRanges, match=r"/x%20y\.tar is on a server that sends files whole only"):
+    with pytest.raises(storage_io.NoRanges, match=r"/x%20y\.tar is on a server that only sends whole files"):
         storage_io.read(place, 5, 10)
     assert storage_io.fetch(place, tmp_path / "x.tar") == digest(content())
     web.faults = Faults(0.3)
@@ -373,7 +373,7 @@ def pages(monkeypatch):
 
 
 def test_unusual_web_servers(pages, tmp_path):
-    with pytest.raises(storage_io.StoreError, match=r"/page has no size: .* a page"):
+    with pytest.raises(storage_io.StoreError, match=r"/page has no known size: .* pages"):
         storage_io.size(Location(f"{pages}/page"))
     assert storage_io.size(Location(f"{pages}/head-refused")).bytes == 5
     assert storage_io.size(Location(f"{pages}/moved")).bytes == 5
@@ -393,7 +393,7 @@ def test_an_unreachable_store_says_so_soon(monkeypatch, scheme, how):
                 storage_io.size(place)
             assert time.monotonic() - began < SHORT.unreachable_seconds + SHORT.stall_seconds + 1
     message = str(refused.value)
-    assert f"data.path: {place.name} cannot be reached: " in message
+    assert f"data.path: {place.name} cannot be reached after several tries: " in message
     assert ("refused" if port == 1 else "no answer in time") in message
     assert (
         "Check endpoint, region and credentials" if scheme == "s3" else "Check the address and the network"

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from daguerre.formatting import size_text
+from daguerre.formatting import format_size
 from daguerre.tracking.progress import Counter
 
 
@@ -64,4 +64,4 @@ def test_starting_is_no_speed(counted):
     ("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (3e12, "3 TB")]
 )
 def test_sizes(size, text):
-    assert size_text(size) == text
+    assert format_size(size) == text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from daguerre.formatting import duration_text
+from daguerre.formatting import format_duration
 from daguerre.tracking.console import Pace, Progress
 
 XTERM = {"TERM": "xterm-256color"}
@@ -84,7 +84,7 @@ def screen(text: str) -> str:
     ],
 )
 def test_duration_text(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_plain_output_to_the_letter() -> None:

@@ -66,10 +66,10 @@ def test_numbers_stand_in_one_order_whoever_gives_them(tmp_path: Path) -> None:
 def test_cut_leaves_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
     write_steps(whole, range(1, 11))
-    assert sinks.cut_after(whole, 6) == 4
+    assert sinks.truncate_after(whole, 6) == 4
     write_steps(part, range(1, 7))
     assert [line["step"] for line in sinks.read_metrics(whole)] == [1, 2, 3, 4, 5, 6]
-    assert sinks.cut_after(whole, 6) == 0
+    assert sinks.truncate_after(whole, 6) == 0
     write_steps(whole, range(7, 11))
     assert [line["step"] for line in sinks.read_metrics(whole)] == list(range(1, 11))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["part.jsonl", "whole.jsonl"]
@@ -77,12 +77,12 @@ def test_cut_leaves_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
 
 def test_without_a_checkpoint_every_line_goes(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert sinks.cut_after(path, -1) == 0
+    assert sinks.truncate_after(path, -1) == 0
     assert not path.exists()
     file = sinks.MetricsFile(path)
     file.write(0, 0, {"validation/loss": 1.0})
     file.close()
-    assert sinks.cut_after(path, -1) == 1
+    assert sinks.truncate_after(path, -1) == 1
     assert path.read_bytes() == b""
 
 
@@ -94,7 +94,7 @@ def test_a_kill_at_any_byte_of_the_last_line_costs_that_line_alone(tmp_path: Pat
     for length in range(start_of_last, len(content)):
         path.write_bytes(content[:length])
         assert [line["step"] for line in sinks.read_metrics(path)] == [1, 2]
-        assert sinks.cut_after(path, 3) == (length > start_of_last)
+        assert sinks.truncate_after(path, 3) == (length > start_of_last)
         assert path.read_bytes() == content[:start_of_last]
 
 
@@ -111,7 +111,7 @@ def test_a_damaged_line_inside_is_an_error_that_names_it(tmp_path: Path, damage:
     write_steps(path, range(1, 3))
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + damage + second)
-    for read in (sinks.read_metrics, lambda p: sinks.cut_after(p, 1)):
+    for read in (sinks.read_metrics, lambda p: sinks.truncate_after(p, 1)):
         with pytest.raises(ValueError, match=r"metrics.jsonl, line 2: not a line of metrics"):
             read(path)
     assert path.read_bytes() == first + damage + second

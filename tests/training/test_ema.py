@@ -251,5 +251,5 @@ def test_profiles_that_mean_nothing_are_refused():
 def test_averages_that_do_not_fit_are_refused_by_name(toy):
     state = toy.state()
     files = {"ema": {"other": torch.zeros(1)}}
-    with pytest.raises(ValueError, match=r"the saved averages do not fit.*inner\.bias"):
+    with pytest.raises(ValueError, match=r"the saved averages do not match.*inner\.bias"):
         state.ema.load(files)

@@ -177,7 +177,7 @@ def test_evaluation_leaves_training_as_it_was_and_init_from_takes_what_it_evalua
         used = {n: p.detach().clone() for n, p in state.net.named_parameters()}
     after = snapshot(state)
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert any(not torch.equal(used[n], p) for n, p in state.net.named_parameters()), "it evaluates at averages"
+    assert any(not torch.equal(used[n], p) for n, p in state.net.named_parameters()), "it has its own averaged weights"
     net = toy.Net()
     adopt(net, state.tensors())
     fresh = make(toy, name, seed=3, net=net)

@@ -51,12 +51,12 @@ def test_what_is_chosen_on_a_cpu(given, text):
     [("bfloat16", "no"), ("bfloat16", "fp16"), ("float16", "no"), ("float16", "bf16")],
 )
 def test_weights_of_16_bits_are_computed_with_as_they_are(weights_dtype, mixed_precision):
-    with pytest.raises(ValidationError, match=f"does not go with weights_dtype={weights_dtype}"):
+    with pytest.raises(ValidationError, match=f"does not work with weights_dtype={weights_dtype}"):
         settings(weights_dtype=weights_dtype, mixed_precision=mixed_precision)
 
 
 def test_weights_of_float16_are_warned_about():
-    assert "bfloat16 takes the same memory" in dtypes.choose(settings(weights_dtype="float16"), CPU).notices()[0]
+    assert "bfloat16 needs the same memory" in dtypes.choose(settings(weights_dtype="float16"), CPU).notices()[0]
     assert not dtypes.choose(settings(weights_dtype="bfloat16"), CPU).notices()
 
 

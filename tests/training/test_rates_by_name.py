@@ -86,7 +86,9 @@ def test_schedule_and_scale_act_on_all_alike_and_each_is_logged(toy):
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_near_names(toy):
-    with pytest.raises(UserError, match=r"learning_rates: 'inne\.\*' matches no trained parameter. Near names: inner"):
+    with pytest.raises(
+        UserError, match=r"learning_rates: 'inne\.\*' matches no trained parameter. Similar names: inner"
+    ):
         toy.state(learning_rates={"inne.*": 0.1})
 
 

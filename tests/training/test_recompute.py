@@ -97,7 +97,7 @@ def test_what_is_computed_again_uses_the_kernel_of_the_first_time():
 
 
 def test_networks_that_cannot_are_refused(toy):
-    with pytest.raises(UserError, match=r"training.gradient_checkpointing: no network that is trained here can"):
+    with pytest.raises(UserError, match=r"training.gradient_checkpointing: none of the trained networks supports it"):
         activation_checkpointing.enable(toy.Net(), [Both()], Precision().attention)
 
 

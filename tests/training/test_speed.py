@@ -55,7 +55,9 @@ def test_a_gpu_has_kernels_and_channels_last_by_default(monkeypatch):
     assert kernels.channels_are_last(settings(channels_last=True), False, gpu)
 
 
-@pytest.mark.parametrize(("there", "why"), [(False, "not installed"), (True, "a CPU computes no Triton kernels")])
+@pytest.mark.parametrize(
+    ("there", "why"), [(False, "not installed"), (True, "a CPU can run Triton kernels only for tests")]
+)
 def test_kernels_that_cannot_be_are_refused(monkeypatch, there, why):
     monkeypatch.setattr(available, "installed", lambda: there)
     with pytest.raises(UserError, match=f"training.kernels=triton: .*{why}"):
@@ -70,7 +72,7 @@ def test_layout_asks_no_device():
 
 
 def test_compiled_blocks_do_not_measure():
-    with pytest.raises(ValidationError, match="attention=measured does not go with compile=blocks"):
+    with pytest.raises(ValidationError, match="attention=measured does not work with compile=blocks"):
         settings(compile="blocks", attention="measured")
     with pytest.raises(UserError, match=r"training.compile=blocks: no block"):
         kernels.apply(settings(compile="blocks"), nn.Linear(2, 2), [], BLOCKS, CPU)
@@ -82,7 +84,7 @@ def test_frozen_networks_encode_in_bf16_where_there_is_one_that_encodes():
     kernels.apply(settings(frozen_precision="bf16"), trained, [vae], BLOCKS, CPU)
     assert vae.encode(torch.rand(1, 3, 32, 32)).latent_dist.mean.dtype == torch.float32
     assert "forward" in vars(vae.encoder)
-    with pytest.raises(UserError, match="frozen_precision=bf16: nothing frozen encodes here"):
+    with pytest.raises(UserError, match="frozen_precision=bf16: there is no frozen encoder"):
         kernels.apply(settings(frozen_precision="bf16"), trained, [tiny_vae()], BLOCKS, CPU)
 
 

@@ -91,11 +91,11 @@ def test_init_from_between_runs_that_train_more_or_less(toy):
     tensors = other.tensors()
     kept = {name: value.clone() for name, value in fresh.net.state_dict().items() if name.startswith("out.")}
     fewer = {file: {n: v for n, v in each.items() if not n.startswith("out.")} for file, each in tensors.items()}
-    assert state.adopt(fresh.net, fewer) == ["out starts from its base: the run of init_from did not train it"]
+    assert state.adopt(fresh.net, fewer) == ["out starts from the base model: the run of init_from did not train it"]
     assert all(torch.equal(fresh.net.state_dict()[name], value) for name, value in kept.items())
     assert torch.equal(fresh.net.state_dict()["inner.weight"], tensors["ema"]["inner.weight"])
     more = {"model": tensors["model"] | {"text_encoder.weight": torch.zeros(1)}}
-    with pytest.raises(ValueError, match=r"trained text_encoder, too.*adapter\.train='\[inner, out, text_encoder\]'"):
+    with pytest.raises(ValueError, match=r"also trained text_encoder.*adapter\.train='\[inner, out, text_encoder\]'"):
         state.adopt(fresh.net, more)
 
 

@@ -31,7 +31,9 @@ class Settings(AdapterSettings):
     @classmethod
     def _some(cls, train: list[str] | None) -> list[str] | None:
         if train is not None and (not train or len({*train}) < len(train)):
-            raise ValueError("nothing is trained: name a component" if not train else "a component is named twice")
+            raise ValueError(
+                "nothing would be trained: name at least one component" if not train else "a component is named twice"
+            )
         return train
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:

@@ -157,7 +157,8 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
         targets = _targets(component, network, settings.targets or ATTENTION, {id(p) for p in model.unread}, used)
         if not targets:
             raise UserError(
-                f"the LoRA finds no layer in {component}: set targets, or ranks.{component}=null", code="empty"
+                f"no layer of the LoRA's targets is in {component}: set targets, or ranks.{component}=null",
+                code="empty",
             )
         numbers = LoraConfig(
             r=rank,
@@ -175,7 +176,7 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
         _still(network)
     if not networks:
         raise UserError(
-            "a LoRA has nothing to add to here: this family trains all of its networks whole", code="unsupported"
+            "a LoRA cannot be used here: this family has no frozen network to add it to", code="unsupported"
         )
     if idle := [pattern for pattern in settings.targets or () if pattern not in used]:
         wrong = ", ".join(idle)

@@ -41,7 +41,7 @@ class Options(Settings):
     @classmethod
     def _names_are_words(cls, variants: dict[str, list[str]]) -> dict[str, list[str]]:
         if odd := [name for name in variants if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name)]:
-            raise ValueError(f"{odd[0]!r} is no name of a variant: letters, digits and . + - _")
+            raise ValueError(f"{odd[0]!r} cannot be the name of a variant: use letters, digits and . + - _")
         return variants
 
 

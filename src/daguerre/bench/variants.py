@@ -156,7 +156,7 @@ KINDS: dict[str, Callable[[Config, Options, Path], Variant]] = {"step": Update, 
 
 def built(config: Config, random_weights: bool) -> Components:
     """The parts of a run. Random weights are initialized on their device: billions of them take long on a CPU."""
-    return build(config, drawn_on=device.choose_device(config.training.device) if random_weights else None)
+    return build(config, init_device=device.choose_device(config.training.device) if random_weights else None)
 
 
 def step_flops(config: Config, parts: Components) -> float:

@@ -37,8 +37,8 @@ def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
     """UserError where a checkpoint stands on other weights than those that were loaded."""
     if recorded is None:
         raise UserError(
-            f"{checkpoint} does not say on which base it stands: it is of an older version of this program, whose "
-            "checkpoints are not read",
+            f"{checkpoint} does not record which base model it belongs to: an older version of Daguerre wrote it, "
+            "and this version cannot read it. Continue with the version that wrote it, or start a new run",
             code="unsupported",
         )
     for component in [*recorded, *(name for name in own if name not in recorded)]:
@@ -46,14 +46,14 @@ def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
         if then is None or now is None:
             holds, lacks = ("the checkpoint", "this recipe") if now is None else ("this recipe", "the checkpoint")
             raise UserError(
-                f"{checkpoint}: {holds} takes {component} from its base, and {lacks} does not", code="changed"
+                f"{checkpoint}: {holds} takes {component} from its base model, but {lacks} does not", code="changed"
             )
         if then["digest"] != now["digest"]:
             raise UserError(
-                f"{checkpoint} stands on another {component}: that of {then['place']} (digest "
+                f"{checkpoint} was trained on another {component}: that of {then['place']} (digest "
                 f"{then['digest'][:_SHOWN]}), and the one of {now['place']} (digest {now['digest'][:_SHOWN]}) was "
-                f"loaded. Give the same one (model.{component}, model.pretrained_model_name_or_path, model.revision, "
-                "model.variant), or begin a new run",
+                f"loaded. Give the same base model (model.{component}, model.pretrained_model_name_or_path, "
+                "model.revision, model.variant), or start a new run",
                 code="changed",
             )
 

@@ -82,12 +82,12 @@ class Components:
         return self.objective.elements.images
 
 
-def build(config: Config, device: torch.device | None = None, drawn_on: torch.device | None = None) -> Components:
+def build(config: Config, device: torch.device | None = None, init_device: torch.device | None = None) -> Components:
     """Loads the family, attaches the adapters, builds the objective, and moves the networks to the device of the run:
-    by default the one that the recipe names. Networks without weights draw theirs on the CPU, or on `drawn_on`."""
+    by default the one that the recipe names. Networks without weights draw theirs on the CPU, or on `init_device`."""
     device = device or devices.choose_device(config.training.device)
     devices.prepare(config.training, device)
-    with drawn_on or nullcontext():
+    with init_device or nullcontext():
         family, attached = load(config)
     attached.net.to(device)
     return _assembled(config, family.to(device), attached, device)
@@ -149,8 +149,8 @@ def _objective(config: Config) -> Objective:
         return objective.telling(config.model.noise_conditioning, config.model.time_scale)
     if config.model.noise_conditioning != "auto":
         raise UserError(
-            f"model.noise_conditioning has no effect: the objective {config.objective.name} is no diffusion, so that "
-            "there is no noise level to tell: remove it",
+            f"model.noise_conditioning has no effect: the objective {config.objective.name} is not a diffusion "
+            "objective, so it has no noise level: remove the setting",
             code="unused",
             setting="model.noise_conditioning",
         )
@@ -164,8 +164,8 @@ def _refuse_weights(config: Config, objective: Objective) -> None:
     if objective.couples_samples and weighed:
         raise UserError(
             f"{', '.join(weighed)}: the objective {config.objective.name} compares the samples of a batch with each "
-            "other, so that none has a loss of its own to weigh: remove it; data.weights says how often each source is "
-            "drawn",
+            "other, so no sample has its own loss to weight: remove the setting; data.weights sets how often each "
+            "source is sampled",
             code="conflict",
         )
 
@@ -176,30 +176,30 @@ def check_uncut_batches(config: Config, objective: Objective, sizes: BatchSizes)
     area_px = max(bucket.area_px for bucket in buckets(config.data))
     if area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
-            f"loader.max_pixels={config.loader.max_pixels} has no room for one image of the largest bucket "
-            f"({area_px} pixels): raise it, or train on smaller images (data.resolution)",
+            f"loader.max_pixels={config.loader.max_pixels} is less than one image of the largest bucket ({area_px} "
+            "pixels): raise it, or train on smaller images (data.resolution)",
             code="conflict",
             setting="loader.max_pixels",
         )
     if objective.couples_samples and sizes.whole * area_px > (config.loader.max_pixels or math.inf):
         raise UserError(
-            f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
-            f"cannot be cut, and it has {sizes.whole * area_px:,} pixels: remove loader.max_pixels, or choose a "
+            f"this objective compares all samples of a batch with each other, so its global batch of {sizes.whole} "
+            f"cannot be split, but it has {sizes.whole * area_px:,} pixels: remove loader.max_pixels, or choose a "
             "smaller global_batch_size",
             code="conflict",
             setting="loader.max_pixels",
         )
     if objective.couples_samples and sizes.ranks > 1:
         raise UserError(
-            "this objective compares the samples of a batch with each other, so its global batch cannot be cut over "
-            f"{sizes.ranks} devices: train it on one (or on a tensor group)",
+            "this objective compares the samples of a batch with each other, so its global batch cannot be split "
+            f"over {sizes.ranks} devices: train on one device (or one tensor-parallel group)",
             code="conflict",
         )
     if objective.couples_samples and sizes.accumulation > 1:
         raise UserError(
             f"this objective compares the samples of a batch with each other, so its global batch of {sizes.whole} "
-            f"cannot be computed as {sizes.accumulation} x {sizes.micro}: leave out training.per_device_batch_size and "
-            "gradient_accumulation_steps, or choose a smaller global_batch_size",
+            f"cannot be computed as {sizes.accumulation} x {sizes.micro} samples: remove "
+            "training.per_device_batch_size and gradient_accumulation_steps, or choose a smaller global_batch_size",
             code="conflict",
             setting="training.per_device_batch_size",
         )
@@ -272,7 +272,7 @@ def _whole(training: TrainingSettings, recorded: int | None, ranks: int, held: C
     if whole != shared:
         return shared, [_raised(whole, ranks, shared)]
     other = given not in (None, whole) and _WHOLE not in held
-    return whole, [f"the global batch of {whole} samples that this run was begun with holds"] if other else []
+    return whole, [f"the global batch stays at {whole} samples, with which this run was started"] if other else []
 
 
 def _micro(training: TrainingSettings, whole: int, ranks: int, held: Container[str]) -> tuple[int, list[str]]:
@@ -288,24 +288,26 @@ def _micro(training: TrainingSettings, whole: int, ranks: int, held: Container[s
         return fitting, [_smaller(share, wanted, fitting, ranks)]
     of = f"{whole} samples" if ranks == 1 else f"{whole} samples, {share} a device,"
     raise UserError(
-        f"the global batch of {of} cannot be cut into micro-batches of {wanted}: choose a {_MICRO} (or "
-        f"gradient_accumulation_steps) that divides it, such as {_MICRO}={fitting}, or leave it out",
+        f"the global batch of {of} cannot be split into micro-batches of {wanted}: choose a {_MICRO} (or "
+        f"gradient_accumulation_steps) that divides it, such as {_MICRO}={fitting}, or remove it",
         code="conflict",
         setting="training.per_device_batch_size",
     )
 
 
 def _unshared(whole: int, ranks: int, shared: int, recorded: int | None) -> UserError:
-    said = f"the global batch of {whole} samples cannot be shared by {ranks} devices alike (data x fsdp of the mesh): "
+    said = (
+        f"the global batch of {whole} samples cannot be split evenly over {ranks} devices (data x fsdp of the mesh): "
+    )
     if recorded:
         return UserError(
-            f"{said}the run was begun with it. Train on a number of devices that divides it, or begin a new run with "
+            f"{said}the run was started with it. Use a number of devices that divides it, or start a new run with "
             f"{_WHOLE}={shared}",
             code="conflict",
             setting="training.global_batch_size",
         )
     return UserError(
-        f"{said}give {_WHOLE}={shared} or another multiple of {ranks}, or train on a number of devices that divides it",
+        f"{said}set {_WHOLE}={shared} or another multiple of {ranks}, or use a number of devices that divides it",
         code="conflict",
         setting="training.global_batch_size",
     )
@@ -313,16 +315,19 @@ def _unshared(whole: int, ranks: int, shared: int, recorded: int | None) -> User
 
 def _raised(whole: int, ranks: int, shared: int) -> str:
     return (
-        f"the recipe's global batch of {whole} samples cannot be shared by {ranks} devices alike: it is {shared} here, "
-        f"while duration and learning rate stay as they are; {_WHOLE}={shared} says so in the command"
+        f"the recipe's global batch of {whole} samples cannot be split evenly over {ranks} devices: {shared} is "
+        f"used, with the same duration and learning rate; set {_WHOLE}={shared} to make this explicit"
     )
 
 
 def _smaller(share: int, wanted: int, fitting: int, ranks: int) -> str:
-    said = f"micro-batches of {fitting} in place of the recipe's {wanted}: each device has {share} of the global batch"
+    said = (
+        f"micro-batches of {fitting} instead of the recipe's {wanted}: each device computes {share} of the "
+        f"{share * ranks} samples of the global batch"
+    )
     if share > wanted:
         return said
-    return f"{said}, which is small for {ranks} devices; {_WHOLE}={wanted * ranks} raises it"
+    return f"{said}, few for {ranks} devices; {_WHOLE}={wanted * ranks} would give each device more"
 
 
 def _refuse_other_product(config: Config, sizes: BatchSizes) -> None:
@@ -333,7 +338,7 @@ def _refuse_other_product(config: Config, sizes: BatchSizes) -> None:
     if given and sizes.accumulation != asked:
         raise UserError(
             f"training.global_batch_size={sizes.whole} is not per_device_batch_size {sizes.micro} x "
-            f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: leave out one of the three",
+            f"gradient_accumulation_steps {asked} x {sizes.ranks} devices: remove one of the three",
             code="conflict",
             setting="training.gradient_accumulation_steps",
         )

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from daguerre.checkpoint.manifest import CheckpointError
-from daguerre.checkpoint.retention import Keep
-from daguerre.checkpoint.sharded import Own, Planned, ShardedStore
+from daguerre.checkpoint.retention import RetentionPolicy
+from daguerre.checkpoint.sharded import LocalFiles, Planned, ShardedStore
 from daguerre.checkpoint.shards import Groups
+from daguerre.formatting import counted
 
 _SLAB_BYTES = 256 << 20
 _ALIGNMENT = 64
@@ -38,7 +39,7 @@ class Outcome:
     """Training waited: for the save before this one, for all ranks to agree, and for the copy."""
     wrote_seconds: float
     """Writing, syncing, committing and purging, mostly beside training."""
-    own_bytes: int
+    local_bytes: int
     """Written by this rank."""
 
 
@@ -53,13 +54,13 @@ class HostMemory:
         self._slabs: dict[bool, list[Tensor]] = {True: [], False: []}
         self._used: dict[bool, list[int]] = {True: [], False: []}
 
-    def copies(self, own: Own) -> Own:
+    def copies(self, local: LocalFiles) -> LocalFiles:
         """Copies of all tensors; they hold until the next call."""
-        total = sum(t.nbytes for tensors in own.values() for t in tensors.values())
+        total = sum(t.nbytes for tensors in local.values() for t in tensors.values())
         self._slab_bytes = min(_SLAB_BYTES, 1 << max(total - 1, _ALIGNMENT).bit_length())
         self._used = {pinned: [0] * len(slabs) for pinned, slabs in self._slabs.items()}
-        found = {file: {key: self._copy(tensor) for key, tensor in tensors.items()} for file, tensors in own.items()}
-        for device in {tensor.device for tensors in own.values() for tensor in tensors.values()}:
+        found = {file: {key: self._copy(tensor) for key, tensor in tensors.items()} for file, tensors in local.items()}
+        for device in {tensor.device for tensors in local.values() for tensor in tensors.values()}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         return found
@@ -116,7 +117,7 @@ class FailedSaves:
     def succeeded(self) -> list[str]:
         """Resets what is counted in a row; what to tell."""
         before, self.in_a_row = self.in_a_row, 0
-        return [f"saving works again, after {before} that failed"] if before else []
+        return [f"saving works again after {counted(before, 'failed save')}"] if before else []
 
 
 @dataclass
@@ -124,7 +125,7 @@ class Saver:
     """Saves a run's checkpoints, purges old ones, and bears with a disk that fails. All ranks call every method."""
 
     store: ShardedStore
-    keep: Keep = field(default_factory=Keep)
+    keep: RetentionPolicy = field(default_factory=RetentionPolicy)
     failures: FailedSaves = field(default_factory=FailedSaves)
     background: bool = True
     """False: write at once, from the tensors themselves; needs no memory for a copy."""
@@ -139,7 +140,7 @@ class Saver:
         """Before training: make the plan and the memory of the copies, which the first save would stall for."""
         planned = self.store.plan("step-00000000", groups, {})
         if self.background:
-            self._memory.copies(planned.own)
+            self._memory.copies(planned.local)
 
     def save(
         self, name: str, groups: Groups, documents: Mapping[str, Any], files: Mapping[str, bytes] | None = None
@@ -153,15 +154,15 @@ class Saver:
         before = self.settle()
         waited = time.perf_counter() - begun
         planned = self.store.plan(name, groups, documents, files)
-        own = self._memory.copies(planned.own) if self.background else planned.own
+        local = self._memory.copies(planned.local) if self.background else planned.local
         stalled = time.perf_counter() - begun
         notice = []
         if before and waited > _LONG_WAIT_SECONDS:
             notice = [
-                f"{before[0].name} took {before[0].wrote_seconds:.0f} s to write, longer than until the next save: "
-                f"training waited {waited:.0f} s. Save less often, or to a faster disk"
+                f"{before[0].name} took {before[0].wrote_seconds:.0f} s to write, longer than the time until the next "
+                f"save: training waited {waited:.0f} s. Save less often, or use a faster disk"
             ]
-        self._flying = self._thread.submit(self._write, planned, own, stalled, notice)
+        self._flying = self._thread.submit(self._write, planned, local, stalled, notice)
         return before if self.background else [*before, *self.settle()]
 
     def settle(self) -> list[Outcome]:
@@ -192,10 +193,10 @@ class Saver:
             raise CheckpointError(outcomes[-1].notices[-1])
         return outcomes
 
-    def _write(self, planned: Planned, own: Own, stalled: float, notices: list[str]) -> Outcome:
+    def _write(self, planned: Planned, local: LocalFiles, stalled: float, notices: list[str]) -> Outcome:
         begun, path = time.perf_counter(), None
         try:
-            path = self.store.commit(planned, own)
+            path = self.store.commit(planned, local)
             notices = [*notices, *self.failures.succeeded()]
         except CheckpointError as error:
             notices = [*notices, self.failures.failed(error)]
@@ -204,4 +205,4 @@ class Saver:
                 notices += self.store.purge(self.keep)
             except CheckpointError as error:  # tried again after the next save
                 notices.append(f"older checkpoints are not purged: {error}")
-        return Outcome(planned.name, path, notices, stalled, time.perf_counter() - begun, planned.own_bytes)
+        return Outcome(planned.name, path, notices, stalled, time.perf_counter() - begun, planned.local_bytes)

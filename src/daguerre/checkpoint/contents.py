@@ -99,7 +99,7 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
         else:
             files[path] = manifest.read_file(folder, path, entry)
     if only is not None and (missing := sorted(set(only) - set(groups))):
-        raise CheckpointError(f"{folder} holds no tensors named {', '.join(missing)}; it holds {', '.join(groups)}")
+        raise CheckpointError(f"{folder} has no tensors named {', '.join(missing)}; it has {', '.join(groups)}")
     return Checkpoint(folder.name, groups, documents, files)
 
 
@@ -134,5 +134,5 @@ def _assembled(folder: Path, entries: Mapping[str, Entry], stored: Mapping[str, 
     for file, wanted in sorted(by_file.items()):
         parts = decode(manifest.read_file(folder, file, entries[file]))
         for name, key, region in wanted:
-            tensors[name][region.within(shards.whole(stored[name].shape))] = parts[key]
+            tensors[name][region.within(shards.full_region(stored[name].shape))] = parts[key]
     return tensors

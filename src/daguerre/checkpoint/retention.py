@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Keep:
+class RetentionPolicy:
     """The checkpoints to keep."""
 
     newest: int = 2
@@ -20,24 +20,24 @@ class Keep:
         if self.backup_every is not None and self.backup_every < 1:
             raise ValueError(f"backup_every is {self.backup_every}: give 1 or more, or null for no backups")
 
-    def backups(self, numbers: Sequence[int]) -> set[int]:
+    def backups(self, steps: Sequence[int]) -> set[int]:
         """Those that are kept for good."""
         if self.backup_every is None:
             return set()
         first: dict[int, int] = {}
-        for number in sorted(numbers):
-            first.setdefault(number // self.backup_every, number)
-        return {number for stretch, number in first.items() if stretch > 0}
+        for step in sorted(steps):
+            first.setdefault(step // self.backup_every, step)
+        return {step for stretch, step in first.items() if stretch > 0}
 
-    def expendable(self, numbers: Sequence[int], sound: Callable[[int], bool]) -> list[int]:
+    def deletable(self, steps: Sequence[int], is_verified: Callable[[int], bool]) -> list[int]:
         """Those that may be deleted, newest first.
 
-        `sound` says whether one is verified (and sets it aside if it is not); it is asked from the newest on, and only
-        until enough are. A damaged one is never in the answer.
+        `is_verified` verifies one, and sets it aside if it is damaged. It is called from the newest on, and only until
+        enough are verified. A damaged one is never in the answer.
         """
-        there, kept = sorted(numbers, reverse=True), 0
+        there, kept = sorted(steps, reverse=True), 0
         while there and kept < self.newest:
-            if sound(there.pop(0)):
+            if is_verified(there.pop(0)):
                 kept += 1
-        backups = self.backups(numbers)
-        return [number for number in there if number not in backups]
+        backups = self.backups(steps)
+        return [step for step in there if step not in backups]

@@ -37,7 +37,7 @@ class RunFolderError(UserError):
     """The run folder cannot be used; the message says why and what to do."""
 
 
-class RunFolderHeld(RunFolderError):
+class RunFolderInUse(RunFolderError):
     """Another process works in this run folder; the message names it."""
 
     exit_code = HELD
@@ -127,11 +127,11 @@ class RunFolder:
             os.close(descriptor)
 
     def _lock(self, descriptor: int) -> None:
-        # A short patience: `held_by` in another process takes the lock for a moment.
+        # A short patience: `lock_holder` in another process takes the lock for a moment.
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not _try_lock(descriptor, fcntl.LOCK_EX, self.path):
             if time.monotonic() > deadline:
-                raise RunFolderHeld(in_use(self.path, _signature(descriptor)))
+                raise RunFolderInUse(in_use(self.path, _signature(descriptor)))
             time.sleep(0.02)
 
     def write_status(
@@ -149,17 +149,16 @@ class RunFolder:
         """RunFolderError if the folder that this process holds is no longer where it was."""
         if not self.lock.exists():
             raise RunFolderError(
-                f"{self.path} is not there any more: it was renamed, moved or deleted while this run worked in it. "
-                "What it saved is where the folder is now: move it back and run the same command again, or go on with "
-                "`daguerre train NEW-FOLDER`"
+                f"{self.path} no longer exists: it was renamed, moved or deleted while this run was using it. Move "
+                "the folder back and run the same command again, or continue with `daguerre train NEW-FOLDER`"
             )
 
     def read_status(self) -> dict[str, Any] | None:
-        """The last status, or None before the first. `running` that nobody holds (`held_by`) means: was killed."""
+        """The last status, or None before the first. `running` that nobody holds (`lock_holder`) means: was killed."""
         return json.loads(self.status.read_bytes()) if self.status.exists() else None
 
 
-def held_by(path: Path) -> Holder | None:
+def lock_holder(path: Path) -> Holder | None:
     """The process that works in a run folder now, or None. Pid 0 if it has not signed yet."""
     try:
         descriptor = os.open(RunFolder(path).lock, os.O_RDONLY)
@@ -183,8 +182,8 @@ def _elsewhere(path: Path) -> Holder | None:
 
 def check_not_held(path: Path) -> None:
     """RunFolderHeld, naming the process, if one works in the run folder: a first look before anything is loaded."""
-    if holder := held_by(path):
-        raise RunFolderHeld(in_use(path, holder))
+    if holder := lock_holder(path):
+        raise RunFolderInUse(in_use(path, holder))
 
 
 def _try_lock(descriptor: int, mode: int, path: Path) -> bool:
@@ -194,8 +193,8 @@ def _try_lock(descriptor: int, mode: int, path: Path) -> bool:
         return False
     except OSError as error:
         raise RunFolderError(
-            f"cannot lock {path}: {error.strerror}. Its file system has no locks, so two runs could write over each "
-            "other: choose an output_dir on another file system"
+            f"cannot lock {path}: {error.strerror}. Its file system does not support locks, so two runs could "
+            "overwrite each other: choose an output_dir on another file system"
         ) from error
     return True
 

@@ -35,7 +35,7 @@ class ShardReader:
     def read(self, group: str, name: str, region: Region | None = None) -> Tensor:
         """A slice of a tensor, or all of it, on the CPU. CheckpointError if there is no such tensor or slice."""
         stored = self._stored(group, name)
-        wanted = region or shards.whole(stored.shape)
+        wanted = region or shards.full_region(stored.shape)
         tensor = torch.empty(wanted.shape, dtype=stored.dtype)
         self._fill(tensor, stored, wanted, name)
         return tensor
@@ -50,7 +50,7 @@ class ShardReader:
         problems = [self._problem(group, name, each) for group, named in groups.items() for name, each in named.items()]
         if found := [problem for problem in problems if problem]:
             more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-            raise CheckpointError(f"{self.folder} does not fit: {'; '.join(found[:5])}{more}")
+            raise CheckpointError(f"{self.folder} does not match this run: {'; '.join(found[:5])}{more}")
         with torch.no_grad():
             for group, named in groups.items():
                 for name, each in named.items():
@@ -68,14 +68,14 @@ class ShardReader:
     def file(self, path: str) -> bytes:
         """A file as it was saved, verified."""
         if path not in self._entries:
-            raise CheckpointError(f"{self.folder} holds no {path}; it holds {', '.join(sorted(self._entries))}")
+            raise CheckpointError(f"{self.folder} has no {path}; it has {', '.join(sorted(self._entries))}")
         return manifest.read_file(self.folder, path, self._entries[path])
 
     def _stored(self, group: str, name: str) -> Stored:
         if group not in self.index:
-            raise CheckpointError(f"{self.folder} holds no tensors named {group}; it holds {', '.join(self.index)}")
+            raise CheckpointError(f"{self.folder} has no tensors named {group}; it has {', '.join(self.index)}")
         if name not in self.index[group]:
-            raise CheckpointError(f"{self.folder} holds no tensor {name!r} in {group}")
+            raise CheckpointError(f"{self.folder} has no tensor {name!r} in {group}")
         return self.index[group][name]
 
     def _problem(self, group: str, name: str, wanted: shards.ShardedTensor) -> str:
@@ -84,13 +84,13 @@ class ShardReader:
         stored = self.index[group][name]
         if (stored.shape, stored.dtype) != (tuple(wanted.shape), wanted.dtype):
             return (
-                f"{name} of {group} is {list(stored.shape)} {stored.dtype}, wanted is {list(wanted.shape)} "
+                f"{name} of {group} is {list(stored.shape)} {stored.dtype}, expected is {list(wanted.shape)} "
                 f"{wanted.dtype}"
             )
         return ""
 
     def _fill(self, tensor: Tensor, stored: Stored, wanted: Region, name: str) -> None:
-        every = shards.whole(stored.shape)
+        every = shards.full_region(stored.shape)
         if wanted.elements == 0:
             return
         if len(wanted.offsets) != len(stored.shape) or wanted.overlap(every) != wanted:
@@ -130,4 +130,4 @@ def _index(folder: Path, entries: Mapping[str, Entry]) -> Index:
 
 def _stored(path: str, key: str, header: Any) -> Stored:
     shape = tuple(header.get_shape())
-    return Stored(shape, dtype_of(header.get_dtype()), ((path, key, shards.whole(shape)),))
+    return Stored(shape, dtype_of(header.get_dtype()), ((path, key, shards.full_region(shape)),))

@@ -23,17 +23,17 @@ from torch import Tensor
 from daguerre.checkpoint import contents, manifest, shards
 from daguerre.checkpoint.atomic import make_folder, sync_folder, write_durably
 from daguerre.checkpoint.manifest import CheckpointError, Damaged, Entry, Kind
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.safetensors import encode
 from daguerre.checkpoint.shards import Groups, Region
 from daguerre.checkpoint.store import Found, Store
 from daguerre.ranks import Ranks
 
-Own = dict[str, dict[str, Tensor]]
+LocalFiles = dict[str, dict[str, Tensor]]
 """Tensors that one rank writes, by file and key."""
 _APPEARS_SECONDS = 10.0
 """Longest time until a file that another node wrote is seen here."""
-_STOPPED = "rank 0 was stopped by an error of its own"
+_STOPPED = "rank 0 stopped with an error"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Planned:
     """A save that all ranks have agreed on, before anything is on disk."""
 
     name: str
-    own: Own
+    local: LocalFiles
     """Views of the caller's tensors: copy them, or write them before they change."""
     index: bytes
     """The file that finds all ranks' slices."""
@@ -53,8 +53,8 @@ class Planned:
     """One process writes whole tensors, as `Store.save` does: there is no index."""
 
     @property
-    def own_bytes(self) -> int:
-        return sum(t.nbytes for tensors in self.own.values() for t in tensors.values())
+    def local_bytes(self) -> int:
+        return sum(t.nbytes for tensors in self.local.values() for t in tensors.values())
 
     def entries(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
         """The manifest's entries of all ranks' files, from each rank's report."""
@@ -104,17 +104,17 @@ class ShardedStore(Store):
             holdings = self.ranks.collect(held)
             index_bytes = self._agreed(lambda: shards.to_bytes(shards.plan(holdings)).decode())
             self._remember(index_bytes.encode(), report["digest"])
-        own: Own = {}
+        local: LocalFiles = {}
         for file, key, group, tensor, region in self._own:
-            own.setdefault(file, {})[key] = groups[group][tensor].cut(region)
+            local.setdefault(file, {})[key] = groups[group][tensor].slice(region)
         small = {path: part for path, part in small.items() if part.kind != "tensors"}
-        return Planned(name, own, self._index, self._needed_bytes, small, self._plain)
+        return Planned(name, local, self._index, self._needed_bytes, small, self._plain)
 
     def _remember(self, index_bytes: bytes, digest: str) -> None:
         """Keeps of a plan what every save needs: it is long where there are many ranks."""
         index, rank = shards.from_bytes(index_bytes), self.ranks.rank
         self._index, self._planned_for, self._own, self._needed_bytes = index_bytes, digest, [], 0
-        self._plain = shards.is_plain(index)
+        self._plain = shards.is_unsharded(index)
         for group, stored in index.items():
             own_files = (shards.file_of(group, rank, self.ranks.count), f"{group}.safetensors")
             for name, each in stored.items():
@@ -123,17 +123,17 @@ class ShardedStore(Store):
                     if file in own_files:
                         self._own.append((file, key, group, name, region))
 
-    def commit(self, planned: Planned, own: Own | None = None) -> Path:
+    def commit(self, planned: Planned, local: LocalFiles | None = None) -> Path:
         """Write a planned save; when this returns, it survives a kill and a power cut.
 
-        `own` are copies of `planned.own`. CheckpointError, the same on every rank, if any of them cannot write: nothing
+        `local` are copies of `planned.local`. CheckpointError, the same on every rank, if any cannot write: nothing
         of the new one stays, earlier ones are untouched. RanksGone if one does not answer: then the new one is absent,
         or whole if the rank was lost after the commit.
         """
         attempt = self._new_attempt(planned.name)
         try:
             attempt = self._together(lambda: self._begin(planned, attempt))
-            reports = self.ranks.collect(self._write(planned, attempt, planned.own if own is None else own))
+            reports = self.ranks.collect(self._write(planned, attempt, planned.local if local is None else local))
             self._together(lambda: self._finish(planned, attempt, reports))
         finally:
             if self.ranks.rank == 0:
@@ -150,7 +150,7 @@ class ShardedStore(Store):
     def newest_verified(self) -> Found:
         return self._found(super().newest_verified)
 
-    def purge(self, keep: Keep) -> list[str]:
+    def purge(self, keep: RetentionPolicy) -> list[str]:
         notices: list[str] = self._together(lambda: super(ShardedStore, self).purge(keep))
         return notices
 
@@ -175,11 +175,11 @@ class ShardedStore(Store):
             raise CheckpointError(self.refusal(planned.name, error, planned.needed_bytes)) from error
         return attempt
 
-    def _write(self, planned: Planned, attempt: str, own: Own) -> dict[str, Any]:
+    def _write(self, planned: Planned, attempt: str, local: LocalFiles) -> dict[str, Any]:
         """This rank's files, safe on disk: their sizes and digests, or why not."""
         entries = {}
         try:
-            for file, tensors in own.items():
+            for file, tensors in local.items():
                 written = write_durably(self.root / attempt / file, encode(tensors))
                 entries[file] = [written.size_bytes, written.sha256]
             sync_folder(self.root / attempt)
@@ -207,7 +207,7 @@ class ShardedStore(Store):
     def read_all(self, path: Path) -> None:
         """`Store.read_all` on rank 0, the reading shared with the others, who wait in `_together`."""
         task = {"name": path.name, "token": secrets.token_hex(8)}
-        self.ranks.tell(task)
+        self.ranks.share(task)
         judge(self._verify_share(**task))
 
     def _verify_share(self, name: str, token: str) -> list[dict[str, Any]]:
@@ -246,13 +246,13 @@ def _needs_plan(everyone: list[dict[str, Any]]) -> bool:
 
 def share(entries: Mapping[str, Entry], rank: int, count: int) -> set[str]:
     """The files that a rank reads when all verify: the largest first, to whom has least."""
-    load, own = [0] * count, set()
+    load, assigned = [0] * count, set()
     for path, entry in sorted(entries.items(), key=lambda item: (-item[1].size_bytes, item[0])):
         reader = min(range(count), key=lambda candidate: (load[candidate], candidate))
         load[reader] += entry.size_bytes
         if reader == rank:
-            own.add(path)
-    return own
+            assigned.add(path)
+    return assigned
 
 
 def verified(folder: Path, rank: int, count: int) -> dict[str, Any]:
@@ -292,8 +292,8 @@ def _wait_for(folder: Path, entries: Mapping[str, Entry]) -> None:
             if time.monotonic() > deadline:
                 raise OSError(
                     errno.ENOENT,
-                    f"another rank wrote {entry.size_bytes} bytes, rank 0 sees {seen}: output_dir has to be a folder "
-                    "that all nodes share",
+                    f"another rank wrote {entry.size_bytes} bytes, but rank 0 sees {seen}: output_dir must be a "
+                    "folder that all nodes share",
                     str(folder / path),
                 )
             time.sleep(0.05)

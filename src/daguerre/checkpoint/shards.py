@@ -47,7 +47,7 @@ class Region(NamedTuple):
         return Region(tuple(begins), shape) if all(length > 0 for length in shape) else None
 
 
-def whole(shape: Sequence[int]) -> Region:
+def full_region(shape: Sequence[int]) -> Region:
     return Region((0,) * len(shape), tuple(shape))
 
 
@@ -79,7 +79,7 @@ class ShardedTensor:
         """A tensor that this rank holds whole."""
         return cls(tuple(tensor.shape), tensor.dtype, [Shard((0,) * tensor.dim(), tensor)])
 
-    def cut(self, region: Region) -> Tensor:
+    def slice(self, region: Region) -> Tensor:
         """The elements of a region that lies in one of the pieces, as a view."""
         piece = next(each for each in self.pieces if each.region.overlap(region) == region)
         return piece.tensor[region.within(piece.region)]
@@ -174,10 +174,10 @@ def plan(holdings: Sequence[Any]) -> Index:
         _check_tiles(f"{name!r} of {group!r}", tensors[group, name][0], found)
     written = _assign(holders, {key: dtype.itemsize for key, (_, dtype) in tensors.items()}, len(holdings))
     index: Index = {group: {} for held in holdings for group in held}
-    if len(holdings) == 1 and all(found == [whole(tensors[key][0])] for key, found in regions_of.items()):
+    if len(holdings) == 1 and all(found == [full_region(tensors[key][0])] for key, found in regions_of.items()):
         # Whole tensors under their own names, a file a group.
         for (group, name), (shape, dtype) in sorted(tensors.items()):
-            index[group][name] = Stored(shape, dtype, ((f"{group}.safetensors", name, whole(shape)),))
+            index[group][name] = Stored(shape, dtype, ((f"{group}.safetensors", name, full_region(shape)),))
         return index
     for (group, name), (shape, dtype) in sorted(tensors.items()):
         parts = sorted((region, rank) for region, rank in written.get((group, name), []))
@@ -189,7 +189,7 @@ def plan(holdings: Sequence[Any]) -> Index:
     return index
 
 
-def is_plain(index: Index) -> bool:
+def is_unsharded(index: Index) -> bool:
     """True if these are whole tensors under their own names, so that nobody needs the index to find them."""
     return all(
         file == f"{group}.safetensors" for group in index for each in index[group].values() for file, _, _ in each.parts
@@ -231,7 +231,7 @@ def _cut(region: Region, pieces: int) -> Iterable[Region]:
 
 def _check_tiles(what: str, shape: tuple[int, ...], regions: Sequence[Region]) -> None:
     """ValueError unless the regions are the tensor, each element once."""
-    every = whole(shape)
+    every = full_region(shape)
     if any(len(region.offsets) != len(shape) or region.overlap(every) != region for region in regions):
         raise ValueError(f"tensor {what}: a slice leaves its shape {list(shape)}")
     missing = every.elements - sum(region.elements for region in regions)

@@ -19,7 +19,7 @@ from daguerre.checkpoint import contents, manifest
 from daguerre.checkpoint.atomic import make_folder, sync_folder
 from daguerre.checkpoint.contents import Checkpoint
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 
 _NAME = re.compile(r"[a-z]+-(\d+)")
 _TEMPORARY = ".tmp-"
@@ -81,7 +81,7 @@ class Store:
             try:
                 return Found(self._verified(name), notices + self._extras(name))
             except Damaged as damage:
-                notices.append(f"{damage}; {name} is passed over")
+                notices.append(f"{damage}; {name} is skipped")
         return Found(None, notices)
 
     def recover(self) -> Found:
@@ -110,10 +110,10 @@ class Store:
                 raise CheckpointError(f"there is no checkpoint {name!r} in {self.place}; there are: {there}")
             path = self._verified(name)
             newer = self.names()[self.names().index(name) + 1 :]
-            notices += [self._quarantine(one, f"the run went on from {name}, which is older") for one in newer]
+            notices += [self._quarantine(one, f"the run continued from {name}, which is older") for one in newer]
         return Found(path, notices + self._extras(name))
 
-    def purge(self, keep: Keep) -> list[str]:
+    def purge(self, keep: RetentionPolicy) -> list[str]:
         """Delete all but the newest verified checkpoints and the backups; returns notices.
 
         A damaged one does not count and goes to `quarantine`. One that this process saved or verified counts as
@@ -128,7 +128,7 @@ class Store:
             return not notice
 
         with self._clearing():
-            for number in keep.expendable(list(named), sound):
+            for number in keep.deletable(list(named), sound):
                 self._delete(named[number])
         return notices
 
@@ -168,14 +168,14 @@ class Store:
             else:
                 os.rename(replaced, self.root / name)
                 sync_folder(self.root)
-                notices.append(f"{name} was about to be replaced when its run was killed; it is put back")
+                notices.append(f"{name} was being replaced when its run was killed; it is restored")
         return notices
 
     def _remove_temporaries(self) -> list[str]:
         stale = sorted(self.root.glob(f"{_TEMPORARY}*"))
         for folder in stale:
             shutil.rmtree(folder)
-        return [f"removed {folder.name}, left behind by a killed run" for folder in stale]
+        return [f"removed {folder.name}, left over from a killed run" for folder in stale]
 
     def _quarantine_if_damaged(self, name: str) -> str | None:
         """None for a sound checkpoint; else it is moved aside and the notice says why and where to."""
@@ -206,9 +206,9 @@ class Store:
                 self.read_all(path)
             except OSError as error:
                 raise CheckpointError(
-                    f"cannot read {error.filename or path}: {error.strerror}. This may pass: nothing was changed, "
-                    f"run the same command again. If it stays, check the disk, or move {path} away to go on from the "
-                    "checkpoint before it"
+                    f"cannot read {error.filename or path}: {error.strerror}. This may be temporary: nothing was "
+                    f"changed, so run the same command again. If it persists, check the disk, or move {path} away to "
+                    "continue from the previous checkpoint"
                 ) from error
             self._known_sound[name] = stamp
         return path
@@ -235,8 +235,8 @@ class Store:
             yield
         except OSError as error:
             raise CheckpointError(
-                f"cannot clear up among the checkpoints: {error.filename or self.root}: {error.strerror}. None of them "
-                f"was deleted by halves; make {self.root} writable and run the same command again"
+                f"cannot delete old checkpoints: {error.filename or self.root}: {error.strerror}. None is partly "
+                f"deleted; make {self.root} writable, and run the same command again"
             ) from error
 
     def refusal(self, name: str, error: OSError, needed: int) -> str:

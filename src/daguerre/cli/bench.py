@@ -109,11 +109,11 @@ def measure(
     try:
         with timing.limited(options.budget_seconds):
             rates = denominators(device)
-            print_now(f"{summary.device_text(device)}; {report.rates_text(rates)}")
+            print_now(f"{summary.describe_device(device)}; {report.rates_text(rates)}")
             rounds.run()
     except Ended as error:
         ended = error
-        print_now(f"{error.reason}: this is what was measured so far")
+        print_now(f"{error.reason}: these are the results so far")
     write(complete=ended is None)
     if rates is not None and rounds.results:
         print("\n".join(["", *report.table(list(rounds.results.values()), rates, device.type == "cpu")]))
@@ -152,7 +152,7 @@ def _document(
         "seconds": time.time() - begun,
         "complete": complete,
         "ended": ended.reason if ended else None,
-        "device": summary.device_text(device),
+        "device": summary.describe_device(device),
         "options": request.options.model_dump(mode="json"),
         "variants": {variant.name: list(variant.overrides) for variant in request.variants},
         "configs": {variant.name: variant.config.model_dump(mode="json") for variant in request.variants},

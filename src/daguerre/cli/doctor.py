@@ -41,7 +41,7 @@ SHIPPED = {"quickstart": ("vae/config.json", "text_encoder/config.json", "tokeni
 """Networks in assets/, and the files that each must have."""
 
 EXTRAS = {
-    "datasets": "data sets of the hub by name, which recipes of real models take if they are given no other",
+    "datasets": "data sets of the hub by name, used by recipes of real models if you set no data",
     "bitsandbytes": "optimizer.name=adamw_8bit",
     "prodigyopt": "optimizer.name=prodigy",
     "schedulefree": "optimizer.name=schedule_free",
@@ -143,7 +143,7 @@ def _devices(torch: ModuleType | None) -> Iterator[Finding]:
     build = f"torch is built for {f'CUDA {cuda}' if cuda else f'ROCm {rocm}' if rocm else 'the CPU only'}"
     if any(Path(path).exists() for path in GPU_FILES):
         fix = f"{CHOOSE_BUILD}, then: make clean && make quickstart TORCH_INDEX=URL"
-        yield Finding("!!", "gpu", f"there is a driver, but torch sees no GPU; {build}", fix)
+        yield Finding("!!", "gpu", f"a driver is installed, but torch sees no GPU; {build}", fix)
     else:
         yield Finding("--", "gpu", f"none; {build}. The quickstart needs none")
 
@@ -166,7 +166,7 @@ def _machine() -> Iterator[Finding]:
 
 def _environment() -> Iterator[Finding]:
     if "LIBTPU_INIT_ARGS" in os.environ:
-        yield Finding("--", "LIBTPU_INIT_ARGS", "is set, and has no effect: there is no TPU engine here")
+        yield Finding("--", "LIBTPU_INIT_ARGS", "is set but has no effect: TPUs are not supported")
 
 
 def _recipes() -> Iterator[Finding]:

@@ -51,7 +51,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
     else:
         dataset.check_present(parts.images)
         dataset.plan(config.seed, sizes.whole)
-        data = summary.about_source(dataset, config, sizes.whole, parts.images)
+        data = summary.describe_source(dataset, config, sizes.whole, parts.images)
         config, changed = schedule.settled(config, start, sizes, dataset.count)
         if start.checkpoint is not None:
             sized = sizes.whole, sizes.micro
@@ -59,7 +59,7 @@ def describe(loaded: Loaded, storage: RunStorage, full: bool) -> int:
             resume.restore_loading(loading, start, config)
         every = schedule.intervals(config, sizes, dataset.count)
         total = every.total
-        notices += [*changed, *summary.about_warmup(every)]
+        notices += [*changed, *summary.describe_warmup(every)]
     notices += samples.unknown_words(config)
     print(summary.dry_run(config, parts, sizes, total, start, data, notices, full))
     return 0

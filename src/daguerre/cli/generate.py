@@ -13,7 +13,7 @@ from daguerre.cli import generate_options
 from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
-from daguerre.formatting import counted, duration_text
+from daguerre.formatting import counted, format_duration
 from daguerre.generation import contact_sheet, generate, jobs, load, output_dir
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
@@ -78,7 +78,7 @@ class Job:
     part: jobs.TaskShard
     requests: RequestList
     survey: Survey
-    asked: dict[str, Any]
+    parameters: dict[str, Any]
     folder: Folder
 
     @cached_property
@@ -86,22 +86,22 @@ class Job:
         options = self.arguments.options
         kind = ShardOutput if options.format == "webdataset" else FileOutput
         encoding = Encoding(options.image, options.quality)
-        return kind(self.folder.path, self.requests, self.survey.images, self.part, self.asked, encoding=encoding)
+        return kind(self.folder.path, self.requests, self.survey.images, self.part, self.parameters, encoding=encoding)
 
 
 def run(arguments: list[str]) -> int:
     """Generates what the command line asks for. Returns 0 or the code of a signal; UserError."""
     job = prepare(arguments)
-    began = job.folder.goes_on(job.asked)
+    began = job.folder.continues(job.parameters)
     parts = None if began else ready(job)
     if not began:
-        job.folder.begin(job.asked)
-    with job.folder.held(job.part):
+        job.folder.begin(job.parameters)
+    with job.folder.locked(job.part):
         output = job.output
         if began:
-            output.find_kept()
+            output.find_existing()
         if output.kept:
-            print(f"{output.kept:,} of {output.share:,} images are there and are whole: kept")
+            print(f"{output.kept:,} of {output.share:,} images already exist and are complete: kept")
         left = output.share - output.kept
         if left and (code := write_images(job, parts or ready(job), left)):
             return code
@@ -123,9 +123,9 @@ def prepare(arguments: list[str]) -> Job:
     if not survey.images:
         raise UserError("num_images=0: there is nothing to generate", code="empty", setting="sampling.num_images")
     loading = load.choose(asked_for.model, config, asked_for.options.weights)
-    asked = record(asked_for, requests, survey, loading)
-    folder = output_dir.place(asked_for.options.out, asked_for.model.home, requests.prompts.name, asked)
-    return Job(asked_for, loading, part, requests, survey, asked, folder)
+    parameters = record(asked_for, requests, survey, loading)
+    folder = output_dir.place(asked_for.options.out, asked_for.model.home, requests.prompts.name, parameters)
+    return Job(asked_for, loading, part, requests, survey, parameters, folder)
 
 
 def prompts(arguments: Arguments) -> generation_prompts.Prompts:
@@ -151,7 +151,7 @@ def record(arguments: Arguments, requests: RequestList, survey: Survey, loading:
     height, width = requests.size_px
     shards = {"shard_samples": options.shard_samples, "shard_image": options.image}
     return {
-        **dict(recipe.paths(loading.made_with)),
+        **dict(recipe.paths(loading.provenance)),
         "prompts": requests.prompts.name,
         "prompts_sha256": requests.prompts.digest,
         "images": survey.images,
@@ -191,8 +191,8 @@ def write_images(job: Job, parts: Components, total: int) -> int:
     print(f"generating {counted(total, 'image')} of {sizes} px (height x width) into {job.folder.path}")
     truncated: dict[str, list[int]] = {}
 
-    def about(request: ImageRequest) -> dict[str, Any]:
-        return {**request.about, **generate.about(parts, sampling, request), **job.loading.made_with}
+    def describe(request: ImageRequest) -> dict[str, Any]:
+        return {**request.metadata, **generate.image_metadata(parts, sampling, request), **job.loading.provenance}
 
     with StopSignals() as stop, Counter("generating", total, unit="images") as counter:
 
@@ -205,17 +205,17 @@ def write_images(job: Job, parts: Components, total: int) -> int:
 
         counter.add(0)  # the first batch takes a while: the line is there before it
         with suppress(generate.Stopped):
-            job.output.write(generated, about)
+            job.output.write(generated, describe)
         done, seconds = counter.done, counter.seconds
     for how, numbers in truncated.items():
         shown = ", ".join(str(number) for number in numbers[:5]) + ", ..." * (len(numbers) > 5)
         many = f"{len(numbers):,} prompts are" if len(numbers) > 1 else "one prompt is"
-        print(f"{many} longer than is read, and {how}: image {shown}")
+        print(f"{many} too long, and {how}: image {shown}")
     if stop.requested:
         assert stop.signal is not None
-        print(f"stopped by {stop.signal.name}: {job.output.saved(done)}; the same command goes on from there")
+        print(f"stopped by {stop.signal.name}: {job.output.saved(done)}; the same command continues from there")
         return stop.exit_code
-    print(f"generated: {counted(done, 'image')} in {duration_text(seconds)}")
+    print(f"generated: {counted(done, 'image')} in {format_duration(seconds)}")
     return 0
 
 
@@ -223,7 +223,7 @@ def conclude(job: Job, left: int) -> int:
     """Prints where the images are, or how many are for other parts; writes the contact sheet of a whole list."""
     output = job.output
     if missing := output.missing():
-        print(f"{missing:,} of the list's {output.total:,} images belong to other parts, and are not there yet")
+        print(f"{missing:,} of the list's {output.total:,} images belong to other parts and do not exist yet")
         return 0
     print(output.where())
     wanted = job.arguments.options.contact_sheet and output.total > 1
@@ -231,6 +231,6 @@ def conclude(job: Job, left: int) -> int:
         sampling = job.arguments.config.sampling
         steps = f"{sampling.sampler}, {sampling.num_inference_steps} step{'s' * (sampling.num_inference_steps != 1)}"
         guided = f"guidance {sampling.guidance_scale:g}" if sampling.guided else "no guidance"
-        made_with = f"Generated with {job.loading.description}: {steps}, {guided}."
-        print(f"to look at: {contact_sheet.write(job.folder.path, output.examples(), output.total, made_with)}")
+        provenance = f"Generated with {job.loading.description}: {steps}, {guided}."
+        print(f"contact sheet: {contact_sheet.write(job.folder.path, output.examples(), output.total, provenance)}")
     return 0

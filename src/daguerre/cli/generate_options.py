@@ -20,7 +20,7 @@ from daguerre.errors import UserError
 from daguerre.generation import load
 from daguerre.generation.load import Model
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.settings import ADDRESS, Idle, Settings
+from daguerre.settings import ADDRESS, Settings, Unused
 
 PLACE = ("output_dir", "run_name")
 SAMPLING = tuple(name for name in SamplingSettings.model_fields if name != "prompts")
@@ -56,12 +56,12 @@ class Options(Settings):
     weights: Literal["ema", "raw"] | None = None
     """Weights of the checkpoint; None: the averaged ones, if it has them."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("shard_image", "shard_samples"), lambda own: own.format != "webdataset", "only with format=webdataset"),
-        Idle(
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("shard_image", "shard_samples"), lambda own: own.format != "webdataset", "only with format=webdataset"),
+        Unused(
             ("quality",),
             lambda own: "png" in (own.format, own.shard_image if own.format == "webdataset" else ""),
-            "PNG keeps every pixel as it is; only JPEG and WebP have a quality",
+            "PNG is lossless; only JPEG and WebP have a quality",
         ),
     )
 
@@ -114,7 +114,7 @@ def _of_examples(given: overrides.Arguments, notices: list[str]) -> overrides.Ar
         if key == "pipeline" and not recipe:
             recipe = text
         elif key == "scratch_dir":
-            notices.append("scratch_dir has no effect: each image is written to its place at once")
+            notices.append("scratch_dir has no effect: each image is written directly to the output folder")
         elif key == "tar":
             kept.append("format=webdataset")
         else:
@@ -148,7 +148,7 @@ def _changes(model: Model, plain: Config, pairs: Sequence[tuple[str, str]], noti
             if full == _BATCH:
                 changes.append(f"sampling.batch_size={value}")
             elif found and (path != key or "." not in key) and not full.startswith(_allowed(model)):
-                notices.append(f"{key} matters for training alone, and not for images: left out")
+                notices.append(f"{key} only affects training, not generation: ignored")
             else:
                 changes.append(f"{full}={value}")
     return changes
@@ -167,7 +167,7 @@ def _check_changes(model: Model, plain: Config, config: Config) -> None:
     fixed = f"fixed when {model.run.path} was trained, or " if model.run else ""
     known = [name for name in Options.model_fields if name != "base"]
     raise UserError(
-        f"{', '.join(paths)}: {fixed}without effect on images; `generate` takes "
+        f"{', '.join(paths)}: {fixed}no effect on images; `generate` accepts "
         f"{', '.join([*known, *SAMPLING, *(name.rstrip('.') for name in _allowed(model)[1:])])}",
         code="unused",
     )

@@ -126,7 +126,9 @@ def _report_os_error(error: OSError) -> int:
 
     An error of a full disk often names none, as the file was open already.
     """
-    if hasattr(error, "told"):  # of an object store: the text is ours, says where and what to do, and holds no secrets
+    if hasattr(
+        error, "explanation"
+    ):  # of an object store: the text is ours, says where and what to do, and holds no secrets
         print(f"daguerre: {error}", file=sys.stderr)
         return errors.FAILED
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

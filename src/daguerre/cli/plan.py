@@ -64,9 +64,9 @@ def run(arguments: list[str]) -> int:
 def planned(given: overrides.Arguments, rest: Sequence[str], options: Options, loaded: Loaded, target: Target) -> int:
     """Prints the plan of a recipe that was checked; the exit code."""
     with Stages() as stages:
-        stages.say("putting the networks together, without weights")
+        stages.say("building the networks without weights")
         parts = target.parts()
-        stages.say("counting what a device holds")
+        stages.say("computing the memory of a device")
         counted = static.count(target.config, parts, target.mesh)
         step = estimate.step(target, parts, counted, stages.say)
         fitting = None if step.fits else _fitting(given.recipe, rest, options, step, counted, loaded.typed, stages.say)
@@ -125,7 +125,7 @@ def _page(
         "Rules": report.describe_rules(axis_rules, target.mesh, counted.notices),
         "Parameters": report.describe_parameters(counted, every),
         "Not split as the rules say": report.describe_problems(counted.problems, every),
-        "Bytes a device": report.held_table(counted, config.optimizer.name),
+        "Bytes a device": report.resident_table(counted, config.optimizer.name),
         "A step": step.lines(),
         "What fits": [] if step.fits else fitting.lines() if fitting else report.wrapped([remedies.NONE]),
         "Notes": report.wrapped(notes),

@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
         raise UserError("give one of NAME, --schema and --template at a time", code="conflict")
     if given.overrides and "--template" not in given.flags:
         raise UserError(
-            f"only --template takes {given.overrides[0]}: a recipe is printed as it stands in its file", code="unused"
+            f"only --template takes {given.overrides[0]}: a recipe is printed as its file has it", code="unused"
         )
     if "--schema" in given.flags:
         print(json.dumps(schema.json_schema(), indent=2, ensure_ascii=False))

@@ -31,11 +31,11 @@ def run(arguments: list[str]) -> int:
         path = page.write(folder)
         local_copy.send(folder, path.name)
     except StoreError as error:
-        print(f"the page is on this machine alone: {error.told}")
+        print(f"the page was written only on this machine: {error.explanation}")
     except OSError as error:
         raise UserError(
-            f"cannot write the report of {folders[0]}: {error.strerror}. "
-            "Make the folder writable, or copy it to a place that is",
+            f"cannot write the report of {folders[0]}: {error.strerror}. Make the folder writable, or copy it to a "
+            "folder that is",
             code="failed",
         ) from error
     print(path)

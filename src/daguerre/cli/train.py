@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
     given = overrides.split(arguments, flags=("--dry-run", "--full"))
     dry_run, full = "--dry-run" in given.flags, "--full" in given.flags
     if full and not dry_run:
-        raise UserError("--full goes with --dry-run: it shows every setting, the defaults among them", code="unused")
+        raise UserError("--full needs --dry-run: it lists every setting, including the defaults", code="unused")
     wanted = [*given.overrides, *own_place(given.recipe, given.overrides)]
     own = environment.World() if dry_run else environment.read()
     try:
@@ -75,7 +75,7 @@ def check_trains(config: configs.Config, recipe: str) -> None:
     """UserError for a recipe that is there for generation."""
     if config.training.duration.number == 0:
         raise UserError(
-            "training.duration is 0: there is nothing to train. To generate images with the networks as they are: "
+            "training.duration is 0: there is nothing to train. To generate images with the pretrained networks: "
             f"daguerre generate {recipe}; to train, give a duration, such as training.duration='1k steps'",
             code="empty",
             setting="training.duration",
@@ -88,11 +88,11 @@ def own_place(target: str, given: Sequence[str]) -> list[str]:
     None if the target is no run folder, or if the command names another place: that is a new run of its recipe.
     """
     path = Path(target).expanduser()
-    if not address.is_far(target) and (not target or target in shipped() or not path.is_dir()):
+    if not address.is_remote(target) and (not target or target in shipped() or not path.is_dir()):
         return []
     if configs.peek(target, given) != configs.peek(target):
         return []
-    if address.is_far(target):
+    if address.is_remote(target):
         above, _, name = address.checked(target).rpartition("/")
         return [f"output_dir={above}", f"run_name={name}"]
     path = path if path.name not in ("", "..") else path.resolve()

@@ -61,7 +61,9 @@ def pairs(given: Sequence[Pair], tree: Tree) -> tuple[list[Pair], list[Pair]]:
         if own == path:
             rest.append((label, path, text))
         elif len(there) > 1:
-            wrong.append((label, f"several are attached: write adapters.NAME, of {', '.join(there)}", text))
+            wrong.append(
+                (label, f"there are several adapters: write adapters.NAME, with NAME one of {', '.join(there)}", text)
+            )
         else:
             rest.append((label, f"adapters.{next(iter(there))}.{own}", text))
     families = [value for _, path, value in given if path == "model.family"]
@@ -168,8 +170,8 @@ def _switch(path: str, text: str, there: dict[str, dict[str, Any]], family: Any)
     if full is None:
         name = next(iter(there))
         return (
-            f"is of the adapter full, and {name} is attached: adapters.{name}.ranks.{component} says whether that "
-            f"reaches the {component}"
+            f"belongs to the adapter `full`, but the recipe has {name}: adapters.{name}.ranks.{component} sets "
+            f"whether it covers the {component}"
         )
     there[full]["train"] = _switched(_train(there[full]), path, text.lower() == "true")
     return ""
@@ -180,8 +182,8 @@ def _not_trainable(component: str, family: Any) -> str:
     if family not in plugins.names("families"):
         return ""  # which is refused elsewhere
     able = plugins.find("families", family).Settings.trainable()
-    there = f"there are {', '.join(able)}" if able else "it always trains all it has"
-    return "" if component in able else f"{component} is no component that model.family={family} can train; {there}"
+    there = f"there are {', '.join(able)}" if able else "it always trains all of its networks"
+    return "" if component in able else f"{component} is not a component that model.family={family} can train; {there}"
 
 
 def _component(switch: str) -> str:

@@ -36,7 +36,7 @@ def _batches(training: TrainingSettings) -> list[Problem]:
         return [] if part else [Problem(path, text)]
     if part and accumulation > 1 and whole % (part * accumulation):
         product = f"per_device_batch_size {part} x gradient_accumulation_steps {accumulation}"
-        return [Problem(path, f"is no multiple of {product}: leave out one of the three", whole)]
+        return [Problem(path, f"is not a multiple of {product}: remove one of the three", whole)]
     name, divisor = ("per_device_batch_size", part) if part else ("gradient_accumulation_steps", accumulation)
     if whole % divisor:
         return [Problem(path, f"must be a multiple of {name}, which is {divisor}", whole)]
@@ -77,15 +77,15 @@ def _own_averages(optimizer: OptimizerSettings, ema: EMASettings, schedule: LRSc
     found = []
     if ema.enabled:
         text = (
-            f"optimizer {optimizer.name!r} evaluates at averages of its own, and an average of the weights at which "
-            "it takes gradients means nothing: set ema.enabled=false (its averages are used as an EMA would be)"
+            f"optimizer {optimizer.name!r} has its own averaged weights, and an EMA of the weights at which it "
+            "computes gradients is of no use: set ema.enabled=false (its averages are used wherever an EMA would be)"
         )
         found.append(Problem("ema.enabled", text, True))
     if ema.post_hoc:
-        text = f"averages of the weights at which optimizer {optimizer.name!r} takes gradients mean nothing: remove it"
+        text = f"optimizer {optimizer.name!r} has its own averaged weights, so these averages are of no use: remove it"
         found.append(Problem("ema.post_hoc", text, list(ema.post_hoc)))
     if schedule.name != "constant":
-        text = f"the averages of optimizer {optimizer.name!r} take the place of a falling rate: set it to constant"
+        text = f"the averages of optimizer {optimizer.name!r} replace a decaying learning rate: set it to constant"
         found.append(Problem("lr_scheduler.name", text, schedule.name))
     return found
 
@@ -97,18 +97,20 @@ def _adapters(model: FamilySettings, adapters: Mapping[str, AdapterSettings]) ->
     for name, own in adapters.items():
         reached = own.reaches(able)
         if able and not reached:
-            found.append(Problem(f"adapters.{name}", f"nothing is trained: name one of {', '.join(able)}"))
+            found.append(
+                Problem(f"adapters.{name}", f"nothing would be trained: name at least one of {', '.join(able)}")
+            )
         for component in reached:
             if component not in able:
-                there = f"there are {', '.join(able)}" if able else "it always trains all it has"
-                text = f"{component} is no component that model.family={model.family} can train; {there}"
+                there = f"there are {', '.join(able)}" if able else "it always trains all of its networks"
+                text = f"{component} is not a component that model.family={model.family} can train; {there}"
                 found.append(Problem(f"adapters.{name}", text))
             elif component in owners:
                 other = adapters[owners[component]].name
                 text = (
-                    f"both {owners[component]} ({other}) and {name} ({own.name}) are of the {component}, whose weights "
-                    f"one adapter trains or adds to: take one of them out (adapters.{name}=null), or let them reach "
-                    "different components"
+                    f"both {owners[component]} ({other}) and {name} ({own.name}) cover the {component}, but only one "
+                    f"adapter can train or extend a component: remove one of them (adapters.{name}=null), or give "
+                    "them different components"
                 )
                 found.append(Problem(f"adapters.{name}", text))
             owners.setdefault(component, name)

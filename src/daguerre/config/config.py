@@ -103,13 +103,15 @@ class Config(Settings):
     @classmethod
     def _names_a_folder(cls, run_name: str) -> str:
         if not run_name.strip() or run_name in (".", "..") or set(run_name) & set("/\\\0"):
-            raise ValueError("it names a folder: at least one letter, no slash (the folder above is output_dir)")
+            raise ValueError(
+                "it is the name of a folder: at least one letter, no slash (output_dir is the parent folder)"
+            )
         return run_name
 
     @field_validator("output_dir")
     @classmethod
     def _can_hold_runs(cls, output_dir: str) -> str:
-        return address.checked(output_dir) if address.is_far(output_dir) else output_dir
+        return address.checked(output_dir) if address.is_remote(output_dir) else output_dir
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
@@ -139,7 +141,7 @@ def load(name: str, given: Sequence[str] = (), whole: Tree | None = None) -> Loa
     ConfigError lists every problem; UserError where the recipe cannot be read at all.
     """
     stand_in = recipe.stand_in(name) if whole is None else None
-    notices = [f"{name} is not a file here: the shipped recipe {stand_in} stands for it"] if stand_in else []
+    notices = [f"{name} is not a file here: the shipped recipe {stand_in} is used in its place"] if stand_in else []
     tree: Tree = {}
     own: Tree = {}
     for layer, is_shipped in _layers(name, given, whole, notices):

@@ -72,7 +72,7 @@ def shown(value: Any, width: int = 60) -> str:
 def unknown(path: str, given: Any, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> Problem:
     """A key that does not exist, with the nearest that does, or all that stand where it was looked for."""
     if is_secret(path, given):
-        text = "secrets never belong in a recipe or on the command line: set the service's environment variable"
+        text = "never put secrets into a recipe or on the command line: set the service's environment variable"
         return Problem(path, text)
     meant = path.partition(" (")[2].removesuffix(")") or path  # another trainer's name has ours behind it
     section, _, name = meant.rpartition(".")
@@ -98,7 +98,7 @@ def _other_plugins(section: str, name: str, leaves: Mapping[str, Leaf]) -> str:
         if leaf.plugin and inside and not any(known.startswith(f"{plugged}.{field}.") for known in leaves):
             every = plugins.names(leaf.plugin.kind)
             owners += [f"{path}={n}" for n in every if field in leaf.plugin.settings_class(n).model_fields]
-    return f"there is such a setting with {' or '.join(owners)} only" if owners else ""
+    return f"this setting exists only with {' or '.join(owners)}" if owners else ""
 
 
 def nearest(path: str, known: Sequence[str]) -> list[str]:

@@ -53,8 +53,8 @@ def of_recipe(name: str, given: Sequence[str], notices: list[str]) -> list[recip
         below = recipe.layers(template.stem)
         if recipe.get(below[-1].tree, "model.family") == family:
             notices.append(
-                f"{asked}: DreamBooth, which is the recipe {template.stem} with the model, the objective and the "
-                f"resolution of {name}; class images, learning rate, duration and batch are {template.stem}'s"
+                f"{asked}: this is DreamBooth, so the recipe {template.stem} is used with the model, the objective "
+                f"and the resolution of {name}; class images, learning rate, duration and batch are {template.stem}'s"
             )
             return [*below, recipe.Layer(own[-1].path, _as_base(tree, own[-1].path.stem))]
     return own
@@ -188,7 +188,7 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: Pair, notices: li
     key, path, text = item
     below = recipe.merge(tree, values)
     if text != "null" and not source_forms.may_stand_beside(path, below):
-        why = "the only source here has no name: add data.source=mix to train on those that you name in its place"
+        why = "this recipe has one source without a name: add data.source=mix to train on named sources instead"
         return [_with_recipes(Problem(key, why, text), path)]
     leaves, sections = config_fields.leaves(root, below), config_fields.sections(root, below)
     try:
@@ -210,7 +210,7 @@ def _set(root: type[Settings], values: Tree, tree: Tree, item: Pair, notices: li
     before = recipe.get(values, full)
     merged = isinstance(before, dict) and isinstance(value, dict)  # both hold
     if before is not recipe.ABSENT and before != value and not merged:
-        notices.append(f"{full} is given twice: {shown(value)} holds, {shown(before)} does not")
+        notices.append(f"{full} is given twice: {shown(value)} is used, {shown(before)} is ignored")
     values.update(recipe.merge(values, overrides.nested(full, value)))
     return []
 
@@ -259,7 +259,7 @@ def _without_taken_out(base: Tree, over: Tree, notices: list[str]) -> tuple[Tree
         key = MAPPINGS[path.rpartition(".")[0]]
         dropped = [f"{path}.{field}" for field in own if field != key] if isinstance(own, dict) else []
         if dropped:
-            notices.append(f"{path} is taken out: the recipe's {', '.join(dropped)} dropped out")
+            notices.append(f"{path} is removed, and with it the recipe's {', '.join(dropped)}")
     return base, kept(over)
 
 

@@ -135,7 +135,7 @@ def from_paths(paths: Sequence[str], given: Sequence[str]) -> tuple[DataRecipe, 
     if not paths and not named:
         shipped = ", ".join(recipe.shipped())
         raise UserError(
-            f"which data? Give a path (folder, shards, table), or a recipe ({shipped}, a YAML file, a run folder)",
+            f"no data given. Pass a path (folder, shards, table), or a recipe ({shipped}, a YAML file, a run folder)",
             code="missing",
             setting="data.path",
         )

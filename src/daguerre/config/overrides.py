@@ -97,7 +97,7 @@ def pair(override: str) -> tuple[str, str]:
     """(key, text) of one override; dashes in the key are read as underscores. UserError without `=`."""
     key, equals, text = override.removeprefix("--").partition("=")
     if not equals or not key.strip():
-        raise UserError(f"{override!r} is no override: write key=value")
+        raise UserError(f"{override!r} is not a setting: write key=value")
     return key.strip().replace("-", "_"), text
 
 
@@ -117,7 +117,7 @@ def find(key: str, leaves: Mapping[str, Leaf], sections: Sequence[str]) -> tuple
             return path, tuple(inside)
     same = [path for path in leaves if path.endswith(f".{key}")]
     if len(same) > 1:
-        raise UserError(f"{key} is the name of {len(same)} settings: write {', '.join(same[:-1])} or {same[-1]}")
+        raise UserError(f"{key} could mean {len(same)} settings: write {', '.join(same[:-1])} or {same[-1]}")
     return (same[0], ()) if same else None
 
 

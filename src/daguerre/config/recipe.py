@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent.parent / "recipes"
 BROKEN = (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError, RecursionError)
 """What YAML's constructors raise for texts that are no values of their kind, such as `!!int 1e5`."""
 _DEPTH = 50
-_TOO_DEEP = f"lists and groups are nested too deeply: at most {_DEPTH} in one another"
+_TOO_DEEP = f"lists and groups are nested too deeply: at most {_DEPTH} levels"
 _BITS = 1024
 Tree = dict[str, Any]
 """Nested values as YAML gives them."""
@@ -56,16 +56,17 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     """
     known = ", ".join(shipped()) or "none"
     if not recipe:
-        raise UserError(f"which recipe? Give a shipped one ({known}), a YAML file or a run folder", code="missing")
+        raise UserError(f"no recipe given. Pass a shipped one ({known}), a YAML file or a run folder", code="missing")
     if recipe in shipped():
         return shipped()[recipe]
-    if address.is_far(recipe):
+    if address.is_remote(recipe):
         return local_copy.located(recipe) / "config.yaml"
     path = (beside.parent if beside else Path()) / Path(recipe).expanduser()
     if path.is_dir():
         if not (path / "config.yaml").is_file():
             raise UserError(
-                f"{recipe} is a folder without a config.yaml: neither a run folder nor a recipe file", code="missing"
+                f"{recipe} is a folder without a config.yaml, so it is neither a run folder nor a recipe",
+                code="missing",
             )
         return path / "config.yaml"
     if path.is_file():
@@ -73,14 +74,13 @@ def locate(recipe: str, beside: Path | None = None) -> Path:
     if name := stand_in(recipe):
         return shipped()[name]
     if what := foreign.later(recipe):
-        raise UserError(f"there is no recipe {recipe!r}, and none stands for it: {what}", code="unknown")
+        raise UserError(f"there is no recipe {recipe!r}, and no recipe is used in its place: {what}", code="unknown")
     if len(Path(recipe).parts) > 1:
-        raise UserError(f"{recipe}: there is no such run folder or recipe file ({path.absolute()})", code="missing")
+        raise UserError(f"{recipe}: no such run folder or recipe file ({path.absolute()})", code="missing")
     near = difflib.get_close_matches(recipe, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
-        f"there is no recipe {recipe!r}: there is no such file or run folder, and the shipped recipes are "
-        f"{known}.{hint}",
+        f"there is no recipe {recipe!r}: no such file or run folder. The shipped recipes are {known}.{hint}",
         code="unknown",
     )
 
@@ -98,12 +98,12 @@ def layers(recipe: str) -> list[Layer]:
     while True:
         if any(path.resolve() == layer.path.resolve() for layer in found):
             chain = " -> ".join([*(str(layer.path) for layer in found), str(path)])
-            raise UserError(f"{name}: `extends` runs in a circle: {chain}")
+            raise UserError(f"{name}: `extends` refers back to itself: {chain}")
         tree = read(path)
         if theirs := foreign.trainer(tree):
             raise UserError(
-                f"{path} is a config of {theirs}: `daguerre convert config {path}` makes a recipe of it and says what "
-                "it could not carry over"
+                f"{path} is a config of {theirs}: `daguerre convert config {path}` turns it into a recipe and lists "
+                "what could not be converted"
             )
         base = tree.pop("extends", None)
         found.append(Layer(path, tree))
@@ -117,7 +117,7 @@ def layers(recipe: str) -> list[Layer]:
 def read(path: Path) -> Tree:
     """The mapping in a YAML file, its interpolations as written. UserError says what is wrong, and in which line."""
     if foreign.is_format(path):
-        raise UserError(f"{path} is no recipe: `daguerre convert config {path}` makes one of another trainer's config")
+        raise UserError(f"{path} is not a recipe: `daguerre convert config {path}` converts another trainer's config")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -170,7 +170,7 @@ def _odd_value(text: str) -> str:
     except BROKEN:
         kind = with_tag.tag.rpartition(":")[2]
         value = with_tag.value if len(with_tag.value) <= 40 else with_tag.value[:36] + " ..."
-        return f", line {with_tag.start_mark.line + 1}: {value!r} is not of the kind {kind!r}, or too long"
+        return f", line {with_tag.start_mark.line + 1}: {value!r} is not of the kind {kind!r}, or is too long"
     return ""
 
 
@@ -179,7 +179,7 @@ def excess(value: Any, depth: int = 0) -> str:
     if depth > _DEPTH:
         return _TOO_DEEP
     if isinstance(value, int) and value.bit_length() > _BITS:
-        return f"there is a number of more than {_BITS} bits, which no setting takes"
+        return f"it has a number of more than {_BITS} bits, too large for any setting"
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return next((why for inner in below if (why := excess(inner, depth + 1))), "")
 

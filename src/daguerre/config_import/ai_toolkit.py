@@ -90,7 +90,11 @@ def _shape(reading: Reading, prefix: str) -> None:
     sizes = given if isinstance(given, list) else [given]
     whole = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool)]
     if whole:
-        several = "the largest; each image at several sizes is not there" if len(whole) > 1 else ""
+        several = (
+            "the largest one is used; training on each image at several sizes is not supported"
+            if len(whole) > 1
+            else ""
+        )
         reading.carry(f"{prefix}.resolution", "data.resolution", max(whole), several)
     on = reading.get(f"{prefix}.buckets", True) is not False
     reading.carry(f"{prefix}.buckets", "data.buckets.aspects", "auto" if on else "square")

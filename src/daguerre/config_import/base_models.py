@@ -27,7 +27,9 @@ class Base:
     def doubt(self) -> str:
         """A remark on one that is not known; empty for others."""
         return (
-            "" if self.known else f"taken for a model of family {self.family} that predicts {self.objective}: check it"
+            ""
+            if self.known
+            else (f"assumed to be a model of family {self.family} that predicts {self.objective}: please check")
         )
 
 

@@ -180,7 +180,7 @@ def _list(path: Path) -> list[Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", code="damaged") from error
     if not isinstance(found, list):
-        raise UserError(f"{path}: a list was expected, this is a {type(found).__name__}")
+        raise UserError(f"{path}: expected a list, this is a {type(found).__name__}")
     return found
 
 

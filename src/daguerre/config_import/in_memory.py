@@ -89,16 +89,16 @@ def _refuse_loss(name: str, trainer: str, values: Tree, reading: Reading) -> Non
     lost = [line for line in reading.lines if line.kind == "refused"]
     if trainers.is_later(values):
         raise UserError(
-            f"{name} is a config of {trainer}, whose family {values['model']['family']} is not there yet",
+            f"{name} is a config of {trainer}, but the family {values['model']['family']} is not supported yet",
             code="unsupported",
             setting="model.family",
         )
     if lost:
         listed = "".join(f"\n  {line.key}: {line.text}" for line in lost)
         raise UserError(
-            f"{name} is a config of {trainer} that asks for what is not there:{listed}\nGive other values for these on "
-            f"the command line (null, if they should ask for nothing), or make a recipe without them: daguerre convert "
-            f"config {name}",
+            f"{name} is a config of {trainer} with settings that are not supported here:{listed}\nGive other values "
+            "for these on the command line (null to switch one off), or make a recipe without them: daguerre "
+            f"convert config {name}",
             code="unsupported",
         )
 
@@ -107,9 +107,10 @@ def _said(name: str, trainer: str, twice: Sequence[str], reading: Reading) -> li
     """The lines by which a user knows what is trained: what was taken for granted, and what was left out."""
     assumed = ", ".join(f"{path}: {shown(value)}" for path, value in reading.assumed.items())
     said = [
-        f"{name} is a config of {trainer}, read as a recipe: `daguerre convert config {name}` says what became of it",
-        f"as {trainer} does without being asked: {assumed}",
+        f"{name} is a config of {trainer}, read as a recipe: `daguerre convert config {name}` shows how each key was "
+        "converted",
+        f"defaults of {trainer}: {assumed}",
     ]
-    said += [f"given twice, of which {trainer} takes the last: {', '.join(twice)}"] if twice else []
+    said += [f"given twice ({trainer} uses the last one): {', '.join(twice)}"] if twice else []
     left_out = [line.text for line in reading.lines if line.kind != "refused" and "left out" in line.text]
     return said + [text.rpartition(" (")[2].removesuffix(")") for text in left_out]

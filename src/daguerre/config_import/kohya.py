@@ -30,7 +30,7 @@ def convert(reading: Reading) -> None:
             peers.length(reading, key, path, folders, sizes)
     reading.take(TABLES["last"])
     if peers.asks(reading.get("max_train_epochs")):
-        reading.notice("max_train_steps", "max_train_epochs is the length of the run, as there")
+        reading.notice("max_train_steps", "max_train_epochs sets the length of the run")
     for key in ("train_data_dir", "reg_data_dir") if folders else ():
         reading.notice(key, "its folders are the sources")
     reading.carry("train_data_dir", "data.path")
@@ -44,7 +44,7 @@ def _masks(reading: Reading) -> None:
     """A folder of conditioning images holds the masks of a masked loss, else what ControlNet is trained on."""
     for key in reading.keys("*conditioning_data_dir"):
         if not peers.asks(reading.get(key)):
-            reading.notice(key, "no folder is named")
+            reading.notice(key, "no folder is given")
         elif reading.get("masked_loss") is not True:
             raise peers.not_there("ControlNet", TRAINER)
     if "datasets" not in {key.partition(".")[0] for key in reading.whole}:
@@ -68,7 +68,7 @@ def _text_encoders(reading: Reading, family: str) -> None:
     if isinstance(skip, int) and family == "sd":
         values = {"model.text_encoder_layer": -skip, "model.text_encoder_final_norm": True}
         reading.carry_all("clip_skip", values, "counted from 1 there")
-    reading.notice("clip_skip", "SDXL reads the layer before the last, as there")
+    reading.notice("clip_skip", "SDXL always reads the layer before the last")
     trained = reading.get("train_text_encoder") is True
     reading.carry_all("train_text_encoder", {f"model.train_{name}": trained for name in peers.encoders(family)})
     rates = {"learning_rate_te": "text_encoder.*", "learning_rate_te1": "text_encoder.*"}
@@ -156,7 +156,7 @@ def _sizes(reading: Reading) -> None:
     for key in _everywhere(reading, "resolution"):
         if sizes[0] and _side(reading.get(key)) == sizes[0]:
             reading.carry(key, "data.resolution", sizes[0])
-        reading.refuse(key, "data sets of several sizes are not there; data.buckets.resolutions sorts by size")
+        reading.refuse(key, "data sets of several sizes are not supported; data.buckets.resolutions sorts by size")
     reading.assume({"data.resolution": REQUIRED})
     on = any(reading.get(key) is True for key in _everywhere(reading, "enable_bucket"))
     bounds = [_first(reading, name, default) for name, default in (("min_bucket_reso", 256), ("max_bucket_reso", 1024))]

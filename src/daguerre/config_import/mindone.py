@@ -57,7 +57,7 @@ def _objective(reading: Reading) -> None:
     if name == "edm":
         sigma = reading.get(f"{scaling}.params.sigma_data", 0.5)
         reading.take(TABLES["edm"], MODEL)
-        reading.expect(f"{weighting}.params.sigma_data", sigma, "sigma_data of scaling and weighting are one")
+        reading.expect(f"{weighting}.params.sigma_data", sigma, "scaling and weighting share one sigma_data")
         if last(reading.get(f"{sampler}.target")) == "EDMSampling":
             reading.take(TABLES["edm_sampling"], MODEL)
     else:
@@ -76,7 +76,11 @@ def _unet(reading: Reading, key: str) -> None:
     differs = any(own.get(name) != value for name, value in numbers.items())
     for name in keys if numbers else ():
         if differs:
-            reading.carry_all(name, {"model.unet": own | numbers}, "other numbers than the base's: random weights")
+            reading.carry_all(
+                name,
+                {"model.unet": own | numbers},
+                "its shape differs from the base model's, so it starts from random weights",
+            )
         reading.notice(name, "the base's own")
 
 
@@ -161,7 +165,10 @@ def _data(reading: Reading) -> None:
     reading.carry(f"{DATA}.caption_key", "data.captions.fields", [reading.get(f"{DATA}.caption_key")])
     sizes = reading.get(f"{DATA}.multi_aspect")
     if isinstance(sizes, list) and sizes and all(isinstance(size, list) and len(size) == 2 for size in sizes):
-        why = "each image goes to the nearest shape; there a batch takes one by chance"
+        why = (
+            "each image goes to the bucket with the nearest aspect ratio; MindOne chooses the bucket of a batch at "
+            "random"
+        )
         aspects = [f"{one}/{other}" for one, other in sizes]
         reading.carry(f"{DATA}.multi_aspect", "data.buckets.aspects", aspects, why)
     for key in [*reading.keys(f"{DATA}.transforms.*.target"), *reading.keys(f"{DATA}.batched_transforms.*.target")]:

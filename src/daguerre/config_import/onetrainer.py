@@ -36,7 +36,7 @@ def convert(reading: Reading) -> None:
         peers.length(reading, "epochs", "training.duration", folders, sizes)
     _saves_and_samples(reading, folders, sizes)
     reading.take(TABLES["last"])
-    reading.note(TABLES["no_part"], "no part of this model or method")
+    reading.note(TABLES["no_part"], "not used with this model or method")
     peers.finish(reading, TABLES)
 
 
@@ -81,12 +81,14 @@ def _trained(reading: Reading, family: str) -> None:
         if f"{name}.*" in rates:
             reading.carry(f"{name}.learning_rate", "optimizer.learning_rates", rates)
         reading.notice(f"{name}.learning_rate", "that of all")
-    reading.note(["text_encoder_2*"] if family == "sd" else [], "no part of this model or method")
+    reading.note(["text_encoder_2*"] if family == "sd" else [], "not used with this model or method")
     for name in (*encoders, "unet"):
         unit = reading.get(f"{name}.stop_training_after_unit", "NEVER" if name == "unet" else "EPOCH")
         if unit != "NEVER" and reading.values.get(f"model.train_{name}"):
             for key in reading.keys(f"{name}.stop_training_after*"):
-                reading.refuse(key, f"what is trained learns to the end: model.train_{name}=false leaves it as it is")
+                reading.refuse(
+                    key, f"a trained network is trained to the end: model.train_{name}=false does not train it"
+                )
         if peers.asks(reading.get(f"{name}.dropout_probability")):
             reading.refuse(f"{name}.dropout_probability", "data.caption_dropout drops a caption for all encoders alike")
 
@@ -128,7 +130,7 @@ def _concepts(reading: Reading, folders: list[Folder]) -> None:
         switches = ("enable_", "tag_dropout_enable", "caps_randomize_enable")
         for key in [*reading.keys(f"{folder.key}.text.*"), *reading.keys(f"{folder.key}.image.*")]:
             if not peers.asks(reading.get(key)) or not key.rpartition(".")[2].startswith(switches):
-                reading.notice(key, "off there, or part of what is off")
+                reading.notice(key, "it is off, or belongs to a feature that is off")
 
 
 def _precision(reading: Reading) -> None:
@@ -140,7 +142,7 @@ def _precision(reading: Reading) -> None:
         reading.carry("train_dtype", "training.mixed_precision", computes)
         reading.assume({"training.mixed_precision": computes})
     if weights not in (None, "float32"):
-        reading.notice("train_dtype", "weights of 16 bits are computed with as they are")
+        reading.notice("train_dtype", "16-bit weights are used without conversion")
 
 
 def _learning(reading: Reading) -> None:
@@ -158,11 +160,11 @@ def _learning(reading: Reading) -> None:
         given = {key for key in TABLES["optimizer"] if reading.get(f"optimizer.{key}") is not None}
         reading.take({key: path for key, path in TABLES["optimizer"].items() if key in given}, "optimizer.")
     known = ", ".join(sorted(set(OPTIMIZERS.values())))
-    reading.refuse("optimizer.optimizer", f"the optimizer {name} is not there: {known}")
+    reading.refuse("optimizer.optimizer", f"the optimizer {name} is not available: {known}")
     _weighting(reading)
     if reading.values.get("ema.enabled"):
         reading.carry("ema_decay", "ema.decay")
-        reading.expect("ema_update_step_interval", 1, "averages move with every update")
+        reading.expect("ema_update_step_interval", 1, "the average is updated in every update")
 
 
 def _weighting(reading: Reading) -> None:
@@ -191,7 +193,9 @@ def _sizes(reading: Reading) -> None:
     first, _, others = str(reading.get("resolution", "")).partition(",")
     if first.strip().isdigit() and not others:
         reading.carry("resolution", "data.resolution", int(first))
-    reading.refuse("resolution", "each image at several sizes is not there; data.buckets.resolutions sorts by size")
+    reading.refuse(
+        "resolution", "training on each image at several sizes is not supported; data.buckets.resolutions sorts by size"
+    )
     reading.assume({"data.resolution": int(first) if first.strip().isdigit() else REQUIRED})
 
 

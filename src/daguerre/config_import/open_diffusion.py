@@ -63,7 +63,7 @@ def _component(reading: Reading, part: str, base: Any, is_base: bool) -> None:
     place = f"model.{part}.pretrained"
     reading.alias(f"model.{part}.target")
     if is_base:
-        why = "; ".join(filter(None, ("the base, of which all else is", models.base(base).doubt)))
+        why = "; ".join(filter(None, ("the base model, from which everything else is taken", models.base(base).doubt)))
         reading.carry(place, "model.pretrained_model_name_or_path", why=why)
     elif reading.get(place) == base != REQUIRED:
         reading.notice(place, "the base's own")

@@ -36,7 +36,7 @@ def asks(value: Any) -> bool:
 
 def not_there(what: str, trainer: str) -> UserError:
     """The error for a config that trains what no recipe can say."""
-    text = f"this config of {trainer} trains {what}, which is not there yet: no recipe is made of it"
+    text = f"this config of {trainer} trains {what}, which is not supported yet: no recipe was written"
     return UserError(text, code="unsupported")
 
 
@@ -130,13 +130,13 @@ def length(reading: Reading, key: str, path: str, folders: Sequence[Folder], siz
     elif steps := updates_of(folders, epochs, *sizes):
         reading.carry(key, path, steps, "epochs of these folders, on one device")
     else:
-        reading.refuse(key, f"a mix has no epochs, and its images are not here to be counted: give {path}")
+        reading.refuse(key, f"a mix of sources has no epochs, and its images cannot be counted from here: set {path}")
 
 
 def finish(reading: Reading, tables: Mapping[str, Any]) -> None:
     """Notes the keys of the tables that set nothing here, and those that are left and ask for nothing; fills in what
     the trainer does where no key says otherwise."""
-    reading.note(tables["no_matter"], "nothing of it changes what is learnt here")
+    reading.note(tables["no_matter"], "it does not change what is learnt")
     for key, value in list(reading.rest.items()):
         if not asks(value):
             reading.notice(key, "off there")

@@ -8,7 +8,7 @@ by ", ", and a meaning is a setting of ours, or a mapping of these (or a list of
     if: values that the row is for; class: classes that a dotted target may name, likewise
     to: our setting; values: theirs to ours, and for other values the row is not; value: ours, whatever theirs is
     sets: several settings of ours and their values
-    notice: why nothing is carried; refused: what is not there
+    notice: why nothing is carried; refused: what is not supported here
     only: the one value that is accepted, with `notice`, which also refuses others
     alias: the name on the command line that has this meaning
     why: a remark on what is carried
@@ -30,7 +30,7 @@ from daguerre.errors import UserError
 
 REQUIRED = "???"
 """The value of a key that must be given on the command line."""
-UNKNOWN = "no setting here has this meaning"
+UNKNOWN = "there is no such setting here"
 
 Kind = Literal["carried", "notice", "refused"]
 
@@ -103,7 +103,7 @@ class Reading:
             self.notice(key, text)
 
     def refuse(self, key: str, text: str = UNKNOWN) -> None:
-        """Their key asks for something that is not there."""
+        """Their key asks for something that is not supported here."""
         if key in self.rest:
             self._say(key, "refused", text)
 
@@ -142,7 +142,7 @@ class Reading:
         if key in self.rest and self.rest[key] == value:
             self.notice(key, what)
         else:
-            self.refuse(key, f"{what}: {shown(self.get(key))} is not there")
+            self.refuse(key, f"{what}: {shown(self.get(key))} is not supported here")
 
     def assume(self, values: Mapping[str, Any], *without: str) -> None:
         """Adds what their trainer does without being asked, where no key of theirs said otherwise."""

@@ -34,7 +34,7 @@ def convert(reading: Reading) -> None:
         reading.assume_over({f"{place}.caption_dropout": dropout})
     reading.take(TABLES["last"])
     if str(reading.get("optimizer")) == "adamw_bf16":
-        reading.notice("mixed_precision", "weights of 16 bits are computed with as they are")
+        reading.notice("mixed_precision", "16-bit weights are used without conversion")
         reading.assume({"training.mixed_precision": "auto"})
     peers.carry_known(reading, [key for key in reading.rest if "." not in key])
     peers.finish(reading, TABLES)
@@ -60,7 +60,7 @@ def _folders(reading: Reading) -> list[Folder]:
     for prefix in reading.numbered("data_backends"):
         kind = str(reading.get(f"{prefix}.dataset_type", "image"))
         if kind != "image" or reading.get(f"{prefix}.disabled") is True:
-            reading.note([f"{prefix}.*"], "it holds no images that are trained on")
+            reading.note([f"{prefix}.*"], "it has no training images")
         elif reading.get(f"{prefix}.type", "local") != "local":
             far = "data sets in stores are read as shards or tables: data.source=webdataset or parquet"
             reading.take({"*": {"refused": far}}, f"{prefix}.")
@@ -90,7 +90,7 @@ def _datasets(reading: Reading, folders: list[Folder]) -> None:
             prompt = reading.get(f"{folder.key}.instance_prompt")
             reading.carry(f"{folder.key}.prepend_instance_prompt", f"{folder.place}.captions.prefix", f"{prompt} ")
         known = [f"{folder.key}.{name}" for name in TABLES["of_a_dataset"]]
-        reading.note(known, "in its source, its weight, or of its cache; repeats=0 there is once")
+        reading.note(known, "in its source, its weight, or its cache; repeats=0 means once there")
 
 
 def _sizes(reading: Reading) -> None:
@@ -104,10 +104,10 @@ def _sizes(reading: Reading) -> None:
 
 def _length(reading: Reading, folders: list[Folder]) -> None:
     if peers.asks(reading.get("max_train_steps")):
-        reading.notice("num_train_epochs", "max_train_steps is the length of the run")
+        reading.notice("num_train_epochs", "max_train_steps sets the length of the run")
     elif peers.asks(reading.get("num_train_epochs")):
         batch, parts = reading.get("train_batch_size", 4), reading.get("gradient_accumulation_steps", 1)
-        reading.notice("max_train_steps", "num_train_epochs is the length of the run")
+        reading.notice("max_train_steps", "num_train_epochs sets the length of the run")
         peers.length(reading, "num_train_epochs", "training.duration", folders, (batch, parts))
     reading.assume({"training.duration": REQUIRED})
 

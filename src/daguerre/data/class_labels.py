@@ -42,7 +42,7 @@ class Classes:
         try:
             return self.prompts[plain(label)]
         except KeyError:
-            raise Undecodable("class that idx_to_prompt has no text for") from None
+            raise Undecodable("class without a text in idx_to_prompt") from None
 
 
 def plain(label: object) -> str:

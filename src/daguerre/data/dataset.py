@@ -35,7 +35,7 @@ class Member(NamedTuple):
 
     settings: SourceSettings
     source: Source
-    far: RemoteSource | None = None
+    remote: RemoteSource | None = None
     """The source again, where its samples come over a network."""
 
 
@@ -84,7 +84,7 @@ class Dataset:
 
     def plan(self, seed: int, batch_size: int) -> BatchPlan:
         """The batches of a run. UserError where an epoch of all sources does not fill one, or the cache has
-        no room for the far files that they read."""
+        no room for the remote files that they read."""
         per_epoch = [
             None if chosen is None else len(chosen.numbers) * member.settings.repeats
             for member, chosen in zip(self.members, self.selections, strict=True)
@@ -95,9 +95,9 @@ class Dataset:
             if len(self.members) == 1:
                 repeats = f"data.repeats={-(-batch_size * self.members[0].settings.repeats // max(shown, 1))}"
             raise UserError(
-                f"training.global_batch_size: a batch of {batch_size:,} samples is more than the data set has in "
-                f"an epoch ({self.size:,} to train on): {repeats} shows each sample several times an epoch, or "
-                f"training.global_batch_size={max(shown, 1)} is a batch that it fills",
+                f"training.global_batch_size: a batch of {batch_size:,} samples is larger than an epoch of the data "
+                f"set ({self.size:,} to train on): {repeats} shows each sample several times an epoch, or "
+                f"training.global_batch_size={max(shown, 1)} is the largest batch that fits",
                 code="conflict",
                 setting="training.global_batch_size",
             )
@@ -108,22 +108,22 @@ class Dataset:
             of = None if chosen is None else chosen.order(member.settings, own, len(self.buckets))
             orders.append(of or InfiniteOrder(len(self.buckets)))
         chosen_buckets = [None if chosen is None else chosen.buckets for chosen in self.selections]
-        if far := self.far_streams(orders):
+        if remote := self.remote_streams(orders):
             where = "data." if len(self.members) == 1 else "data.sources.NAME."
-            cache_window.check_cache_size(far, batch_size, self.settings.cache_gb, where)
+            cache_window.check_cache_size(remote, batch_size, self.settings.cache_gb, where)
         return BatchPlan(seed, orders, chosen_buckets, self.weights, len(self.buckets), batch_size)
 
-    def far_streams(self, orders: Sequence[Order]) -> list[cache_window.Stream]:
-        """The far sources, in the orders of a plan."""
+    def remote_streams(self, orders: Sequence[Order]) -> list[cache_window.Stream]:
+        """The remote sources, in the orders of a plan."""
         return [
-            cache_window.Stream(order, member.far.files, weight / sum(self.weights))
+            cache_window.Stream(order, member.remote.files, weight / sum(self.weights))
             for member, order, weight in zip(self.members, orders, self.weights, strict=True)
-            if member.far is not None and isinstance(order, EpochOrder)
+            if member.remote is not None and isinstance(order, EpochOrder)
         ]
 
     def reads(self, slots: Slots) -> ReadRequest:
         """The records to read for slots of the plan."""
-        numbers, ids = slots.places.copy(), slots.places.copy()
+        numbers, ids = slots.indexes.copy(), slots.indexes.copy()
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
             where = np.flatnonzero(slots.members == i)
             if chosen is not None:
@@ -133,14 +133,14 @@ class Dataset:
             ids[where] ^= _salt(i)
         return ReadRequest(slots.members, numbers, np.stack([ids, slots.epochs, slots.repeats], axis=1))
 
-    def far_files_of(self, slots: Slots) -> Iterator[tuple[RemoteSource, int]]:
-        """The far files that slots are read from, each once, in the order of their first use."""
+    def remote_files_of(self, slots: Slots) -> Iterator[tuple[RemoteSource, int]]:
+        """The remote files that slots are read from, each once, in the order of their first use."""
         for i, (member, chosen) in enumerate(zip(self.members, self.selections, strict=True)):
-            if chosen is not None and member.far is not None:
-                places = slots.places[slots.members == i]
-                shards = np.searchsorted(chosen.shard_starts, places, side="right") - 1
-                for file in dict.fromkeys(member.far.files.of_shards[shards].tolist()):
-                    yield member.far, file
+            if chosen is not None and member.remote is not None:
+                indexes = slots.indexes[slots.members == i]
+                shards = np.searchsorted(chosen.shard_starts, indexes, side="right") - 1
+                for file in dict.fromkeys(member.remote.files.of_shards[shards].tolist()):
+                    yield member.remote, file
 
     def first(self, number: int) -> list[tuple[int, ReadRequest]]:
         """About `number` samples, alike many of each source in its own order; those of one bucket together: (bucket,
@@ -148,10 +148,10 @@ class Dataset:
         each = -(-number // len(self.members))
         found: dict[int, list[ReadRequest]] = {}
         for member, chosen in enumerate(self.selections):
-            places = np.arange(each if chosen is None else min(each, len(chosen.numbers)), dtype=np.int64)
-            of = np.zeros_like(places) if chosen is None else chosen.buckets[places].astype(np.int64)
+            indexes = np.arange(each if chosen is None else min(each, len(chosen.numbers)), dtype=np.int64)
+            of = np.zeros_like(indexes) if chosen is None else chosen.buckets[indexes].astype(np.int64)
             for bucket in np.unique(of).tolist():
-                there = places[of == bucket]
+                there = indexes[of == bucket]
                 zeros = np.zeros_like(there)
                 found.setdefault(bucket, []).append(self.reads(Slots(zeros + member, there, zeros, zeros, zeros)))
         return [
@@ -182,8 +182,8 @@ class Dataset:
         for name in images:
             if not any(self._share_with(name)):
                 raise UserError(
-                    f"no sample has a {name}, so what asks for it has no effect (objective.{name}): remove it, or give "
-                    f"the samples their {name}s (docs/data.md)",
+                    f"no sample has a {name}, so objective.{name} has no effect: remove it, or add a {name} to the "
+                    "samples (docs/data.md)",
                     code="unused",
                 )
 
@@ -266,7 +266,7 @@ def _opened(
     if not isinstance(source, RemoteSource):
         return [Member(settings, source) for _ in splits], list(chosen)
     told = [source.reading(part.shares) for part in chosen]
-    return [Member(settings, own, own if own.far else None) for own in told], list(chosen)
+    return [Member(settings, own, own if own.is_remote else None) for own in told], list(chosen)
 
 
 def _refuse_damage(found: SkipReport, index: Index, limit: float) -> None:
@@ -276,9 +276,9 @@ def _refuse_damage(found: SkipReport, index: Index, limit: float) -> None:
     if damaged > limit * shards:
         where = f"{damaged:,} damaged place{'s' * (damaged > 1)} in {shards:,} shard{'s' * (shards > 1)}"
         raise UserError(
-            f"{where}, and nobody knows how many samples were in them (data.max_skipped={limit:g}):\n"
-            f"{skipped.table(found)}\n"
-            "Fetch these shards anew, or set data.max_skipped=1 to train on what can be read",
+            f"{where}, with an unknown number of samples "
+            f"(data.max_skipped={limit:g}):\n{skipped.table(found)}\nDownload these shards again, or set "
+            "data.max_skipped=1 to train on the readable samples",
             code="damaged",
             setting="data.max_skipped",
         )
@@ -289,8 +289,8 @@ def _refuse_shapes(name: str, settings: SourceSettings) -> None:
     count = len(bucketing.buckets(settings))
     if count > 1:
         raise UserError(
-            f"data.sources.{name}: {settings.source} is endless, so that nobody knows the sizes of its images "
-            f"beforehand: they cannot be sorted into the {count} buckets of data.buckets. Leave this source out, or "
-            "train on one shape (data.buckets.aspects=square, data.buckets.resolutions=null)",
+            f"data.sources.{name}: {settings.source} is endless, so the sizes of its images are not known in advance "
+            f"and cannot be sorted into the {count} buckets of data.buckets. Remove this source, or train on one "
+            "shape (data.buckets.aspects=square, data.buckets.resolutions=null)",
             code="conflict",
         )

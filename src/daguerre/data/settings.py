@@ -21,7 +21,7 @@ from daguerre import plugins
 from daguerre.data.filters.filter import Filters
 from daguerre.data.images.words import words
 from daguerre.data.plan.buckets import check_fractions
-from daguerre.settings import ADDRESS, ELASTIC, FREE, Idle, Plugin, Settings
+from daguerre.settings import ADDRESS, ELASTIC, FREE, Plugin, Settings, Unused
 
 ImageFormat = Literal["jpeg", "png", "webp", "gif", "bmp", "tiff"]
 Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
@@ -30,10 +30,10 @@ Colour = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]
 class CaptionSettings(Settings):
     """The caption that a sample is trained on, before `caption_dropout`."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("tag_separator", "keep_tags"), lambda own: not own.shuffle_tags, "no effect without shuffle_tags=true"),
-        Idle(("weights",), lambda own: own.join is not None, "weights draw one field, join takes all of them"),
-        Idle(("fields", "weights", "join"), lambda own: own.text is not None, "text is the caption of every image"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("tag_separator", "keep_tags"), lambda own: not own.shuffle_tags, "no effect without shuffle_tags=true"),
+        Unused(("weights",), lambda own: own.join is not None, "weights draw one field, join takes all of them"),
+        Unused(("fields", "weights", "join"), lambda own: own.text is not None, "text is the caption of every image"),
     )
 
     text: str | None = Field(None, pattern=r"\S", exclude_if=lambda text: text is None)
@@ -65,7 +65,7 @@ class CaptionSettings(Settings):
         if self.weights is not None and not any(self.weights):
             raise ValueError("weights: one at least must be above 0")
         if any(template.count("{}") != 1 for template in self.templates):
-            raise ValueError("templates: each holds {} once, where the caption goes, such as 'a photo of a {}'")
+            raise ValueError("templates: each must have {} once, where the caption goes, such as 'a photo of a {}'")
         return self
 
     @property
@@ -98,9 +98,9 @@ class BucketSettings(Settings):
     """Images of several shapes: each goes to the bucket whose aspect ratio is nearest, and a global batch is of one
     bucket. What is left over in a bucket at the end of an epoch leads that bucket's next epoch."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("step",), lambda own: own.aspects == "square", "no effect with aspects=square"),
-        Idle(("max_aspect",), lambda own: own.aspects != "auto", "no effect without aspects=auto"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("step",), lambda own: own.aspects == "square", "no effect with aspects=square"),
+        Unused(("max_aspect",), lambda own: own.aspects != "auto", "no effect without aspects=auto"),
     )
 
     aspects: Literal["square", "auto"] | Annotated[tuple[float | str, ...], AfterValidator(check_fractions)] = "square"
@@ -259,11 +259,11 @@ class DataSettings(SharedSettings):
             raise ValueError(f"weights: there is no source {', '.join(unknown)}; there are {', '.join(self.sources)}")
         for name, share in zip(self.sources, self.shares(), strict=True):
             if share / sum(self.shares()) < LEAST_SHARE:
-                raise ValueError(f"weights: {name} would be drawn less than once in {1 / LEAST_SHARE:,.0f} samples")
+                raise ValueError(f"weights: {name} would be sampled less than once in {1 / LEAST_SHARE:,.0f} samples")
         if len(self.sources) == 1 and any("loss_weight" in own.model_fields_set for own in self.sources.values()):
             raise ValueError(
-                "loss_weight weighs one of several sources against the others (data.sources.NAME.loss_weight), and "
-                "this is the only one: remove it"
+                "loss_weight weights a source against other sources (data.sources.NAME.loss_weight), but this is "
+                "the only source: remove it"
             )
         return self
 

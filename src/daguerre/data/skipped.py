@@ -25,7 +25,7 @@ SkipReport = Mapping[str, Mapping[str, Any]]
 Counts = dict[str, dict[str, Any]]
 """A SkipReport in the making."""
 EXAMPLES = 5
-SAID = 3
+EXAMPLES_SHOWN = 3
 """Samples a reason that are named at the terminal; after that every tenfold count is."""
 FEWEST = 10
 """Damaged samples below which no rate stops a run."""
@@ -88,15 +88,15 @@ def unusable(report: SkipReport) -> int:
     return sum(entry["count"] for entry in report.values() if not entry.get("kept") and entry.get("damage", True))
 
 
-def check_share(limit: float, report: SkipReport, looked: int) -> None:
-    """UserError if more than `limit` of `looked` samples were left out, and `FEWEST` at least."""
+def check_share(limit: float, report: SkipReport, examined: int) -> None:
+    """UserError if more than `limit` of `examined` samples were left out, and `FEWEST` at least."""
     count = unusable(report)
-    if count >= FEWEST and _above(limit, count, looked):
-        raise _too_many(limit, f"{count:,} of {looked:,}", report)
+    if count >= FEWEST and _above(limit, count, examined):
+        raise _too_many(limit, f"{count:,} of {examined:,}", report)
 
 
-def _above(limit: float, count: int, looked: int, doubt: int = 0) -> bool:
-    return count - doubt * math.sqrt(count) > limit * looked
+def _above(limit: float, count: int, examined: int, doubt: int = 0) -> bool:
+    return count - doubt * math.sqrt(count) > limit * examined
 
 
 def _too_many(limit: float, share: str, report: SkipReport) -> UserError:
@@ -114,7 +114,7 @@ class SkipEvent(NamedTuple):
     position: int
     """The first slot."""
     slots: int
-    looked: int
+    examined: int
     """Samples among them that were not looked at before."""
     first: int
     """Rows before this one were counted before a restart."""
@@ -140,7 +140,7 @@ class Skips:
     """Slots of the plan that were counted, also before a restart: they are not counted again."""
     slots: int = 0
     """Slots that were counted here."""
-    looked: int = 0
+    examined: int = 0
     """Different samples that were looked at."""
     recent: deque[int] = field(default_factory=deque)
     """The empty ones of the last `slots`, ascending."""
@@ -149,9 +149,9 @@ class Skips:
         """Findings in the slots from `position` on, whose keys are [n, 3], to be counted by `take`, here or on all
         ranks."""
         first = min(max(self.counted_slots - position, 0), len(keys))
-        looked = int(((keys[first:, 1] == 0) & (keys[first:, 2] == 0)).sum())
+        examined = int(((keys[first:, 1] == 0) & (keys[first:, 2] == 0)).sum())
         found = [(*failure, int(keys[failure.row, 0])) for failure in failures]
-        return SkipEvent(position, len(keys), looked, first, found)
+        return SkipEvent(position, len(keys), examined, first, found)
 
     def take(self, look: SkipEvent, pass_samples: int | None = None) -> None:
         """Counts the findings; `pass_samples` slots are a pass over the data (None: it is endless).
@@ -180,7 +180,7 @@ class Skips:
 
     def _advance(self, look: SkipEvent, empty: set[int], recent_slots: int) -> None:
         """Moves on over the slots that were not counted before; the rows `empty` have no sample."""
-        self.looked += look.looked
+        self.examined += look.examined
         self.recent.extend(self.slots + row - look.first for row in range(look.first, look.slots) if row in empty)
         self.slots += look.slots - look.first
         while self.recent and self.recent[0] < self.slots - recent_slots:
@@ -189,8 +189,8 @@ class Skips:
 
     def _check_limits(self, recent_slots: int, doubt: int) -> None:
         count, slots = unusable(self.reasons), min(self.slots, recent_slots)
-        if count >= FEWEST and _above(self.limit, count, self.looked, doubt):
-            raise _too_many(self.limit, f"{count:,} of {self.looked:,}", self.reasons)
+        if count >= FEWEST and _above(self.limit, count, self.examined, doubt):
+            raise _too_many(self.limit, f"{count:,} of {self.examined:,}", self.reasons)
         if count >= FEWEST and _above(max(self.limit, RECENT_LIMIT), len(self.recent), slots, RECENT_DOUBT):
             raise _too_many(self.limit, f"{len(self.recent):,} of the last {slots:,}", self.reasons)
 
@@ -198,11 +198,11 @@ class Skips:
         """Names a reason once, when it first comes up; its count is in data.json and in the report."""
         for reason in dict.fromkeys(failure.reason for failure in kept if failure.reason not in self.reasons):
             names = [failure.name for failure in kept if failure.reason == reason]
-            shown = ", ".join(names[:SAID]) + ", ..." * (len(names) > SAID)
-            self.say(f"noted: {reason}: {shown} (others are counted, not said)")
+            shown = ", ".join(names[:EXAMPLES_SHOWN]) + ", ..." * (len(names) > EXAMPLES_SHOWN)
+            self.say(f"noted: {reason}: {shown} (the others are counted but not listed)")
 
     def _say_left_out(self, failure: Failure, count: int) -> None:
-        if count <= SAID:
+        if count <= EXAMPLES_SHOWN:
             self.say(f"left out: {failure.name}: {failure.reason}")
         elif str(count).strip("0") == "1":
             self.say(f"left out so far: {count:,} x {failure.reason}")
@@ -223,7 +223,7 @@ class Skips:
             "found": {reason: _base64(ids) for reason, ids in self.found.items()},
             "counted_slots": self.counted_slots,
             "slots": self.slots,
-            "looked": self.looked,
+            "looked": self.examined,
             "recent": list(self.recent),
         }
 
@@ -233,7 +233,7 @@ class Skips:
         for reason, text in document["found"].items():
             self.found[reason] = set(np.frombuffer(base64.b64decode(text), dtype="<i8").tolist())
         self.counted_slots, self.slots = document["counted_slots"], document["slots"]
-        self.looked, self.recent = document["looked"], deque(document["recent"])
+        self.examined, self.recent = document["looked"], deque(document["recent"])
         self._truncate_list(sum(entry["count"] for entry in self.reasons.values() if not entry.get("kept")))
 
     def begin(self) -> None:

@@ -69,7 +69,7 @@ class RemoteSource(Source, Protocol):
     """A source whose samples may come over a network; others need none of this."""
 
     @property
-    def far(self) -> bool:
+    def is_remote(self) -> bool:
         """True if they do."""
 
     def reading(self, shares: np.ndarray) -> Self:

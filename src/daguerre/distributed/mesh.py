@@ -97,17 +97,17 @@ def _filled(kind: str, degrees: Mapping[str, int], there: int, what: str) -> dic
     """Degrees of one kind with -1 filled in."""
     name = {axis: f"{kind}_{axis}_parallelism" for axis in AXES}
     if wrong := [f"{name[axis]}={degrees[axis]}" for axis in AXES if degrees[axis] < 1 and degrees[axis] != AUTO]:
-        raise UserError(f"{', '.join(wrong)}: a degree is 1 or more, or -1 for what is left")
+        raise UserError(f"{', '.join(wrong)}: a degree must be 1 or more, or -1 for the remaining devices")
     unknown = [axis for axis in AXES if degrees[axis] == AUTO]
     if len(unknown) > 1:
         raise UserError(
-            f"{' and '.join(name[axis] for axis in unknown)} are both -1: only one of a kind can be", code="conflict"
+            f"{' and '.join(name[axis] for axis in unknown)} are both -1: only one of them can be", code="conflict"
         )
     known = prod(degree for degree in degrees.values() if degree != AUTO)
     given = " x ".join(f"{name[axis]} {degrees[axis]}" for axis in AXES if degrees[axis] not in (1, AUTO)) or "1"
     if unknown and there % known:
         raise UserError(
-            f"{given} = {known} does not divide the {there} {what}: nothing is left for {name[unknown[0]]}=-1",
+            f"{given} = {known} does not divide the {there} {what}: no whole number is left for {name[unknown[0]]}=-1",
             code="conflict",
             setting=f"mesh.{name[unknown[0]]}",
         )

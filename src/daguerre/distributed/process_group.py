@@ -122,7 +122,7 @@ def own_device(world: World, device: str) -> torch.device:
     if count == 1 or world.local_rank < count:  # a launcher may show each process its own one alone
         return torch.device("cuda", world.local_rank if count > 1 else 0)
     raise UserError(
-        f"{world.local_size} processes on this node, but {count} GPUs: start one process a GPU (torchrun "
+        f"{world.local_size} processes on this node, but {count} GPUs: start one process per GPU (torchrun "
         f"--nproc-per-node={count}, srun --ntasks-per-node={count})",
         code="resources",
     )
@@ -134,7 +134,7 @@ def chosen_backend(settings: DistributedSettings, device: torch.device) -> str:
     if wanted == "auto":
         wanted = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     if wanted == "nccl" and (device.type != "cuda" or not dist.is_nccl_available()):
-        why = "this torch is built without it" if device.type == "cuda" else f"the device is {device.type}"
+        why = "this build of torch does not have it" if device.type == "cuda" else f"the device is {device.type}"
         raise UserError(
             f"dist_backend=nccl: {why}; nccl needs GPUs: set dist_backend=gloo, or auto",
             code="unsupported",
@@ -163,7 +163,7 @@ def _store(world: World, settings: DistributedSettings, environ: Mapping[str, st
         )
     except (dist.DistError, RuntimeError) as error:
         raise RanksMissing(
-            f"rank {world.rank} could not meet rank 0 at {host}:{port} within {wait.total_seconds():g} s: {error}"
+            f"rank {world.rank} could not connect to rank 0 at {host}:{port} within {wait.total_seconds():g} s: {error}"
         ) from error
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if of_agent else "0"
     return dist.PrefixStore(f"daguerre {attempt}", store)  # the agent's store outlives an attempt
@@ -190,7 +190,7 @@ def _refuse_shared_devices(agreement: Agreement, own: torch.device) -> None:
     sharing = [rank for rank, theirs in enumerate(everyone) if theirs == uuid]
     if len(sharing) > 1:
         raise UserError(
-            f"ranks {', '.join(map(str, sharing))} were given the same GPU: start one process a GPU", code="conflict"
+            f"ranks {', '.join(map(str, sharing))} use the same GPU: start one process per GPU", code="conflict"
         )
 
 

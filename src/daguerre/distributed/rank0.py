@@ -59,8 +59,8 @@ class Meeting:
             self._wait(what, seconds, stoppable)
         except RuntimeError as error:  # what torch raises for a store that is gone
             raise RanksMissing(
-                f"rank {self.rank} waited for the others ({what}), and rank 0 or the agent, which holds the place "
-                f"where they meet, left meanwhile: its log says why ({str(error).splitlines()[0]})"
+                f"rank {self.rank} waited for the others ({what}), but rank 0 or the launcher's agent exited "
+                f"meanwhile: see its log ({str(error).splitlines()[0]})"
             ) from error
 
     def _wait(self, what: str, seconds: float, stoppable: bool) -> None:
@@ -69,10 +69,10 @@ class Meeting:
         deadline, poll = time.monotonic() + seconds, _POLLS_SECONDS[0]
         while here < self.size:
             if stoppable and self.exit_code():
-                raise StopRequested(f"told to stop while waiting for {self._missing(what)} ({what})", self.exit_code())
+                raise StopRequested(f"asked to stop while waiting for {self._missing(what)} ({what})", self.exit_code())
             if time.monotonic() > deadline:
                 raise RanksMissing(
-                    f"{self._missing(what)} of {self.size} did not come within {seconds:g} s ({what}): look at the "
+                    f"{self._missing(what)} of {self.size} did not connect within {seconds:g} s ({what}): check the "
                     "log of that process; it may not have been started, or cannot reach the others"
                 )
             time.sleep(poll)
@@ -108,10 +108,10 @@ class Agreement:
 
     def gather(self, document: Any) -> list[Any]:
         """Each rank's small document, in the order of ranks, on every rank."""
-        return list(self.tell(self._ranks.collect(document)))
+        return list(self.share(self._ranks.collect(document)))
 
-    def tell(self, document: Any = None) -> Any:
-        return self._ranks.tell(document)
+    def share(self, document: Any = None) -> Any:
+        return self._ranks.share(document)
 
     def run_on_rank0(self, act: Callable[[], _T]) -> _T:
         """Rank 0's result, as JSON on every rank; so is its UserError. For any other error the watchdog ends all."""

@@ -30,8 +30,8 @@ def _rule(given: Any) -> tuple[str, list[str]]:
     if name in known and isinstance(listed, list) and all(axis in mesh.AXES for axis in listed):
         return name, listed
     raise UserError(
-        f"{given!r}: a rule is a logical axis and where it goes, such as [heads, [tensor]]; logical axes are "
-        f"{', '.join(known)}; they go to {', '.join(mesh.AXES)}"
+        f"{given!r}: a rule is a logical axis and its mesh axes, such as [heads, [tensor]]; logical axes are "
+        f"{', '.join(known)}; mesh axes are {', '.join(mesh.AXES)}"
     )
 
 
@@ -119,8 +119,8 @@ class DistributedSettings(Settings):
     def _fits(self) -> Self:
         if self.timeout_seconds <= self.stuck_seconds:
             raise ValueError(
-                f"timeout_seconds={self.timeout_seconds:g} must be above stuck_seconds={self.stuck_seconds:g}: torch's "
-                "time-out would come first, and says neither where nor why"
+                f"timeout_seconds={self.timeout_seconds:g} must be above stuck_seconds={self.stuck_seconds:g}: "
+                "otherwise torch's own time-out comes first, without a useful message"
             )
         return self
 

@@ -95,7 +95,7 @@ def logical(patterns: Mapping[str, Dims], shapes: Mapping[str, tuple[int, ...]])
     idle = [pattern for pattern in patterns if not used[pattern]]
     if odd or idle:
         raise UserError(
-            "logical axes: each parameter must be meant by one pattern, and each pattern must mean one.\n"
+            "logical axes: each parameter must match exactly one pattern, and each pattern must match a parameter.\n"
             + "\n".join([f"  {line}" for line in odd] + [f"  {pattern}: no parameter" for pattern in idle])
         )
     return found
@@ -109,14 +109,14 @@ def check(rules: Rules, mesh: Mesh) -> list[str]:
         many = [axis for axis in axes if mesh.degree(axis) > 1]
         if name == "out_channels" and many:
             notices.append(
-                f"the rule out_channels -> {', '.join(many)} does nothing: convolutions are not split by channel, each "
-                f"of the {mesh.degree('tensor')} devices of a tensor group computes them whole"
+                f"the rule out_channels -> {', '.join(many)} has no effect: convolutions are not split by channel; "
+                f"each of the {mesh.degree('tensor')} devices of a tensor group computes them whole"
             )
         elif name in ACTIVATION_AXES and (cannot := [axis for axis in many if axis not in ACTIVATION_AXES[name]]):
             able = ", ".join(ACTIVATION_AXES[name])
             raise UserError(
-                f"logical_axis_rules: {name} -> {', '.join(cannot)} cannot be done by this engine, which splits {name} "
-                f"over {able}: change the rule, or give the axis one device",
+                f"logical_axis_rules: {name} -> {', '.join(cannot)} is not supported: Daguerre splits {name} over "
+                f"{able}: change the rule, or give the axis one device",
                 code="unsupported",
                 setting="mesh.logical_axis_rules",
             )
@@ -127,15 +127,15 @@ def check_data_sharding(axes: Sequence[str], mesh: Mesh) -> None:
     """UserError where a batch cannot be cut over these axes of the mesh."""
     if "tensor" in axes and mesh.degree("tensor") > 1:
         raise UserError(
-            f"mesh.data_sharding: the {mesh.degree('tensor')} devices of a tensor group compute one part of the batch "
-            "together, so it cannot be cut over tensor: leave it out",
+            f"mesh.data_sharding: the {mesh.degree('tensor')} devices of a tensor group compute the same part of the "
+            "batch together, so the batch cannot be split over tensor: remove it",
             code="conflict",
             setting="mesh.data_sharding",
         )
     if left := [axis for axis in ("data", "fsdp") if axis not in axes and mesh.degree(axis) > 1]:
         raise UserError(
-            f"mesh.data_sharding: {' and '.join(left)}, with {mesh.degree(left[0])} devices, is not in it: they would "
-            "all compute the same. Add it, or give the axis one device",
+            f"mesh.data_sharding: {' and '.join(left)}, with {mesh.degree(left[0])} devices, is missing: its devices "
+            "would all compute the same samples. Add it, or give the axis one device",
             code="conflict",
             setting="mesh.data_sharding",
         )
@@ -154,7 +154,7 @@ def place(
         if mesh.degree("tensor") == 1:
             tensor = None
         elif tensor is not None and (problem := _indivisible(name, shape[tensor], mesh, heads.get(name))):
-            notices.append(f"{name}: {dims[name][tensor]} -> tensor cannot be: {problem}")
+            notices.append(f"{name}: {dims[name][tensor]} -> tensor is not possible: {problem}")
             tensor = None
         fsdp = _dim(dims[name], rules, "fsdp")
         by_rule = fsdp is not None and fsdp != tensor and shape[fsdp] % mesh.degree("fsdp") == 0

@@ -37,9 +37,9 @@ def load(settings: Settings, seed: int) -> Family:
     replaced = {"text_encoder": lambda: text_encoder.as_read(reader, *_READS), "vae": lambda: vae.scaled(autoencoder)}
     notices = []
     if reader.long:
-        notices.append("StableDiffusionPipeline truncates prompts to one window; this run reads them whole")
+        notices.append("StableDiffusionPipeline truncates prompts to 77 tokens; this run reads all tokens")
     if not reader.final_norm:
-        notices.append("StableDiffusionPipeline applies the text encoder's last norm, which this run leaves out")
+        notices.append("StableDiffusionPipeline applies the text encoder's last norm, which this run does not")
     index = {"requires_safety_checker": False, "safety_checker": [None, None]}
     exporter = PipelineExporter(settings.pipeline_class, index, replaced, tuple(notices))
     return models_unet.family(components, unet, autoencoder, texts, exporter)

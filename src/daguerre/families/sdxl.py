@@ -18,7 +18,7 @@ from daguerre.models.export.diffusers import PipelineExporter
 from daguerre.models.family import Family
 from daguerre.models.settings import BASE, Component, ComponentSpec, UNetSettings
 from daguerre.models.text_conditioning import TextConditioning
-from daguerre.settings import ADDRESS, Idle
+from daguerre.settings import ADDRESS, Unused
 from daguerre.types import Batch, Cond, Prompt
 
 _SIZES = 6  # original height and width, crop top and left, target height and width
@@ -51,9 +51,9 @@ class Settings(UNetSettings):
         "text_encoder_2": ComponentSpec("text_encoder", trainable=True),
         "tokenizer_2": ComponentSpec("tokenizer"),
     }
-    idle: ClassVar[tuple[Idle, ...]] = (
-        *UNetSettings.idle,
-        Idle(("long_prompts_pooled",), lambda own: not own.long_prompts, "no effect without long_prompts=true"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        *UNetSettings.unused_when,
+        Unused(("long_prompts_pooled",), lambda own: not own.long_prompts, "no effect without long_prompts=true"),
     )
 
 
@@ -68,7 +68,7 @@ def load(settings: Settings, seed: int) -> Family:
     unet = models_unet.load(components, autoencoder, texts, _sized(components, second.encoder.config.projection_dim))
     notices = []
     if first.long:
-        notices.append("StableDiffusionXLPipeline truncates prompts to one window; this run reads them whole")
+        notices.append("StableDiffusionXLPipeline truncates prompts to 77 tokens; this run reads all tokens")
     if first.layer == -1 or first.final_norm or (second.layer, second.final_norm) != _READS:
         notices.append("StableDiffusionXLPipeline reads both text encoders before the last layer, this run does not")
     index = {"force_zeros_for_empty_prompt": settings.zero_null_text}

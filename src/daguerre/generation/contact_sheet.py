@@ -37,14 +37,14 @@ class Example:
     """Its file relative to the page, if it has one of its own."""
 
 
-def write(folder: Path, examples: Iterable[Example], total: int, made_with: str) -> Path:
+def write(folder: Path, examples: Iterable[Example], total: int, provenance: str) -> Path:
     """Writes the page into the folder of the images; returns its path."""
     path = folder / NAME
-    write_bytes_atomically(path, page(folder.resolve().name, examples, total, made_with).encode())
+    write_bytes_atomically(path, page(folder.resolve().name, examples, total, provenance).encode())
     return path
 
 
-def page(title: str, examples: Iterable[Example], total: int, made_with: str) -> str:
+def page(title: str, examples: Iterable[Example], total: int, provenance: str) -> str:
     """The page. Consecutive images with one prompt stand below it together."""
     groups = [
         (prompt, [_cell(example) for example in alike])
@@ -57,7 +57,7 @@ def page(title: str, examples: Iterable[Example], total: int, made_with: str) ->
         element("p", "Daguerre · contact sheet", class_="kicker"),
         element("h1", title),
         element("p", note, class_="summary"),
-        element("p", made_with, class_="note"),
+        element("p", provenance, class_="note"),
     )
     body = join(*(_group(prompt, cells) for prompt, cells in groups))
     if all(len(cells) == 1 for _, cells in groups):

@@ -52,7 +52,7 @@ class ImageRequest:
     guidance_scale: float
     name: str | None = None
     """Name of its file without suffix; None: by its number."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of its JSON."""
 
     @property
@@ -211,7 +211,7 @@ def numbered(number: int, total: int) -> str:
     return f"{number:0{max(3, len(str(total - 1)))}d}"
 
 
-def about(parts: Components, sampling: SamplingSettings, request: ImageRequest) -> dict[str, Any]:
+def image_metadata(parts: Components, sampling: SamplingSettings, request: ImageRequest) -> dict[str, Any]:
     """Everything that an image depends on beside the weights, and the digest of its noise, float32 in memory order."""
     height, width = request.size_px
     family, objective = generative(parts)
@@ -242,8 +242,8 @@ def generative(parts: Components) -> tuple[Family, Diffusion]:
     """Family and objective. UserError if they cannot generate from prompts."""
     if not parts.family.generates or not isinstance(parts.objective, Diffusion):
         raise UserError(
-            "this model does not generate images from prompts: that takes a text-to-image family and a diffusion "
-            "objective",
+            "this model cannot generate images from prompts: a text-to-image family and a diffusion objective are "
+            "needed",
             code="unsupported",
         )
     return parts.family, parts.objective

@@ -21,7 +21,7 @@ from PIL import Image
 from daguerre.checkpoint.atomic import make_folder, to_json, write_bytes_atomically
 from daguerre.generation.contact_sheet import Example
 from daguerre.generation.generate import GeneratedImage, ImageRequest, numbered
-from daguerre.generation.jobs import About, Generate, Output
+from daguerre.generation.jobs import Describe, Generate, Output
 from daguerre.tracking.progress import Counter
 
 FILES_A_FOLDER = 10_000
@@ -79,7 +79,7 @@ class Files:
             return self.folder / name
         return self.folder / numbered(request.number // FILES_A_FOLDER, -(-self.total // FILES_A_FOLDER)) / name
 
-    def is_whole(self, request: ImageRequest) -> bool:
+    def is_complete(self, request: ImageRequest) -> bool:
         """True if an image is there, every byte as it was written, and is the one that is requested."""
         path = self.image(request)
         try:
@@ -90,21 +90,21 @@ class Files:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def write(self, image: GeneratedImage, about: Mapping[str, Any]) -> Path:
+    def write(self, image: GeneratedImage, metadata: Mapping[str, Any]) -> Path:
         path = self.image(image.request)
         if path.parent != self.folder:
             make_folder(path.parent)
         content = self.encoding(image.pixels_HWC)
         write_bytes_atomically(path, content)
         sizes = {"bytes": len(content), "xxh3_128": _digest(content)}
-        document = {"file": path.name, **described(about, image), **sizes}
+        document = {"file": path.name, **image_document(metadata, image), **sizes}
         write_bytes_atomically(path.with_name(f"{path.stem}.json"), to_json(document))
         return path
 
 
-def described(about: Mapping[str, Any], image: GeneratedImage) -> dict[str, Any]:
+def image_document(metadata: Mapping[str, Any], image: GeneratedImage) -> dict[str, Any]:
     """The JSON of an image, with what was done to its prompt."""
-    return {**about, **({"prompt_was": image.truncated} if image.truncated else {})}
+    return {**metadata, **({"prompt_was": image.truncated} if image.truncated else {})}
 
 
 def _digest(content: bytes) -> str:
@@ -131,25 +131,25 @@ class FileOutput(Output):
     """One file for each image."""
 
     encoding: Encoding = field(default_factory=Encoding)
-    _whole: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    _complete: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     @property
     def share(self) -> int:
         return self.part.share(self.total)
 
-    def find_kept(self) -> None:
+    def find_existing(self) -> None:
         """Finds the images of this part that are there, by every byte."""
-        self._whole = np.zeros(self.total, dtype=bool)
-        with Counter("looking at what is there", self.share, unit="images") as counter:
-            for number, whole in in_threads(lambda one: (one.number, self._files.is_whole(one)), self._own()):
-                self._whole[number] = whole
+        self._complete = np.zeros(self.total, dtype=bool)
+        with Counter("checking existing images", self.share, unit="images") as counter:
+            for number, whole in in_threads(lambda one: (one.number, self._files.is_complete(one)), self._own()):
+                self._complete[number] = whole
                 counter.add(1)
-        self.kept = int(self._whole.sum())
+        self.kept = int(self._complete.sum())
 
-    def write(self, generate: Generate, about: About) -> None:
+    def write(self, generate: Generate, describe: Describe) -> None:
         """Generates and writes the rest of this part."""
-        rest = (one for one in self._own() if not (self._whole.size and self._whole[one.number]))
-        for _ in in_threads(lambda image: self._files.write(image, about(image.request)), generate(rest)):
+        rest = (one for one in self._own() if not (self._complete.size and self._complete[one.number]))
+        for _ in in_threads(lambda image: self._files.write(image, describe(image.request)), generate(rest)):
             pass
 
     def missing(self) -> int:
@@ -181,7 +181,7 @@ class FileOutput(Output):
 
     def saved(self, generated: int) -> str:
         """For people: how much is kept of so many images that were generated when a signal came."""
-        return f"{generated:,} images were generated and are kept"
+        return f"{generated:,} finished images are kept"
 
     def _own(self) -> Iterator[ImageRequest]:
         return (one for one in self.requests if one.number in self.part)

@@ -26,8 +26,8 @@ from daguerre.data.tools.manifest import Listing
 from daguerre.data.tools.pack import Packed, Packer, Shard
 from daguerre.generation.contact_sheet import Example
 from daguerre.generation.generate import GeneratedImage, in_order
-from daguerre.generation.image_files import Encoding, described, in_threads
-from daguerre.generation.jobs import About, Generate, Output
+from daguerre.generation.image_files import Encoding, image_document, in_threads
+from daguerre.generation.jobs import Describe, Generate, Output
 from daguerre.tracking.progress import Counter
 from daguerre.types import IMAGE, Record
 
@@ -42,32 +42,32 @@ class ShardOutput(Output):
     encoding: Encoding = field(default_factory=Encoding)
     written: int = 0
     """Images of shards that were finished since."""
-    _whole: frozenset[str] = frozenset()
+    _complete: frozenset[str] = frozenset()
 
     @property
     def share(self) -> int:
         return sum(len(shard.numbers) for shard in self._own().values())
 
-    def find_kept(self) -> None:
+    def find_existing(self) -> None:
         """Finds the shards of this part that are there, by every byte."""
         whole = []
-        with Counter("looking at what is there", self.share, unit="images") as counter:
+        with Counter("checking existing shards", self.share, unit="images") as counter:
             for shard in self._own().values():
                 packed, path = self._indexed(shard), self.folder / shard.name
                 if packed is not None and path.is_file() and cache.file_digest(path) == packed.digest:
                     whole.append(shard)
                 counter.add(len(shard.numbers))
-        self._whole = frozenset(shard.name for shard in whole)
+        self._complete = frozenset(shard.name for shard in whole)
         self.kept = sum(len(shard.numbers) for shard in whole)
 
-    def write(self, generate: Generate, about: About) -> None:
+    def write(self, generate: Generate, describe: Describe) -> None:
         """Generates and writes the rest of this part."""
         self._list_up()
-        own = {i: shard for i, shard in self._own().items() if shard.name not in self._whole}
+        own = {i: shard for i, shard in self._own().items() if shard.name not in self._complete}
         listed_until = 0.0
         for i, requests in groupby(self.requests, lambda one: one.number // self._size):
             if i in own:
-                self.written += self._pack(own[i], in_order(generate, requests), about).samples
+                self.written += self._pack(own[i], in_order(generate, requests), describe).samples
                 if (begun := time.monotonic()) >= listed_until:
                     self._list_up()
                     listed_until = begun + _LISTING_PAUSE * (time.monotonic() - begun)
@@ -97,11 +97,11 @@ class ShardOutput(Output):
     def saved(self, generated: int) -> str:
         """For people: how much is kept of so many images that were generated when a signal came."""
         lost = generated - self.written
-        return f"{self.written:,} images are in finished shards, {lost:,} of the open shard are lost"
+        return f"{self.written:,} images are in finished shards, {lost:,} of the unfinished shard are lost"
 
     @property
     def _size(self) -> int:
-        return int(self.asked["shard_samples"])
+        return int(self.parameters["shard_samples"])
 
     @cached_property
     def _shards(self) -> list[Shard]:
@@ -110,9 +110,9 @@ class ShardOutput(Output):
     def _own(self) -> dict[int, Shard]:
         return {i: shard for i, shard in enumerate(self._shards) if i in self.part}
 
-    def _pack(self, shard: Shard, images: Iterable[GeneratedImage], about: About) -> Packed:
+    def _pack(self, shard: Shard, images: Iterable[GeneratedImage], describe: Describe) -> Packed:
         """Writes a shard of images that come in the order of its numbers, and its index."""
-        source = _Arriving(in_threads(partial(self._record, about), images))
+        source = _Arriving(in_threads(partial(self._record, describe), images))
         steps = Packer(source, headers.USUAL, str(self.folder))(shard)
         while True:
             try:
@@ -121,9 +121,9 @@ class ShardOutput(Output):
                 packed: Packed = stopped.value[0]
                 return packed
 
-    def _record(self, about: About, image: GeneratedImage) -> tuple[int, Record]:
+    def _record(self, describe: Describe, image: GeneratedImage) -> tuple[int, Record]:
         one = image.request
-        metadata = described(about(one), image) | ({"file_name": one.name} if one.name else {})
+        metadata = image_document(describe(one), image) | ({"file_name": one.name} if one.name else {})
         caption = one.prompt.text if one.prompt.text.strip() else ""
         pixels = self.encoding(image.pixels_HWC)
         return one.number, Record(str(one.number), {IMAGE: pixels}, {"text": caption}, metadata)
@@ -131,12 +131,12 @@ class ShardOutput(Output):
     def _list_up(self) -> bool:
         """Writes dataset.json from the indexes that are there; returns whether every shard is. Of several processes the
         last one to come finds all of them."""
-        fingerprint = blake2b(json.dumps(dict(self.asked), sort_keys=True).encode(), digest_size=16).hexdigest()
+        fingerprint = blake2b(json.dumps(dict(self.parameters), sort_keys=True).encode(), digest_size=16).hexdigest()
         made_of = {
             "fingerprint": fingerprint,
             "samples_per_shard": self._size,
             "order": "source",
-            "source": {"source": "generate", **self.asked},
+            "source": {"source": "generate", **self.parameters},
             "samples_of_source": self.total,
             "left_out": {},
         }

@@ -18,7 +18,7 @@ from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.requests import RequestList
 
 Generate = Callable[[Iterable[ImageRequest]], Iterator[GeneratedImage]]
-About = Callable[[ImageRequest], dict[str, Any]]
+Describe = Callable[[ImageRequest], dict[str, Any]]
 """The JSON of an image."""
 _VARIABLES = {"torchrun": ("torchrun", "RANK", "WORLD_SIZE"), "slurm": ("SLURM", "SLURM_PROCID", "SLURM_NTASKS")}
 """A launcher's name for people, and its variables for the number of the process and how many there are."""
@@ -49,7 +49,7 @@ def task_shard(shard: str | None, environ: Mapping[str, str] = os.environ) -> Ta
         found = re.fullmatch(r"(\d+)/(\d+)", shard.strip())
         index, count = (int(found[1]), int(found[2])) if found else (0, 0)
         if not 1 <= index <= count:
-            raise UserError(f"shard={shard}: write which part of how many, counted from 1, such as shard=2/8")
+            raise UserError(f"shard={shard}: write part/parts, counted from 1, such as shard=2/8")
         return TaskShard(index - 1, count, None, f"part {index} of {count}" if count > 1 else "")
     try:
         here = environment.read(environ)
@@ -77,7 +77,7 @@ class Output:
     total: int
     """Images of the whole list, over all processes."""
     part: TaskShard
-    asked: Mapping[str, Any]
+    parameters: Mapping[str, Any]
     """Everything that decides the images."""
     kept: int = 0
     """Images of this part that were there already."""

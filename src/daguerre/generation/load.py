@@ -68,7 +68,7 @@ class Loading:
 
     description: str
     """For people."""
-    made_with: dict[str, Any]
+    provenance: dict[str, Any]
     """For the JSON of each image, and for telling one request from another."""
     parts: Callable[[], Components]
 
@@ -77,7 +77,9 @@ def find(target: str, place: Sequence[str], base: bool) -> Model:
     """The model that the command's bare word means. UserError if there is none."""
     if not target:
         known = ", ".join(recipe.shipped())
-        raise UserError(f"which run? Give a run folder, such as runs/quickstart, or a recipe ({known})", code="missing")
+        raise UserError(
+            f"no run given. Pass a run folder, such as runs/quickstart, or a recipe ({known})", code="missing"
+        )
     folder = local_copy.located(target)
     if folder.is_file() and folder.suffix in SINGLE_FILES:
         return _of_file(target, folder, place)
@@ -89,7 +91,7 @@ def find(target: str, place: Sequence[str], base: bool) -> Model:
     if (folder / "model_index.json").is_file():
         return _of_pipeline(target, folder, folder.resolve().name)
     raise UserError(
-        f"{target} is no run folder (it has no config.yaml) and no pipeline (no model_index.json): give a run's "
+        f"{target} is neither a run folder (no config.yaml) nor a pipeline (no model_index.json): give a run's "
         "folder, a diffusers pipeline or a recipe",
         code="missing",
     )
@@ -98,7 +100,7 @@ def find(target: str, place: Sequence[str], base: bool) -> Model:
 def _check_unplaced(target: str, place: Sequence[str], kind: str) -> None:
     """UserError for output_dir and run_name beside a path, which is the place."""
     if place:
-        raise UserError(f"{target} is a {kind}: {' '.join(place)} would have no effect, leave it out", code="unused")
+        raise UserError(f"{target} is a {kind}: {' '.join(place)} would have no effect, remove it", code="unused")
 
 
 def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
@@ -108,7 +110,7 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
         if not base:
             raise
         output_dir, run_name = in_memory.peek(target, [*place, f"run_name={Path(target).stem}"])
-    if address.is_far(output_dir) and base:  # images are written to this machine
+    if address.is_remote(output_dir) and base:  # images are written to this machine
         output_dir = "runs"
     folder = RunFolder(local_copy.located(f"{output_dir.rstrip('/')}/{run_name}"))
     if folder.config.is_file() and not base:
@@ -116,8 +118,8 @@ def _of_recipe(target: str, place: Sequence[str], base: bool) -> Model:
     # A recipe whose run takes no updates is there for generating with the networks as they are.
     if not base and not _trains_nothing(target):
         raise UserError(
-            f"there is no run in {folder.path}: train one with `daguerre train {target}`, give the folder of another, "
-            "or say base=true to generate with the pretrained networks as they are",
+            f"there is no run in {folder.path}: train one with `daguerre train {target}`, give the folder of another "
+            "run, or set base=true to generate with the pretrained networks",
             code="missing",
         )
     return _base(target, target, Path(output_dir) / run_name, (f"output_dir={output_dir}", f"run_name={run_name}"))
@@ -148,8 +150,8 @@ def _of_file(target: str, file: Path, place: Sequence[str]) -> Model:
     if not (folder / "model_index.json").is_file():
         held = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
         raise UserError(
-            f"{target} holds {held} alone: give a recipe for the rest, such as `daguerre generate sd15 base=true "
-            f"model.{held.partition(',')[0]}={target}`",
+            f"{target} holds {held} only: give a recipe for the other networks, such as `daguerre generate sd15 "
+            f"base=true model.{held.partition(',')[0]}={target}`",
             code="missing",
         )
     return _of_pipeline(target, folder, file.stem)
@@ -160,14 +162,16 @@ def _of_pipeline(target: str, folder: Path, name: str) -> Model:
     above = RunFolder(folder.resolve().parent)
     if above.config.is_file():
         raise UserError(
-            f"{target} is the pipeline of a run: give the run, {local_copy.display_name(above.path)}, whose recipe "
-            "says how to generate",
+            f"{target} is the pipeline of a run: give the run itself, {local_copy.display_name(above.path)}, whose "
+            "recipe says how to generate",
             code="conflict",
         )
     class_name = read_json(folder / "model_index.json").get("_class_name")
     families = catalogue.pipelines()
     if class_name not in families:
-        raise UserError(f"{target} is a {class_name}; what generates images: {', '.join(families)}", code="unsupported")
+        raise UserError(
+            f"{target} is a {class_name}; images can be generated with: {', '.join(families)}", code="unsupported"
+        )
     family = catalogue.pretrained()[families[class_name]]
     (denoiser,), (autoencoder,) = map(family.networks, ("denoiser", "autoencoder"))
     sample_size = read_json(folder / denoiser / "config.json").get("sample_size", 64)
@@ -206,41 +210,41 @@ def choose(model: Model, config: Config, weights: str | None) -> Loading:
     if model.run is None:
         if weights is not None:
             raise UserError(
-                f"weights={weights} is for the checkpoint of a run: leave it out, a {model.kind} has one set",
+                f"weights={weights} is for the checkpoint of a run: remove it, because a {model.kind} has only one set",
                 code="unused",
                 setting="weights",
             )
         _check_pretrained(model, config)
         base = str(getattr(config.model, "pretrained_model_name_or_path", model.name))
-        made_with = {
+        provenance = {
             model.kind: model.name if model.kind == "pipeline" else base,
             "model": config.model.model_dump(mode="json", exclude_defaults=True),
             "objective": config.objective.model_dump(mode="json"),
         }
         places = [f"{name} from {value}" for name, value in config.model.places.items() if value not in (BASE, None)]
-        description = f"the pretrained networks of {', '.join([base, *places])} as they are: nothing was trained"
+        description = f"the pretrained networks of {', '.join([base, *places])} without training"
         if model.kind == "pipeline":
             description = f"the pipeline {model.name}"
-        return Loading(description, made_with, partial(_build, config))
+        return Loading(description, provenance, partial(_build, config))
     checkpoint = newest(model.run, config.resume_from_checkpoint)
     raw, description = weights_of(checkpoint, model.run, weights)
-    made_with = {"run": local_copy.display_name(model.run.path), "checkpoint": checkpoint.name}
-    made_with |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
-    return Loading(description, made_with, partial(load, config, checkpoint, raw))
+    provenance = {"run": local_copy.display_name(model.run.path), "checkpoint": checkpoint.name}
+    provenance |= {"step": checkpoint.documents["state"]["step"], "weights": "raw" if raw else "ema"}
+    return Loading(description, provenance, partial(load, config, checkpoint, raw))
 
 
 def weights_of(checkpoint: Checkpoint, folder: RunFolder, weights: str | None) -> tuple[bool, str]:
     """True for the trained weights, False for their averages (the default where there are some); and what they are, for
     people. UserError for averages that the checkpoint has not."""
-    place, averaged = local_copy.display_name(folder.path), "ema" in checkpoint.tensors
+    run, averaged = local_copy.display_name(folder.path), "ema" in checkpoint.tensors
     if weights == "ema" and not averaged:
         raise UserError(
-            f"weights=ema: {checkpoint.name} of {place} keeps no averages; leave it out",
+            f"weights=ema: {checkpoint.name} of {run} has no averaged weights; remove it",
             code="missing",
             setting="weights",
         )
     raw = weights == "raw" or not averaged
-    return raw, f"{checkpoint.name} of {place} ({'raw' if raw else 'averaged'} weights)"
+    return raw, f"{checkpoint.name} of {run} ({'raw' if raw else 'averaged'} weights)"
 
 
 def _check_pretrained(model: Model, config: Config) -> None:
@@ -250,7 +254,7 @@ def _check_pretrained(model: Model, config: Config) -> None:
         what = ", ".join(f"model.{name}" for name in random) or f"the family {config.model.family}"
         raise UserError(
             f"{model.name}: {what} starts from random weights, so there is no base model to generate with: train it "
-            f"first (`daguerre train {model.name}`), or give a place for it",
+            f"first (`daguerre train {model.name}`), or set where its weights are",
             code="missing",
         )
 
@@ -280,7 +284,7 @@ def newest(folder: RunFolder, name: str) -> Checkpoint:
         )
     if found.path is None:
         raise UserError(
-            f"{place} has no checkpoint yet: wait for its first save, or go on with `daguerre train {place}`",
+            f"{place} has no checkpoint yet: wait for its first save, or continue with `daguerre train {place}`",
             code="missing",
         )
     groups = store.groups(found.path)

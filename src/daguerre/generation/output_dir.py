@@ -25,7 +25,7 @@ class Folder:
 
     path: Path
 
-    def asked(self) -> dict[str, Any] | None:
+    def parameters(self) -> dict[str, Any] | None:
         """The request of its images; None if nothing was begun. UserError for a folder of other things."""
         if not self.path.exists():
             return None
@@ -37,8 +37,8 @@ class Folder:
             if self.path.is_dir() and all(path.name.startswith(f".{NAME}.") for path in self.path.iterdir()):
                 return None
             raise UserError(
-                f"{self.path} exists and holds no {NAME} of `generate`: images are never put among other files; "
-                "choose another with out=FOLDER",
+                f"{self.path} exists and holds no {NAME} of `generate`: images are never mixed with other files; "
+                "choose another folder with out=FOLDER",
                 code="conflict",
                 setting="out",
             ) from None
@@ -47,25 +47,25 @@ class Folder:
                 f"{self.path / NAME} is damaged ({error}): choose another folder, or remove it", code="damaged"
             ) from error
 
-    def goes_on(self, asked: Mapping[str, Any]) -> bool:
+    def continues(self, parameters: Mapping[str, Any]) -> bool:
         """True if the same request was begun here. UserError shows what is requested otherwise now."""
-        before = self.asked()
+        before = self.parameters()
         if before is None:
             return False
-        if changes := differences(before, asked):
+        if changes := differences(before, parameters):
             lines = "\n".join(f"  {line}" for line in changes)
             raise UserError(
-                f"{self.path} holds images of another request:\n{lines}\n"
-                "Ask as before to go on with them, or choose another folder with out=FOLDER",
+                f"{self.path} holds images of another request:\n{lines}\nRepeat the earlier request to continue it, "
+                "or choose another folder with out=FOLDER",
                 code="changed",
             )
         return True
 
-    def begin(self, asked: Mapping[str, Any]) -> None:
+    def begin(self, parameters: Mapping[str, Any]) -> None:
         """Creates the folder and records the request in it. Of several processes at once, one does."""
         make_folder(self.path)
         temporary = self.path / f".{NAME}.{os.getpid()}.tmp"
-        temporary.write_bytes(to_json({"made_by": f"daguerre {__version__}", "asked": dict(asked)}))
+        temporary.write_bytes(to_json({"made_by": f"daguerre {__version__}", "asked": dict(parameters)}))
         try:
             os.link(temporary, self.path / NAME)
         except FileExistsError:
@@ -74,25 +74,27 @@ class Folder:
             temporary.replace(self.path / NAME)
         temporary.unlink(missing_ok=True)
         sync_folder(self.path)
-        self.goes_on(asked)
+        self.continues(parameters)
 
     @contextmanager
-    def held(self, part: TaskShard) -> Iterator[None]:
+    def locked(self, part: TaskShard) -> Iterator[None]:
         """Keeps other processes from generating this part."""
         with (self.path / NAME).open("rb+") as file:
             start, length = (0, _PARTS) if part.count == 1 else (part.index, 1)
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
             except (BlockingIOError, PermissionError) as error:
-                raise Held(f"another process writes into {self.path}: wait for it, or choose another folder") from error
+                raise Held(
+                    f"another process is writing to {self.path}: wait for it, or choose another folder"
+                ) from error
             yield
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line for each entry that is not the same."""
 
-    def shown(asked: Mapping[str, Any], name: str) -> str:
-        return json.dumps(asked[name], ensure_ascii=False) if name in asked else "(not given)"
+    def shown(parameters: Mapping[str, Any], name: str) -> str:
+        return json.dumps(parameters[name], ensure_ascii=False) if name in parameters else "(not given)"
 
     names = dict.fromkeys([*before, *now])
     return [
@@ -100,11 +102,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def place(out: str | None, home: Path, name: str, asked: Mapping[str, Any]) -> Folder:
+def place(out: str | None, home: Path, name: str, parameters: Mapping[str, Any]) -> Folder:
     """The folder `out`; else one in `home`, named after the prompt: that of the same request, or a new one."""
     if out is not None and "://" in out:
         raise UserError(
-            f"out={out}: images are written to a folder of this machine; copy it from there",
+            f"out={out}: images can only be written to a local folder; copy it afterwards",
             code="unsupported",
             setting="out",
         )
@@ -115,7 +117,7 @@ def place(out: str | None, home: Path, name: str, asked: Mapping[str, Any]) -> F
     while True:
         folder = Folder(home / (slug if number == 1 else f"{slug}-{number}"))
         with suppress(UserError):
-            before = folder.asked()
-            if before is None or not differences(before, asked):
+            before = folder.parameters()
+            if before is None or not differences(before, parameters):
                 return folder
         number += 1

@@ -44,7 +44,7 @@ class Row:
     width: int | None = None
     file_name: str | None = None
     """Name of the image without its suffix; may hold folders."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """The other columns."""
 
 
@@ -85,7 +85,7 @@ def rows(path: Path) -> Iterator[Row]:
     suffix = path.suffix.lower()
     if suffix == ".json":
         raise UserError(
-            f"prompts_file={path}: give JSONL, one object a line such as {_EXAMPLE}, in a .jsonl file", setting=_FILE
+            f"prompts_file={path}: give JSONL, one object per line such as {_EXAMPLE}, in a .jsonl file", setting=_FILE
         )
     read = _table if suffix in TABLES else _lines_of_json if suffix in LINES else _text
     empty = True
@@ -100,10 +100,12 @@ def rows(path: Path) -> Iterator[Row]:
         ) from error
     except csv.Error as error:
         raise UserError(
-            f"prompts_file={path} is no table as its ending says: {error}", code="damaged", setting=_FILE
+            f"prompts_file={path} is not a table of the type its extension names: {error}",
+            code="damaged",
+            setting=_FILE,
         ) from error
     if empty:
-        raise UserError(f"prompts_file={path} holds no prompt: write one a line", code="empty", setting=_FILE)
+        raise UserError(f"prompts_file={path} has no prompt: write one per line", code="empty", setting=_FILE)
 
 
 def _text(path: Path, file: TextIO) -> Iterator[Row]:
@@ -120,14 +122,14 @@ def _lines_of_json(path: Path, file: TextIO) -> Iterator[Row]:
         try:
             found = json.loads(line, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is no JSON: {error}. Write one object a line, such as {_EXAMPLE}") from error
+            raise UserError(f"{where} is not JSON: {error}. Write one object per line, such as {_EXAMPLE}") from error
         if not isinstance(found, dict):
-            raise UserError(f"{where} is no object: write one a line, such as {_EXAMPLE}")
+            raise UserError(f"{where} is not an object: write one per line, such as {_EXAMPLE}")
         yield _row(dict(zip(_columns(list(found), where), found.values(), strict=True)), where)
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _table(path: Path, file: TextIO) -> Iterator[Row]:
@@ -140,7 +142,9 @@ def _table(path: Path, file: TextIO) -> Iterator[Row]:
             continue
         where = f"{path.name} line {reader.line_num}"
         if len(cells) != len(header):
-            raise UserError(f"{where} has {len(cells)} cells and the header {len(header)}: a comma needs quotes")
+            raise UserError(
+                f"{where} has {len(cells)} cells and the header {len(header)}: put quotes around text with a comma"
+            )
         yield _row(dict(zip(header, cells, strict=True)), where)
 
 
@@ -152,8 +156,8 @@ def _columns(columns: list[str], where: str) -> list[str]:
         return [STAND_IN.get(name, name) for name in columns]
     shown = ", ".join(repr(name) for name in columns) or "none"
     raise UserError(
-        f"{where}: there is no column 'prompt' among its columns ({shown}): call the one that holds prompts so. "
-        f"Columns with a meaning: {', '.join(KNOWN)}",
+        f"{where}: there is no column 'prompt' among its columns ({shown}): give this name to the column of prompts. "
+        f"Known columns: {', '.join(KNOWN)}",
         code="missing",
     )
 
@@ -161,7 +165,7 @@ def _columns(columns: list[str], where: str) -> list[str]:
 def _row(cells: Mapping[str, Any], where: str) -> Row:
     """The row of these columns; an empty cell of a table, and null, mean that nothing is given."""
     given = {name: cells.get(name) for name in KNOWN}
-    about = mended({name: value for name, value in cells.items() if name not in KNOWN and name.strip()})
+    metadata = mended({name: value for name, value in cells.items() if name not in KNOWN and name.strip()})
     prompt, negative = given["prompt"], given["negative_prompt"] or ""
     for name, value in (("prompt", prompt), ("negative_prompt", negative)):
         if not isinstance(value, str) or "\0" in value or not is_text(value):
@@ -169,7 +173,7 @@ def _row(cells: Mapping[str, Any], where: str) -> Row:
     numbers = {name: _whole(given[name], name, where, least) for name, least in _LEAST.items()}
     scale, file_name = _scale(given["guidance_scale"], where), _file_name(given["file_name"], where)
     text, negative = str(prompt).strip(), str(negative).strip() or None
-    return Row(text, where, negative, guidance_scale=scale, file_name=file_name, about=about, **numbers)
+    return Row(text, where, negative, guidance_scale=scale, file_name=file_name, metadata=metadata, **numbers)
 
 
 def _number(value: Any, name: str, where: str) -> float | None:

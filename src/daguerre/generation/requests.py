@@ -63,8 +63,8 @@ class RequestList:
                 _note_name(one, row, names)
         if names and len(names) < images:
             raise UserError(
-                f"{self.prompts.name}: {images - len(names):,} of {images:,} images have no file_name: give each "
-                "row one, or none",
+                f"{self.prompts.name}: {images - len(names):,} of {images:,} images have no file_name: set it in "
+                "every row, or in none",
                 code="missing",
             )
         return Survey(images, sizes)
@@ -87,22 +87,22 @@ class RequestList:
             (row.height or height, row.width or width),
             scale,
             f"{name}-{copy}" if name and self._copies(row) > 1 else name,
-            row.about,
+            row.metadata,
         )
 
     def _check(self, row: Row) -> None:
         scale = self._scale(row)
         if row.negative_prompt and scale <= 1:
             raise UserError(
-                f"{row.where}: negative_prompt is {row.negative_prompt!r} and guidance_scale is {scale:g}, which runs "
-                "no unguided side: raise guidance_scale or drop negative_prompt",
+                f"{row.where}: negative_prompt is {row.negative_prompt!r} and guidance_scale is {scale:g}, and "
+                "without guidance a negative prompt has no effect: raise guidance_scale or remove negative_prompt",
                 code="unused",
             )
         if self.captioned and not row.prompt.strip():
-            raise UserError(f"{row.where}: an empty prompt, and samples of shards need a caption: leave it out")
-        if clash := sorted(self.taken & row.about.keys()):
+            raise UserError(f"{row.where}: the prompt is empty, but samples in shards need a caption: remove the row")
+        if clash := sorted(self.taken & row.metadata.keys()):
             raise UserError(
-                f"{row.where}: the JSON of each image says {', '.join(clash)} itself: rename or remove the column",
+                f"{row.where}: {', '.join(clash)} is already a key of each image's JSON: rename or remove the column",
                 code="conflict",
             )
 
@@ -113,7 +113,7 @@ def _note_name(one: ImageRequest, row: Row, names: set[int]) -> None:
         return
     key = xxhash.xxh3_64_intdigest(one.name.lower().encode("utf-8", "replace"))
     if key in names:
-        raise UserError(f"{row.where}: file_name {one.name!r} is there before: each image needs a name of its own")
+        raise UserError(f"{row.where}: file_name {one.name!r} is used twice: each image needs its own name")
     if one.name.lower() in RESERVED:
-        raise UserError(f"{row.where}: file_name {one.name!r} is kept for the folder's own file: choose another")
+        raise UserError(f"{row.where}: file_name {one.name!r} is reserved: choose another name")
     names.add(key)

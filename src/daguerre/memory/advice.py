@@ -40,21 +40,23 @@ def of_training(
     elif fitting is None:
         first = "Not even a micro-batch of one sample fits."
     elif fitting == sizes.micro:
-        first = f"A micro-batch of {fitting} fits by itself, so that something else beside it takes the memory."
+        first = f"A micro-batch of {fitting} fits on its own, so something else is using the memory."
     else:
         first = (
             f"The largest micro-batch that fits is {fitting} (it was {len(batch.names)}): "
             f"training.per_device_batch_size={fitting} training.gradient_accumulation_steps={sizes.whole // fitting} "
-            f"computes the same updates of {sizes.whole} samples with it."
+            f"computes the same updates of {sizes.whole} samples."
         )
     return "\n".join([first, *_others(config, fitting is None), kept(checkpoints)])
 
 
 def of_several(config: Config, checkpoints: Names) -> str:
     """Settings that save memory when several processes train together."""
-    ways = ["training.per_device_batch_size may be smaller: the global batch stays what it is"]
+    ways = ["a smaller training.per_device_batch_size (the global batch does not change)"]
     if config.mesh.ici_fsdp_parallelism == 1:
-        ways.append("mesh.ici_data_parallelism=1 mesh.ici_fsdp_parallelism=-1 splits weights and moments over a node")
+        ways.append(
+            "mesh.ici_data_parallelism=1 mesh.ici_fsdp_parallelism=-1 shards weights and optimizer state over a node"
+        )
     return "\n".join([f"{'; '.join(ways)}.", *_others(config, False), kept(checkpoints)])
 
 
@@ -62,13 +64,13 @@ def _others(config: Config, needed: bool) -> list[str]:
     """Other settings that save memory and are not set yet."""
     ways = []
     if not config.training.gradient_checkpointing:
-        ways.append("training.gradient_checkpointing=true keeps fewer activations")
+        ways.append("training.gradient_checkpointing=true stores fewer activations")
     if config.training.weights_dtype == "float32":
         ways.append("training.weights_dtype=bfloat16 halves weights and gradients (in a new run)")
     if config.optimizer.name not in ("adafactor", "adamw_8bit"):
-        ways.append("optimizer.name=adafactor or adamw_8bit keeps smaller moments (in a new run)")
+        ways.append("optimizer.name=adafactor or adamw_8bit uses less optimizer state (in a new run)")
     if needed:
-        ways.append("data.resolution may be smaller (in a new run)")
+        ways.append("a smaller data.resolution (in a new run)")
     return [f"Other ways: {'; '.join(ways)}."] if ways else []
 
 
@@ -85,15 +87,21 @@ def of_generating(sampling: SamplingSettings) -> str:
 
 
 def of_validation(checkpoints: Names) -> str:
-    return f"Make training.per_device_batch_size smaller, or switch it off: validation.every=null. {kept(checkpoints)}"
+    return (
+        "Make training.per_device_batch_size smaller, or switch validation off: validation.every=null. "
+        f"{kept(checkpoints)}"
+    )
 
 
 def of_saving(checkpoints: Names) -> str:
-    return f"Make training.per_device_batch_size smaller: what is saved is copied beside it. {kept(checkpoints)}"
+    return (
+        "Make training.per_device_batch_size smaller: a save copies the state while training goes on. "
+        f"{kept(checkpoints)}"
+    )
 
 
 def of_exporting(checkpoints: Names) -> str:
     return (
-        f"Switch it off (checkpoint.export=false), and export later where there is room: `daguerre convert`. "
-        f"{kept(checkpoints)}"
+        "Switch the export off (checkpoint.export=false) and export later on a machine with more memory: `daguerre "
+        f"convert`. {kept(checkpoints)}"
     )

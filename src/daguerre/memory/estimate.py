@@ -11,7 +11,7 @@ from daguerre.config.config import Config
 from daguerre.distributed.mesh import Mesh
 from daguerre.memory import peak as memory_peak
 from daguerre.memory.peak import Peak, SimulatedStep
-from daguerre.memory.report import size_text, wrap
+from daguerre.memory.report import format_size, wrap
 from daguerre.memory.static import MemoryCount
 from daguerre.models.placement import frozen
 from daguerre.training.performance import kernels
@@ -70,7 +70,7 @@ class Target:
         if not split and "logical_axis_rules" in settings.model_fields_set:
             yield "mesh.logical_axis_rules split no parameter: neither fsdp nor tensor has more than one device"
         if self.given.training.compile:
-            yield "training.compile: what compiled blocks keep is counted as if they were not compiled"
+            yield "training.compile: activations of compiled blocks are counted as if they were not compiled"
         if mesh.degree("tensor") > 1:
             yield "activations are counted as if tensor did not split them: a step takes less than this"
 
@@ -123,7 +123,7 @@ class Step:
         sizes, training = self.target.sizes, self.target.given.training
         bucket = memory_peak.largest_bucket(self.target.given)
         where = "a GPU" if self.target.on_gpu else "a CPU"
-        again = ", activations computed again" if training.gradient_checkpointing else ""
+        again = ", activations recomputed" if training.gradient_checkpointing else ""
         cut = f"{sizes.ranks} x {sizes.accumulation} x {sizes.micro} (devices x micro-batches x samples)"
         size = f"{bucket.width_px}x{bucket.height_px} px"
         return f"global batch {sizes.whole} = {cut}, images of at most {size}, {self.precision} on {where}{again}"
@@ -131,25 +131,30 @@ class Step:
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         target, peak = self.target, self.peak
         moment = "these are computed" if peak.passes >= peak.update else "weights are moved"
-        yield "held between updates", size_text(peak.held), "all of the above but gradients"
-        made = size_text(peak.whole - peak.held)
+        yield "held between updates", format_size(peak.held), "all of the above except gradients"
+        made = format_size(peak.whole - peak.held)
         yield "made in a step", made, f"gradients, activations; most while {moment}"
         if peak.gathered:
-            yield "  of these, gathered by fsdp", size_text(peak.gathered), "an estimate"
-        yield "peak of all tensors", size_text(peak.whole), ""
+            yield "  of these, gathered by fsdp", format_size(peak.gathered), "an estimate"
+        yield "peak of all tensors", format_size(peak.whole), ""
         taken = target.taken(peak)
         if target.on_gpu:
-            yield "beside tensors", size_text(taken - peak.whole), "an estimate: CUDA, work spaces, gaps"
-            yield "taken of a device", size_text(taken), ""
+            yield (
+                "besides tensors",
+                format_size(taken - peak.whole),
+                "an estimate: CUDA context, workspaces, fragmentation",
+            )
+            yield "used in all", format_size(taken), ""
         if target.card is not None:
             free = target.left(peak)
-            verdict = f"fits, {size_text(free)} are left" if free >= 0 else f"DOES NOT FIT: {size_text(-free)} too much"
-            yield "device", size_text(target.card), verdict
+            size = format_size(abs(free))
+            verdict = f"fits, {size} free" if free >= 0 else f"DOES NOT FIT: {size} too much"
+            yield "device", format_size(target.card), verdict
             if self.largest is not None:
-                size = size_text(target.taken(self.largest))
+                size = format_size(target.taken(self.largest))
                 yield "largest micro-batch that fits", str(self.largest.micro), f"takes {size}"
             else:
-                yield "largest micro-batch that fits", "none", "not even one sample has room; each by itself:"
+                yield "largest micro-batch that fits", "none", "not even one sample fits; separate options:"
 
     def document(self) -> dict[str, object]:
         target = self.target
@@ -197,17 +202,17 @@ def _ways(target: Target, count: MemoryCount, largest: Peak | None) -> Iterator[
         yield f"training.per_device_batch_size={largest.micro} computes the same updates in more micro-batches"
     numbers = sum(each.numbers for each in count.held if "gradients" in each.kinds)
     if not training.gradient_checkpointing:
-        yield "training.gradient_checkpointing=true keeps fewer activations"
+        yield "training.gradient_checkpointing=true stores fewer activations"
     if target.given.ema.enabled:
-        yield f"ema.enabled=false spares {size_text(4 * numbers)}"
+        yield f"ema.enabled=false saves {format_size(4 * numbers)}"
     if optimizer.name == "adamw":
-        yield f"optimizer.name=adamw_8bit spares about {size_text(6 * numbers)}, lion {size_text(4 * numbers)}"
+        yield f"optimizer.name=adamw_8bit saves about {format_size(6 * numbers)}, lion {format_size(4 * numbers)}"
     if training.weights_dtype == "float32":
-        yield f"training.weights_dtype=bfloat16 spares {size_text(4 * numbers)} of weights and gradients"
+        yield f"training.weights_dtype=bfloat16 saves {format_size(4 * numbers)} of weights and gradients"
     if count.mesh.degree("fsdp") == 1:
         node = count.mesh.devices // count.mesh.nodes
         many = "" if node > 1 else "devices=8 "
         degree = node if node > 1 else 8
-        spared = size_text(count.whole * (degree - 1) / degree)
-        yield f"{many}mesh.ici_fsdp_parallelism={degree} spares about {spared}, and gathers parameters as it goes"
-    yield "data.resolution may be smaller"
+        spared = format_size(count.whole * (degree - 1) / degree)
+        yield f"{many}mesh.ici_fsdp_parallelism={degree} saves about {spared}, and gathers parameters when needed"
+    yield "a smaller data.resolution"

@@ -16,7 +16,7 @@ from daguerre.errors import UserError
 from daguerre.memory import estimate, static
 from daguerre.memory.estimate import CONTEXT_BYTES, Say, Step, Target
 from daguerre.memory.peak import Peak
-from daguerre.memory.report import size_text
+from daguerre.memory.report import format_size
 from daguerre.memory.static import MemoryCount
 from daguerre.training import oom
 from daguerre.training.settings import largest_divisor
@@ -25,7 +25,7 @@ _MICRO, _ACCUMULATION = "training.per_device_batch_size", "training.gradient_acc
 _TRIES = 4
 """Combinations whose step is computed before the search gives up."""
 _COLUMNS = 92
-NONE = "no combination of settings that was tried has room: take more devices (fsdp), or smaller images"
+NONE = "no combination of settings that was tried fits: use more devices (fsdp), or smaller images"
 """Message when nothing fits."""
 
 
@@ -54,7 +54,7 @@ class Fitting:
     def lines(self) -> list[str]:
         """Text for the terminal: predicted bytes, and the command, to be pasted."""
         taken, left = self.target.taken(self.peak), self.target.left(self.peak)
-        return [f"{size_text(taken)} predicted, {size_text(left)} are left, with", *_as_shell(self.command)]
+        return [f"{format_size(taken)} predicted, {format_size(left)} free, with", *_as_shell(self.command)]
 
     def document(self) -> dict[str, object]:
         return {

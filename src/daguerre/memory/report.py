@@ -27,17 +27,17 @@ class Group:
     """On the fullest device."""
 
 
-def size_text(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes as `12.35 GB`, `3.20 MB` or `900 B`."""
     return formatting.scaled(count, {" GB": 1e9, " MB": 1e6, " kB": 1e3}, " B", ",.2f")
 
 
-def number_text(count: float) -> str:
+def format_number(count: float) -> str:
     """A count as `2,567.46 M`, `12.3 k` or `320`."""
     return formatting.scaled(count, {" M": 1e6, " k": 1e3}, form=",.2f")
 
 
-def split_text(held: ResidentTensor, mesh: Mesh) -> str:
+def format_split(held: ResidentTensor, mesh: Mesh) -> str:
     """The split of each dim, such as `heads/tensor, embed/fsdp`; `*` where no rule names the dim."""
     placed = held.placed
     if placed.tensor is None and placed.fsdp is None:
@@ -58,7 +58,7 @@ def groups(count: MemoryCount) -> list[Group]:
     """One for each pattern and way of splitting, in the order of the networks."""
     found: dict[tuple[str, str, str], list[ResidentTensor]] = {}
     for each in count.held:
-        key = (each.component, each.pattern or "(no logical axes)", split_text(each, count.mesh))
+        key = (each.component, each.pattern or "(no logical axes)", format_split(each, count.mesh))
         found.setdefault(key, []).append(each)
     return [
         Group(*key, len(some), sum(h.all_numbers for h in some), sum(h.numbers for h in some))
@@ -116,19 +116,19 @@ def describe_parameters(count: MemoryCount, every: bool) -> list[str]:
         if every:
             for each in held:
                 shape = " x ".join(map(str, each.placed.shape)) or "one number"
-                split = split_text(each, count.mesh)
-                lines.append(f"  {each.placed.name} [{shape}]: {split}, {number_text(each.numbers)} a device")
+                split = format_split(each, count.mesh)
+                lines.append(f"  {each.placed.name} [{shape}]: {split}, {format_number(each.numbers)} a device")
         else:
             lines.append(_row(f"  {'pattern':<{_PATTERN}}", "count", "numbers", "dims/axis", "a device"))
             lines += [
                 _row(
-                    f"  {_shortened(g.pattern, _PATTERN):<{_PATTERN}}", str(g.parameters), number_text(g.all_numbers),
-                    g.split, number_text(g.numbers),
+                    f"  {_shortened(g.pattern, _PATTERN):<{_PATTERN}}", str(g.parameters), format_number(g.all_numbers),
+                    g.split, format_number(g.numbers),
                 )
                 for g in sorted_groups
                 if g.component == component
             ]  # fmt: skip
-    if any("*" in split_text(each, count.mesh) for each in count.held):
+    if any("*" in format_split(each, count.mesh) for each in count.held):
         lines += wrap(
             "*: no rule splits this dim, or it does not divide: fsdp splits every parameter, then along its first dim, "
             "with uneven parts padded"
@@ -153,16 +153,16 @@ def describe_problems(problems: Iterable[tuple[str, str]], every: bool) -> list[
     return lines
 
 
-def held_table(count: MemoryCount, optimizer: str) -> list[str]:
+def resident_table(count: MemoryCount, optimizer: str) -> list[str]:
     """Bytes of a model by kind, with shares of the sum."""
     words = {"moments": f"state of {optimizer}", "frozen": "frozen networks", "averages": "averages (EMA)"}
     lines = [
-        f"{words.get(kind, kind):<24} {size_text(taken):>12} {taken / count.whole:>8.1%}  "
+        f"{words.get(kind, kind):<24} {format_size(taken):>12} {taken / count.whole:>8.1%}  "
         f"{'#' * round(40 * taken / count.whole)}".rstrip()
         for kind in KINDS
         if (taken := count.bytes_of(kind))
     ]
-    return [*lines, f"{'in all':<24} {size_text(count.whole):>12}"]
+    return [*lines, f"{'in all':<24} {format_size(count.whole):>12}"]
 
 
 def document(count: MemoryCount, axis_rules: Rules, every: bool) -> dict[str, object]:

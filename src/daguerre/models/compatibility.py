@@ -14,13 +14,13 @@ def compatibility_warnings(components: ComponentLoader, trained: Collection[str]
     starts from random weights and is not among `trained`."""
     places = components.settings.places
     warnings = [
-        f"model.{name} has random weights and is not trained: this only makes sense in a test"
+        f"model.{name} has random weights and is not trained, which only makes sense in a test"
         for name in places
         if components.is_random(name) and name not in trained
     ]
     warnings += [
-        f"model.{name} starts from random weights: numbers that are not given are the library's defaults, not the "
-        f"base's, whose own model.{name}=null takes"
+        f"model.{name} starts from random weights: sizes that are not given are diffusers' defaults, not those of "
+        f"the base model; model.{name}=null uses the base model's"
         for name, place in places.items()
         if isinstance(place, dict) and components.base_has(name)
     ]
@@ -45,8 +45,8 @@ def _predicts(config: dict[str, Any], objective: Diffusion) -> str | None:
         return None
     ours = {theirs: name for name, theirs in PREDICTIONS.items()}.get(was, was)
     return (
-        f"the pretrained UNet predicts {was} (objective.name={ours}), this recipe trains {objective.settings.name}: it "
-        "has to learn anew what its output means"
+        f"the pretrained UNet predicts {was} (objective.name={ours}), this recipe trains {objective.settings.name}: "
+        "it has to relearn the meaning of its output"
     )
 
 
@@ -59,7 +59,7 @@ def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
     if settings.schedule.name != "scaled_linear":
         return [
             *warnings,
-            f"the pretrained UNet knows the noise levels of a beta schedule, not {settings.schedule.name}",
+            f"the pretrained UNet was trained with the noise levels of a beta schedule, not {settings.schedule.name}",
         ]
     for theirs, name in (("beta_start", "beta_start"), ("beta_end", "beta_end"), ("num_train_timesteps",) * 2):
         if theirs in config and config[theirs] != getattr(settings.schedule, name):
@@ -75,10 +75,10 @@ def _differences(config: dict[str, Any], objective: Diffusion) -> list[str]:
 
 
 _OTHER_CONDITIONING = (
-    "the pretrained UNet is told timesteps from 0 to 999, EDM tells it ln(sigma)/4: it has to learn anew what noise "
-    "level it is shown; model.noise_conditioning=timestep tells it the timestep of each level"
+    "the pretrained UNet takes timesteps from 0 to 999 as input, but EDM gives it ln(sigma)/4, so it has to relearn "
+    "the noise levels; model.noise_conditioning=timestep gives it the timestep of each level"
 )
 _SHIFTED = (
-    "objective.schedule.shift gives each timestep another noise level than the pretrained UNet knows: "
-    "model.noise_conditioning=timestep tells it the timestep of the level"
+    "objective.schedule.shift gives each timestep another noise level than in pretraining: "
+    "model.noise_conditioning=timestep gives the UNet the timestep of the level"
 )

@@ -157,7 +157,7 @@ class Family:
         if self.make_net is None:
             if wanted != self.trained:
                 every = ", ".join(self.components)
-                raise UserError(f"this family trains {every} together, and nothing else", code="unsupported")
+                raise UserError(f"this family always trains {every} together", code="unsupported")
             return self
         if odd := sorted(wanted - {*self.trainable}):
             able = ", ".join(self.trainable)
@@ -209,7 +209,7 @@ class Family:
         if odd := sorted({name for prompt in prompts for name in prompt.images} - {*self.prompt_images}):
             known = ", ".join(sorted(self.prompt_images)) or "none"
             raise UserError(
-                f"the prompt has images that this family does not read: {', '.join(odd)}; it reads {known}",
+                f"the prompt has images that this family cannot use: {', '.join(odd)}; it uses {known}",
                 code="unsupported",
             )
         texts = [prompt.text for prompt in prompts] + [prompt.negative for prompt in prompts] * guided

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from daguerre.settings import ADDRESS, FREE, Idle, Settings
+from daguerre.settings import ADDRESS, FREE, Settings, Unused
 
 SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".bin")
 """Suffixes of files that hold a model, or one of its networks."""
@@ -89,10 +89,12 @@ class LatentSettings(DenoiserSettings):
         mean, std = self.latents_mean, self.latents_std
         if (mean is None) != (std is None):
             given, absent = ("latents_mean", "latents_std") if std is None else ("latents_std", "latents_mean")
-            raise ValueError(f"{given} is given without {absent}: give both, one number a latent channel, or neither")
+            raise ValueError(
+                f"{given} is given without {absent}: set both, with one number per latent channel, or neither"
+            )
         if len(mean or ()) != len(std or ()):
             counts = f"latents_mean has {len(mean or ())} numbers and latents_std {len(std or ())}"
-            raise ValueError(f"{counts}: give one a latent channel")
+            raise ValueError(f"{counts}: set one per latent channel")
         if not all(number > 0 for number in std or ()):
             raise ValueError(f"latents_std is {std}: every number must be above 0")
         return self
@@ -121,8 +123,12 @@ class PretrainedSettings(FamilySettings):
 
     pipeline_class: ClassVar[str]
     """The class of diffusers' pipelines that an export is opened with."""
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("variant",), lambda s: s.pretrained_model_name_or_path.endswith(SINGLE_FILES), "a single file has none"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(
+            ("variant",),
+            lambda s: s.pretrained_model_name_or_path.endswith(SINGLE_FILES),
+            "a single file has no variants",
+        ),
     )
 
     @property

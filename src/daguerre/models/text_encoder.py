@@ -185,8 +185,8 @@ def _hidden_state(settings: UNetSettings, encoder: str, kind: Any, layer: int, f
         return layer if own_layer is None else own_layer, final_norm if own_norm is None else own_norm
     if own_layer is not None or own_norm is not None or settings.long_prompts:
         raise UserError(
-            f"model.{encoder} is a T5, whose last hidden state is read, and whose windows are long: remove "
-            "text_encoder_layer, text_encoder_final_norm and long_prompts",
+            f"model.{encoder} is a T5, of which only the last hidden state is used: remove text_encoder_layer, "
+            "text_encoder_final_norm and long_prompts",
             code="conflict",
         )
     return -1, True
@@ -198,7 +198,7 @@ def _kind(encoder: str, config: Mapping[str, Any]) -> Any:
         return transformers.T5EncoderModel
     if config.get("model_type", "clip_text_model") not in ("clip_text_model", "clip"):
         raise UserError(
-            f"model.{encoder} is a {config['model_type']!r}: text encoders are CLIP's or T5's",
+            f"model.{encoder} is a {config['model_type']!r}: text encoders can be CLIP or T5",
             code="unsupported",
             setting=f"model.{encoder}",
         )
@@ -249,13 +249,13 @@ def _check_pair(reader: TextEncoder) -> None:
     is_t5 = isinstance(tokenizer, T5Tokenizer)  # its embeddings have spare rows
     if len(tokenizer) > config.vocab_size if is_t5 else len(tokenizer) != config.vocab_size:
         problem = (
-            f"has {len(tokenizer)} tokens, but the text encoder knows {config.vocab_size}: they are not a pair, or the "
-            "tokenizer's files are incomplete (tokenizer.json, or vocab.json with merges.txt)"
+            f"has {len(tokenizer)} tokens, but the text encoder has {config.vocab_size}: they do not belong "
+            "together, or the tokenizer's files are incomplete (tokenizer.json, or vocab.json with merges.txt)"
         )
     elif is_t5 and tokenizer.model_max_length > _MOST_TOKENS:
         problem = (
-            "does not say how many tokens a caption has: set model_max_length in tokenizer_config.json (T5's were "
-            "trained with 512; 77 takes less time and memory)"
+            "does not set the number of tokens of a caption: set model_max_length in tokenizer_config.json (T5's "
+            "were trained with 512; 77 takes less time and memory)"
         )
     elif not is_t5 and tokenizer.model_max_length > config.max_position_embeddings:
         problem = (

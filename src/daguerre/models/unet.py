@@ -83,10 +83,10 @@ def load(
     if wrong:
         is_sized = unet.config.addition_embed_type == "text_time"
         kind, family = ("SDXL", "sdxl") if is_sized else ("Stable Diffusion", "sd")
-        other = f". It is {kind}'s: take a recipe of model.family={family}" if is_sized != bool(more) else ""
+        other = f". It is an {kind} UNet: use a recipe with model.family={family}" if is_sized != bool(more) else ""
         raise UserError(
-            f"the UNet does not fit the other networks: {'; '.join(wrong)}. Change model.unet (what is left out is "
-            f"taken from the other networks) or model.pretrained_model_name_or_path{other}",
+            f"the UNet does not match the other networks: {'; '.join(wrong)}. Change model.unet (missing settings "
+            f"are taken from the other networks) or model.pretrained_model_name_or_path{other}",
             code="conflict",
             setting="model.unet",
         )
@@ -97,8 +97,8 @@ def _check_norms(unet: Any) -> None:
     """The time embedding is one number a channel, and a norm over a single channel takes it out again."""
     if unet.config.norm_num_groups == min(unet.config.block_out_channels):
         raise UserError(
-            f"model.unet: norm_num_groups is {unet.config.norm_num_groups}, as many as the first block has channels: "
-            "each norm would remove the time embedding of its channel; set norm_num_groups to a half or less (8)",
+            f"model.unet: norm_num_groups is {unet.config.norm_num_groups}, equal to the channels of the first "
+            "block, so each norm would remove the time embedding: set norm_num_groups to half of that or less (8)",
             setting="model.unet.norm_num_groups",
         )
 

@@ -82,8 +82,8 @@ def latent_shape(net: Any, pixel_shape: tuple[int, ...]) -> tuple[int, int, int]
     (_, height, width), by = pixel_shape, factor(net)
     if height % by or width % by:
         raise UserError(
-            f"images of {height}x{width} px do not fit this autoencoder, which divides sides by {by}; set "
-            f"data.resolution to a multiple of {by} (for generating: height and width)",
+            f"images of {height}x{width} px do not fit this autoencoder, which needs sides that are multiples of "
+            f"{by}; set data.resolution to a multiple of {by} (for generating: height and width)",
             setting="data.resolution",
         )
     return int(net.config.latent_channels), height // by, width // by
@@ -101,7 +101,7 @@ def load(components: ComponentLoader) -> VAE:
     net = net.to(memory_format=torch.channels_last)
     if net.config.shift_factor is not None:
         raise UserError(
-            "model.vae has a shift_factor, which Stable Diffusion's pipelines do not apply: use another one",
+            "model.vae has a shift_factor, which Stable Diffusion's pipelines do not support: use another VAE",
             code="unsupported",
             setting="model.vae",
         )

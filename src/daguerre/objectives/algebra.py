@@ -112,7 +112,7 @@ class Diffusion(Objective):
         a, s = self.path(t)
         return float(t), float(a), float(s)
 
-    def told(self, t: Tensor) -> Tensor:
+    def c_noise(self, t: Tensor) -> Tensor:
         """By which number, float64, the network is told the level at times t float64."""
         return self.noise_conditioning.at(self.schedule, t)
 
@@ -157,7 +157,7 @@ class Diffusion(Objective):
         p_B, q_B = self.target(a_B, s_B)
         level = {
             "quantile": (quantile_B * 2.0**24).floor() * 2.0**-24,  # rounding to nearest could give 1
-            "c_noise": levels.told(t_B),
+            "c_noise": levels.c_noise(t_B),
             "c_in": self.input_scale(a_B, s_B),
             "a": a_B,
             "s": s_B,
@@ -190,7 +190,7 @@ class Diffusion(Objective):
         """The prediction y [B, C, h, w] at time t (a number, 0-dim or [B]), in the dtype of x_t."""
         t = torch.as_tensor(t, dtype=torch.float64, device="cpu")
         c_in = per_sample(self.input_scale(*self.path(t)), x_BCHW)
-        c_noise = self.told(t).to(torch.float32).expand(len(x_BCHW))
+        c_noise = self.c_noise(t).to(torch.float32).expand(len(x_BCHW))
         return net(c_in * x_BCHW, c_noise.to(x_BCHW.device), cond).to(x_BCHW.dtype)
 
     def solve(self, x_BCHW: Tensor, y_BCHW: Tensor, a: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:

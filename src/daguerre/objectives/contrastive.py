@@ -14,15 +14,15 @@ from torch.nn.functional import cross_entropy
 
 from daguerre.objectives.objective import Net, Objective
 from daguerre.objectives.settings import ObjectiveSettings
-from daguerre.settings import Idle
+from daguerre.settings import Unused
 from daguerre.types import Cond, LossTerms
 
 
 class Settings(ObjectiveSettings):
     """Matching of captions and images within a micro-batch, so that its size matters: larger ones teach more."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("mask",), lambda own: True, "images are compared as wholes, so no part has its own error"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("mask",), lambda own: True, "whole images are compared, so single pixels have no error"),
     )
 
     name: Literal["contrastive"] = "contrastive"

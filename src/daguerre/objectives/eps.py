@@ -21,7 +21,7 @@ class Settings(DiffusionSettings):
         if self.schedule.zero_terminal_snr:
             raise ValueError(
                 "schedule.zero_terminal_snr is on: at the last timestep x_t is the noise itself, so predicting eps "
-                "says nothing of x0 (a = 0) and weights are not finite: use objective v, or switch it off"
+                "tells nothing about x0 (a = 0) and the loss weights are infinite: use objective v, or switch it off"
             )
         return self
 

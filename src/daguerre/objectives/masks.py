@@ -31,7 +31,7 @@ class ElementMean(Protocol):
         """[B]: the mean over the elements of each sample."""
 
 
-class Alike:
+class UniformMean:
     """Every element counts alike."""
 
     images: tuple[str, ...] = ()
@@ -69,4 +69,4 @@ class Masked:
 
 def build(settings: MaskSettings | None) -> ElementMean:
     """The mean that these settings ask for."""
-    return Alike() if settings is None else Masked(settings)
+    return UniformMean() if settings is None else Masked(settings)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from daguerre.errors import UserError
-from daguerre.objectives.masks import Alike, ElementMean
+from daguerre.objectives.masks import ElementMean, UniformMean
 from daguerre.types import Cond, LossTerms, Stateful
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class NothingLearnt:
         """Nothing. UserError where a checkpoint holds something."""
         if tensors:
             raise UserError(
-                f"the checkpoint holds what an objective has learnt ({', '.join(sorted(tensors))}), and this recipe's "
-                "objective learns nothing of its own: set objective.name and objective.weighting to those of that run",
+                f"the checkpoint has learnt state of an objective ({', '.join(sorted(tensors))}), but this recipe's "
+                "objective has none: set objective.name and objective.weighting to those of that run",
                 code="changed",
                 setting="objective.name",
             )
@@ -51,7 +51,7 @@ class Objective(ABC):
 
     learnt: Stateful = NothingLearnt()
     """What the objective learns beside the weights, such as adaptive loss weights; most learn nothing."""
-    elements: ElementMean = Alike()
+    elements: ElementMean = UniformMean()
     """How the errors of a sample's elements become its loss, where each has one."""
     couples_samples: ClassVar[bool] = False
     """Whether the loss of a sample depends on the others of its batch; then a global batch is never cut."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from daguerre.errors import UserError
-from daguerre.settings import Choice, Idle, Settings
+from daguerre.settings import Choice, Settings, Unused
 
 CONTINUOUS_STEPS = 1000
 """Steps in which the timestep bias of a schedule without timesteps counts."""
@@ -97,8 +97,8 @@ class ScheduleSettings(Choice):
     instead: ClassVar[dict[str, str]] = {
         "shift": "add ln shift to times.mean, and multiply sigma_max by shift for sampling"
     }
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("shift",), lambda own: own.resolution_shift.name == "linear_mu", "linear_mu says the whole shift"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("shift",), lambda own: own.resolution_shift.name == "linear_mu", "linear_mu sets the whole shift"),
     )
 
     name: Literal["scaled_linear", "cosine", "linear_flow", "edm"] = "scaled_linear"
@@ -196,7 +196,7 @@ class TimestepBiasSettings(Choice):
         count = int(self.portion * num_steps)
         if self.name != "range":
             if count == 0:
-                raise UserError(f"portion is {self.portion}: of {num_steps} steps that is not one: raise it")
+                raise UserError(f"portion is {self.portion}: that is less than one of {num_steps} steps: raise it")
             return (0, count) if self.name == "earlier" else (num_steps - count, num_steps)
         end = num_steps if self.end is None else self.end
         if end > num_steps:
@@ -235,9 +235,9 @@ class WeightingSettings(Choice):
 class NoiseSettings(Settings):
     """Composition of the noise. All of it is drawn by the samples' keys."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("offset_per",), lambda noise: noise.offset == 0, "no effect while offset is 0"),
-        Idle(("pyramid_size",), lambda noise: noise.pyramid == 0, "no effect while pyramid is 0"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("offset_per",), lambda noise: noise.offset == 0, "no effect while offset is 0"),
+        Unused(("pyramid_size",), lambda noise: noise.pyramid == 0, "no effect while pyramid is 0"),
     )
 
     offset: float = Field(0.0, ge=0, allow_inf_nan=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from daguerre.checkpoint import manifest
 from daguerre.checkpoint.manifest import Damaged
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.remote.sealed_files import SealedFiles
 from daguerre.storage.bucket import Listed, Prefix
 from daguerre.storage.errors import Missing
@@ -41,7 +41,7 @@ class CheckpointCatalog:
         left = [one.name for one in listed if (found := _FILE.fullmatch(one.name)) and found.groups() not in kept]
         self.at.delete(left)
         saves = sorted({name.partition("/")[0] for name in left})
-        return [f"removed {len(left)} files of {', '.join(saves)}, left behind by a killed run"] if left else []
+        return [f"removed {len(left)} files of {', '.join(saves)}, left over from a killed run"] if left else []
 
     def _kept(self, listed: list[Listed]) -> set[tuple[str, ...]]:
         """Name and attempt of what is a checkpoint, or was set aside. A damaged manifest keeps all there is."""
@@ -77,7 +77,7 @@ class CheckpointCatalog:
         self.at.delete([f"{name}/{manifest.NAME}"])
         return f"{reason}; {name} is set aside: {(self.at / aside).name}"
 
-    def purge(self, keep: Keep) -> list[str]:
+    def purge(self, keep: RetentionPolicy) -> list[str]:
         listed, notices = self.at.listing(), list[str]()
         named = {int(name.rpartition("-")[2]): name for name in _names(listed)}
 
@@ -90,7 +90,7 @@ class CheckpointCatalog:
                 return False
             return True
 
-        for number in keep.expendable(list(named), sound):
+        for number in keep.deletable(list(named), sound):
             self._delete(named[number], listed)
         return notices
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from daguerre.checkpoint.manifest import CheckpointError, Damaged
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.run_dir import RunFolderError
 from daguerre.checkpoint.safetensors import encode
-from daguerre.checkpoint.sharded import Own, Planned, ShardedStore
+from daguerre.checkpoint.sharded import LocalFiles, Planned, ShardedStore
 from daguerre.remote import errors
 from daguerre.remote.checkpoint_catalog import CheckpointCatalog
 from daguerre.remote.sealed_files import Upload
@@ -45,9 +45,9 @@ class RemoteStore(ShardedStore):
         try:
             return self._catalog.names()
         except StoreError as error:
-            raise CheckpointError(error.told) from error
+            raise CheckpointError(error.explanation) from error
 
-    def commit(self, planned: Planned, own: Own | None = None) -> Path:
+    def commit(self, planned: Planned, local: LocalFiles | None = None) -> Path:
         """Send a planned save; when this returns, it is in the store. The path is where it would be loaded to.
 
         As `ShardedStore.commit`; also RunFolderHeld, on rank 0, where another run has taken the place.
@@ -55,13 +55,13 @@ class RemoteStore(ShardedStore):
         if self._loaded:  # long since in memory
             shutil.rmtree(self.root, ignore_errors=True)
             self._loaded = False
-        return super().commit(planned, own)
+        return super().commit(planned, local)
 
     @property
     def place(self) -> str:
         return self.run.name
 
-    def purge(self, keep: Keep) -> list[str]:
+    def purge(self, keep: RetentionPolicy) -> list[str]:
         """`ShardedStore.purge`. Verified here: the store has every file as it was when it was sent, by its size and
         entity tag."""
         notices: list[str] = self._together(lambda: self._catalog.purge(keep))
@@ -110,12 +110,12 @@ class RemoteStore(ShardedStore):
     def _begin(self, planned: Planned, attempt: str) -> str:
         return attempt
 
-    def _write(self, planned: Planned, attempt: str, own: Own) -> dict[str, Any]:
+    def _write(self, planned: Planned, attempt: str, local: LocalFiles) -> dict[str, Any]:
         """This rank's files, in the store: sizes, digests and tags, or why not."""
         upload = Upload(self._catalog.sealed(planned.name), attempt)
         try:
-            for file, tensors in own.items():
-                upload.send(file, "parts", partial(encode, tensors), planned.own_bytes)
+            for file, tensors in local.items():
+                upload.send(file, "parts", partial(encode, tensors), planned.local_bytes)
         except OSError as error:
             return {"error": errors.explained(error)}
         files = {file: [entry.size_bytes, entry.sha256] for file, entry in upload.entries.items()}
@@ -138,7 +138,7 @@ class RemoteStore(ShardedStore):
         except (StoreError, CheckpointError, RunFolderError) as error:
             upload.abort()
             if isinstance(error, StoreError):
-                raise CheckpointError(self._refusal(planned, error.told)) from error
+                raise CheckpointError(self._refusal(planned, error.explanation)) from error
             raise
 
     def _refusal(self, planned: Planned, what: str) -> str:

@@ -9,7 +9,7 @@ from daguerre.storage.errors import StoreError
 def explained(error: OSError | UserError) -> str:
     """Says what was refused, without the setting that names the place."""
     if isinstance(error, StoreError):
-        return error.told
+        return error.explanation
     if isinstance(error, UserError):
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
@@ -18,8 +18,8 @@ def explained(error: OSError | UserError) -> str:
 def unreadable(to: Path, error: OSError) -> str:
     """The same of files that could not be fetched to this machine."""
     if isinstance(error, StoreError):
-        return error.told
+        return error.explanation
     return (
-        f"cannot bring files of the run to {error.filename or to}: {error.strerror}. They come into the user's cache "
-        "folder, which XDG_CACHE_HOME can move: free some space there"
+        f"cannot download files of the run to {error.filename or to}: {error.strerror}. They go into the user's "
+        "cache folder, which XDG_CACHE_HOME can change: free some space there"
     )

@@ -18,7 +18,7 @@ from daguerre.errors import UserError
 from daguerre.remote import errors, export, lock, mirror
 from daguerre.remote.checkpoint_catalog import CheckpointCatalog
 from daguerre.remote.run import WORKS_FOR, working_folder
-from daguerre.storage.address import is_far
+from daguerre.storage.address import is_remote
 from daguerre.storage.bucket import Prefix, prefix
 from daguerre.storage.errors import StoreError
 
@@ -31,7 +31,7 @@ def located(text: str) -> Path:
 
     `ADDRESS/pipeline` is the export of a run. UserError where there is no run, or where it cannot be read.
     """
-    if not is_far(text):
+    if not is_remote(text):
         return Path(text).expanduser()
     whole = text.rstrip("/")
     if whole.endswith(_PIPELINE):
@@ -47,7 +47,7 @@ def copy(run: Prefix) -> Path:
     with _reading(run, folder, folder):
         files = mirror.listed_files(run)
         if not any(one.name in ("config.yaml", "metrics/metrics.jsonl") for one in files):
-            raise UserError(f"{run.name} holds no run: there is no config.yaml", code="missing")
+            raise UserError(f"{run.name} is not a run folder: it has no config.yaml", code="missing")
         mirror.pull(run, folder, files)
         mirror.forget_others(folder, files)
         write_json_atomically(folder / _ORIGIN, {"url": run.url})
@@ -76,7 +76,7 @@ def display_name(folder: Path) -> str:
 
 def names(text: str) -> list[str]:
     """Names of the checkpoints of a run in a store, oldest first; nothing for a path. UserError."""
-    if not is_far(text):
+    if not is_remote(text):
         return []
     run = prefix(text)
     with _explained(run, Path()):
@@ -104,7 +104,7 @@ def fetch(folder: Path, name: str = "latest") -> list[str]:
                 catalog.sealed(each).fetch_newest(root / each, "")
             except Damaged as damage:
                 shutil.rmtree(root / each, ignore_errors=True)
-                notices.append(f"{damage}; {each} is passed over")
+                notices.append(f"{damage}; {each} is skipped")
             else:
                 if name == "latest":
                     _only(root, each)
@@ -120,7 +120,7 @@ def fetch_export(folder: Path) -> None:
     with _reading(run, folder, folder):
         if not export.fetch(run, RunFolder(folder).pipeline):
             raise UserError(
-                f"{run.name} has no pipeline yet: it comes with the first save, if checkpoint.export is on",
+                f"{run.name} has no pipeline yet: the first save writes it if checkpoint.export=true",
                 code="missing",
                 setting="checkpoint.export",
             )
@@ -157,6 +157,6 @@ def _explained(run: Prefix, to: Path) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise UserError(error.told, code="unreachable") from error
+        raise UserError(error.explanation, code="unreachable") from error
     except OSError as error:
         raise UserError(f"{run.name}: {errors.unreadable(to, error)}", code="resources") from error

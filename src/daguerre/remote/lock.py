@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daguerre.checkpoint.run_dir import Holder, RunFolderError, RunFolderHeld, in_use
+from daguerre.checkpoint.run_dir import Holder, RunFolderError, RunFolderInUse, in_use
 from daguerre.storage.bucket import Prefix, Version
 from daguerre.storage.errors import Missing, StoreError
 
@@ -62,7 +62,7 @@ class Lock:
         """RunFolderHeld unless the lock is ours now; asks the store."""
         self._refresh()
         if self._lost:
-            raise RunFolderHeld(self._lost)
+            raise RunFolderInUse(self._lost)
 
     def _content(self) -> bytes:
         document = {"token": self._token, **asdict(self._holder), **_process(self._holder.pid)}
@@ -82,7 +82,7 @@ class Lock:
             if self._version is not None:
                 self.say(f"took over {self.run.name} from {_holder(holder)}: {reason}")
             elif (there := _document(self._now())) and there.get("token") != holder.get("token"):
-                raise RunFolderHeld(_held(self.run, _holder(there)))
+                raise RunFolderInUse(_held(self.run, _holder(there)))
         self._try_conditions()
 
     def _try_conditions(self) -> None:
@@ -94,7 +94,7 @@ class Lock:
             self.run.delete([NAME])
             raise RunFolderError(
                 f"{self.run.name} is in a store that ignores the conditions of writes (If-None-Match, If-Match), so "
-                "two runs could write over each other: give output_dir in another store, or a local folder"
+                "two runs could overwrite each other: set output_dir to another store or a local folder"
             )
 
     def _now(self) -> bytes:
@@ -110,21 +110,21 @@ class Lock:
         """
         age, announced = age_seconds(self.run), False
         if age <= MISSED_SECONDS and not _is_requeued():
-            raise RunFolderHeld(_held(self.run, _holder(holder)))
+            raise RunFolderInUse(_held(self.run, _holder(holder)))
         while age <= STALE_SECONDS:
             if not announced:
                 announced = True
                 self.say(
-                    f"{self.run.name} is in use by {_holder(holder)}, who was last heard of {age:.0f} s ago: this run "
-                    f"takes over if that becomes {STALE_SECONDS:.0f} s"
+                    f"{self.run.name} is in use by {_holder(holder)}, last seen {age:.0f} s ago: this run takes over "
+                    f"if that reaches {STALE_SECONDS:.0f} s"
                 )
             time.sleep(_LOOK_SECONDS)
             before, age = age, age_seconds(self.run)
             if age < before:  # written meanwhile, or let go
                 if _document(self._now()):
-                    raise RunFolderHeld(_held(self.run, _holder(holder)))
-                return "it has let go"
-        return f"it was last heard of {age:.0f} s ago"
+                    raise RunFolderInUse(_held(self.run, _holder(holder)))
+                return "it released the lock"
+        return f"it was last seen {age:.0f} s ago"
 
     def _keep(self, over: threading.Event) -> None:
         heard, announced = time.monotonic(), False
@@ -135,7 +135,9 @@ class Lock:
             except StoreError as error:
                 if time.monotonic() - heard > STALE_SECONDS / 2 and not announced:
                     announced = True
-                    self.say(f"the lock of the run cannot be refreshed, another run may take its place: {error.told}")
+                    self.say(
+                        f"the lock of the run cannot be refreshed, so another run may take over: {error.explanation}"
+                    )
 
     def _refresh(self) -> None:
         with self._busy:
@@ -158,8 +160,8 @@ class Lock:
             data = self._now() if version is None else b""
         if data and _document(data).get("token") != self._token:
             self._lost = (
-                f"{self.run.name} was taken over by {_holder(_document(data))}, as this run was not heard of for "
-                f"{STALE_SECONDS:.0f} s: this run stops, nothing of the other one is touched"
+                f"{self.run.name} was taken over by {_holder(_document(data))}, because this run did not refresh its "
+                f"lock for {STALE_SECONDS:.0f} s: this run stops, and the other one is not affected"
             )
             self.say(self._lost)
         else:
@@ -186,7 +188,7 @@ def holder(run: Prefix) -> Holder | None:
 def check_not_held(run: Prefix) -> None:
     """RunFolderHeld, naming the process, if one works there: a first look before anything is loaded. StoreError."""
     if (found := holder(run)) and not _is_requeued():
-        raise RunFolderHeld(_held(run, found))
+        raise RunFolderInUse(_held(run, found))
 
 
 def age_seconds(run: Prefix) -> float:
@@ -247,4 +249,7 @@ def _holder(found: dict[str, Any]) -> Holder:
 
 
 def _held(run: Prefix, holder: Holder) -> str:
-    return f"{in_use(run.name, holder)}. If it is no more, wait {STALE_SECONDS:.0f} s: then this run takes over"
+    return (
+        f"{in_use(run.name, holder)}. If that process no longer exists, wait {STALE_SECONDS:.0f} s: then this run "
+        "can take over"
+    )

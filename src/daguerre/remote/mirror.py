@@ -88,7 +88,7 @@ class Mirror:
         except (OSError, UserError) as error:
             text = (
                 f"the last files of the run could not be sent to {self.run.name}: {explained(error)}. They are in "
-                f"{self.folder.path}; the same command again makes them anew from the last checkpoint"
+                f"{self.folder.path}; run the same command again to write them from the last checkpoint"
             )
             self.say(text)
             raise RunFolderError(text) from error
@@ -100,8 +100,8 @@ class Mirror:
             except (OSError, UserError) as error:
                 if not self._failing:
                     self.say(
-                        f"the run's files cannot be sent to {self.run.name} now: {explained(error)}. Training goes on, "
-                        f"and it is tried again every {EVERY_SECONDS:.0f} s"
+                        f"the run's files cannot be sent to {self.run.name} now: {explained(error)}. Training "
+                        f"continues, with another try every {EVERY_SECONDS:.0f} s"
                     )
                 self._failing = True
             else:

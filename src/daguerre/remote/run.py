@@ -105,9 +105,9 @@ def _explained(run: Prefix) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise RunFolderError(f"output_dir: {error.told}") from error
+        raise RunFolderError(f"output_dir: {error.explanation}") from error
     except OSError as error:
         raise RunFolderError(
-            f"cannot write to {error.filename}: {error.strerror}. The files of {run.name} are kept there while it "
-            "trains; XDG_CACHE_HOME moves the folder"
+            f"cannot write to {error.filename}: {error.strerror}. The files of {run.name} are stored there during "
+            "training; XDG_CACHE_HOME changes the folder"
         ) from error

@@ -56,7 +56,7 @@ class SealedFiles:
         entries, stored = manifest.from_bytes(data, self.at.last)
         folder = stored.get("folder", "")
         if not folder.isalnum():
-            raise Damaged(f"{self.at.last}/{manifest.NAME} does not say where its files are")
+            raise Damaged(f"{self.at.last}/{manifest.NAME} does not list where its files are")
         return Contents(data, version, folder, entries, dict(stored.get("tags", {})))
 
     def _present(self) -> Contents:
@@ -93,7 +93,7 @@ class SealedFiles:
                 return self.fetch(there, folder, reader, start)
             except Missing as missing:
                 if there.data == before:  # looked up once more: it is not just being replaced
-                    raise Damaged(f"{missing.place.name} is missing") from missing
+                    raise Damaged(f"{missing.location.name} is missing") from missing
                 before = there.data
 
     def fetch(self, there: Contents, folder: Path, reader: str, start: int = 0) -> None:
@@ -163,7 +163,8 @@ class Upload:
         done = self._at.create(manifest.NAME, data) if before is None else self._at.replace(manifest.NAME, data, before)
         if done is None:
             raise Conflict(
-                f"another process wrote {self._at.name} at the same moment: only one run may work there. Stop the other"
+                f"another process wrote {self._at.name} at the same time: only one run can use this folder. Stop the "
+                "other one"
             )
         if before is not None:
             self.clear()

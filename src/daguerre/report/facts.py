@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from daguerre.formatting import counted, duration_text, scaled
+from daguerre.formatting import counted, format_duration, scaled
 from daguerre.report.html import Html, element, join, table, when
 from daguerre.report.run import Run
-from daguerre.report.svg import number_text
+from daguerre.report.svg import format_number
 
 STATES = {
     "running": "Training now",
@@ -39,7 +39,7 @@ def summary(run: Run) -> Html:
     done = f": {counted(samples, 'sample')} in {counted(step, 'update')}"
     words.append(done if step else ": no update yet")
     seconds = run.training_seconds()
-    words.append(f", {duration_text(seconds)} of training" if seconds else None)
+    words.append(f", {format_duration(seconds)} of training" if seconds else None)
     device = hardware(run)
     words.append(f" on {device}" if device else None)
     return element("p", *words, ".", class_="summary")
@@ -84,10 +84,10 @@ def facts(run: Run) -> Html:
             scaled(trained, _COUNTS) if isinstance(trained, int) else None,
             f"+ {scaled(frozen, _COUNTS)} frozen" if isinstance(frozen, int) and frozen else "",
         ),
-        ("Loss", None if loss is None else number_text(loss), ""),
-        ("Validation loss", None if validation is None else number_text(validation), ""),
+        ("Loss", None if loss is None else format_number(loss), ""),
+        ("Validation loss", None if validation is None else format_number(validation), ""),
         ("Speed", f"{speeds[len(speeds) // 2]:,.0f}" if speeds else None, "samples/s, median"),
-        ("Training time", duration_text(seconds) if seconds else None, ""),
+        ("Training time", format_duration(seconds) if seconds else None, ""),
         ("Peak memory", f"{memory / 2**30:.2f} GiB" if memory else None, ""),
     ]
     cells = (
@@ -103,7 +103,9 @@ def notices(run: Run) -> list[Html]:
     found = []
     reason = str(run.status.get("reason") or "")
     if run.state == "interrupted":
-        reason = reason or "The process ended without saying so. The same command again goes on from the last save."
+        reason = reason or (
+            "The process ended without a message. Run the same command again to continue from the last save."
+        )
     if reason:
         found.append(element("div", element("b", STATES.get(run.state, run.state)), element("p", reason)))
     if run.problems:
@@ -141,7 +143,7 @@ def last_numbers(run: Run) -> Html | None:
     for line in run.lines:
         newest |= {name: (line["step"], value) for name, value in line.items() if "/" in name}
     rows: list[list[object]] = [
-        [element("code", name), number_text(value) if isinstance(value, int | float) else str(value), f"{step:,}"]
+        [element("code", name), format_number(value) if isinstance(value, int | float) else str(value), f"{step:,}"]
         for name, (step, value) in sorted(newest.items())
     ]
     return table(["Metric", "Newest value", "Step"], rows, "counts") if rows else None

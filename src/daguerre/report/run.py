@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from daguerre.checkpoint.run_dir import RunFolder, held_by
+from daguerre.checkpoint.run_dir import RunFolder, lock_holder
 from daguerre.errors import UserError
 from daguerre.tracking.sinks import read_metrics
 
@@ -87,8 +87,8 @@ def read_run(folder: Path) -> Run:
     paths = RunFolder(folder)
     if not paths.config.exists() and not paths.metrics.exists():
         raise UserError(
-            f"{str(folder)!r} is no run folder: it has no config.yaml and no metrics/metrics.jsonl. "
-            "Give the folder of a run, such as runs/quickstart",
+            f"{str(folder)!r} is not a run folder: it has no config.yaml and no metrics/metrics.jsonl. Give the "
+            "folder of a run, such as runs/quickstart",
             code="missing",
         )
     problems: list[str] = []
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> Run:
 
 def _state(folder: Path, status: dict[str, Any]) -> str:
     state = str(status.get("state", "unknown"))
-    return "interrupted" if state == "running" and held_by(folder) is None else state
+    return "interrupted" if state == "running" and lock_holder(folder) is None else state
 
 
 def _samples(folder: Path, problems: list[str]) -> list[Sample]:

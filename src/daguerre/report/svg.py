@@ -114,7 +114,9 @@ def histogram(one: Histogram) -> Html:
     most = max((k + out for k, out in zip(one.kept, left_out, strict=True)), default=0)
     x_scale = Scale(one.edges[0], one.edges[-1], _LEFT, _RIGHT, one.log)
     y_scale = Scale(0.0, max(1.0, most * 1.04), _BOTTOM, _TOP)
-    x_ticks = sorted(one.ticks) or [(value, number_text(value)) for value in linear_ticks(x_scale.low, x_scale.high, 6)]
+    x_ticks = sorted(one.ticks) or [
+        (value, format_number(value)) for value in linear_ticks(x_scale.low, x_scale.high, 6)
+    ]
     counts = [count for count in linear_ticks(0.0, max(1.0, most), 4) if count == int(count)]
     drawing = [
         _axes(x_scale, x_ticks, y_scale, [(count, _tick_text(count)) for count in counts]),
@@ -187,7 +189,7 @@ def smooth(ys: Sequence[float]) -> list[float]:
     return smoothed
 
 
-def number_text(value: float) -> str:
+def format_number(value: float) -> str:
     """Four significant digits, without exponent where that reads well."""
     if not math.isfinite(value):
         return str(value)
@@ -228,7 +230,7 @@ def _tick_text(value: float) -> str:
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if abs(value) >= size * 0.9995 and abs(value) < 1e9:
             return f"{value / size:.4g}{unit}"
-    return "0" if value == 0 else number_text(value)
+    return "0" if value == 0 else format_number(value)
 
 
 def _line(series: Series, x_scale: Scale, y_scale: Scale) -> Html:
@@ -259,7 +261,9 @@ def _bar(one: Histogram, i: int, left_out: int, x_scale: Scale, y_scale: Scale) 
         return None
     start, end = x_scale(low), x_scale(high)
     gap = 1.0 if end - start > 4 else 0.2
-    said = f"{number_text(low)} to {number_text(high)}: {kept:,}" + (f", and {left_out:,} left out" if left_out else "")
+    said = f"{format_number(low)} to {format_number(high)}: {kept:,}" + (
+        f", and {left_out:,} left out" if left_out else ""
+    )
     parts = []
     for count, below, kind in ((kept, 0, "kept"), (left_out, kept, "out")):
         if count:

@@ -19,7 +19,7 @@ from daguerre.data.dataset import open_dataset
 from daguerre.data.folder.scan import EXTENSIONS
 from daguerre.data.sources import folder
 from daguerre.errors import FAILED, UserError
-from daguerre.formatting import duration_text
+from daguerre.formatting import format_duration
 from daguerre.generation import generate
 from daguerre.generation.generate import GeneratedImage, ImageRequest, image_size
 from daguerre.generation.image_files import Encoding, Files, in_threads
@@ -85,14 +85,14 @@ def generate_missing(config: Config, parts: Components, stop: Callable[[], int])
     between batches and gives the exit code of a signal, else 0; at a signal this raises `Stopped`.
     """
     check_prediction(config, parts)
-    asked, made_with = requests(config), _made_with(config)
+    asked, provenance = requests(config), _made_with(config)
     for each in asked:
-        _check_same(each, config, made_with)
+        _check_same(each, config, provenance)
         if each.missing:
             _check_generates(each, config, parts)
     if any(each.missing for each in asked):
         open_others(config)
-    return [_generate(each, config, parts, made_with, stop) for each in asked if each.missing]
+    return [_generate(each, config, parts, provenance, stop) for each in asked if each.missing]
 
 
 def check_prediction(config: Config, parts: Components) -> None:
@@ -102,8 +102,8 @@ def check_prediction(config: Config, parts: Components) -> None:
         return
     if why := compatibility.prediction_warning(pretrained, parts.objective):
         raise UserError(
-            f"{asked[0].setting}: DreamBooth takes too few updates for this: {why}. Take the objective of the base, or "
-            "train another one all the same with model.scheduler=null, which compares nothing",
+            f"{asked[0].setting}: a DreamBooth run is too short for this: {why}. Use the objective of the base "
+            "model, or set model.scheduler=null to train with another one without this check",
             code="conflict",
             setting="objective.name",
         )
@@ -117,7 +117,7 @@ def open_others(config: Config) -> None:
 
 
 def _generate(
-    each: ClassImageRequest, config: Config, parts: Components, made_with: Mapping[str, Any], stop: Callable[[], int]
+    each: ClassImageRequest, config: Config, parts: Components, provenance: Mapping[str, Any], stop: Callable[[], int]
 ) -> str:
     sampling = config.sampling.model_copy(update={"seed": each.seed})
     print(f"{each.setting}: generating {each.missing:,} images of {each.prompt!r} into {each.folder}", flush=True)
@@ -125,16 +125,16 @@ def _generate(
     parts.net.eval()
     filled = fill(
         parts, sampling, each.prompt, each.folder, each.count,
-        size_px=image_size(config, "class_image"), made_with=made_with, stop=lambda: bool(stop()),
+        size_px=image_size(config, "class_image"), provenance=provenance, stop=lambda: bool(stop()),
     )  # fmt: skip
     parts.net.train(training)
     if filled.missing:
         raise Stopped(
             f"stopped while class images were generated: {each.folder} has {each.count - filled.missing:,} of "
-            f"{each.count:,}, and the same command generates the others",
+            f"{each.count:,}; run the same command again to generate the others",
             stop() or FAILED,
         )
-    took = duration_text(time.monotonic() - began)
+    took = format_duration(time.monotonic() - began)
     return f"{each.setting}: generated {filled.generated:,} images of {each.prompt!r} (seed {each.seed}) in {took}"
 
 
@@ -156,20 +156,20 @@ def fill(
     count: int,
     *,
     size_px: tuple[int, int],
-    made_with: Mapping[str, Any],
+    provenance: Mapping[str, Any],
     stop: Callable[[], bool] = lambda: False,
 ) -> Filled:
     """Brings `folder` to `count` images in all, those of folders inside counted.
 
     Image i of those that are generated is drawn-0000i.png, of seed `sampling.seed` + i; beside it are a .txt with the
-    prompt, which data.source=folder reads, and a .json with everything that it depends on and `made_with`. Height and
+    prompt, which data.source=folder reads, and a .json with everything that it depends on and `provenance`. Height and
     width are `size_px`. The net is used as it is. `stop` is asked before each batch.
     """
     files = Files(folder, count, Encoding("png"))
     make_folder(folder)
     asked, scale = Prompt(prompt, sampling.negative_prompt), sampling.guidance_scale
     every = [ImageRequest(i, asked, sampling.seed + i, size_px, scale, f"drawn-{i:05d}") for i in range(count)]
-    not_whole = [one for one in every if not files.is_whole(one)]
+    not_whole = [one for one in every if not files.is_complete(one)]
     kept = images_in(folder) - sum(files.image(one).exists() for one in not_whole)
     missing = max(0, count - kept)
 
@@ -177,7 +177,7 @@ def fill(
         # The caption first: an image that is there has one.
         caption = files.image(image.request).with_suffix(".txt")
         write_bytes_atomically(caption, (image.request.prompt.text + "\n").encode())
-        files.write(image, {**generate.about(parts, sampling, image.request), **made_with})
+        files.write(image, {**generate.image_metadata(parts, sampling, image.request), **provenance})
 
     def counted() -> Iterator[GeneratedImage]:
         for image in generate.generate(parts, sampling, not_whole[:missing], stop):
@@ -212,13 +212,13 @@ def _made_with(config: Config) -> dict[str, Any]:
     }
 
 
-def _check_same(each: ClassImageRequest, config: Config, made_with: Mapping[str, Any]) -> None:
+def _check_same(each: ClassImageRequest, config: Config, provenance: Mapping[str, Any]) -> None:
     """UserError if the folder's generated images are of another prompt, size or model."""
     path = each.folder / _FIRST
     if not path.is_file():
         return
     height, width = image_size(config, "class_image")
-    now = {"prompt": each.prompt, "height": height, "width": width, **made_with}
+    now = {"prompt": each.prompt, "height": height, "width": width, **provenance}
     before: dict[str, Any] = json.loads(path.read_bytes())
     no_more = [
         name for name in ("revision", *config.model.networks(), "init_from") if name in before.keys() - now.keys()
@@ -227,8 +227,9 @@ def _check_same(each: ClassImageRequest, config: Config, made_with: Mapping[str,
     if differs:
         listed = ", ".join(f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in differs)
         raise UserError(
-            f"{each.setting}: the images in {each.folder} were generated otherwise ({listed}). Give another folder, "
-            "remove this one to have them generated anew, or remove the setting to train on them as they are",
+            f"{each.setting}: the images in {each.folder} were generated with other settings ({listed}). Choose "
+            "another folder, delete this one to generate them again, or remove the setting to train on them as they "
+            "are",
             code="changed",
             setting=each.setting,
         )
@@ -247,11 +248,11 @@ def _check_generates(each: ClassImageRequest, config: Config, parts: Components)
     if random:
         why = f"{', '.join(random)} starts from random weights, which give noise"
     elif remarks := parts.family.compatibility_warnings(parts.objective):
-        why = f"this recipe's objective is not what the weights were trained for ({'; '.join(remarks)})"
+        why = f"this recipe's objective differs from the one of the pretrained weights ({'; '.join(remarks)})"
     else:
         return
     raise UserError(
-        f"{each.setting}: nothing can be generated before training: {why}. {way_out}",
+        f"{each.setting}: class images cannot be generated: {why}. {way_out}",
         code="unsupported",
         setting=each.setting,
     )

@@ -73,7 +73,7 @@ def shard_networks(config: Config, parts: Components, processes: Processes, mesh
     if problems:
         name, why = problems[0]
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        notices.append(f"not split as the rules say: {name} ({why}){more}; `daguerre plan` lists all")
+        notices.append(f"not split according to the rules: {name} ({why}){more}; `daguerre plan` lists all")
     return sharding, notices
 
 
@@ -84,7 +84,7 @@ def check_same_weights(networks: Mapping[str, nn.Module], agreement: Agreement) 
         if other := [name for name, digest in theirs.items() if digest != everyone[0][name]]:
             raise UserError(
                 f"rank {rank} has other weights than rank 0 in {', '.join(other)}: their nodes read different files. "
-                "Give all nodes the same (a shared folder, or the same revision in each cache)",
+                "Give all nodes the same files (a shared folder, or the same revision in each cache)",
                 code="conflict",
             )
 

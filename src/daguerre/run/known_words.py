@@ -36,6 +36,6 @@ def notices(config: Config, prompts: Iterable[str]) -> list[str]:
     if len(vocabulary) > _FEW:
         others = f"it knows {len(vocabulary):,} others"
     return [
-        f"the captions that this model is trained on hold none of these words: {listed} (as in {first!r}); what it "
-        f"draws for them means nothing; {others}"
+        f"these words are in none of the training captions: {listed} (as in {first!r}), so the model does not know "
+        f"them; {others}"
     ]

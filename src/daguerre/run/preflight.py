@@ -62,8 +62,8 @@ def check_compiled_code(parts: Components, batch: Batch) -> None:
     if wrong:
         raise UserError(
             f"training.compile=blocks: torch {torch.__version__} compiled these networks wrongly: gradients of "
-            f"{len(wrong)} of {len(plain)} parameters are not those that they have uncompiled, {wrong[0]} for one. "
-            "Train with training.compile=false, or with another release of torch",
+            f"{len(wrong)} of {len(plain)} parameters differ from the uncompiled ones, {wrong[0]} for one. Train "
+            "with training.compile=false, or use another version of torch",
             code="unsupported",
             setting="training.compile",
         )

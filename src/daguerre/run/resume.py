@@ -33,7 +33,7 @@ from daguerre.models.weights import files
 from daguerre.remote import local_copy
 from daguerre.run import state_io
 from daguerre.run.storage import LocalStorage, RunStorage
-from daguerre.tracking.sinks import cut_after
+from daguerre.tracking.sinks import truncate_after
 from daguerre.training.guard import misfits
 from daguerre.training.settings import largest_divisor
 from daguerre.training.state import TrainState, adopt
@@ -131,8 +131,8 @@ def _recorded(config: Config, folder: RunFolder) -> dict[str, Any]:
         return {"global_batch_size": None, "allowed": [], "schedule": None}
     if config.resume_from_checkpoint == "never":
         raise UserError(
-            f"{local_copy.display_name(folder.path)} holds a run already, and resume_from_checkpoint=never: give this "
-            "run another run_name, or leave it out to go on with that one",
+            f"{local_copy.display_name(folder.path)} holds a run already, and resume_from_checkpoint=never: give "
+            "this run another run_name, or remove resume_from_checkpoint to continue that run",
             code="conflict",
             setting="run_name",
         )
@@ -161,17 +161,20 @@ def check_same_recipe(old: Config, new: Config, folder: RunFolder) -> list[Chang
         return allowed
     lines, place = [f"  {_difference(change)}" for change in changes], local_copy.display_name(folder.path)
     raise UserError(
-        f"{place} holds a run of another recipe; it differs in\n" + "\n".join(lines) + "\n"
-        "Give the new run another run_name, repeat the command that began this one, or, to start from its weights, "
-        f"use another run_name with init_from={place}. To go on all the same, with another setting from here on: "
-        f"allow_change='[{', '.join(change.path for change in changes)}]'",
+        f"{place} has a run with other settings:\n"
+        + "\n".join(lines)
+        + (
+            "\nChoose another run_name for a new run, repeat the original command to continue this one, or start a "
+            f"new run from its weights with another run_name and init_from={place}. To continue with the changed "
+            f"settings from here on: allow_change='[{', '.join(change.path for change in changes)}]'"
+        ),
         code="changed",
         setting=changes[0].path if len(changes) == 1 else None,
     )
 
 
 def _difference(change: Change) -> str:
-    return f"{change.path}: the run has {shown(change.old)}, this command says {shown(change.new)}"
+    return f"{change.path}: the run has {shown(change.old)}, this command has {shown(change.new)}"
 
 
 def first_weights(attached: Attached, start: StartPoint, config: Config) -> list[str]:
@@ -203,7 +206,7 @@ def restore(state: TrainState, start: StartPoint, config: Config, averages: Mapp
     """Puts the checkpoint into the state, or `averages` into that of a fresh run. Returns notices."""
     if start.checkpoint is not None:
         state_io.restore(state, start.checkpoint)
-        return [f"going on from {start.checkpoint.name}"]
+        return [f"continuing from {start.checkpoint.name}"]
     if averages is None:
         return []
     state.start_averages(averages)
@@ -222,7 +225,7 @@ def restore_loading(loading: Loading, start: StartPoint, config: Config) -> None
 def describe_start(config: Config, start: StartPoint) -> list[str]:
     """Lines about the weights that a run would start from; nothing is read but the names of checkpoints."""
     if start.checkpoint is not None:
-        return [f"the run goes on from {start.checkpoint.name}"]
+        return [f"the run continues from {start.checkpoint.name}"]
     if config.init_from is None:
         return []
     names = local_copy.names(config.init_from) or Store(RunFolder(Path(config.init_from)).checkpoints).names()
@@ -244,7 +247,7 @@ def record(
     resolved = config.model_copy(update={"training": training, **of_this_start})
     write_bytes_atomically(folder.config, configs.dump(resolved).encode())
     write_json_atomically(folder.environment, {**environment(), "parameters": parameters})
-    cut_after(folder.metrics, -1 if start.step is None else start.step)
+    truncate_after(folder.metrics, -1 if start.step is None else start.step)
 
 
 def read_averages(path: Path, net: nn.Module, saved: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -260,7 +263,7 @@ def read_averages(path: Path, net: nn.Module, saved: Collection[str] | None = No
     spare = {name for name in found.keys() - trained.keys() if name in known or name.endswith(".position_ids")}
     if problems := misfits(trained, {name: tensor for name, tensor in found.items() if name not in spare}):
         raise UserError(
-            f"ema.path={path}: these weights do not fit what is trained: {problems}",
+            f"ema.path={path}: these weights do not match the trained networks: {problems}",
             code="conflict",
             setting="ema.path",
         )
@@ -292,8 +295,8 @@ def _tensors(path: Path, known: set[str]) -> Iterator[tuple[str, Tensor]]:
         yield from _prefixed(own or path.name, tensors)
     else:
         raise UserError(
-            f"ema.path={path}: there is nothing; give a run folder, one of its checkpoints, a folder in diffusers' "
-            "layout or a .safetensors file",
+            f"ema.path={path}: nothing found there; give a run folder, one of its checkpoints, a folder in "
+            "diffusers' layout or a .safetensors file",
             code="missing",
             setting="ema.path",
         )

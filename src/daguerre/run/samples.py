@@ -70,12 +70,12 @@ def write(
     config: Config,
     each: Sequence[ImageRequest],
     folder: Path | None,
-    made_with: Mapping[str, Any],
+    provenance: Mapping[str, Any],
     show: Callable[[GeneratedImage], None] = lambda image: None,
 ) -> None:
     """Generates `each` into `folder`/000.png, 001.png ...; without a folder only to take part with other devices.
 
-    `folder`/samples.json, written last, has how each was made and `made_with`. Files of the same names are overwritten.
+    `folder`/samples.json, written last, has the metadata of each and `provenance`. Existing files are overwritten.
     `show` gets each image that was written.
     """
     refused: OSError | None = None
@@ -91,8 +91,8 @@ def write(
             show(image)
         except OSError as error:
             refused = error
-        made = generate.about(parts, config.sampling, one)
-        listing[one.number] = {"file": path.name, **one.about, **made, **made_with}
+        made = generate.image_metadata(parts, config.sampling, one)
+        listing[one.number] = {"file": path.name, **one.metadata, **made, **provenance}
     if refused is not None:
         raise refused
     if folder is not None:

@@ -98,9 +98,9 @@ def settled(
         _percent(rate) for rate in (old.share_at(done - 1), new.share_at(done), new.share_at(new.total_steps - 1))
     )
     return config, [
-        f"{new.total_steps:,} updates in place of {old.total_steps:,} (lr_scheduler.on_new_duration={choice}): the "
-        f"learning rate was {last} of its peak in update {done:,}, is {following} in the next one "
-        f"and {final} in the last"
+        f"{new.total_steps:,} updates instead of {old.total_steps:,} (lr_scheduler.on_new_duration={choice}): the "
+        f"learning rate was {last} of its peak in update {done:,}, is {following} in the next one and {final} in the "
+        "last"
     ]
 
 
@@ -117,9 +117,9 @@ def _stage(config: Config, old: LoopConfig, done: int) -> Stage:
     share = config.lr_scheduler.restart_from or old.share_at(start)
     if not share:
         raise UserError(
-            f"lr_scheduler.on_new_duration={name}: the learning rate of this run is 0 after update {start:,}, so that "
-            "nothing more would be learnt. Give lr_scheduler.restart_from, the share of the peak learning rate to go "
-            "on from, such as lr_scheduler.restart_from=0.1",
+            f"lr_scheduler.on_new_duration={name}: the learning rate of this run is 0 after update {start:,}, so "
+            "nothing more would be learnt. Set lr_scheduler.restart_from, the share of the peak learning rate to "
+            "continue with, such as lr_scheduler.restart_from=0.1",
             code="missing",
             setting="lr_scheduler.restart_from",
         )
@@ -130,20 +130,23 @@ def _choices(config: Config, old: LoopConfig, new: LoopConfig, done: int) -> str
     ended, final = old.share_at(old.total_steps), old.lr_scheduler.final
 
     def unless(rate: float) -> str:
-        return "" if rate else ": nothing would be learnt, so add lr_scheduler.restart_from=0.1, a share of the peak"
+        return (
+            ""
+            if rate
+            else (": add lr_scheduler.restart_from=0.1 (a share of the peak), otherwise nothing would be learnt")
+        )
 
     return (
         f"training.duration is {str(config.training.duration)!r} ({new.total_steps:,} updates), and this run was "
         f"planned for {old.total_steps:,} updates with a learning rate that falls until then "
-        f"(lr_scheduler.name={old.lr_scheduler.name}); "
-        f"{done:,} are done.\nSay what becomes of the rate, which is {_percent(old.share_at(done))} of its peak now:\n"
-        f"  lr_scheduler.on_new_duration=stretch   as if the run had had that length from the start: now "
-        f"{_percent(new.share_at(done))}\n"
-        f"  lr_scheduler.on_new_duration=hold      the old schedule to its end, then the rate of its end, "
-        f"{_percent(ended)}{unless(ended)}\n"
-        f"  lr_scheduler.on_new_duration=decay     a new decay from the present rate to {_percent(final)} over the "
-        f"{new.total_steps - done:,} updates that are left{unless(old.share_at(done))}\n"
-        "A rate that does not fall (lr_scheduler.name=constant) needs no such choice. docs/optimizers.md says more."
+        f"(lr_scheduler.name={old.lr_scheduler.name}); {done:,} are done.\nChoose how the learning rate goes on; now "
+        f"it is {_percent(old.share_at(done))} of its peak:\n  lr_scheduler.on_new_duration=stretch   as if the new "
+        f"length had been set from the start: now {_percent(new.share_at(done))}\n  "
+        "lr_scheduler.on_new_duration=hold      the old schedule to its end, then its final rate, "
+        f"{_percent(ended)}{unless(ended)}\n  lr_scheduler.on_new_duration=decay     a new decay from the current "
+        f"rate to {_percent(final)} over the {new.total_steps - done:,} remaining "
+        f"updates{unless(old.share_at(done))}\nA constant rate (lr_scheduler.name=constant) needs no such choice. "
+        "See docs/optimizers.md."
     )
 
 

@@ -10,7 +10,7 @@ from daguerre import faults, ranks
 from daguerre.build import base_digests
 from daguerre.build.parts import BatchSizes, Components, begin, build, shared_out
 from daguerre.checkpoint.async_save import FailedSaves, Outcome, Saver
-from daguerre.checkpoint.retention import Keep
+from daguerre.checkpoint.retention import RetentionPolicy
 from daguerre.checkpoint.run_dir import RunFolder, RunFolderError, State
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Config, Loaded
@@ -22,7 +22,7 @@ from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.process_group import Processes
 from daguerre.distributed.watchdog.watchdog import may_come_from_others
 from daguerre.errors import UserError
-from daguerre.formatting import duration_text
+from daguerre.formatting import format_duration
 from daguerre.memory import advice as memory_advice
 from daguerre.report import page
 from daguerre.run import class_images, distribute, preflight, resume, samples, schedule, state_io, summary
@@ -88,7 +88,7 @@ class Run:
             why = str(error)
             if isinstance(error, OSError):
                 why = f"{error.filename or self.folder.path}: {error.strerror or error}"
-            self.terminal.message(f"{what} FAILED: {why}. Training goes on, and the next time tries again")
+            self.terminal.message(f"{what} FAILED: {why}. Training continues, and the next save tries again")
 
     def say(self, lines: Sequence[str]) -> None:
         """Shows messages at the terminal, each once."""
@@ -109,7 +109,7 @@ class Run:
         def advice() -> str:
             if self.processes.world.size > 1:  # others would have to take part in what is tried
                 return memory_advice.of_several(self.config, self.saver)
-            self.say(["out of memory: looking for the micro-batch that fits"])
+            self.say(["out of memory: searching for the largest micro-batch that fits"])
             return memory_advice.of_training(self.config, self.saver, self.parts, self.state, self.loading, self.sizes)
 
         return oom.explained("training", advice)
@@ -149,9 +149,14 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
     dataset, held_out = open_datasets(config.data, ["train", "held_out"])
     config, of_duration = schedule.settled(config, point, sizes, dataset.count)
     every = intervals(config, sizes, dataset.count)
-    notices += [*of_state, *of_duration, *summary.about_rate(config, sizes), *summary.about_warmup(every)]
+    notices += [
+        *of_state,
+        *of_duration,
+        *summary.describe_learning_rate(config, sizes),
+        *summary.describe_warmup(every),
+    ]
     validates = every.validation is not None
-    notices += summary.about_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)
+    notices += summary.describe_data(dataset, held_out, sizes.whole, validates, parts.family.generates, parts.images)
     terminal = stack.enter_context(Progress(every.total, None if processes.leads else io.StringIO()))
     storage.say = terminal.message
     loading = _loading(config, folder, dataset, parts, sizes, state, terminal, processes.leads)
@@ -162,7 +167,7 @@ def start(loaded: Loaded, storage: RunStorage, stack: ExitStack, stop: StopSigna
         resume.record(config, folder, point, sizes, summary.parameter_counts(parts))
         for line in read_metrics(folder.metrics):
             terminal.remember(line.get("learning/loss"))
-    own, keep = config.checkpoint, Keep(config.checkpoint.keep, every.backup)
+    own, keep = config.checkpoint, RetentionPolicy(config.checkpoint.keep, every.backup)
     run = Run(
         config, folder, processes, Saver(store, keep, FailedSaves(own.max_failed_saves), own.background), parts, sizes,
         every, dataset, held_out, state, loading, terminal,
@@ -205,14 +210,14 @@ def _announced(run: Run, probe: Batch, notices: Sequence[str], storage: RunStora
     """Computes a first pass, which tells how long the run will take, and shows what will happen."""
     config, parts, sizes, left = run.config, run.parts, run.sizes, max(0, run.every.total - run.state.step)
     if left and config.training.compile:
-        run.say(["compiling blocks: minutes the first time, less from then on"])
+        run.say(["compiling blocks: takes minutes the first time, less afterwards"])
     with run.enough_memory():
         run = replace(run, flops_per_sample=preflight.training_flops_per_sample(parts, probe))
         each = preflight.seconds(parts, probe) / len(probe.names) if left else 0.0
         if left and config.training.compile:
             preflight.check_compiled_code(parts, probe)
     seconds = each * sizes.whole / sizes.ranks * left
-    length = f"about {duration_text(seconds)} of training" if left else "all done"
+    length = f"about {format_duration(seconds)} of training" if left else "all done"
     run.say([*summary.headline(config, parts, sizes, left, length), *notices, f"run folder: {storage.name}"])
     return run
 

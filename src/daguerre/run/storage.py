@@ -44,6 +44,6 @@ def of(output_dir: str, run_name: str) -> RunStorage:
 
     `hold()` on rank 0 alone; other ranks must not read `folder`: on another machine it is not there.
     """
-    if address.is_far(output_dir):
+    if address.is_remote(output_dir):
         return RemoteStorage(bucket.prefix(output_dir) / run_name)
     return LocalStorage(RunFolder(Path(output_dir) / run_name))

@@ -25,7 +25,7 @@ from daguerre.run.schedule import Intervals, peak_learning_rate
 _COLUMNS = 114
 
 
-def count_text(count: float) -> str:
+def format_count(count: float) -> str:
     """A count for people: 3.1 M, 845 k, 12."""
     return scaled(count, {" B": 1e9, " M": 1e6, " k": 1e3})
 
@@ -37,7 +37,7 @@ def parameter_counts(parts: Components) -> dict[str, int]:
     return {"trained": trained, "frozen": sum(p.numel() for p in every.values()) - trained}
 
 
-def device_text(device: torch.device) -> str:
+def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -46,19 +46,19 @@ def device_text(device: torch.device) -> str:
 
 def headline(config: Config, parts: Components, sizes: BatchSizes, steps: int | None, length: str = "") -> list[str]:
     """Length of the training; then model, objective, data and device."""
-    trained = count_text(parameter_counts(parts)["trained"])
+    trained = format_count(parameter_counts(parts)["trained"])
     samples = f"{config.training.duration} in updates of {sizes.whole} samples"
     if steps is not None:
         samples = f"{steps:,} updates of {sizes.whole} samples = {steps * sizes.whole:,} samples"
     return [
         f"{config.run_name}: {samples}{length and ', '}{length}",
         f"{config.model.family} with {trained} trained parameters, objective {config.objective.name}, on "
-        f"{config.data.kinds} at {config.data.resolution} px; {device_text(parts.device)}, {parts.precision}",
-        *about_levels(config, parts.objective),
+        f"{config.data.kinds} at {config.data.resolution} px; {describe_device(parts.device)}, {parts.precision}",
+        *describe_levels(config, parts.objective),
     ]
 
 
-def about_levels(config: Config, objective: Objective) -> list[str]:
+def describe_levels(config: Config, objective: Objective) -> list[str]:
     """The shift of the noise levels for each size that is trained on, if it follows the size."""
     if not isinstance(objective, Diffusion) or objective.settings.schedule.resolution_shift.name == "none":
         return []
@@ -67,7 +67,7 @@ def about_levels(config: Config, objective: Objective) -> list[str]:
     return wrapped(f"shift of the noise levels: {listed}", _COLUMNS)
 
 
-def about_rate(config: Config, sizes: BatchSizes) -> list[str]:
+def describe_learning_rate(config: Config, sizes: BatchSizes) -> list[str]:
     """The peak learning rate with `scale_lr`."""
     if not config.optimizer.scale_lr:
         return []
@@ -75,17 +75,17 @@ def about_rate(config: Config, sizes: BatchSizes) -> list[str]:
     return [f"learning rate {rate:g} x {sizes.whole} samples = {peak:g} (scale_lr)"]
 
 
-def about_warmup(every: Intervals) -> list[str]:
+def describe_warmup(every: Intervals) -> list[str]:
     """A notice if the warm-up is longer than the run, which only the data or the batch may tell."""
     if every.warmup <= every.total or not every.total:
         return []
     return [
-        f"the warm-up takes {every.warmup:,} updates and the run has {every.total:,}: the learning rate never reaches "
-        f"its peak. For one that fits: lr_scheduler.warmup='{-(-every.total // 10)} steps'"
+        f"the warm-up takes {every.warmup:,} updates and the run has {every.total:,}: the learning rate never "
+        f"reaches its peak. A shorter warm-up: lr_scheduler.warmup='{-(-every.total // 10)} steps'"
     ]
 
 
-def about_data(
+def describe_data(
     dataset: Dataset, held_out: Dataset, batch_size: int, validates: bool, generates: bool, images: Sequence[str] = ()
 ) -> list[str]:
     """Extent of the data, samples that are left out, and measurements that it does not allow."""
@@ -98,7 +98,7 @@ def about_data(
     if held_out.size == 0 and validates:
         lines.append("nothing is held out, so there is no validation loss")
     if dataset.metric is None and generates:
-        lines.append("no checker reads images of this source, so the run ends without a table of results")
+        lines.append("generated images of this data set cannot be scored, so the run ends without a table of results")
     return lines
 
 
@@ -111,7 +111,7 @@ def extent(dataset: Dataset) -> str:
     return f"{dataset.size:,} samples an epoch{repeated}"
 
 
-def about_source(dataset: Dataset, config: Config, batch_size: int, images: Sequence[str] = ()) -> list[str]:
+def describe_source(dataset: Dataset, config: Config, batch_size: int, images: Sequence[str] = ()) -> list[str]:
     """Extent of the data, its buckets, and samples that are left out."""
     left_out = skipped.merged(dataset.report(), dataset.notes(batch_size, images)).items()
     shapes = [f"buckets: {', '.join(map(str, dataset.buckets))}"] if len(dataset.buckets) > 1 else []
@@ -122,7 +122,7 @@ def about_source(dataset: Dataset, config: Config, batch_size: int, images: Sequ
     ]
 
 
-def about_files(config: Config) -> list[str]:
+def describe_files(config: Config) -> list[str]:
     """Places of the files of pretrained networks: whether each is on this machine, and its files."""
     if not isinstance(config.model, PretrainedSettings):
         return []
@@ -132,14 +132,15 @@ def about_files(config: Config) -> list[str]:
         files = [f"{part}/{names[0]}".lstrip("/") for part, each in wanted.needed.items() for names in each]
         files = [name.replace("tokenizer_config.json", "*") for name in files]
         absent = files if found is None else resolve.missing_files(found, wanted.needed)
-        where = "to be fetched from the hub" if found is None else "on this machine" if not absent else "incomplete"
+        here = "on this machine" if not absent else "incomplete"
+        where = "will be downloaded from the hub" if found is None else here
         lines += wrapped(f"{wanted.place}: {where}" + (f": {', '.join(absent or files)}" if files else ""), _COLUMNS)
         if found is None:
             lines.append(f"  for a machine without a network: daguerre fetch {wanted.place} -o DIR")
     return lines
 
 
-def about_settings(config: Config, full: bool) -> dict[str, list[str]]:
+def describe_settings(config: Config, full: bool) -> dict[str, list[str]]:
     """The recipe as YAML under a title: all of it if `full`, else the settings that differ from the defaults."""
     whole = configs.dump(config)
     if full:
@@ -150,7 +151,7 @@ def about_settings(config: Config, full: bool) -> dict[str, list[str]]:
     return {f"Settings ({count} that differ from the defaults; --full shows all {every})": lines}
 
 
-def about_networks(parts: Components) -> list[str]:
+def describe_networks(parts: Components) -> list[str]:
     """Each network with its class, its parameters, and those that are trained."""
     trained = {id(p) for p in parts.net.parameters() if p.requires_grad}
     lines = []
@@ -161,12 +162,12 @@ def about_networks(parts: Components) -> list[str]:
     return lines
 
 
-def about_plan(
+def describe_plan(
     config: Config, parts: Components, sizes: BatchSizes, total_steps: int | None, start: resume.StartPoint
 ) -> list[str]:
     """Length, batches and start point of the training."""
     if total_steps == 0:
-        return ["no updates: the networks are there to generate with as they are (daguerre generate)"]
+        return ["no updates: this recipe is for `daguerre generate`"]
     cut = f"{sizes.accumulation} x {sizes.micro}" if sizes.accumulation > 1 else f"{sizes.micro} at once"
     return [
         *headline(config, parts, sizes, total_steps),
@@ -187,11 +188,11 @@ def dry_run(
 ) -> str:
     """The text of a dry run, with all settings if `full`. `total_steps` is None if it depends on data not here."""
     sections = {
-        **about_settings(config, full),
-        "Networks": about_networks(parts),
-        "Files": about_files(config),
+        **describe_settings(config, full),
+        "Networks": describe_networks(parts),
+        "Files": describe_files(config),
         "Data": data,
-        "Plan": about_plan(config, parts, sizes, total_steps, start),
+        "Plan": describe_plan(config, parts, sizes, total_steps, start),
         "Notes": [
             line
             for note in [*notices, *parts.family.compatibility_warnings(parts.objective)]

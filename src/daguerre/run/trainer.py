@@ -144,7 +144,7 @@ def named(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
     """The same batches; shows a message, once, for each held-out sample that cannot be decoded."""
     for batch in batches:
         broken = [name for name, valid in zip(batch.names, batch.valid_B.tolist(), strict=True) if not valid]
-        run.say([f"held-out sample that cannot be decoded, left out of the validation loss: {name}" for name in broken])
+        run.say([f"held-out sample that cannot be decoded, not in the validation loss: {name}" for name in broken])
         yield batch
 
 
@@ -246,7 +246,7 @@ def stopped(run: Run, signal: Signals) -> int:
     """Records that a run was stopped by a signal; its state is saved. Returns the exit code."""
     run.status("saved", reason=f"stopped by {signal.name}")
     run.page()
-    run.say([f"stopped by {signal.name} and saved at step {run.state.step:,}; the same command goes on from there"])
+    run.say([f"stopped by {signal.name} and saved at step {run.state.step:,}; run the same command to continue"])
     return 128 + signal
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from daguerre import plugins
 from daguerre.errors import UserError
-from daguerre.settings import ADDRESS, FREE, Idle, Settings
+from daguerre.settings import ADDRESS, FREE, Settings, Unused
 
 SCHEDULERS = {
     "DDIMScheduler": "ddim",
@@ -45,8 +45,8 @@ def unguided_or_more(scale: float) -> float:
     """
     if 0 < scale < 1:
         raise UserError(
-            f"guidance_scale is {scale:g}: 0 and 1 are no guidance, above 1 is guidance; below 1 the formula leads "
-            "towards the negative prompt, and diffusers generates without guidance: set it to 1 or more"
+            f"guidance_scale is {scale:g}: 0 and 1 are no guidance, above 1 is guidance; below 1 the formula would "
+            "move towards the negative prompt, and diffusers generates without guidance: set it to 1 or more"
         )
     return scale
 
@@ -97,9 +97,9 @@ class SamplingSettings(Settings):
     seed: int = Field(0, ge=0, json_schema_extra=FREE)
     """Image i starts from the noise of seed + i alone."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("s_tmin", "s_tmax", "s_noise"), lambda own: own.s_churn == 0, "no effect while s_churn is 0"),
-        Idle(("prompts",), lambda own: None not in (own.prompts, own.prompts_file), "prompts_file names the prompts"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("s_tmin", "s_tmax", "s_noise"), lambda own: own.s_churn == 0, "no effect while s_churn is 0"),
+        Unused(("prompts",), lambda own: None not in (own.prompts, own.prompts_file), "prompts_file has the prompts"),
     )
 
     @field_validator("sampler")
@@ -129,18 +129,19 @@ class SamplingSettings(Settings):
             if getattr(self, name) > 0 and name not in keywords(self.sampler):
                 takes = ", ".join(sampler for sampler in plugins.names("samplers") if name in keywords(sampler))
                 raise ValueError(
-                    f"{name} is {getattr(self, name)} and {self.sampler} has none: set {name}=0, or sampler={takes}"
+                    f"{name} is {getattr(self, name)} but {self.sampler} does not use it: set {name}=0, or "
+                    f"sampler={takes}"
                 )
         if self.s_tmax is not None and self.s_tmin > self.s_tmax:
             raise ValueError(
-                f"s_tmin is {self.s_tmin:g} and s_tmax is {self.s_tmax:g}: noise is added between the two, so s_tmin "
-                "must not be the larger one"
+                f"s_tmin is {self.s_tmin:g} and s_tmax is {self.s_tmax:g}: noise is added between these levels, so "
+                "s_tmin must be the smaller one"
             )
         if not self.guided:
             for name in ("guidance_rescale", "negative_prompt"):
                 if getattr(self, name):
                     raise ValueError(
-                        f"{name} is {getattr(self, name)!r} and guidance_scale is {self.guidance_scale:g}, which runs "
-                        f"no unguided side: raise guidance_scale or drop {name}"
+                        f"{name} is {getattr(self, name)!r} and guidance_scale is {self.guidance_scale:g}, so there "
+                        f"is no guidance: raise guidance_scale or remove {name}"
                     )
         return self

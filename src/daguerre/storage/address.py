@@ -5,7 +5,7 @@ from daguerre.errors import UserError
 from daguerre.storage.location import STORES, Location, scheme
 
 
-def is_far(text: str) -> bool:
+def is_remote(text: str) -> bool:
     """True for an address, False for a path of this machine."""
     return bool(scheme(text))
 

@@ -61,7 +61,7 @@ class Prefix:
     def last(self) -> str:
         return self.url.rpartition("/")[2]
 
-    def place(self, name: str) -> Location:
+    def location(self, name: str) -> Location:
         return Location(f"{self.url}/{name}")
 
     def read(self, name: str) -> tuple[bytes, Version]:
@@ -71,17 +71,17 @@ class Prefix:
             answer = store.get(path)
             return bytes(answer.bytes()), _version(answer.meta), answer.meta["e_tag"] or ""
 
-        place = self.place(name)
+        location = self.location(name)
         seen: list[bytes] = []
         for _ in range(READINGS):
-            data, version, tag = with_retries(place, got)
+            data, version, tag = with_retries(location, got)
             if tag.strip('"') == md5(data, usedforsecurity=False).hexdigest() or data in seen:
                 return data, version
             seen.append(data)
-        raise Transient(place, "comes differently at each reading: something on the way damages it", "")
+        raise Transient(location, "differs in each reading: the connection damages the data", "")
 
     def write(self, name: str, data: bytes) -> None:
-        storage_io.write(self.place(name), data)
+        storage_io.write(self.location(name), data)
 
     def create(self, name: str, data: bytes) -> Version | None:
         """Creates an object; None if it exists already, whoever came first."""
@@ -93,7 +93,7 @@ class Prefix:
 
     def _conditionally(self, name: str, data: bytes, mode: Any) -> Version | None:
         """`data` has to be unlike anything written before: it tells the writer where an answer was lost."""
-        place = self.place(name)
+        location = self.location(name)
         for _ in range(READINGS):
 
             def put(store: Store, path: str, mode: Any = mode) -> Version | None:
@@ -106,7 +106,7 @@ class Prefix:
                         raise
                     return None
 
-            version = with_retries(place, put, "written")
+            version = with_retries(location, put, "written")
             try:
                 there, current = self.read(name)
             except Missing:
@@ -116,18 +116,18 @@ class Prefix:
             if version is None or current.get("e_tag") != version.get("e_tag"):  # another writer's
                 return None
             mode = version  # ours, damaged in transit
-        raise Transient(place, "holds other bytes than were written to it", "")
+        raise Transient(location, "has other bytes than were written to it", "")
 
     def send(self, name: str, chunks: Callable[[], Iterable[Any]], about_bytes: int = 0) -> Sent:
         """Creates or replaces an object of any size from pieces of memory, which `chunks` gives anew at each try."""
-        return storage_io.send(self.place(name), chunks, PART_BYTES, about_bytes)
+        return storage_io.send(self.location(name), chunks, PART_BYTES, about_bytes)
 
     def digest(self, name: str, size_bytes: int) -> str:
         """SHA-256 of an object as the store gives it; empty if it is not of that size or does not exist."""
-        return storage_io.stored_sha256(self.place(name), size_bytes)
+        return storage_io.stored_sha256(self.location(name), size_bytes)
 
     def fetch(self, name: str, to: Path) -> None:
-        storage_io.fetch(self.place(name), to)
+        storage_io.fetch(self.location(name), to)
 
     def listing(self, below: str = "") -> list[Listed]:
         """All objects, or those below a folder that is named with its slash, sorted."""
@@ -140,11 +140,11 @@ class Prefix:
     def delete(self, names: Sequence[str]) -> None:
         """Deletes objects; those that do not exist are no error."""
         for name in names:
-            with_retries(self.place(name), _deleted, "written")
+            with_retries(self.location(name), _deleted, "written")
 
     def changed(self, name: str) -> datetime:
         """Time of the last write, by the store's clock. `Missing` if the object does not exist."""
-        return with_retries(self.place(name), lambda store, path: store.head(path)["last_modified"])
+        return with_retries(self.location(name), lambda store, path: store.head(path)["last_modified"])
 
 
 def prefix(text: str) -> Prefix:

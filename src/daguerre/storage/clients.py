@@ -80,26 +80,26 @@ class Client:
     """Set once it has answered: from then on, silence may pass."""
 
 
-def client(place: Location, writing: bool = False) -> Client:
+def client(location: Location, writing: bool = False) -> Client:
     """The connection to a file's store. StoreError if the environment's settings cannot be used.
 
     The one for writing waits longer, and retries parts of a large file by itself.
     """
-    return _opened(_parts(place)[0], writing and place.scheme in STORES)
+    return _opened(_parts(location)[0], writing and location.scheme in STORES)
 
 
-def path_in(place: Location) -> str:
+def path_in(location: Location) -> str:
     """The file's name within its `client`."""
-    return _parts(place)[1]
+    return _parts(location)[1]
 
 
-def _parts(place: Location) -> tuple[str, str]:
+def _parts(location: Location) -> tuple[str, str]:
     """The root of the connection and the name in it: a bucket and a key; a host and a plain path; else the address, as
     the library would rewrite escapes and queries."""
-    if place.scheme not in WEB:
-        return f"{place.scheme}://{place.bucket}/", place.key
-    plain = _PLAIN.fullmatch(place.url)
-    return (plain[1], plain[2]) if plain else (place.url, "")
+    if location.scheme not in WEB:
+        return f"{location.scheme}://{location.bucket}/", location.key
+    plain = _PLAIN.fullmatch(location.url)
+    return (plain[1], plain[2]) if plain else (location.url, "")
 
 
 def forget() -> None:
@@ -109,10 +109,10 @@ def forget() -> None:
 
 @lru_cache(maxsize=64)
 def _opened(root: str, writing: bool) -> Client:
-    place = Location(root)
-    if place.scheme not in STORES:
-        return _web(place)
-    return (_s3 if place.scheme == "s3" else _gs)(place, writing)
+    location = Location(root)
+    if location.scheme not in STORES:
+        return _web(location)
+    return (_s3 if location.scheme == "s3" else _gs)(location, writing)
 
 
 def _options(allow_http: bool, writing: bool = False) -> dict[str, Any]:
@@ -132,22 +132,22 @@ def _options(allow_http: bool, writing: bool = False) -> dict[str, Any]:
     }
 
 
-def _s3(place: Location, writing: bool) -> Client:
+def _s3(location: Location, writing: bool) -> Client:
     settings = botocore.session.Session()
     try:
         endpoint = _s3_endpoint(settings)
-        region = _region(settings, place.bucket, endpoint)
+        region = _region(settings, location.bucket, endpoint)
         provider, credentials = _s3_credentials(boto3.Session(botocore_session=settings))
     except BotoCoreError as error:
         what = f"cannot be read: no usable AWS settings ({type(error).__name__}). Check ~/.aws and AWS_PROFILE"
-        raise StoreError(place, what) from None
+        raise StoreError(location, what) from None
     config: S3Config = {"region": region}
     if endpoint:
         config["endpoint"] = endpoint
     if provider is None:
         config["skip_signature"] = True
-    options = _options(_plain_http(place, endpoint, "AWS_ALLOW_HTTP"), writing)
-    store = S3Store(place.bucket, config=config, credential_provider=provider, **options)
+    options = _options(_plain_http(location, endpoint, "AWS_ALLOW_HTTP"), writing)
+    store = S3Store(location.bucket, config=config, credential_provider=provider, **options)
     return Client(store, f"{_endpoint_name(endpoint)}, region {region}, {credentials}")
 
 
@@ -188,14 +188,14 @@ def _s3_credentials(session: boto3.Session) -> tuple[Boto3CredentialProvider | N
     return Boto3CredentialProvider(session), f"credentials from {_METHODS.get(credentials.method, credentials.method)}"
 
 
-def _gs(place: Location, writing: bool) -> Client:
+def _gs(location: Location, writing: bool) -> Client:
     endpoint = os.environ.get("GOOGLE_BASE_URL")
     credentials = _gs_credentials()
     config: GCSConfig = {} if credentials else {"skip_signature": True}
     if endpoint:
         config["base_url"] = endpoint
-    options = _options(_plain_http(place, endpoint, "GOOGLE_ALLOW_HTTP"), writing)
-    store = GCSStore(place.bucket, config=config, **options)
+    options = _options(_plain_http(location, endpoint, "GOOGLE_ALLOW_HTTP"), writing)
+    store = GCSStore(location.bucket, config=config, **options)
     none = "no credentials found: GOOGLE_APPLICATION_CREDENTIALS"
     origin = f"credentials from {credentials}" if credentials else none
     return Client(store, f"{_endpoint_name(endpoint)}, {origin}")
@@ -216,26 +216,26 @@ def _gs_credentials() -> str | None:
     return None
 
 
-def _web(place: Location) -> Client:
-    host = urlsplit(place.url)
+def _web(location: Location) -> Client:
+    host = urlsplit(location.url)
     options = _options(host.scheme == "http")
     if host.username is not None:
         if host.scheme == "http" and not _loopback(host.hostname):
-            raise StoreError(place, "would send user and password unencrypted: write https://")
+            raise StoreError(location, "would send user and password unencrypted: write https://")
         pair = f"{unquote(host.username)}:{unquote(host.password or '')}"
         options["client_options"]["default_headers"] = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
     address = host._replace(netloc=host.netloc.rpartition("@")[2], fragment="").geturl()
     return Client(HTTPStore(address, **options), f"host {host.hostname}")
 
 
-def _plain_http(place: Location, endpoint: str | None, variable: str) -> bool:
+def _plain_http(location: Location, endpoint: str | None, variable: str) -> bool:
     """True if an endpoint without encryption may be used: on this machine, or if the environment allows it."""
     if not endpoint or urlsplit(endpoint).scheme != "http":
         return False
     if _loopback(urlsplit(endpoint).hostname) or os.environ.get(variable, "").lower() in ("1", "true"):
         return True
     what = f"would be read over an unencrypted connection ({redacted(endpoint)})"
-    raise StoreError(place, f"{what}: write https://, or set {variable}=true")
+    raise StoreError(location, f"{what}: write https://, or set {variable}=true")
 
 
 def _loopback(host: str | None) -> bool:

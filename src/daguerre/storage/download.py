@@ -30,21 +30,23 @@ _UPLOAD_PARTS_MIB = (5, 8, 10, 15, 16, 20, 25, 32, 50, 64, 100, 128, 256, 512, 1
 """Sizes of parts in which tools upload; the entity tag is then made of the parts' MD5s."""
 
 
-def fetch_into(place: Location, file: FileIO, stat: Stat, digest: str | None, keep_other: bool) -> str:
+def fetch_into(location: Location, file: FileIO, stat: Stat, digest: str | None, keep_other: bool) -> str:
     """Downloads into an open empty file without a buffer; see `io.fetch`."""
     file.truncate(stat.bytes)
     parts = [(start, min(PART_BYTES, stat.bytes - start)) for start in range(0, stat.bytes, PART_BYTES)]
     try:
-        firsts = _in_threads(lambda part: _put(file, ranged(place, *part, version=stat.version), part[0]), parts)
+        firsts = _in_threads(lambda part: _put(file, ranged(location, *part, version=stat.version), part[0]), parts)
         if not _is_right(file, stat, digest):
-            _in_threads(lambda pair: _settle(place, file, stat, *pair), list(zip(parts, firsts, strict=True)))
+            _in_threads(lambda pair: _settle(location, file, stat, *pair), list(zip(parts, firsts, strict=True)))
     except NoRanges:
-        _stream(place, file, stat, digest)
+        _stream(location, file, stat, digest)
     found = digest_of(file)
-    if found != digest and place.scheme in WEB and size(place) != stat:  # a store's ranges name the version they are of
-        raise StoreError(place, "was replaced while it was read")
+    if (
+        found != digest and location.scheme in WEB and size(location) != stat
+    ):  # a store's ranges name the version they are of
+        raise StoreError(location, "was replaced while it was being read")
     if digest and found != digest and not keep_other:
-        raise Mismatch(place, f"holds other bytes than expected: their digest is {found}, not {digest}")
+        raise Mismatch(location, f"has other bytes than expected: the digest is {found}, not {digest}")
     return found
 
 
@@ -75,18 +77,18 @@ def _in_threads(work: Callable[[T], str], items: Sequence[T]) -> list[str]:
         threads.shutdown(cancel_futures=True)
 
 
-def _settle(place: Location, file: FileIO, stat: Stat, part: tuple[int, int], first: str) -> str:
+def _settle(location: Location, file: FileIO, stat: Stat, part: tuple[int, int], first: str) -> str:
     """Reads one part until two readings agree, and writes those bytes if they are not the first ones."""
     seen = Counter([first])
     for _ in range(READINGS):
-        data = ranged(place, *part, version=stat.version)
+        data = ranged(location, *part, version=stat.version)
         found = xxhash.xxh3_128_hexdigest(data)
         seen[found] += 1
         if seen[found] == 2:
             if found != first:
                 _put(file, data, part[0])
             return found
-    raise never_alike(place)
+    raise never_alike(location)
 
 
 def _put(file: FileIO, data: Any, start: int) -> str:
@@ -98,7 +100,7 @@ def _put(file: FileIO, data: Any, start: int) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def _stream(place: Location, file: FileIO, stat: Stat, digest: str | None) -> None:
+def _stream(location: Location, file: FileIO, stat: Stat, digest: str | None) -> None:
     """Downloads from a server without ranges: from the beginning after every fault, until two readings agree."""
 
     def whole(store: Store, path: str) -> None:
@@ -110,12 +112,12 @@ def _stream(place: Location, file: FileIO, stat: Stat, digest: str | None) -> No
 
     seen: Counter[str] = Counter()
     for _ in range(READINGS):
-        with_retries(place, whole)
+        with_retries(location, whole)
         found = digest_of(file)
         seen[found] += 1
         if _is_right(file, stat, digest) or seen[found] == 2:
             return
-    raise never_alike(place)
+    raise never_alike(location)
 
 
 def _is_right(file: FileIO, stat: Stat, digest: str | None) -> bool:

@@ -21,9 +21,9 @@ from daguerre.storage.location import STORES, Location
 class StoreError(OSError):
     """A file that cannot be read or written. The message holds no credentials."""
 
-    def __init__(self, place: Location, what: str, setting: str = "data.path") -> None:
+    def __init__(self, location: Location, what: str, setting: str = "data.path") -> None:
         super().__init__()
-        self.place = place
+        self.location = location
         self.what = what
         """The message without the file and the setting."""
         self.setting = setting
@@ -33,15 +33,15 @@ class StoreError(OSError):
     """True if the same request may succeed a moment later."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.place, self.what, self.setting)
+        return type(self), (self.location, self.what, self.setting)
 
     def __str__(self) -> str:
-        return f"{self.setting}: {self.told}" if self.setting else self.told
+        return f"{self.setting}: {self.explanation}" if self.setting else self.explanation
 
     @property
-    def told(self) -> str:
+    def explanation(self) -> str:
         """The message without the setting."""
-        return f"{self.place.name} {self.what}"
+        return f"{self.location.name} {self.what}"
 
 
 class Transient(StoreError):
@@ -66,8 +66,8 @@ class Mismatch(StoreError):
     """Bytes that came alike several times and are not the expected ones: they are stored that way (damaged, truncated
     or replaced)."""
 
-    def __init__(self, place: Location, what: str, setting: str = "data.path", data: bytes = b"") -> None:
-        super().__init__(place, what, setting)
+    def __init__(self, location: Location, what: str, setting: str = "data.path", data: bytes = b"") -> None:
+        super().__init__(location, what, setting)
         self.data = data
         """The stored bytes; shorter than asked for if the file ends before."""
 
@@ -92,69 +92,73 @@ _FAULTS = (
 )
 
 
-def translated(error: BaseError | OSError | ValueError, place: Location, access: str, done: str = "read") -> StoreError:
+def translated(
+    error: BaseError | OSError | ValueError, location: Location, access: str, done: str = "read"
+) -> StoreError:
     """A library's error as a StoreError; `access` names endpoint and credentials, `done` is `read` or `written`."""
     text = str(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else None
     code = found[1] if (found := _CODE.search(text)) else ""
     if status == 404 or isinstance(error, FileNotFoundError):
         what = "is in a bucket that does not exist" if code == "NoSuchBucket" else "does not exist"
-        return Missing(place, f"{what} ({access})")
+        return Missing(location, f"{what} ({access})")
     if status is not None:
-        return _answered(status, code, text, place, access, done)
+        return _answered(status, code, text, location, access, done)
     if "BareRedirect" in text:  # elsewhere, without the region
-        return _elsewhere(place, access, "")
+        return _elsewhere(location, access, "")
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
-        return StoreError(place, f"may not be {done}: the credentials cannot be used or renewed ({access})")
+        return StoreError(location, f"cannot be {done}: the credentials cannot be used or renewed ({access})")
     if isinstance(error, NotSupportedError):
-        return NoRanges(place, "is on a server that sends files whole only (it does not answer range requests)")
+        return NoRanges(location, "is on a server that only sends whole files (it does not support range requests)")
     if isinstance(error, InvalidPathError) or "Could not parse path" in text:
-        return StoreError(place, "is, or holds, a name that cannot be asked for: one with an empty part (//), . or ..")
-    return _unanswered(text, place, access)
+        return StoreError(location, "has a name that cannot be requested: with an empty part (//), . or ..")
+    return _unanswered(text, location, access)
 
 
-def _answered(status: int, code: str, text: str, place: Location, access: str, done: str) -> StoreError:
+def _answered(status: int, code: str, text: str, location: Location, access: str, done: str) -> StoreError:
     answer = f"HTTP {status}{f' {code}' if code else ''}"
     if status in _PASSING_STATUS or code in _PASSING_CODES:
-        return Transient(place, f"cannot be {done}: the server answered {answer} again and again ({access})")
+        return Transient(location, f"cannot be {done}: the server repeatedly answered {answer} ({access})")
     if status == 412:
-        return StoreError(place, "was replaced while it was read")
+        return StoreError(location, "was replaced while it was being read")
     if status == 416:
-        return Mismatch(place, "ends before the bytes that were asked for")
+        return Mismatch(location, "ends before the requested bytes")
     if status in (301, 307) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
-        return _elsewhere(place, access, found[1] if (found := _REGION.search(text)) else "")
+        return _elsewhere(location, access, found[1] if (found := _REGION.search(text)) else "")
     if status in (401, 403):
-        return StoreError(place, f"may not be {done}: {answer} ({access}). {_rights(place, access, done)}")
-    return StoreError(place, f"cannot be {done}: the server answered {answer} ({access})")
+        return StoreError(location, f"may not be {done}: {answer} ({access}). {_rights(location, access, done)}")
+    return StoreError(location, f"cannot be {done}: the server answered {answer} ({access})")
 
 
-def _elsewhere(place: Location, access: str, region: str) -> StoreError:
+def _elsewhere(location: Location, access: str, region: str) -> StoreError:
     name = f" ({region})" if region else ""
-    return StoreError(place, f"is in another region{name}: set AWS_REGION to the bucket's region ({access})")
+    return StoreError(location, f"is in another region{name}: set AWS_REGION to the bucket's region ({access})")
 
 
-def _rights(place: Location, access: str, done: str) -> str:
+def _rights(location: Location, access: str, done: str) -> str:
     if done == "written":
         return (
             "Check the name and that these credentials may read, write, list and delete there, and have not expired"
             if "no credentials" not in access
             else "Nothing can be written without credentials: set them up"
         )
-    if place.scheme not in STORES:
+    if location.scheme not in STORES:
         return "Check whether the address has expired or needs a login"
     if "no credentials" in access:
         return "Only public buckets can be read without credentials: set them up, or check the name"
-    skip = "AWS_SKIP_SIGNATURE=true" if place.scheme == "s3" else "GOOGLE_SKIP_SIGNATURE=true"
+    skip = "AWS_SKIP_SIGNATURE=true" if location.scheme == "s3" else "GOOGLE_SKIP_SIGNATURE=true"
     return (
-        "Check the name (a bucket that may not be listed says the same of what is missing) and that these credentials "
-        f"may read it and have not expired; for a public bucket, {skip} asks without them"
+        "Check the name (without the right to list a bucket, missing files look like this, too) and that these "
+        f"credentials may read it and have not expired; for a public bucket, set {skip}"
     )
 
 
-def _unanswered(text: str, place: Location, access: str) -> StoreError:
+def _unanswered(text: str, location: Location, access: str) -> StoreError:
     if "Content-Length" in text:
-        return StoreError(place, "has no size: the server tells none, as for a page that is made when it is asked for")
+        return StoreError(
+            location, "has no known size: the server does not send one, as for pages that are generated on request"
+        )
     why = next((meaning for sign, meaning in _FAULTS if sign in text), "the request failed")
-    check = "endpoint, region and credentials" if place.scheme in STORES else "the address and the network"
+    check = "endpoint, region and credentials" if location.scheme in STORES else "the address and the network"
     kind = Unreachable if "kind: Connect" in text or why == _LATE else Transient
-    return kind(place, f"cannot be reached: {why}, again and again ({access}). Check {check}")
+    return kind(location, f"cannot be reached after several tries: {why} ({access}). Check {check}")

@@ -23,12 +23,12 @@ from daguerre.storage.pipes import address_in
 
 INDEX_SUFFIX = ".index"
 """Our own files beside shards, which a glob never means."""
-PLACES_LIMIT = 1_000_000
+FILES_LIMIT = 1_000_000
 """Most files of one setting."""
 _GLOB = re.compile(r"[*?\[]")
 _RANGE = re.compile(r"\{(-?\d{1,20})\.\.(-?\d{1,20})")
 _OTHER_SCHEMES = {
-    "az": "Azure's stores are not read: copy the files to s3:// or gs://, or give https:// addresses",
+    "az": "this is Azure storage; copy the files to s3:// or gs://, or give https:// addresses",
     "s3a": "write s3://",
     "s3n": "write s3://",
     "gcs": "write gs://",
@@ -46,15 +46,17 @@ def expand(
     texts = [given] if isinstance(given, str) else list(given)
     reading = _Reading(setting, suffixes)
     if not any(text.strip() for text in texts):
-        raise reading.error("nothing is given; a file, folder or address is expected", "missing")
+        raise reading.error("it is empty; expected a file, folder or address", "missing")
     split = [[text] if _exists(text) else [part.strip() for part in SEPARATOR.split(text)] for text in texts]
-    places = [place for parts in split for part in parts for place in reading.places(part)]
+    locations = [location for parts in split for part in parts for location in reading.locations(part)]
     seen: set[str] = set()
-    for place in places:
-        if place.identity in seen:  # also if only their secrets differ: caches could not tell them apart
-            raise reading.error(f"{place.name} is named twice: remove one (`repeats` is for more of the same)")
-        seen.add(place.identity)
-    return places
+    for location in locations:
+        if location.identity in seen:  # also if only their secrets differ: caches could not tell them apart
+            raise reading.error(
+                f"{location.name} is listed twice: remove one (to train on it more often, use `repeats`)"
+            )
+        seen.add(location.identity)
+    return locations
 
 
 def _exists(text: str) -> bool:
@@ -68,7 +70,7 @@ class _Reading:
         self.setting = setting
         self.suffixes = suffixes
 
-    def places(self, text: str) -> list[Location]:
+    def locations(self, text: str) -> list[Location]:
         """The files of one text of the setting."""
         if not text:
             raise self.error("one of the names is empty: remove it")
@@ -79,8 +81,8 @@ class _Reading:
             return self._local(text)
         if credentials.is_cut(text):
             raise self.error(
-                f"{text} was given with a user and password, or a query, where {credentials.CUT} stands. "
-                "These are written nowhere. Give the whole address again, on the command line or in the environment: "
+                f"{text} was given with a user and password, or a query, here replaced by {credentials.CUT}. These "
+                "are never saved. Give the full address again, on the command line or in the environment: "
                 f"{credentials.VARIABLE}='https://USER:PASSWORD@...' (several with spaces between)"
             )
         names = self._braces(text)
@@ -92,7 +94,7 @@ class _Reading:
                 f"{' ...' if len(missing) > 3 else ''} (seen from {os.getcwd()!r})",
                 "missing",
             )
-        return [place for name in names for place in self._places(name)]
+        return [location for name in names for location in self._expanded(name)]
 
     def error(self, what: str, code: Code = "invalid") -> UserError:
         """An error that names the setting."""
@@ -105,7 +107,7 @@ class _Reading:
             return text
         if found[1] not in (None, "", "localhost"):
             raise self.error(
-                f"{redacted(text)!r} names a file of another machine; for a file of this one write file:///x or x"
+                f"{redacted(text)!r} names a file on another machine; for a local file write file:///x or x"
             )
         path = unquote(found[2]) if not _exists(found[2]) and _exists(unquote(found[2])) else found[2]
         if not path:
@@ -115,14 +117,14 @@ class _Reading:
     def _braces(self, text: str) -> list[str]:
         longest = max((abs(int(last) - int(first)) for first, last in _RANGE.findall(text)), default=0)
         try:
-            names = list(islice(braceexpand(text), PLACES_LIMIT + 1)) if longest < PLACES_LIMIT else None
+            names = list(islice(braceexpand(text), FILES_LIMIT + 1)) if longest < FILES_LIMIT else None
         except ValueError:  # braceexpand's UnbalancedBracesError
-            raise self.error(f"{redacted(text)!r}: a brace is not closed; write ranges as {{00000..00099}}") from None
-        if names is None or len(names) > PLACES_LIMIT:
-            raise self.error(f"{redacted(text)!r} names more than {PLACES_LIMIT:,} files")
+            raise self.error(f"{redacted(text)!r}: missing closing brace; write ranges as {{00000..00099}}") from None
+        if names is None or len(names) > FILES_LIMIT:
+            raise self.error(f"{redacted(text)!r} names more than {FILES_LIMIT:,} files")
         return names
 
-    def _places(self, name: str) -> list[Location]:
+    def _expanded(self, name: str) -> list[Location]:
         kind = scheme(name)
         if not kind:
             return self._local(name)
@@ -130,8 +132,8 @@ class _Reading:
             return self._stored(kind, name)
         if kind in WEB:
             return [self._web(kind, name)]
-        reason = _OTHER_SCHEMES.get(kind, "read are local paths, s3://, gs://, http:// and https://")
-        raise self.error(f"{redacted(name)!r}: {kind}:// is not read: {reason}")
+        reason = _OTHER_SCHEMES.get(kind, "supported are local paths, s3://, gs://, http:// and https://")
+        raise self.error(f"{redacted(name)!r}: {kind}:// is not supported: {reason}")
 
     def _local(self, name: str) -> list[Location]:
         path = os.path.abspath(os.path.expanduser(name))
@@ -139,12 +141,12 @@ class _Reading:
             return [Location(path)]
         if os.path.isdir(path):
             if not os.access(path, os.R_OK | os.X_OK):
-                raise self.error(f"{redacted(name)!r} may not be read")
+                raise self.error(f"{redacted(name)!r} cannot be read: permission denied")
             files = sorted(os.path.join(path, entry) for entry in os.listdir(path))
             found = [file for file in files if self._fits(file) and os.path.isfile(file)]
             return [Location(file) for file in found] or self._nothing_in(path, files)
         if os.path.lexists(path):
-            raise self.error(f"{redacted(name)!r} is a link that leads nowhere, or no regular file")
+            raise self.error(f"{redacted(name)!r} is a broken link, or not a regular file")
         if _GLOB.search(name):
             matches = sorted(glob.glob(path, recursive=True))
             found = [match for match in matches if os.path.isfile(match) and not match.endswith(INDEX_SUFFIX)]
@@ -169,16 +171,16 @@ class _Reading:
         bucket, _, key = name.split("://", 1)[1].partition("/")
         if not bucket or "@" in bucket or _GLOB.search(bucket):
             raise self.error(
-                f"{redacted(name)!r}: {kind}://BUCKET/KEY is expected; credentials come from the environment, never "
+                f"{redacted(name)!r}: expected {kind}://BUCKET/KEY; credentials come from the environment, never "
                 "from an address"
             )
         if key and not key.endswith("/") and not _GLOB.search(key):
             return [Location(f"{kind}://{bucket}/{key}")]
         folder = key[: key.rfind("/", 0, found.start() if (found := _GLOB.search(key)) else None) + 1]
         try:
-            files = [place.url for place in storage_io.listing(f"{kind}://{bucket}/{folder}")]
+            files = [location.url for location in storage_io.listing(f"{kind}://{bucket}/{folder}")]
         except storage_io.StoreError as error:
-            raise self.error(error.told) from None
+            raise self.error(error.explanation) from None
         return self._listed(f"{kind}://{bucket}/", key, files)
 
     def _listed(self, root: str, key: str, files: Sequence[str]) -> list[Location]:
@@ -189,7 +191,7 @@ class _Reading:
         means = re.compile("".join(_translated(key)), re.DOTALL).fullmatch
         matches = [file for file in files if means(file.removeprefix(root)) and not file.endswith(INDEX_SUFFIX)]
         if not matches:
-            raise self.error(f"nothing matches {redacted(root + key)!r} (among {len(files):,} files that were listed)")
+            raise self.error(f"nothing matches {redacted(root + key)!r} (of {len(files):,} listed files)")
         return [Location(file) for file in matches]
 
     def _web(self, kind: str, name: str) -> Location:

@@ -62,7 +62,7 @@ class ShardCache:
     limit_bytes: int
     """Bound on all files together, downloads included."""
 
-    def path(self, place: Location, digest: str | None = None) -> Path:
+    def path(self, location: Location, digest: str | None = None) -> Path:
         """The path of a whole copy, fetched if need be; it counts as used now. A local file's own path. StoreError, or
         UserError for a folder that cannot be used.
 
@@ -70,47 +70,47 @@ class ShardCache:
         callers that check samples one by one. Without it, the copy is the store's newest. Another process may remove
         the copy at any time, which `read` handles.
         """
-        if place.local is not None:
-            return place.local
+        if location.local is not None:
+            return location.local
         try:
-            if kept := self._usable(place, digest):
+            if kept := self._usable(location, digest):
                 return kept
-            with self._locked(f"{int(_name(place)[:8], 16) % _LOCKS:03x}"):
-                return self._usable(place, digest) or self._fetched(place, digest)
+            with self._locked(f"{int(_name(location)[:8], 16) % _LOCKS:03x}"):
+                return self._usable(location, digest) or self._fetched(location, digest)
         except PermissionError as error:
             raise self._unusable(error) from None
 
     def read(
         self,
-        place: Location,
+        location: Location,
         start: int,
         length: int,
         digest: str | None = None,
         check: Callable[[bytes], bool] | None = None,
     ) -> bytes:
         """`io.read` from the whole copy; a copy that is damaged, while the file is not, is fetched again."""
-        if place.local is not None:
-            return storage_io.read(place, start, length, check)
+        if location.local is not None:
+            return storage_io.read(location, start, length, check)
         for _ in range(_OPENINGS):
-            copy = self.path(place, digest)
+            copy = self.path(location, digest)
             with suppress(FileNotFoundError):
                 try:
                     return storage_io.read(Location(str(copy)), start, length, check)
                 except storage_io.Mismatch as error:
                     if _sound(copy, int(time.monotonic() // _SOUND_SECONDS)):
-                        error.place = place
+                        error.location = location
                         raise
                     copy.unlink(missing_ok=True)
                     _sound.cache_clear()
-        what = f"was removed from {str(self.folder)!r} before it could be read, again and again: raise data.cache_gb"
-        raise storage_io.Transient(place, what, "data.cache_gb")
+        what = f"was removed from {str(self.folder)!r} several times before it could be read: raise data.cache_gb"
+        raise storage_io.Transient(location, what, "data.cache_gb")
 
-    def holds(self, place: Location) -> bool:
+    def holds(self, location: Location) -> bool:
         """True if there is a whole copy, or the file is local. Sends no request."""
-        return place.local is not None or bool(self._kept(place))
+        return location.local is not None or bool(self._kept(location))
 
-    def _kept(self, place: Location) -> list[_Kept]:
-        name = _name(place)
+    def _kept(self, location: Location) -> list[_Kept]:
+        name = _name(location)
         with suppress(FileNotFoundError, NotADirectoryError):
             names = [entry for entry in os.listdir(self._shelf(name)) if entry.startswith(name)]
             return [_Kept(self._shelf(name) / entry, *entry.split(".")[1:3]) for entry in names]
@@ -119,23 +119,23 @@ class ShardCache:
     def _shelf(self, name: str) -> Path:
         return self.folder / "shards" / name[:2]
 
-    def _usable(self, place: Location, digest: str | None) -> Path | None:
+    def _usable(self, location: Location, digest: str | None) -> Path | None:
         """The copy with that digest (else that is up to date), marked as used now."""
-        kept = self._kept(place)
+        kept = self._kept(location)
         right = [one for one in kept if one.digest == digest]
         if kept and not right:
             minute = int(time.monotonic() // 60)
-            version = _recent_version(place, digest, minute) if digest else _version(storage_io.size(place))
+            version = _recent_version(location, digest, minute) if digest else _version(storage_io.size(location))
             right = [one for one in kept if one.version == version]
         return right[0].path if right and right[0].touched() else None
 
-    def _fetched(self, place: Location, digest: str | None) -> Path:
-        stat = storage_io.size(place)
-        with self._part(place, stat) as part:
-            found = fetch_into(place, part, stat, digest, keep_other=True)
-            name = _name(place)
+    def _fetched(self, location: Location, digest: str | None) -> Path:
+        stat = storage_io.size(location)
+        with self._part(location, stat) as part:
+            found = fetch_into(location, part, stat, digest, keep_other=True)
+            name = _name(location)
             with self._locked("room"):
-                for old in self._kept(place):
+                for old in self._kept(location):
                     old.path.unlink(missing_ok=True)
                 self._make_room(0)
                 whole = self._shelf(name) / f"{name}.{found}.{_version(stat)}"
@@ -145,18 +145,18 @@ class ShardCache:
         return whole
 
     @contextmanager
-    def _part(self, place: Location, stat: Stat) -> Iterator[FileIO]:
+    def _part(self, location: Location, stat: Stat) -> Iterator[FileIO]:
         """A file of the full size for a download, locked, removed at the end unless it was renamed."""
         if stat.bytes > self.limit_bytes:
             raise UserError(
-                f"data.cache_gb: {place.name} has {stat.bytes / 1e9:.3g} GB, more than the "
+                f"data.cache_gb: {location.name} has {stat.bytes / 1e9:.3g} GB, more than the "
                 f"{self.limit_bytes / 1e9:.3g} GB that may be kept on the local disk: raise data.cache_gb",
                 code="resources",
                 setting="data.cache_gb",
             )
         with self._locked("room"):
             self._make_room(stat.bytes)
-            path = self._made("parts") / f"{_name(place)}.{secrets.token_hex(4)}"
+            path = self._made("parts") / f"{_name(location)}.{secrets.token_hex(4)}"
             part = FileIO(path, "x+")
             fcntl.flock(part, fcntl.LOCK_EX)
             part.truncate(stat.bytes)
@@ -223,8 +223,8 @@ def _living_bytes(part: Path) -> int:
     return 0
 
 
-def _name(place: Location) -> str:
-    return blake2b(place.identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+def _name(location: Location) -> str:
+    return blake2b(location.identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def _version(stat: Stat) -> str:
@@ -244,6 +244,6 @@ def _sound(copy: Path, moment: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _recent_version(place: Location, digest: str, minute: int) -> str:
+def _recent_version(location: Location, digest: str, minute: int) -> str:
     """The version at the store, requested once a minute if other bytes are expected than came."""
-    return _version(storage_io.size(place))
+    return _version(storage_io.size(location))

@@ -45,19 +45,19 @@ class Sent:
     """The store's entity tag."""
 
 
-def exists(place: Location) -> bool:
+def exists(location: Location) -> bool:
     """True if there is a file. StoreError if that cannot be found out."""
-    if place.local is not None:
-        return place.local.is_file()
+    if location.local is not None:
+        return location.local.is_file()
     try:
-        size(place)
+        size(location)
     except Missing:
         return False
     return True
 
 
 def read(
-    place: Location, start: int, length: int, check: Callable[[bytes], bool] | None = None, *, twice: bool = False
+    location: Location, start: int, length: int, check: Callable[[bytes], bool] | None = None, *, twice: bool = False
 ) -> bytes:
     """Exactly `length` bytes from `start` on; what `check` refuses is read again, as it may be damaged in transit.
 
@@ -69,7 +69,7 @@ def read(
         return b""
     seen: Counter[str] = Counter()
     for _ in range(READINGS):
-        data = ranged(place, start, length)
+        data = ranged(location, start, length)
         if check(data) if check else not twice:
             return data
         alike = xxhash.xxh3_128_hexdigest(data)
@@ -77,18 +77,18 @@ def read(
         if check is None and seen[alike] == 2:
             return data
         if seen[alike] == ALIKE:
-            raise Mismatch(place, f"holds other bytes than expected from {start:,} to {start + length:,}", data=data)
-    raise never_alike(place)
+            raise Mismatch(location, f"has other bytes than expected from {start:,} to {start + length:,}", data=data)
+    raise never_alike(location)
 
 
-def fetch(place: Location, to: Path, digest: str | None = None, *, keep_other: bool = False) -> str:
+def fetch(location: Location, to: Path, digest: str | None = None, *, keep_other: bool = False) -> str:
     """Downloads a whole file to `to`, atomically, and returns its xxh3_128 in hex.
 
     The bytes are checked by `digest`, else by the store's MD5, else by a second reading. `Mismatch` if two readings
     agree on other bytes than those of `digest`; `keep_other` keeps them.
     """
     with _replacing(to) as beside, beside.open("x+b", buffering=0) as file:
-        return fetch_into(place, file, size(place), digest, keep_other)
+        return fetch_into(location, file, size(location), digest, keep_other)
 
 
 @contextmanager
@@ -104,18 +104,20 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 def listing(url: str) -> list[Location]:
     """All files under a prefix of an object store that ends in `/`, sorted. It is read until two readings agree."""
-    place = Location(url)
-    assert place.scheme in STORES, place.name
+    location = Location(url)
+    assert location.scheme in STORES, location.name
     seen: Counter[tuple[str, ...]] = Counter()
     for _ in range(READINGS):
-        found = tuple(sorted(meta["path"] for meta in entries(place)))
+        found = tuple(sorted(meta["path"] for meta in entries(location)))
         seen[found] += 1
         if seen[found] == 2:
-            return [Location(f"{place.scheme}://{place.bucket}/{key}") for key in found]
-    raise Transient(place, f"is listed differently at each of {READINGS} readings: is it being written to?")
+            return [Location(f"{location.scheme}://{location.bucket}/{key}") for key in found]
+    raise Transient(
+        location, f"is listed differently in each of {READINGS} readings: is another process writing to it?"
+    )
 
 
-def entries(place: Location) -> list[Any]:
+def entries(location: Location) -> list[Any]:
     """obstore's ObjectMeta of all objects under a prefix, read once; a fault in a long listing costs one page."""
     found: list[Any] = []
 
@@ -124,7 +126,7 @@ def entries(place: Location) -> list[Any]:
         return list(next(iter(store.list(path or None, offset=after, chunk_size=_PAGE_KEYS)), []))
 
     while True:
-        page = with_retries(place, following)
+        page = with_retries(location, following)
         found += page
         if len(page) < _PAGE_KEYS:
             return found
@@ -132,23 +134,23 @@ def entries(place: Location) -> list[Any]:
 
 def write(to: str | Path | Location, data: bytes) -> None:
     """Creates or replaces a file: locally and atomically, or in a store, where it arrives whole. StoreError."""
-    place = to if isinstance(to, Location) else Location(str(to))
-    if place.scheme in WEB:
-        what = f"{place.name}: nothing can be written to a web server; give a folder, s3:// or gs://"
+    location = to if isinstance(to, Location) else Location(str(to))
+    if location.scheme in WEB:
+        what = f"{location.name}: a web server cannot be written to; give a folder, s3:// or gs://"
         raise UserError(what, code="unsupported")
-    if place.local is not None:
-        place.local.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(place.local) as beside:
+    if location.local is not None:
+        location.local.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(location.local) as beside:
             beside.write_bytes(data)
         return
     try:
-        send(place, lambda: [data], _PUT_BYTES)
+        send(location, lambda: [data], _PUT_BYTES)
     except StoreError as error:
         error.setting = ""
         raise
 
 
-def send(place: Location, chunks: Callable[[], Iterable[Any]], part_bytes: int, about_bytes: int = 0) -> Sent:
+def send(location: Location, chunks: Callable[[], Iterable[Any]], part_bytes: int, about_bytes: int = 0) -> Sent:
     """Creates or replaces an object of a store from pieces of memory, which `chunks` gives anew at each try.
 
     It has arrived by the store's MD5, else because it is read back. StoreError.
@@ -168,20 +170,20 @@ def send(place: Location, chunks: Callable[[], Iterable[Any]], part_bytes: int, 
         return done["e_tag"] or "", sums
 
     for _ in range(READINGS):
-        tag, sums = with_retries(place, put, "written")
-        if tag.strip('"') in sums.tags() or stored_sha256(place, sums.size_bytes) == sums.sha256:
+        tag, sums = with_retries(location, put, "written")
+        if tag.strip('"') in sums.tags() or stored_sha256(location, sums.size_bytes) == sums.sha256:
             return Sent(sums.size_bytes, sums.sha256, tag)
-    raise Transient(place, "holds other bytes than were written to it", "")
+    raise Transient(location, "has other bytes than were written to it", "")
 
 
-def stored_sha256(place: Location, size_bytes: int, part_bytes: int = 8 << 20) -> str:
+def stored_sha256(location: Location, size_bytes: int, part_bytes: int = 8 << 20) -> str:
     """SHA-256 of an object as the store gives it; empty if it is not of that size or does not exist."""
     digest = sha256()
     try:
-        if size(place).bytes != size_bytes:
+        if size(location).bytes != size_bytes:
             return ""
         for start in range(0, size_bytes, part_bytes):
-            digest.update(read(place, start, min(part_bytes, size_bytes - start)))
+            digest.update(read(location, start, min(part_bytes, size_bytes - start)))
     except (Missing, Mismatch):
         return ""
     return digest.hexdigest()

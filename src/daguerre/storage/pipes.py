@@ -31,8 +31,8 @@ def address_in(text: str, setting: str) -> str:
             if not address.startswith("-"):
                 return address
     raise UserError(
-        f"{setting}: pipe:...: no command is run. Understood are {KNOWN} (credentials and endpoints "
-        "come from the environment, not from options); for anything else give the address itself",
+        f"{setting}: pipe:...: commands are never run. Supported are {KNOWN} (credentials and endpoints come from "
+        "the environment, not from options); otherwise give the address itself",
         code="unsupported",
         setting=setting,
     )

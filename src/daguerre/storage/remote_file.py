@@ -10,9 +10,9 @@ from daguerre.storage.location import Location
 class RemoteFile(io.RawIOBase):
     """For libraries that read files. StoreError as `io.read`."""
 
-    def __init__(self, place: Location, size_bytes: int) -> None:
+    def __init__(self, location: Location, size_bytes: int) -> None:
         super().__init__()
-        self.place, self.size_bytes, self.position = place, size_bytes, 0
+        self.location, self.size_bytes, self.position = location, size_bytes, 0
 
     def readable(self) -> bool:
         return True
@@ -32,6 +32,6 @@ class RemoteFile(io.RawIOBase):
         """Fewer bytes than asked for at the end only."""
         left = max(0, self.size_bytes - self.position)
         length = left if size is None or size < 0 else min(size, left)
-        data = storage_io.read(self.place, self.position, length, twice=True)
+        data = storage_io.read(self.location, self.position, length, twice=True)
         self.position += length
         return data

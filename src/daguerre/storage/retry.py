@@ -28,23 +28,23 @@ class Stat:
     """Changes when the file does: the store's entity tag, or the time of the last change."""
 
 
-def with_retries(place: Location, request: Callable[[Store, str], T], done: str = "read") -> T:
+def with_retries(location: Location, request: Callable[[Store, str], T], done: str = "read") -> T:
     """The answer to a request of (store, path in it); StoreError once the retries are used up.
 
     `done` is `written` for a request that writes: its connection has longer time-outs, and retries parts by itself.
     """
-    client, patience = clients.client(place, done == "written"), clients.PATIENCE
+    client, patience = clients.client(location, done == "written"), clients.PATIENCE
     began, attempt = time.monotonic(), 0
     while True:
         attempt += 1
         try:
-            answer = request(client.store, clients.path_in(place))
+            answer = request(client.store, clients.path_in(location))
             client.answered.set()
             return answer
         except StoreError:
             raise
         except (BaseError, FileNotFoundError, ValueError) as error:
-            fault = translated(error, place, client.access, done)
+            fault = translated(error, location, client.access, done)
         pause = min(patience.first_pause_seconds * 2 ** (attempt - 1), patience.longest_pause_seconds)
         late = attempt > 1 and time.monotonic() - began + pause > patience.unreachable_seconds
         hopeless = isinstance(fault, Unreachable) and late and not client.answered.is_set()
@@ -53,38 +53,40 @@ def with_retries(place: Location, request: Callable[[Store, str], T], done: str 
         time.sleep(pause * random.uniform(0.5, 1))
 
 
-def never_alike(place: Location) -> Transient:
+def never_alike(location: Location) -> Transient:
     """The fault of a file whose bytes differ at each reading."""
-    return Transient(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them")
+    return Transient(
+        location, f"returns different bytes in each of {READINGS} readings: the connection damages the data"
+    )
 
 
-def ranged(place: Location, start: int, length: int, version: str = "") -> bytes:
+def ranged(location: Location, start: int, length: int, version: str = "") -> bytes:
     """`length` bytes from `start` on, unchecked; `Mismatch` if the file ends before, StoreError if it is another object
     than that of the entity tag `version`."""
-    if place.local is not None:
-        data = local_files.read(place.local, start, length)
+    if location.local is not None:
+        data = local_files.read(location.local, start, length)
     else:
         options: dict[str, Any] = {"range": (start, start + length)}
         if version.startswith('"'):
             options["if_match"] = version
-        data = with_retries(place, lambda store, path: bytes(store.get(path, options=options).bytes()))  # type: ignore[arg-type]
+        data = with_retries(location, lambda store, path: bytes(store.get(path, options=options).bytes()))  # type: ignore[arg-type]
     if len(data) != length:
-        raise Mismatch(place, f"ends at byte {start + len(data):,}, before {start + length:,}", data=data)
+        raise Mismatch(location, f"ends at byte {start + len(data):,}, before {start + length:,}", data=data)
     return data
 
 
-def size(place: Location) -> Stat:
+def size(location: Location) -> Stat:
     """Size and version. StoreError (`Missing` where there is nothing), or OSError of the local disk."""
-    if place.local is not None:
-        found = os.stat(place.local)
+    if location.local is not None:
+        found = os.stat(location.local)
         return Stat(found.st_size, str(found.st_mtime_ns))
     try:
-        return _stat(with_retries(place, lambda store, path: store.head(path)))
+        return _stat(with_retries(location, lambda store, path: store.head(path)))
     except StoreError as error:
-        if place.scheme not in WEB or error.passing or isinstance(error, Missing):
+        if location.scheme not in WEB or error.passing or isinstance(error, Missing):
             raise
         # Some servers and signatures know only GET.
-        return _stat(with_retries(place, lambda store, path: store.get(path).meta))
+        return _stat(with_retries(location, lambda store, path: store.get(path).meta))
 
 
 def _stat(meta: Any) -> Stat:

@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from daguerre.formatting import duration_text
+from daguerre.formatting import format_duration
 
 _REDRAW_SECONDS = 0.1
 _INTERVAL_SECONDS = 0.5
@@ -219,7 +219,7 @@ class Progress(StatusLine):
         if speed is not None:
             fields["speed"] = f"{speed:.0f} samples/s" if speed >= 10 else f"{speed:.2f} samples/s"
         if left is not None and pace.step < total:
-            fields["left"] = f"{duration_text(left)} left"
+            fields["left"] = f"{format_duration(left)} left"
         return fields
 
 

@@ -7,7 +7,7 @@ from typing import Self, TextIO
 
 from daguerre.data import skipped
 from daguerre.data.skipped import SkipReport
-from daguerre.formatting import duration_text
+from daguerre.formatting import format_duration
 from daguerre.tracking.console import StatusLine
 
 _PLAIN_SECONDS = 15.0
@@ -56,7 +56,7 @@ class Counter(StatusLine):
         if now - since > _SPEED_SECONDS and self.done > before:
             speed = (self.done - before) / (now - since)
             fields["speed"] = f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s"
-            fields["left"] = f"{duration_text(max(0, self.total - self.done) / speed)} left"
+            fields["left"] = f"{format_duration(max(0, self.total - self.done) / speed)} left"
         return fields
 
 

@@ -117,7 +117,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [line for line, _ in _lines(path)]
 
 
-def cut_after(path: Path, step: int) -> int:
+def truncate_after(path: Path, step: int) -> int:
     """Drop the lines after the checkpoint at `step`, and a torn last line; returns how many lines went.
 
     With no checkpoint, `step` = -1 drops all. The file is replaced in one move, so that a kill leaves the old or the
@@ -149,7 +149,7 @@ def _parse(raw: bytes, path: Path, number: int) -> dict[str, Any]:
     if not isinstance(line, dict) or not all(isinstance(line.get(key), int) for key in ("step", "samples")):
         raise UserError(
             f"{path}, line {number}: not a line of metrics: {raw[:80]!r}; each line is a JSON object with "
-            '"step" and "samples". Remove the line, or move the file aside: a run does not need it to continue',
+            '"step" and "samples". Remove the line, or move the file aside: the run does not need it to continue',
             code="damaged",
         )
     return {key: value if key == "time" else _from_json(value) for key, value in line.items()}

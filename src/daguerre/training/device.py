@@ -34,8 +34,8 @@ def prepare(settings: TrainingSettings, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(_share(settings, device), index)
     elif settings.max_device_memory is not None:
         raise UserError(
-            f"training.max_device_memory={settings.max_device_memory} has no effect on a CPU, whose memory is the "
-            "system's to limit (ulimit -v, a cgroup): remove it",
+            f"training.max_device_memory={settings.max_device_memory} has no effect on a CPU, whose memory is "
+            "limited by the system (ulimit -v, a cgroup): remove it",
             code="unused",
             setting="training.max_device_memory",
         )
@@ -49,7 +49,7 @@ def _share(settings: TrainingSettings, device: torch.device) -> float:
     if most > there_is:
         raise UserError(
             f"training.max_device_memory={settings.max_device_memory}: {torch.cuda.get_device_name(device)} has "
-            f"{there_is / 1e9:.1f} GB; give less, or null for all of it",
+            f"{there_is / 1e9:.1f} GB; set less, or null for all of it",
             code="resources",
             setting="training.max_device_memory",
         )

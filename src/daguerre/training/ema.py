@@ -100,7 +100,7 @@ class EMA:
         for file, averages in self._every().items():
             saved = files.get(file, {}) if averages else {}
             if problems := misfits(averages, saved):
-                raise UserError(f"the saved averages do not fit: {problems}", code="conflict")
+                raise UserError(f"the saved averages do not match: {problems}", code="conflict")
             check_finite("the saved averages", saved)
             for name, average in averages.items():
                 average.copy_(saved[name])

@@ -60,8 +60,8 @@ class Guard:
             step, names = alike[0][0], [name for _, own in alike for name in own]
             lines.append(f"  step {step}: {', '.join(names[:_NAMES_SHOWN])}" + (" ..." if names[_NAMES_SHOWN:] else ""))
         raise NonFiniteError(
-            f"the loss or a gradient was not finite in {limit} updates in a row, so the run was stopped; "
-            "its weights are those before them. The samples of these updates:\n" + "\n".join(lines) + "\n"
+            f"the loss or a gradient was NaN or infinite in {limit} updates in a row, so the run was stopped; its "
+            "weights are those before these updates. Samples of these updates:\n" + "\n".join(lines) + "\n"
             "Try a lower optimizer.learning_rate or training.mixed_precision=no, and look at these samples."
         )
 
@@ -72,7 +72,7 @@ def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
     if odd:
         shown = ", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
         raise UserError(
-            f"{what} hold NaN or infinity in {shown}: no run saves such numbers. Go back to another checkpoint "
+            f"{what} have NaN or infinity in {shown}, which is never saved by a run. Go back to another checkpoint "
             "(resume_from_checkpoint=step-...), or start a new run",
             code="damaged",
         )

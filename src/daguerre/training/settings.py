@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from daguerre.errors import UserError
-from daguerre.settings import ADDRESS, ELASTIC, FREE, Choice, Duration, Idle, Settings
+from daguerre.settings import ADDRESS, ELASTIC, FREE, Choice, Duration, Settings, Unused
 
 _BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _COMPUTES = {"float32": ("auto", "no", "bf16", "fp16"), "bfloat16": ("auto", "bf16"), "float16": ("auto", "fp16")}
@@ -39,9 +39,9 @@ def largest_divisor(whole: int, at_most: int) -> int:
 class TrainingSettings(Settings):
     """Length, batches, precision and guards of a run."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("stochastic_rounding",), lambda own: own.weights_dtype == "float32", "float32 weights are not rounded"),
-        Idle(("compile_cache_dir",), lambda own: not own.compile, "nothing is compiled while compile is false"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("stochastic_rounding",), lambda own: own.weights_dtype == "float32", "float32 weights are not rounded"),
+        Unused(("compile_cache_dir",), lambda own: not own.compile, "nothing is compiled with compile=false"),
     )
 
     duration: Duration = Field(json_schema_extra=FREE)
@@ -103,8 +103,8 @@ class TrainingSettings(Settings):
     def _compiles_what_is_fixed(self) -> Self:
         if self.compile and self.attention == "measured":
             raise ValueError(
-                "attention=measured does not go with compile=blocks: what is compiled cannot stop to measure; name a "
-                "kernel, or leave attention out"
+                "attention=measured does not work with compile=blocks, because compiled code cannot pause to "
+                "measure: choose a kernel, or remove attention"
             )
         return self
 
@@ -113,9 +113,9 @@ class TrainingSettings(Settings):
         allowed = _COMPUTES[self.weights_dtype]
         if self.mixed_precision not in allowed:
             raise ValueError(
-                f"mixed_precision={self.mixed_precision} does not go with weights_dtype={self.weights_dtype}: weights "
-                f"stored in 16 bits are computed with as they are, so it is {' or '.join(allowed)} there; "
-                "weights_dtype=float32 goes with each"
+                f"mixed_precision={self.mixed_precision} does not work with weights_dtype={self.weights_dtype}: "
+                f"16-bit weights are used without conversion, so it must be {' or '.join(allowed)}; "
+                "weights_dtype=float32 works with every value"
             )
         return self
 
@@ -125,8 +125,8 @@ class OptimizerSettings(Settings):
 
     averages_weights: ClassVar[bool] = False
     """It evaluates at averaged weights of its own, which an EMA and a falling learning rate would spoil."""
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("weight_decay_exclude",), lambda own: own.weight_decay == 0, "no effect while weight_decay is 0"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("weight_decay_exclude",), lambda own: own.weight_decay == 0, "no effect while weight_decay is 0"),
     )
 
     name: str
@@ -177,8 +177,8 @@ _FALLING = ("linear", "cosine", "polynomial", "warmup_stable_decay")
 class LRSchedulerSettings(Choice):
     """Learning rate over the run, counted in updates."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("restart_from",), lambda own: own.on_new_duration in ("refuse", "stretch"), "goes with hold and decay"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("restart_from",), lambda own: own.on_new_duration in ("refuse", "stretch"), "it is for hold and decay"),
     )
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("final", "on_new_duration", "restart_from", "stages"), _FALLING),
@@ -213,20 +213,22 @@ class LRSchedulerSettings(Choice):
     @classmethod
     def _in_order(cls, stages: list[Stage]) -> list[Stage]:
         if any(before.start > after.start for before, after in itertools.pairwise(stages)):
-            raise ValueError("each stage begins after the one before it; leave stages out, the program writes them")
+            raise ValueError(
+                "each stage must begin after the one before it; remove stages, which Daguerre writes itself"
+            )
         return stages
 
 
 class EMASettings(Choice):
     """Exponential moving average of the trained weights, counted in updates."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(
             ("path", "name", "decay", "ramp_steps", "every_steps", "start_steps"),
             lambda own: not own.enabled,
             "no effect while ema.enabled is false",
         ),
-        Idle(("ramp_steps", "start_steps"), lambda own: own.path is not None, "no warm-up follows on ema.path"),
+        Unused(("ramp_steps", "start_steps"), lambda own: own.path is not None, "there is no warm-up after ema.path"),
     )
     acts_with: ClassVar[dict[str, tuple[str, ...]]] = {
         "ramp_steps": ("mindone",),
@@ -275,8 +277,8 @@ class LoggingSettings(Settings):
 class ValidationSettings(Settings):
     """Loss on held-out samples with fixed noise at fixed noise levels."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("num_samples", "num_levels"), lambda own: own.every is None, "no effect while every is null"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("num_samples", "num_levels"), lambda own: own.every is None, "no effect while every is null"),
     )
 
     every: Duration | None = Field(Duration("500 steps"), json_schema_extra=FREE)

@@ -167,7 +167,7 @@ class TrainState:
         known = {"model", "optimizer", "ema", *self.ema.tensors(), "objective", "meter", "scaler"}
         if unknown := sorted(tensors.keys() - known):
             names = ", ".join(unknown)
-            raise UserError(f"the checkpoint holds {names}, which this run would not take over", code="conflict")
+            raise UserError(f"the checkpoint holds {names}, which this run would not use", code="conflict")
         load_weights(self.net, tensors["model"], self.sharding, self.saved)
         self.optimizer.load(tensors.get("optimizer", {}))
         self.ema.load(tensors)
@@ -197,8 +197,8 @@ def _rounding(precision: Precision, seed: int, trained: Mapping[str, nn.Paramete
     few = [name for name, p in trained.items() if p.element_size() < 4]
     if few and len(few) < len(trained):
         raise UserError(
-            f"training.weights_dtype: {few[0]} would be stored in 16 bits, and what an adapter adds in float32, which "
-            "one optimizer cannot train together: leave weights_dtype out, or train one of the adapters",
+            f"training.weights_dtype: {few[0]} would be stored in 16 bits but the weights of an adapter in float32, "
+            "which one optimizer cannot train together: remove weights_dtype, or train only one of the adapters",
             code="conflict",
             setting="training.weights_dtype",
         )
@@ -212,7 +212,7 @@ def load_weights(
     `tensors` and nothing else: UserError lists names and shapes that do not fit."""
     own = _of(sharding.weights(net), saved)
     if problems := misfits(own, tensors):
-        raise UserError(f"the saved weights do not fit this recipe's networks: {problems}", code="conflict")
+        raise UserError(f"the saved weights do not match this recipe's networks: {problems}", code="conflict")
     check_finite("the saved weights", {name: tensors[name] for name in own})
     with torch.no_grad():
         for name, value in own.items():
@@ -235,12 +235,13 @@ def adopt(
     here, there = ({name.partition(".")[0] for name in names} for names in (own, weights))
     if more := sorted(there - here):
         raise UserError(
-            f"init_from: that run trained {', '.join(more)}, too, which this recipe takes from elsewhere: train it by "
-            f"adapter.train='[{', '.join(sorted(here | there))}]', or give the run's export as its place, "
-            f"{' '.join(f'model.{name}=RUN/pipeline' for name in more)}, with the other components, and no init_from",
+            f"init_from: that run also trained {', '.join(more)}, which this recipe loads from elsewhere: train it "
+            f"with adapter.train='[{', '.join(sorted(here | there))}]', or load it from the run's export with "
+            f"{' '.join(f'model.{name}=RUN/pipeline' for name in more)}, as all other components, and without "
+            "init_from",
             code="conflict",
             setting="init_from",
         )
     new = sorted(here - there)
     load_weights(net, weights | {name: own[name] for name in own if name.partition(".")[0] in new}, saved=saved)
-    return [f"{name} starts from its base: the run of init_from did not train it" for name in new]
+    return [f"{name} starts from the base model: the run of init_from did not train it" for name in new]

@@ -149,15 +149,15 @@ def test_empty_captions_and_missing_images(folder):
         (b"\n\n", "it is empty"),
         (b"<!DOCTYPE html><html>", "page of HTML or XML"),
         ("path,text\na,b".encode("utf-16"), "it is UTF-16: save it as UTF-8"),
-        (b"PK\x03\x04abc", "packed or binary file"),
-        (b"PAR1abc", "packed or binary file"),
+        (b"PK\x03\x04abc", "compressed or binary file"),
+        (b"PAR1abc", "compressed or binary file"),
         (b"path,text\ra.png,x\r", "carriage return alone"),
         (b"path;text\na.png;x\n", r"one column, with semicolons in it \('path;text'\): set data\.delimiter=';'"),
         (b"path\ttext\na.png\tx\n", r"with tabs in it .*data\.delimiter='\\t'"),
-        (b'path,"te"xt\na.png,x\n', "line 1: line whose quotes do not fit"),
+        (b'path,"te"xt\na.png,x\n', "line 1: line with unbalanced quotes"),
         (b"path,,text\na.png,,x\n", "line 1, the header: column 2 has no name"),
         (b"path,text,text\na.png,x,y\n", "more than one column called 'text'"),
-        (b"path,words\na.png,x\n", r"no column is known .*set\.csv: path \(text\), words \(text\)"),
+        (b"path,words\na.png,x\n", r"no column looks like .*set\.csv: path \(text\), words \(text\)"),
         (b"path,text\n", r"no row of .* can be used"),
         (b"path,text\nx,y,z\n", r"no row of .* can be used.*more cells.*set\.csv line 2"),
     ],
@@ -172,7 +172,7 @@ def test_columns_that_do_not_fit_the_file(folder):
     path = write(folder, "a.png,one\n")
     with pytest.raises(UserError, match=r"line 1 has 2 cells, but data\.columns names 3"):
         opened(path, columns=["path", "text", "more"])
-    with pytest.raises(ValidationError, match="each name stands there once"):
+    with pytest.raises(ValidationError, match="give each name only once"):
         made(path, columns=["path", "path"])
     with pytest.raises(ValidationError):
         made(path, columns=[])
@@ -181,7 +181,7 @@ def test_columns_that_do_not_fit_the_file(folder):
 def test_csv_and_tsv_together(folder):
     write(folder, "path,text\na.png,one\n")
     write(folder, "path\ttext\nb.png\ttwo\n", "set.tsv")
-    with pytest.raises(UserError, match=r"set\.tsv is a TSV file and others are not"):
+    with pytest.raises(UserError, match=r"set\.tsv is a TSV file but others are not"):
         opened(folder)
 
 
@@ -260,7 +260,7 @@ def test_a_far_table_with_images_beside_it(folder, s3):  # noqa: F811
     source = opened("s3://bucket/set/table.csv", cache_dir=str(folder / "cache"))
     assert texts(source) == ["one", "two"]
     assert [source.record(i).image for i in range(2)] == [(folder / "a.png").read_bytes()] * 2
-    assert source.far
+    assert source.is_remote
 
 
 CELLS = some.text(some.characters(codec="utf-8", exclude_characters="\0"), max_size=12)

@@ -176,7 +176,10 @@ def test_what_may_not_be_read_is_counted(tmp_path):
     captioned(tmp_path / "in" / "x.png").parent.chmod(0)
     found = counts(opened(tmp_path))
     (tmp_path / "in").chmod(0o700)
-    assert found == {"file that may not be read": (1, ["locked.png"]), "folder that may not be read": (1, ["in"])}
+    assert found == {
+        "file without read permission": (1, ["locked.png"]),
+        "folder that cannot be read: permission denied": (1, ["in"]),
+    }
 
 
 def test_a_fault_of_the_disk_is_no_reason_to_leave_a_image_out(tmp_path, monkeypatch):
@@ -276,7 +279,7 @@ def test_a_folder_of_other_formats_says_so(tmp_path):
 def test_images_without_any_caption(tmp_path):
     write_image(tmp_path / "a.png")
     write_image(tmp_path / "b.png")
-    with pytest.raises(UserError, match=r"none of the 2 images .* has a caption\. .*a\.png belongs into a\.txt"):
+    with pytest.raises(UserError, match=r"none of the 2 images .* has a caption\. .*a\.png goes into a\.txt"):
         opened(tmp_path)
 
 
@@ -345,7 +348,7 @@ def test_json_that_holds_no_object_is_counted(tmp_path):
     source = opened(tmp_path)
     assert keys(source) == ["good.png"]
     assert counts(source) == {
-        "JSON file beside an image that holds no object": (4, ["a.json", "b.json", "c.json", "d.json"])
+        "JSON file beside an image that is not a JSON object": (4, ["a.json", "b.json", "c.json", "d.json"])
     }
 
 
@@ -362,8 +365,8 @@ def test_captions_from_file_names(tmp_path):
         "with text.png": "with text",
     }
     assert counts(source) == {
-        "file name without words": (1, ["17.png"]),
-        "kept, but its text file is not read (data.captions_from=file_names)": (1, ["with text.txt"]),
+        "file name that gives no caption": (1, ["17.png"]),
+        "kept, but its text file is ignored (data.captions_from=file_names)": (1, ["with text.txt"]),
     }
 
 
@@ -398,7 +401,7 @@ def test_folder_names_by_number(tmp_path):
 def test_folder_names_that_are_not_the_classes(tmp_path, names):
     for name in ("n01", "n02"):
         write_image(tmp_path / name / "x.png")
-    with pytest.raises(UserError, match=r"data\.idx_to_prompt: [12] of the 2 folders .* are not among its .*n02"):
+    with pytest.raises(UserError, match=r"data\.idx_to_prompt: [12] of the 2 folders .* are not among the .*n02"):
         opened(tmp_path, captions_from="folder_names", idx_to_prompt=names)
 
 
@@ -504,7 +507,7 @@ def test_old_states_are_forgotten(tmp_path):
 
 def test_a_cache_folder_that_cannot_be_made(image_folder, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"data\.cache_dir: .*cannot be written"):
+    with pytest.raises(UserError, match=r"data\.cache_dir: .*is not writable"):
         opened(image_folder, cache_dir=str(tmp_path / "file"))
 
 

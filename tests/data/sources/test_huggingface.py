@@ -115,7 +115,7 @@ def test_splits(tmp_path):
     others = saved(tmp_path / "others", datasets.DatasetDict({"a": dataset(2), "b": dataset(2)}))
     with refused("unknown", "data.split", "'train'", "it has a, b"):
         opened(others)
-    with pytest.raises(UserError, match=r"data\.split: .* is one data set without splits: remove"):
+    with pytest.raises(UserError, match=r"data\.split: .* is a single data set without splits: remove"):
         opened(folder / "train", split="train")
 
 
@@ -166,7 +166,7 @@ def test_a_folder_of_something_else(tmp_path):
     with pytest.raises(UserError, match="is no folder"):
         opened(tmp_path / "a.parquet")
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["../x"]}')
-    with pytest.raises(UserError, match="names no splits"):
+    with pytest.raises(UserError, match="lists no splits"):
         opened(tmp_path)
 
 
@@ -246,7 +246,7 @@ def test_the_file_format_of_arrow(tmp_path):
 
 def test_columns_are_chosen_as_in_every_table(tmp_path):
     folder = saved(tmp_path / "set", dataset().rename_column("text", "words").remove_columns("label"))
-    with pytest.raises(UserError, match=r"data\.caption_column: no column is known .*words \(text\)"):
+    with pytest.raises(UserError, match=r"data\.caption_column: no column looks like .*words \(text\)"):
         opened(folder)
     assert texts(opened(folder, caption_column="words"))[0] == "image 0"
 

@@ -168,17 +168,17 @@ def test_names_that_a_hugging_face_table_carries(tmp_path):
     source = opened(write(tmp_path / "a.parquet", table))
     assert [r.texts["text"] for r in records(source)] == ["dog", "cat"]
     broken = table.replace_schema_metadata({b"huggingface": b'{"info": {"features": 5}}'})
-    with pytest.raises(UserError, match=r"data\.caption_column: no column is known to be a caption"):
+    with pytest.raises(UserError, match=r"data\.caption_column: no column looks like a caption"):
         opened(write(tmp_path / "b.parquet", broken))
 
 
 @pytest.mark.parametrize(
     ("columns", "given", "said"),
     [
-        ({"a": [1], "text": ["x"]}, {}, r"data\.image_column: no column is known to be an image.*a \(whole numbers\)"),
+        ({"a": [1], "text": ["x"]}, {}, r"data\.image_column: no column looks like an image.*a \(whole numbers\)"),
         ({"jpg": [b""], "png": [b""], "text": ["x"]}, {}, r"data\.image_column: several columns .*: jpg, png\. Name"),
         ({"url": ["x"], "path": ["y"], "text": ["x"]}, {}, r"data\.image_column: several columns .*: url, path"),
-        ({"jpg": [b""], "a": ["x"]}, {}, r"data\.caption_column: no column is known .*: jpg \(bytes\), a \(text\)"),
+        ({"jpg": [b""], "a": ["x"]}, {}, r"data\.caption_column: no column looks like .*: jpg \(bytes\), a \(text\)"),
         (
             {"jpg": [b""], "text": ["x"], "Caption": ["x"]},
             {},
@@ -193,7 +193,7 @@ def test_names_that_a_hugging_face_table_carries(tmp_path):
         (
             {"jpg": [b""], "text": ["x"]},
             {"idx_to_prompt": ["a"]},
-            r"caption_column: no column is known to be class",
+            r"caption_column: no column looks like class",
         ),
         (
             {"jpg": [b""], "text": ["x"], "w": [1], "h": [1]},
@@ -223,7 +223,7 @@ def test_columns_that_are_missing_or_unclear(tmp_path, columns, given, said):
             "caption_column: no effect",
         ),
         ({"idx_to_prompt": ["a"], "captions": {"fields": ["b"]}}, "idx_to_prompt: no effect"),
-        ({"width_column": "w"}, "width_column and height_column belong together"),
+        ({"width_column": "w"}, "width_column and height_column must be set together"),
         ({"image_column": "a", "caption_column": "a"}, "are both 'a'"),
         ({"path": []}, "path"),
     ],
@@ -454,7 +454,7 @@ def test_other_columns_have_another_index(tmp_path):
 @pytest.fixture
 def decoded(monkeypatch):
     """Images that can only be decoded, and none decoded yet."""
-    monkeypatch.setattr(verbatim.Finder, "places", lambda self, data: b"")
+    monkeypatch.setattr(verbatim.Finder, "ranges", lambda self, data: b"")
     monkeypatch.setattr(table_parquet, "_GROUPS", table_parquet._RowGroups())
     return monkeypatch
 
@@ -520,7 +520,7 @@ def test_far_tables(tmp_path, s3):  # noqa: F811
         s3.put(f"set/{i}.parquet", body if i == 0 else write(tmp_path / "b.parquet", usual(3)).read_bytes())
     given = {"cache_dir": str(tmp_path / "cache")}
     source = opened("s3://bucket/set/", **given)
-    assert source.far
+    assert source.is_remote
     assert source.index.ids[:6].tolist() == near.index.ids.tolist()
     assert [r.image for r in records(source)][:6] == [r.image for r in records(near)]
     assert source.name(6) == "s3://bucket/set/1.parquet row 0"
@@ -619,7 +619,7 @@ def test_images_at_addresses(tmp_path, s3):  # noqa: F811
         source = opened(addresses(tmp_path, texts))
         assert source.index.count == 5
         assert source.index.heights_px.tolist() == [0] * 5
-        assert source.far is False
+        assert source.is_remote is False
         assert [source.record(i).image for i in (0, 1)] == [png(0), png(1)]
         for i in (2, 3):
             with pytest.raises(Undecodable, match=r"^gone: HTTP 404$"):
@@ -631,7 +631,7 @@ def test_addresses_that_nobody_can_ask_for(tmp_path):
     texts = ["http://[::1", "https://exa mple.com/a.png", "http://x:99999/a.png"]
     source = opened(addresses(tmp_path, texts))
     for i in range(3):
-        with pytest.raises(Undecodable, match="an address that cannot be asked for"):
+        with pytest.raises(Undecodable, match="an address that cannot be requested"):
             source.record(i)
 
 

@@ -75,7 +75,7 @@ def as_we_read(source: WebdatasetSource) -> dict[str, dict[str, bytes]]:
     for number in range(source.index.count):
         shard, row = source._where(number)
         index = source._shard(shard)
-        data = source.places[shard].local.read_bytes()
+        data = source.locations[shard].local.read_bytes()
         first, *rest = source_file._pieces(index, row)
         extension = next(m.name for m in reader.contents(data).members if m.offset == first.offset).rpartition(".")[2]
         pieces = [first._replace(name=extension.lower()), *rest]
@@ -147,7 +147,7 @@ def test_img2datasets_shards(tmp_path, opened):
     (tmp_path / "00000_stats.json").write_text("{}")
     tars.write(tmp_path / "00000.tar", members)
     source = opened(tmp_path)
-    assert [place.local.name for place in source.places] == ["00000.tar"]
+    assert [place.local.name for place in source.locations] == ["00000.tar"]
     assert source.index.count == 5
     assert source.index.captioned["text"].to_pylist() == [True] * 4 + [False]
     assert source.index.numbers["original_width"].to_pylist() == [32.0] * 5
@@ -187,7 +187,7 @@ def test_ids_that_the_shard_carries(tmp_path, opened):
     source = opened(tars.write(tmp_path / "a.tar", members))
     assert source.index.ids.tolist()[:2] == [7, 2**63 - 1]
     assert source.index.count == 3
-    assert source.report()["daguerre_id that is no whole number of 63 bits"]["count"] == 2
+    assert source.report()["daguerre_id that is not a whole number of 63 bits"]["count"] == 2
     assert "daguerre_id" not in source.index.numbers
 
 
@@ -278,7 +278,7 @@ def test_class_labels(tmp_path, opened):
     assert source.index.captioned["text"].to_pylist() == [True] * 3
     with pytest.raises(Undecodable, match="class"):
         opened(path, idx_to_prompt=["cat"]).record(2)
-    with pytest.raises(UserError, match=r"data\.idx_to_prompt: .*give the words"):
+    with pytest.raises(UserError, match=r"data\.idx_to_prompt: .*give a text for each class"):
         opened(path)
     assert opened(path, captions={"fields": ["cls"]}).record(2).texts["cls"].strip() == "2"
     (tmp_path / "b.tar").write_bytes(tars.shard(0))
@@ -289,10 +289,10 @@ def test_class_labels(tmp_path, opened):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"<!DOCTYPE html><html><title>Sign in</title>", "is no tar file: it is a web page"),
+        (b"<!DOCTYPE html><html><title>Sign in</title>", "is not a tar file: it is a web page"),
         (b"\x1f\x8b\x08rest", "compressed with gzip: unpack it"),
         (b"PK\x03\x04rest", "zip archive"),
-        (b"nothing of the kind", "is no tar file: it begins with 'nothing of the kind'"),
+        (b"nothing of the kind", "is not a tar file: it begins with 'nothing of the kind'"),
     ],
 )
 def test_files_that_are_no_tar_name_themselves(data, said, tmp_path, opened):
@@ -305,7 +305,7 @@ def test_files_that_are_no_tar_name_themselves(data, said, tmp_path, opened):
 @pytest.mark.parametrize("data", [b"", tars.packed([]), tars.packed([("a.jpg", tars.jpeg(0)), ("readme.txt", b"x")])])
 def test_shards_without_a_usable_sample_say_what_is_expected(data, tmp_path, opened):
     (tmp_path / "a.tar").write_bytes(data)
-    with pytest.raises(UserError, match=r"data\.path: no image with a caption in .*a\.tar(.|\n)*What is expected"):
+    with pytest.raises(UserError, match=r"data\.path: no image with a caption in .*a\.tar(.|\n)*Expected in a tar"):
         opened(tmp_path / "a.tar")
 
 
@@ -391,13 +391,13 @@ def test_shards_in_a_store_are_read_by_range_or_whole(tmp_path, opened, s3):  # 
     source = opened(f"s3://{s3.bucket}/set/")
     assert contents(source) == truths
     told = source.reading(np.array([0.2, 0.25, 1.0]))
-    assert told.far
+    assert told.is_remote
     shutil.rmtree(tmp_path / "cache" / "shards")
     assert [told.prefetch(shard) for shard in range(3)] == [0, *(len(tars.shard(n, 10)) for n in (1, 2))]
     before = len(s3.proxy.seen)
     assert contents(told) == truths
     assert len(s3.proxy.seen) - before == 10  # one for each sample of the shard that is read by range
-    assert [told.cache.holds(place) for place in told.places] == [False, True, True]
+    assert [told.cache.holds(place) for place in told.locations] == [False, True, True]
 
 
 def test_an_index_beside_a_shard_in_a_store_saves_reading_it(tmp_path, opened, s3):  # noqa: F811

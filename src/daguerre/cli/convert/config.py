@@ -72,12 +72,12 @@ def run(arguments: list[str]) -> int:
     for line in report(trainer, reading):
         print(line)
     if twice:
-        print(f"given twice, of which {trainer} takes the last: {', '.join(twice)}")
+        print(f"given twice ({trainer} uses the last one): {', '.join(twice)}")
     print(f"\n{out}: a recipe from this config of {trainer}")
     if required:
         print(f"must be given on the command line: {', '.join(f'{name}=...' for name in required)}")
     if later:
-        print(f"the family {family} is not there yet, so it cannot be trained: everything else of it passes the check")
+        print(f"the family {family} is not supported yet, so it cannot be trained; the rest of the recipe is valid")
     return errors.REFUSED if later else errors.DONE
 
 
@@ -98,9 +98,9 @@ def read(arguments: Sequence[str]) -> tuple[Path, Path]:
 def written(trainer: str, path: Path, values: Tree, reading: Reading) -> str:
     refused = [line for line in reading.lines if line.kind == "refused"]
     head = [f"# A recipe made from {path.name}, a config of {trainer}, by `daguerre convert config`."]
-    head += [f"# As {trainer} does without being asked:"]
+    head += [f"# Defaults of {trainer}:"]
     head += [f"#   {name}: {shown(value)}" for name, value in reading.assumed.items()]
-    head += ["# Not carried over:"] if refused else ["# Everything that it asks for was carried over."]
+    head += ["# Not carried over:"] if refused else ["# Every key was carried over."]
     head += [f"#   {line.key}: {' '.join(line.text.split())}" for line in refused]
     return "\n".join(head) + "\n\n" + configs.as_yaml(values)
 
@@ -131,4 +131,4 @@ def report(trainer: str, reading: Reading) -> list[str]:
         those = [f"  {line.key:<{width}}  {line.text}" for line in reading.lines if line.kind == kind]
         found += [f"{title} ({len(those)})", *those] if those else []
     assumed = [f"  {path}: {shown(value)}" for path, value in reading.assumed.items()]
-    return [*found, f"as {trainer} does without being asked ({len(assumed)})", *assumed]
+    return [*found, f"defaults of {trainer} ({len(assumed)})", *assumed]

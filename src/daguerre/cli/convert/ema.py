@@ -54,12 +54,12 @@ def run(arguments: list[str]) -> int:
     load_weights(parts.net, {**weights, **found.tensors}, saved=names)
     for line in parts.attached.export(out, parts.objective, config.sampling):
         print(line)
-    print(f"the profile is {found.error:.1%} off the one of width {width:g}")
+    print(f"the averaging profile differs by {found.error:.1%} from the one of width {width:g}")
     if found.error > post_hoc.POOR:
         print(
-            "that is much, so this average is a poor one: ask for a width nearer to those that are kept "
-            f"({', '.join(f'{kept:g}' for kept in config.ema.post_hoc)}), or train with more widths (ema.post_hoc) or "
-            "more checkpoints over the whole run (checkpoint.every, checkpoint.keep)"
+            "this is a large difference, so the average is poor: choose a width closer to the stored ones "
+            f"({', '.join(f'{kept:g}' for kept in config.ema.post_hoc)}), or train with more widths (ema.post_hoc) "
+            "or more checkpoints over the whole run (checkpoint.every, checkpoint.keep)"
         )
     print(f"{out}: the average of width {width:g} at {checkpoint.name}")
     return 0
@@ -70,7 +70,7 @@ def read(arguments: list[str]) -> tuple[RunFolder, float, Path]:
     target, options, _ = given.read(arguments, "convert ema", Options)
     folder = RunFolder(local_copy.located(target))
     if not target or not folder.config.is_file():
-        raise UserError(f"{target or 'no run is named'}: give a run folder, such as runs/my-run", code="missing")
+        raise UserError(f"{target or 'no run given'}: give a run folder, such as runs/my-run", code="missing")
     post_hoc.exponent(options.width)  # refuses a width that no profile has
     if options.out is not None or local_copy.origin(folder.path) is not None:
         return folder, options.width, given.new_place(options.out, "FOLDER")
@@ -84,7 +84,7 @@ def rebuilt(folder: RunFolder, config: Config, last: str, width: float) -> post_
     names = {int(name.rpartition("-")[2]): name for name in kept_names}
     if not config.ema.post_hoc:
         raise UserError(
-            f"{folder.path} keeps no profiles: train with ema.post_hoc=[0.05,0.1]",
+            f"{folder.path} has no stored profiles: train with ema.post_hoc=[0.05,0.1]",
             code="missing",
             setting="ema.post_hoc",
         )

@@ -96,8 +96,8 @@ def read(arguments: Sequence[str]) -> Request:
     source, is_run = _source(target)
     named = {*options.model_fields_set, *(each.partition("=")[0] for each in settings)}
     if idle := [name for name in (("variant",) if is_run else _OF_RUN) if name in named]:
-        why = "a run has no variants" if is_run else "for a run alone"
-        raise UserError(f"{', '.join(idle)}: {why}; leave it out", code="unused", setting=idle[0])
+        why = "it applies to a pipeline, not to a run" if is_run else "it applies to a run only"
+        raise UserError(f"{', '.join(idle)}: {why}; remove it", code="unused", setting=idle[0])
     out = given.new_place(options.out, "my-model.safetensors" if options.format == "single_file" else "FOLDER")
     request = Request(source, is_run, out, options, settings)
     _check_form(request)
@@ -111,7 +111,7 @@ def _source(target: str) -> tuple[Path, bool]:
         return source, True
     if target and (source / "model_index.json").is_file():
         return source, False
-    missing = f"{target}: there is no such folder" if target and not source.exists() else target or "what?"
+    missing = f"{target}: no such folder" if target and not source.exists() else target or "what?"
     raise UserError(
         f"{missing}: give a run folder, such as runs/my-run, or a pipeline in diffusers' layout (a folder with "
         "model_index.json)",
@@ -120,20 +120,22 @@ def _source(target: str) -> tuple[Path, bool]:
 
 
 def _check_form(request: Request) -> None:
-    """UserError for a form that does not go with the place, the source or the other options."""
+    """UserError for a form that does not go with the location, the source or the other options."""
     form, out, options = request.options.format, request.out, request.options
     is_file = form == "single_file"
     if form != "unet" and is_file != (out.suffix == ".safetensors"):
         what = "a .safetensors file" if is_file else "a folder, no .safetensors file"
         raise UserError(f"out={out}: format={form} writes {what}", code="conflict", setting="out")
     if form == "adapters" and not request.is_run:
-        raise UserError("format=adapters: for a run alone", code="conflict", setting="format")
+        raise UserError("format=adapters: it applies to a run only", code="conflict", setting="format")
     if form == "adapters" and options.dtype:
-        raise UserError("format=adapters writes float32: leave dtype out", code="unused", setting="dtype")
+        raise UserError("format=adapters always writes float32: remove dtype", code="unused", setting="dtype")
     as_it_is = options.dtype is None and options.variant is None
     if form == "diffusers" and not request.is_run and as_it_is:
         raise UserError(
-            f"{request.source} is in diffusers' layout: give dtype= or variant=, or another format", code="empty"
+            f"{request.source} is already in diffusers' layout: set dtype= or variant= to convert it, or choose "
+            "another format",
+            code="empty",
         )
 
 

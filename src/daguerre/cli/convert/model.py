@@ -64,27 +64,27 @@ def checked(target: str, options: Options) -> Path:
     source = Path(target).expanduser()
     if not target or not source.exists():
         raise UserError(
-            f"{target or 'no source is named'}: give a .safetensors or .ckpt file, or a folder of pickled weights. A "
-            "file of the hub comes with `daguerre fetch OWNER/NAME/FILE.safetensors -o DIR`",
+            f"{target or 'no source given'}: give a .safetensors or .ckpt file, or a folder of pickled weights. To "
+            "download a file from the hub: `daguerre fetch OWNER/NAME/FILE.safetensors -o DIR`",
             code="missing",
         )
     idle = sorted({"weights", "prediction_type"} & options.model_fields_set)
     if source.is_dir() and idle:
         raise UserError(
-            f"{', '.join(idle)}: for a single-file checkpoint; leave it out", code="unused", setting=idle[0]
+            f"{', '.join(idle)}: only for a single-file checkpoint; remove it", code="unused", setting=idle[0]
         )
     is_pickled = source.is_dir() or source.suffix in load.PICKLED
     if is_pickled and not options.pickled_weights:
         raise UserError(
-            f"{source} is pickled: pickled_weights=true reads its tensors alone, and runs nothing in it",
+            f"{source} is pickled: pickled_weights=true reads only its tensors and runs no code from it",
             setting="pickled_weights",
         )
     if not is_pickled and "pickled_weights" in options.model_fields_set:
         raise UserError(
-            f"pickled_weights: {source} is not pickled; leave it out", code="unused", setting="pickled_weights"
+            f"pickled_weights: {source} is not pickled; remove it", code="unused", setting="pickled_weights"
         )
     if source.is_dir() and not pickled.holds(source):
-        raise UserError(f"{source} holds no pickled weights (.bin): there is nothing to convert", code="empty")
+        raise UserError(f"{source} has no pickled weights (.bin): there is nothing to convert", code="empty")
     return source
 
 

@@ -29,7 +29,7 @@ def read(
 def new_place(out: str | None, example: str) -> Path:
     """The place `out`, which must be given and must not exist: nothing is overwritten."""
     if out is None:
-        raise UserError(f"no place is given to write to. Give out={example}", code="missing", setting="out")
+        raise UserError(f"no output given. Set out={example}", code="missing", setting="out")
     place = Path(out).expanduser()
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         raise UserError(f"out={out} exists: choose another name, or remove it first", setting="out")
@@ -38,8 +38,8 @@ def new_place(out: str | None, example: str) -> Path:
 
 def size_of(path: Path) -> str:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return size_text(sum(file.stat().st_size for file in files))
+    return format_size(sum(file.stat().st_size for file in files))
 
 
-def size_text(size_bytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

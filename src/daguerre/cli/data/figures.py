@@ -20,7 +20,7 @@ from daguerre.data.tools.statistics import BucketPlan, Column
 from daguerre.errors import UserError
 from daguerre.formatting import counted, percent
 from daguerre.report.dataset_page import BucketRow, Example, Fact, FilterRow, Part
-from daguerre.report.svg import Histogram, Mark, number_text
+from daguerre.report.svg import Histogram, Mark, format_number
 
 _ASPECT_TICKS = ((1 / 4, "1:4"), (1 / 3, "1:3"), (1 / 2, "1:2"), (2 / 3, "2:3"), (1.0, "1:1"), (3 / 2, "3:2"))
 _WIDE_TICKS = ((2.0, "2:1"), (3.0, "3:1"), (4.0, "4:1"))
@@ -89,7 +89,7 @@ def _summary(data: Opened, index: Index, plan: BucketPlan) -> str:
     by_filter = clauses[-1].rest if clauses else index.count
     passed = int(data.passes.sum())
     if by_filter < index.count:
-        first += f" The filters pass {by_filter:,} ({percent(by_filter, index.count)})."
+        first += f" The filters keep {by_filter:,} ({percent(by_filter, index.count)})."
     if passed < by_filter:
         first += f" Without a caption in the caption fields are {by_filter - passed:,}."
     if plan.samples < passed:
@@ -181,7 +181,7 @@ def _px_ticks(edges: np.ndarray) -> list[tuple[float, str]]:
 def _field(column: Column, count: int) -> tuple[str, str, str]:
     """A row of the table of metadata: name, share of the samples that have it, its values."""
     if column.values:
-        low, middle, high = (number_text(value) for value in column.values)
+        low, middle, high = (format_number(value) for value in column.values)
         values = f"{middle} in the middle, 90 % from {low} to {high}" if low != high else f"always {middle}"
     elif column.common:
         number = f"{'at least ' * column.sampled}{column.distinct:,}"

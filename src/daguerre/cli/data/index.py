@@ -15,7 +15,7 @@ from daguerre.data.index.cache import SUFFIX, About, BadIndex
 from daguerre.data.loading import job_pool
 from daguerre.data.sources import webdataset
 from daguerre.errors import UserError
-from daguerre.formatting import counted, duration_text, size_text
+from daguerre.formatting import counted, format_duration, format_size
 from daguerre.settings import Settings
 from daguerre.storage import io as storage_io
 from daguerre.storage.expand import expand
@@ -55,19 +55,19 @@ def run(arguments: list[str]) -> int:
     words = config_options.split(arguments)
     options, rest = config_options.own_options(words.overrides, Options)
     if not words.bare:
-        raise UserError("which shards? Give tar files, a pattern, or the folder that holds them", code="missing")
+        raise UserError("no shards given. Pass tar files, a pattern, or a folder of them", code="missing")
     data = config_options.from_paths(words.bare, ["data.source=webdataset", *rest])[0].data
     (settings,) = data.sources.values()
     assert isinstance(settings, webdataset.Settings)
-    places = expand(settings.path)
-    _check_writable(places)
+    locations = expand(settings.path)
+    _check_writable(locations)
     build = webdataset.builder(settings)
-    missing = [place for place in places if options.again or not _is_there(place, build.kind)]
+    missing = [location for location in locations if options.again or not _is_there(location, build.kind)]
     with Counter("indexing", len(missing), "shards") as counter:
         steps = job_pool.run_jobs(Indexing(build), missing, options.processes or cache.processes(missing))
         made = list(job_pool.results(steps, counter.add))
         seconds = counter.seconds
-    return _conclude(made, len(places), seconds)
+    return _conclude(made, len(locations), seconds)
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,17 @@ class Indexing:
 
     build: webdataset.Build
 
-    def __call__(self, place: Location) -> Generator[int, None, tuple[int, About]]:
+    def __call__(self, location: Location) -> Generator[int, None, tuple[int, About]]:
         """Yields 1 for the shard; returns its samples, and what is known of it."""
-        index = self.build(place)
-        storage_io.write(Location(place.url + SUFFIX), cache.encoded(index))
+        index = self.build(location)
+        storage_io.write(Location(location.url + SUFFIX), cache.encoded(index))
         yield 1
         return index.table.num_rows, index.about
 
 
-def _is_there(place: Location, kind: str) -> bool:
+def _is_there(location: Location, kind: str) -> bool:
     """True if a usable index of a shard of this size lies beside it."""
-    beside = Location(place.url + SUFFIX)
+    beside = Location(location.url + SUFFIX)
     try:
         if beside.local is not None:
             about = cache.load(beside.local).about
@@ -95,15 +95,15 @@ def _is_there(place: Location, kind: str) -> bool:
             about = cache.decoded(pa.py_buffer(data), Path(beside.name)).about
     except (FileNotFoundError, BadIndex):
         return False
-    return about.kind == kind and about.shard_bytes == storage_io.size(place).bytes
+    return about.kind == kind and about.shard_bytes == storage_io.size(location).bytes
 
 
-def _check_writable(places: list[Location]) -> None:
-    for place in places:
-        if place.scheme in WEB:
+def _check_writable(locations: list[Location]) -> None:
+    for location in locations:
+        if location.scheme in WEB:
             raise UserError(
-                f"{place.name}: nothing can be written to a web server. Training on it makes its own indexes, in "
-                "data.cache_dir; or copy the shards to a folder or a store first",
+                f"{location.name}: a web server cannot be written to. Training creates the indexes it needs in "
+                "data.cache_dir; or copy the shards to a folder or an object store first",
                 code="unsupported",
             )
 
@@ -112,9 +112,9 @@ def _conclude(made: list[tuple[int, About]], count: int, seconds: float) -> int:
     if not made:
         print(f"all {count:,} shards have an index; again=true makes them anew")
         return errors.DONE
-    samples, size = sum(samples for samples, _ in made), size_text(sum(about.shard_bytes for _, about in made))
-    had = f"; {count - len(made):,} had one already" if len(made) < count else ""
-    print(f"indexed {counted(len(made), 'shard')}: {samples:,} samples, {size}, in {duration_text(seconds)}{had}")
+    samples, size = sum(samples for samples, _ in made), format_size(sum(about.shard_bytes for _, about in made))
+    had = f"; {count - len(made):,} already had one" if len(made) < count else ""
+    print(f"indexed {counted(len(made), 'shard')}: {samples:,} samples, {size}, in {format_duration(seconds)}{had}")
     report = skipped.merged(*(cache.found_in(about) for _, about in made))
     if report:
         print(skip_summary(report))

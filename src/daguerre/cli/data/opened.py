@@ -45,7 +45,7 @@ class Opened:
 
 def is_remote(source: Source) -> bool:
     """True if samples come over a network."""
-    return isinstance(source, RemoteSource) and source.far
+    return isinstance(source, RemoteSource) and source.is_remote
 
 
 def opened(settings: SourceSettings) -> Opened:

@@ -28,7 +28,7 @@ from daguerre.data.tools import pack
 from daguerre.data.tools.manifest import Listing, given
 from daguerre.data.tools.pack import Packer, Shard
 from daguerre.errors import Held, UserError
-from daguerre.formatting import counted, duration_text, size_text
+from daguerre.formatting import counted, format_duration, format_size
 from daguerre.settings import ADDRESS, Settings
 from daguerre.tracking.progress import Counter, skip_summary
 
@@ -73,7 +73,7 @@ class Options(Settings):
     @model_validator(mode="after")
     def _one_size(self) -> Options:
         if self.shard_mb is not None and self.shard_samples is not None:
-            raise ValueError("shard_mb and shard_samples both say how large a shard is: give one of them")
+            raise ValueError("shard_mb and shard_samples both set the size of a shard: give only one of them")
         return self
 
 
@@ -89,7 +89,7 @@ class Chosen:
     """[M] int64."""
     mean_bytes: float
     """Of a sample in a shard, estimated."""
-    looked_at: int
+    examined: int
     """Samples of the source."""
     left_out: SkipReport
     """By the source when it was opened, and by the filters."""
@@ -122,14 +122,14 @@ def choose(request: Request[Options]) -> Chosen:
     options, (settings, *others) = request.options, request.settings.sources.values()
     if others:
         raise UserError(
-            "data.sources: they are packed one at a time; name one of them, as a path or in a recipe",
+            "data.sources: only one source can be packed at a time; name it as a path or in a recipe",
             code="unsupported",
             setting="data.sources",
         )
     data = opened(settings)
     if data.index is None:
         if options.count is None:
-            what = f"count: {settings.source} is endless; say how many samples to pack, such as count=10000"
+            what = f"count: {settings.source} is endless; set how many samples to pack, such as count=10000"
             raise UserError(what, code="missing", setting="count")
         if options.order == "shuffled":
             what = f"order: {settings.source} is endless, so there is no order to change: remove it"
@@ -168,7 +168,7 @@ def _about(request: Request[Options], chosen: Chosen, samples_per_shard: int) ->
         "samples_per_shard": samples_per_shard,
         "order": request.options.order,
         "source": given(settings),
-        "samples_of_source": chosen.looked_at,
+        "samples_of_source": chosen.examined,
         "left_out": chosen.left_out,
     }
 
@@ -176,7 +176,9 @@ def _about(request: Request[Options], chosen: Chosen, samples_per_shard: int) ->
 def _target(out: str | None) -> str:
     if not out:
         raise UserError(
-            "where to? Give a folder or the address of an object store: -o my_shards", code="missing", setting="out"
+            "no output given. Pass a folder or the address of an object store, such as -o my_shards",
+            code="missing",
+            setting="out",
         )
     out = out.removeprefix("file://")
     if "://" not in out:
@@ -209,14 +211,14 @@ def _remove_unfinished(to: str) -> None:
 def _conclude(listing: Listing, kept: int, seconds: float) -> None:
     document = listing.document(complete=True)
     if kept == listing.number:
-        print(f"{listing.to}: all {kept:,} shards were there and are whole; nothing was written")
+        print(f"{listing.to}: all {kept:,} shards already exist and are complete; nothing was written")
     else:
-        there = f"; {kept:,} were there already and are whole" if kept else ""
+        there = f"; {kept:,} already existed and are complete" if kept else ""
         print(
             f"packed {document['samples']:,} samples into {counted(listing.number, 'shard')} "
-            f"({size_text(document['bytes'])}) in {duration_text(seconds)}{there}"
+            f"({format_size(document['bytes'])}) in {format_duration(seconds)}{there}"
         )
     if left_out := listing.left_out():
         print(skip_summary(left_out))
-    place = f"{listing.to.rstrip('/')}/" if "://" in listing.to else listing.to
-    print(f"train on them with: data.source=webdataset data.path={shlex.quote(place)}")
+    location = f"{listing.to.rstrip('/')}/" if "://" in listing.to else listing.to
+    print(f"train on them with: data.source=webdataset data.path={shlex.quote(location)}")

@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
     request = options.read(arguments, Options)
     path = Path(request.options.out).expanduser()
     if path.suffix.lower() not in _SUFFIXES:
-        what = f"out={path}: the sheet is an image; give a name that ends in {', '.join(_SUFFIXES)}"
+        what = f"out={path}: the output is an image; its name must end in {', '.join(_SUFFIXES)}"
         raise UserError(what, setting="out")
     for notice in request.notices:
         print(notice)
@@ -85,8 +85,8 @@ def run(arguments: list[str]) -> int:
         print(f"not shown:\n{skipped.table(lost)}")
     if not cells:
         raise UserError(
-            "no sample can be shown: none of those chosen can be used, or no bucket takes any. `daguerre data stats` "
-            "says what is left out and why",
+            "no sample can be shown: none of the chosen samples can be used, or none fits a bucket. `daguerre data "
+            "stats` shows what is left out and why",
             code="empty",
         )
     sheet(cells).save(path)

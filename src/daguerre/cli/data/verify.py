@@ -24,7 +24,7 @@ from daguerre.data.table.source import cache_of
 from daguerre.data.tools import manifest
 from daguerre.data.tools.verify import MISSING, OF_FILES, Found, Unit, Verifier, chosen
 from daguerre.errors import UserError
-from daguerre.formatting import counted, duration_text, percent, size_text
+from daguerre.formatting import counted, format_duration, format_size, percent
 from daguerre.settings import Settings
 from daguerre.storage.expand import expand
 from daguerre.tracking.progress import Counter
@@ -106,34 +106,36 @@ def _processes(subject: Subject, options: Options) -> int:
     if options.processes is not None:
         return options.processes
     decoded = sum(len(unit.decoded) for unit in subject.units)
-    paths = [unit.place.local for unit in subject.units if unit.place is not None and unit.place.local is not None]
+    paths = [
+        unit.location.local for unit in subject.units if unit.location is not None and unit.location.local is not None
+    ]
     size_bytes = sum(path.stat().st_size for path in paths if path.exists())
     little = size_bytes < _LITTLE_BYTES and decoded < _LITTLE_SAMPLES and not is_remote(subject.source)
     return 1 if little else job_pool.usual_processes()
 
 
 def _subject(settings: SourceSettings, request: Request[Options]) -> Subject:
-    places = expand(settings.path) if isinstance(settings, webdataset.Settings) else []
+    locations = expand(settings.path) if isinstance(settings, webdataset.Settings) else []
     cache_dir = cache_of(settings).folder
     kind = webdataset.builder(settings).kind if isinstance(settings, webdataset.Settings) else ""
-    before = [cache.found(place, kind, cache_dir) for place in places]
+    before = [cache.found(location, kind, cache_dir) for location in locations]
     source: Source = plugins.find("sources", settings.source).open_source(settings, "train")
     index = source.index
     if index is None:
-        raise UserError(f"{settings.source} makes its images: there is nothing to verify", code="unsupported")
+        raise UserError(f"{settings.source} generates its images: there are no files to verify", code="unsupported")
     share = request.options.share
     picked = chosen(index.ids, _usual_share(source, index) if share is None else share)
-    if not places:
+    if not locations:
         starts = range(0, index.count, _BLOCK_SAMPLES)
         units = [_unit(f"samples from {start:,} on", start, start + _BLOCK_SAMPLES, picked) for start in starts]
         return Subject(settings, source, tuple(units), False, source.report())
-    listed, missing = manifest.shards_beside(places)
+    listed, missing = manifest.shards_in_folder(locations)
     files = []
-    for place, path, (start, stop) in zip(places, before, pairwise(index.shard_starts.tolist()), strict=True):
-        now = path or cache.found(place, kind, cache_dir)
-        unit = _unit(place.name, start, stop, picked)
-        unit = replace(unit, place=place, index=now, indexed_before=path is not None)
-        files.append(replace(unit, listed_digest=listed.get(place.url)))
+    for location, path, (start, stop) in zip(locations, before, pairwise(index.shard_starts.tolist()), strict=True):
+        now = path or cache.found(location, kind, cache_dir)
+        unit = _unit(location.name, start, stop, picked)
+        unit = replace(unit, location=location, index=now, indexed_before=path is not None)
+        files.append(replace(unit, listed_digest=listed.get(location.url)))
     return Subject(settings, source, tuple(files), True, skipped.merged(source.report(), missing))
 
 
@@ -160,10 +162,10 @@ def _report(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
     samples, decoded = sum(one.samples for one in found), sum(one.decoded for one in found)
     extent = f"{samples:,} samples"
     if subject.files:
-        extent = f"{counted(len(found), 'shard')}, {extent}, {size_text(sum(one.bytes or 0 for one in found))}"
+        extent = f"{counted(len(found), 'shard')}, {extent}, {format_size(sum(one.bytes or 0 for one in found))}"
     share = percent(decoded, samples).replace("\N{NO-BREAK SPACE}", " ")
     how = "all" if decoded == samples else f"{share}; share=1 decodes all"
-    print(f"{extent}; {counted(decoded, 'image')} decoded ({how}), in {duration_text(seconds)}")
+    print(f"{extent}; {counted(decoded, 'image')} decoded ({how}), in {format_duration(seconds)}")
     for line in figures.summary(subject.source, subject.settings):
         print(line)
     for title, report in (("found when the data was opened:", before), ("damaged:", faults)):
@@ -172,7 +174,7 @@ def _report(subject: Subject, found: Sequence[Found], seconds: float) -> bool:
     if unknown := _unknown(subject, found):
         print(unknown)
     sound = not faults and not any(reason.startswith(_DAMAGE) for reason in before)
-    print("nothing is damaged, as far as was looked" if sound else "the data is damaged")
+    print("no damage found in what was checked" if sound else "the data is damaged")
     return sound
 
 
@@ -188,7 +190,7 @@ def _report_files(found: Sequence[Found]) -> None:
         print(f"\nin {folder}")
     print(f"{'shard':<{width}}  {'samples':>9}  {'size':>9}")
     for one in sorted(shown, key=lambda one: one.name):
-        size = "-" if one.bytes is None else size_text(one.bytes)
+        size = "-" if one.bytes is None else format_size(one.bytes)
         print(f"{one.name.removeprefix(folder):<{width}}  {one.samples:>9,}  {size:>9}  {_state(one)}")
     if len(shown) < len(found):
         print(f"{len(found) - len(shown):,} more shards without faults")
@@ -197,7 +199,7 @@ def _report_files(found: Sequence[Found]) -> None:
 
 def _state(one: Found) -> str:
     if not one.faults:
-        return "as it was indexed" if one.compared else "readable; nothing to compare it with"
+        return "matches its index" if one.compared else "readable; no digest to compare it with"
     if MISSING in one.faults:
         return "not there"
     damaged = sum(entry["count"] for reason, entry in one.faults.items() if reason not in OF_FILES)
@@ -211,8 +213,8 @@ def _unknown(subject: Subject, found: Sequence[Found]) -> str:
         return ""
     if not subject.files:
         return (
-            f"not known: whether files are as they once were, as nothing holds digests of them "
-            f"(data.source={subject.settings.source}); `daguerre data pack` makes shards that can be verified"
+            "not checked: whether files changed since they were created, because no digests are stored "
+            f"(data.source={subject.settings.source}); `daguerre data pack` writes shards that can be verified"
         )
     return (
         f"not known, for {alone:,} of {len(found):,} shards: whether their bytes are what they once were, and whether "

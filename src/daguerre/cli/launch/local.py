@@ -53,7 +53,7 @@ def _gpus() -> int:
     count = torch.cuda.device_count()
     if not count:
         raise UserError(
-            "this machine has no GPU that torch sees: say how many processes, such as processes=2",
+            "torch sees no GPU on this machine: set the number of processes, such as processes=2",
             code="missing",
             setting="processes",
         )
@@ -66,7 +66,7 @@ def _refuse_too_many(config: Config, count: int) -> None:
     wanted = config.training.device == "cuda" or (config.training.device == "auto" and there > 0)
     if wanted and count > there:
         raise UserError(
-            f"processes={count}, but there are {there} GPUs, and each process drives one: give processes={there or 1}, "
+            f"processes={count}, but there are {there} GPUs, and each process uses one: set processes={there or 1}, "
             "or training.device=cpu",
             code="resources",
             setting="processes",

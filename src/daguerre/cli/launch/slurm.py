@@ -76,11 +76,11 @@ def run(arguments: list[str]) -> int:
     write(file, batch_file(own, recipe, written, str(file), own_workers=not names_workers(rest)))
     if written != rest:
         print(
-            f"{file} holds no passwords: *** stands in their place. The job takes the whole addresses from its "
+            f"{file} contains no passwords: *** replaces them. The job reads the full addresses from its "
             f"environment: before sbatch, export {credentials.VARIABLE}='ADDRESS ...'"
         )
     if "--submit" not in given.flags:
-        print(f"{file}: read it, change it, then hand it in: {submit_command(str(file))}")
+        print(f"{file}: check and edit it, then submit it: {submit_command(str(file))}")
         return 0
     return submit(file)
 
@@ -109,8 +109,8 @@ def checked(recipe: str, rest: Sequence[str], own: Options) -> Loaded:
         )
     if own.requeue and found.resume_from_checkpoint != "latest":
         raise UserError(
-            f"resume_from_checkpoint={found.resume_from_checkpoint} with requeue=true: the job would do that again in "
-            "its next turn, instead of going on; set requeue=false, or leave resume_from_checkpoint out",
+            f"resume_from_checkpoint={found.resume_from_checkpoint} with requeue=true: a requeued job would do that "
+            "again instead of continuing; set requeue=false, or remove resume_from_checkpoint",
             code="conflict",
             setting="resume_from_checkpoint",
         )
@@ -133,7 +133,7 @@ def write(file: Path, text: str) -> None:
     """UserError for a file that is there and says something else: a person may have edited it."""
     if file.exists() and file.read_text(encoding="utf-8") != text:
         raise UserError(
-            f"{file} exists and says something else: give out=FILE, or remove it first", code="conflict", setting="out"
+            f"{file} exists with other content: set out=FILE, or remove it first", code="conflict", setting="out"
         )
     if not file.parent.is_dir():
         raise UserError(f"out={file}: there is no folder {file.parent}", code="missing", setting="out")
@@ -144,7 +144,7 @@ def submit(file: Path) -> int:
     """sbatch's exit code; what it says is printed. UserError where there is no sbatch."""
     if shutil.which("sbatch") is None:
         raise UserError(
-            f"there is no sbatch on this machine. {file} is written: on the cluster, {submit_command(str(file))}",
+            f"there is no sbatch on this machine. {file} was written: on the cluster, run {submit_command(str(file))}",
             code="missing",
         )
     return subprocess.run(["sbatch", str(file)], check=False).returncode

@@ -17,7 +17,7 @@ from daguerre.errors import UserError
 
 NAMES = tuple(name for name in (*SAME, *CONVERTED, *RELATIVE) if "." not in name)
 """Names of other trainers that a misspelt one may have meant."""
-IDLE = "{} sets nothing here: "
+IDLE = "{} is ignored: "
 """Start of the notice for a name of NOTICES."""
 
 
@@ -39,7 +39,7 @@ def translate(key: str, text: str, look: Look | None = None) -> Meaning:
         meaning = values.FUNCTIONS[name](key, text, *arguments)
         return replace(meaning, notices=tuple(said if key in said else f"{key}: {said}" for said in meaning.notices))
     if (instead := _row(key, REFUSED)) is not None:
-        raise UserError(f"not a setting here: {instead}", code="unknown")
+        raise UserError(f"not a Daguerre setting: {instead}", code="unknown")
     if (serves := _row(key, NOTICES)) is not None:
         return Meaning((), (IDLE.format(key) + serves,))
     for theirs, ours in BELOW.items():

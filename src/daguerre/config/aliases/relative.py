@@ -58,7 +58,7 @@ def warmup_share(key: str, text: str, look: Look) -> Meaning:
     if share == 0:
         return one("lr_scheduler.warmup", "0 steps")
     raise UserError(
-        "a share of a length in steps or samples: give training.duration in these, or lr_scheduler.warmup",
+        "this is a share of the run: set training.duration in steps or samples, or set lr_scheduler.warmup",
         setting="training.duration",
     )
 
@@ -70,10 +70,10 @@ def train_batch(key: str, text: str, look: Look) -> Meaning:
     """
     if not text.isdecimal():
         path = "training.per_device_batch_size"
-        raise UserError("the number of samples of one device in one pass, such as 4", setting=path)
+        raise UserError("expected the number of samples per device and forward pass, such as 4", setting=path)
     with_class = look("data.sources.class") is not None
     count = int(text) * (2 if with_class else 1)
-    said = (f"{key}={text} is {count} here: as many class images count, too",) if with_class else ()
+    said = (f"{key}={text} means {count} here, because each batch also has as many class images",) if with_class else ()
     beside = look("gradient_accumulation_steps") or look("global_batch_size")
     alone = () if beside else (("training.gradient_accumulation_steps", "1"),)
     return Meaning((("training.per_device_batch_size", str(count)), *alone), said)
@@ -85,7 +85,7 @@ def bias(key: str, text: str, look: Look) -> Meaning:
     strategy = look("objective.timestep_bias.name") or "none"
     if strategy in TimestepBiasSettings.acts_with[name]:
         return one(f"objective.timestep_bias.{name}", text)
-    instead = "begin and end say which steps" if strategy == "range" else "the strategy says which steps"
+    instead = "begin and end select the steps" if strategy == "range" else "the strategy selects the steps"
     return Meaning((), (f"{key} has no effect with objective.timestep_bias.name={strategy}: {instead}",))
 
 
@@ -102,7 +102,7 @@ def text_encoder_rate(key: str, text: str, look: Look) -> Meaning:
 def revision(key: str, text: str, look: Look) -> Meaning:
     """`revision` of the base; branches of Flax weights stand for the main one, which has torch's."""
     if text in FLAX_BRANCHES and not is_true(look("model.pickled_weights")):
-        return idle(key, f"{text} is a branch of Flax weights, and the main one has torch's, which are read here")
+        return idle(key, f"{text} is a branch with Flax weights; the torch weights of the main branch are used")
     return one("model.revision", text)
 
 
@@ -113,7 +113,7 @@ def of_hub(path: str) -> Relative:
         source = look("data.source")
         if text and source == "huggingface":
             return one(path, text)
-        return idle(key, f"data.source is {source}" if text else "the data set's own")
+        return idle(key, f"data.source is {source}" if text else "this is the default of the data set")
 
     return convert
 
@@ -121,11 +121,11 @@ def of_hub(path: str) -> Relative:
 def compile_cache(key: str, text: str, look: Look) -> Meaning:
     """`jax_cache_dir`: the folder of what was compiled."""
     if not text:
-        return idle(key, "what is compiled is kept in the user's cache folder")
+        return idle(key, "compiled code is cached in the user's cache folder")
     if look("training.compile") != "blocks":
-        return idle(key, "it is training.compile_cache_dir, and nothing is compiled unless training.compile=blocks")
-    if address.is_far(text):
-        return idle(key, "what is compiled is kept in a folder of this machine (training.compile_cache_dir)")
+        return idle(key, "it sets training.compile_cache_dir, but nothing is compiled unless training.compile=blocks")
+    if address.is_remote(text):
+        return idle(key, "compiled code is cached in a local folder (training.compile_cache_dir)")
     return one("training.compile_cache_dir", text)
 
 
@@ -133,9 +133,9 @@ def lightning(key: str, text: str, look: Look) -> Meaning:
     """MaxDiffusion's `lightning_repo` and `lightning_ckpt`, which together are a UNet."""
     repository, file = look("lightning_repo"), look("lightning_ckpt")
     if not text:
-        return idle(key, "the UNet is the base's")
+        return idle(key, "the UNet of the base model is used")
     if not repository or not file:
-        raise UserError("lightning_repo and lightning_ckpt go together; model.unet=OWNER/NAME/FILE.safetensors is both")
+        raise UserError("set both lightning_repo and lightning_ckpt; or set model.unet=OWNER/NAME/FILE.safetensors")
     return one("model.unet", f"{repository}/{file}")
 
 
@@ -144,7 +144,7 @@ def global_norm(key: str, text: str, look: Look) -> Meaning:
     limit = look("training.max_grad_norm")
     if is_true(text) and limit in (None, "null"):
         return one("training.max_grad_norm", "1.0")
-    return idle(key, "training.max_grad_norm says whether gradients are clipped")
+    return idle(key, "training.max_grad_norm controls gradient clipping")
 
 
 def lacks(axis: str, look: Look) -> bool:
@@ -159,7 +159,7 @@ def mesh(key: str, text: str, look: Look) -> Meaning:
     kept = _without(overrides.yaml_value(text), look, left_out)
     if not left_out:
         return one(f"mesh.{key}", text)
-    said = f"{key}: left out {', '.join(dict.fromkeys(left_out))}: no such axis is there, and none is needed"
+    said = f"{key}: left out {', '.join(dict.fromkeys(left_out))}: these axes do not exist here and are not needed"
     return Meaning(((f"mesh.{key}", json.dumps(kept)),), (said,))
 
 
@@ -180,16 +180,20 @@ def foreign_degree(key: str, text: str, look: Look) -> Meaning:
     """A degree of an axis that is not there."""
     axis = key.split("_")[1]
     if text == "1":
-        return Meaning((), (f"{key}=1: left out, the axis {axis} is not there, and a degree of 1 splits nothing",))
-    raise UserError(f"the axis {axis} (sequence parallelism) is not there: {key}=1 is accepted")
+        return Meaning(
+            (), (f"{key}=1: left out, the axis {axis} does not exist here, and a degree of 1 has no effect",)
+        )
+    raise UserError(f"the axis {axis} (sequence parallelism) is not supported: only {key}=1 is accepted")
 
 
 def conditions(key: str, text: str, look: Look) -> Meaning:
     """kohya's `conditioning_data_dir`: masks for its masked loss, else ControlNet's images."""
     if text.lower() in ("none", "null", "false", ""):
-        return idle(key, "no folder is named")
+        return idle(key, "no folder is given")
     if not is_true(look("masked_loss")) and look("objective.mask") is None:
-        raise UserError("ControlNet is not there yet; beside masked_loss=true it is data.mask_dir, a folder of masks")
+        raise UserError(
+            "ControlNet is not supported yet; with masked_loss=true this is data.mask_dir, a folder of masks"
+        )
     return one("data.mask_dir", text)
 
 

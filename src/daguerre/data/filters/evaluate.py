@@ -42,7 +42,7 @@ Masks = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FilterResult:
     """The samples of an index that pass a filter, and reasons for the others."""
 
     passes: np.ndarray
@@ -51,12 +51,12 @@ class Verdict:
     """{reason: samples}; each sample that does not pass is counted once, under the first clause that it fails."""
 
 
-def verdict(condition: ast.expr | None, index: Index) -> Verdict:
+def verdict(condition: ast.expr | None, index: Index) -> FilterResult:
     """Works a condition out for all samples of an index; without one, all pass."""
     passes = np.ones(index.count, bool)
     rejected: dict[str, int] = {}
     if condition is None:
-        return Verdict(passes, rejected)
+        return FilterResult(passes, rejected)
     used = set(tree.uses(condition))
     numbers, texts = (  # each put together once
         {use.name: columns[use.name] for use in used if use.name in columns} for columns in (index.numbers, index.texts)
@@ -67,7 +67,7 @@ def verdict(condition: ast.expr | None, index: Index) -> Verdict:
         sizes_px = index.heights_px[part], index.widths_px[part]
         rows = _rows({use.name for use in used}, asked, part, numbers, texts, sizes_px)
         passes[part] = rows.passes(condition, rejected)
-    return Verdict(passes, rejected)
+    return FilterResult(passes, rejected)
 
 
 def _rows(

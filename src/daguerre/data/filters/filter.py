@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, RootModel, WithJsonSchema, field_validator
 
 from daguerre.data.filters import expression, parser
-from daguerre.data.filters.evaluate import Verdict, verdict
+from daguerre.data.filters.evaluate import FilterResult, verdict
 from daguerre.data.index.index import Index
 from daguerre.errors import UserError
 
@@ -74,7 +74,7 @@ class Filters(RootModel[Any]):
     def fields(self) -> frozenset[str]:
         return frozenset(use.name for use in expression.uses(self.tree)) if self.tree else frozenset()
 
-    def evaluate(self, index: Index) -> Verdict:
+    def evaluate(self, index: Index) -> FilterResult:
         """Applies the filter. A field that the index lacks is missing in every sample."""
         return verdict(self.tree, index)
 
@@ -106,7 +106,7 @@ def _all_of(pairs: list[Any]) -> ast.expr:
 def _of_one_field(pair: Any) -> ast.expr:
     """The tree of a field and what is said of it."""
     if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-        raise UserError(f"a list holds pairs of a field and what is said of it: {_SPELLINGS}")
+        raise UserError(f"a list must have pairs of a field and a condition: {_SPELLINGS}")
     name, said = pair
     shown = name[:40] if name.isprintable() else repr(name[:40])
     try:

@@ -43,7 +43,7 @@ _HINTS = {
     "is": "write ==, or missing(field)",
     "null": "write missing(field)",
     "None": "write missing(field)",
-    "lambda": 'a function belongs into a pair: ["field", "lambda s: s > 4.5"]',
+    "lambda": 'a lambda must be in a pair: ["field", "lambda s: s > 4.5"]',
 }
 _NAMES = f"a field's name has 1 to {NAME_CHARACTERS} printable characters"
 _OPERAND = "expected a field, a number or a quoted text"
@@ -72,7 +72,7 @@ def about(name: str, text: str) -> ast.expr:
     reader.atoms[-2] = tree.field(name)
     node = reader.parsed("_ ")
     if not isinstance(node, ast.Compare):
-        raise reader.fault(0, "expected one comparison: more of them belong into an expression")
+        raise reader.fault(0, "expected one comparison: write several as an expression")
     return reader.condition(node, 1)
 
 
@@ -118,7 +118,7 @@ class _Reader:
         while at < len(self.text):
             match = _TOKENS.match(self.text, at)
             if match is None:
-                raise self.fault(at, _HINTS.get(self.text[at], f"{self.text[at]!r} has no meaning here"))
+                raise self.fault(at, _HINTS.get(self.text[at], f"{self.text[at]!r} is not allowed here"))
             token = match[0]
             if match.lastgroup not in ("space", "sign"):
                 if at == word_end:
@@ -157,7 +157,7 @@ class _Reader:
         if not math.isfinite(value) or (value == 0 and mantissa.strip("0.")):
             raise self.fault(at, "this number does not fit into 64 bits")
         if token.isdecimal() and value != int(token.lstrip("0") or "0"):
-            raise self.fault(at, "numbers are floats of 64 bits: this one cannot be told from its neighbours")
+            raise self.fault(at, "numbers are floats of 64 bits: this number is too large to be exact")
         return tree.number(value)
 
     def quoted(self, token: str, at: int) -> ast.expr:
@@ -168,7 +168,7 @@ class _Reader:
                 return _LETTERS.get(match[1], match[1])
             code = int(match[2] or match[3] or match[4] or "d800", 16)
             if code > sys.maxunicode or 0xD800 <= code < 0xE000:
-                known = "a backslash stands before ' \" \\ n r t, xXX, uXXXX or UXXXXXXXX only"
+                known = "a backslash must come before one of ' \" \\ n r t, xXX, uXXXX or UXXXXXXXX only"
                 raise self.fault(at + 1 + match.start(), f"no character: {known}")
             return chr(code)
 
@@ -187,7 +187,7 @@ class _Reader:
         except SyntaxError as error:
             what, offset = error.msg, error.offset
         except (MemoryError, RecursionError):  # Python's parser says so of what is very deep
-            raise UserError(f"too many operators in each other: at most {DEPTH}") from None
+            raise UserError(f"operators are nested too deeply: at most {DEPTH}") from None
         at = offset - 1 + self.shift if offset and start < len(source) else len(self.text)
         if what.startswith("invalid syntax"):
             found = _TOKENS.match(self.text, max(0, at))
@@ -221,7 +221,7 @@ class _Reader:
         after = self.members(right) if isinstance(sign, ast.In | ast.NotIn) else self.value(right, depth)
         compared = ast.Compare(before, [sign], [after])
         if not any(tree.fields(compared)):
-            raise self.fault(left, "there is no field in this comparison: it is the same for every sample")
+            raise self.fault(left, "this comparison has no field, so its result is the same for every sample")
         if ast.unparse(before) == ast.unparse(after):
             raise self.fault(left, "both sides are the same")
         sides = [before, *(after.elts if isinstance(after, ast.List) else [after])]
@@ -251,7 +251,7 @@ class _Reader:
         self.check_depth(node, depth)
         match node:
             case ast.Name("missing"):
-                raise self.fault(node, "write missing(field); a field of that name stands in backticks")
+                raise self.fault(node, "write missing(field); a field of that name must be in backticks")
             case ast.Name():
                 return self.atoms[node.col_offset + self.shift]
             case ast.UnaryOp(ast.USub(), inner):
@@ -267,9 +267,9 @@ class _Reader:
             case ast.BoolOp() | ast.Compare() | ast.UnaryOp(ast.Not()) | ast.Call(ast.Name("missing")):
                 raise self.fault(node, "expected a value, found a condition: comparisons are joined by and, or, not")
             case ast.Call():
-                raise self.fault(node, "there is no function here but missing(field)")
+                raise self.fault(node, "the only function is missing(field)")
             case ast.List():
-                raise self.fault(node, "a list stands behind in")
+                raise self.fault(node, "a list can only follow `in`")
         raise self.fault(node, f"{_OPERAND}, found {self.text[node.col_offset + self.shift]!r}")
 
     def operand(self, node: ast.expr, depth: int) -> ast.expr:

@@ -122,7 +122,7 @@ class Words:
         if self.rules.captions_from == "file_names":
             words = spoken(os.path.splitext(os.path.basename(path))[0])
             if not words:
-                raise NoCaption("file name without words")
+                raise NoCaption("file name that gives no caption")
             return words
         name = parent(path)
         if not name:
@@ -138,7 +138,7 @@ class Words:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise NoCaption("JSON file beside an image that holds no object", path, damage=True)
+            raise NoCaption("JSON file beside an image that is not a JSON object", path, damage=True)
         return found
 
 
@@ -181,9 +181,9 @@ def _of_folders(names: Sequence[str], classes: Classes) -> dict[str, str]:
     unknown = [printable(name) for name in names if name not in known]
     shown = ", ".join(unknown[:5]) + ", ..." * (len(unknown) > 5)
     raise UserError(
-        f"data.idx_to_prompt: {len(unknown):,} of the {len(names):,} folders with images are not among its "
-        f"{len(classes.prompts):,} classes ({shown}). Folders are called "
-        "as the classes are in idx_to_prompt, or there are as many folders as classes 0, 1, 2 and so on, in that order",
+        f"data.idx_to_prompt: {len(unknown):,} of the {len(names):,} folders with images are not among the "
+        f"{len(classes.prompts):,} classes ({shown}). Name the folders like the classes in idx_to_prompt; or have as "
+        "many folders as classes 0, 1, 2 and so on, in sorted order",
         code="unknown",
         setting="data.idx_to_prompt",
     )

@@ -29,7 +29,7 @@ EXTENSIONS = tuple(suffix for name in headers.USUAL for suffix in SUFFIXES[name]
 """What images are called where a recipe allows no more than the usual formats."""
 OTHER_IMAGES: tuple[str, ...] = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".ico", ".psd", ".svg")
 OTHER_IMAGES += tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-LAYOUT = """What is expected (folders inside are read too):
+LAYOUT = """Expected (subfolders are read too):
   DIR/cat.jpg   DIR/cat.txt      a caption beside each image (JPEG, PNG or WebP), UTF-8; or DIR/cat.json
 or one file for all of them:
   DIR/cat.jpg   DIR/metadata.jsonl   with a line {"file_name": "cat.jpg", "text": "a cat"} for each image
@@ -195,7 +195,7 @@ def _count_unused(
         elif extension in TEXT_FILES and stem not in stems:
             skipped.add(counts, LONE_TEXT, printable(path), damage=False)
         elif extension in TEXT_FILES and rules.captions_from != "files":
-            reason = f"kept, but its text file is not read (data.captions_from={rules.captions_from})"
+            reason = f"kept, but its text file is ignored (data.captions_from={rules.captions_from})"
             skipped.add(counts, reason, printable(path), kept=True)
 
 
@@ -205,14 +205,14 @@ def _spoken(formats: Sequence[str], last: str) -> str:
 
 
 def _nothing(folder: Path, images: Sequence[str], rules: Rules, counts: skipped.Counts) -> str:
-    found = f"\nWhat was found instead:\n{skipped.table(counts)}" if counts else ""
+    found = f"\nFound instead:\n{skipped.table(counts)}" if counts else ""
     if not images:
         formats = _spoken(rules.formats, "or")
         return f"data.path: there is no {formats} file in {str(folder)!r}.{found}\n{LAYOUT}"
     if counts.get("image without a caption", {"count": 0})["count"] == len(images):
         return (
             f"data.path: none of the {len(images):,} images in {str(folder)!r} has a caption. Write one beside each: "
-            f"the caption of {printable(images[0])} belongs into {printable(os.path.splitext(images[0])[0])}.txt.\n"
+            f"the caption of {printable(images[0])} goes into {printable(os.path.splitext(images[0])[0])}.txt.\n"
             + LAYOUT
         )
     return f"data.path: none of the {len(images):,} images in {str(folder)!r} can be used.{found}\n{LAYOUT}"

@@ -30,19 +30,22 @@ __all__ = ["combined", "encoded", "file_digest", "load"]
 
 SUFFIX = ".index"
 DAMAGED = "damaged shard: how many samples were in these bytes is not known"
-CHANGED = "shard that changed since it was indexed: each sample is checked; `daguerre data index again=true` mends that"
+CHANGED = (
+    "shard that changed since it was indexed, so each sample is checked; `daguerre data index again=true` updates "
+    "the index"
+)
 _PROGRESS_SECONDS = 10.0
 _LITTLE_BYTES = 64_000_000
 
 
-def home(place: Location, kind: str, cache_dir: Path) -> Path:
+def home(location: Location, kind: str, cache_dir: Path) -> Path:
     """The path at which the index of a shard is kept if it is not beside it."""
-    named = f"{kind} {place.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
+    named = f"{kind} {location.identity}".encode("utf-8", "surrogatepass")  # names of files need not be UTF-8
     return cache_dir / "indexes" / f"{blake2b(named, digest_size=16).hexdigest()}{SUFFIX}"
 
 
 def indexes(
-    places: Sequence[Location],
+    locations: Sequence[Location],
     kind: str,
     build: Callable[[Location], ShardIndex],
     cache_dir: Path,
@@ -53,37 +56,37 @@ def indexes(
     `build` travels to them: a function of a module, or a small frozen dataclass with `__call__`. An index is taken as
     it is found even where the shard has changed since: what is read is checked against it.
     """
-    kept = [_kept(place, kind, cache_dir) for place in places]
+    kept = [_kept(location, kind, cache_dir) for location in locations]
     if None in kept:
         with _alone(cache_dir, say):
-            kept = [path or _kept(place, kind, cache_dir) for place, path in zip(places, kept, strict=True)]
-            missing = [place for place, path in zip(places, kept, strict=True) if path is None]
+            kept = [path or _kept(location, kind, cache_dir) for location, path in zip(locations, kept, strict=True)]
+            missing = [location for location, path in zip(locations, kept, strict=True) if path is None]
             try:
                 _build(missing, _Building(kind, build, cache_dir), say)
             except StoreError as error:
                 raise UserError(str(error), code="unreachable", setting=error.setting or None) from error
-    return [path or home(place, kind, cache_dir) for place, path in zip(places, kept, strict=True)]
+    return [path or home(location, kind, cache_dir) for location, path in zip(locations, kept, strict=True)]
 
 
-def found(place: Location, kind: str, cache_dir: Path) -> Path | None:
+def found(location: Location, kind: str, cache_dir: Path) -> Path | None:
     """The index of a shard: beside it (that of a far one is fetched) or in the cache; None where none can be used."""
-    return _kept(place, kind, cache_dir) or _fetched(place, kind, cache_dir)
+    return _kept(location, kind, cache_dir) or _fetched(location, kind, cache_dir)
 
 
-def _kept(place: Location, kind: str, cache_dir: Path) -> Path | None:
-    beside = [place.local.with_name(place.local.name + SUFFIX)] if place.local else []
-    for path in (*beside, home(place, kind, cache_dir)):
+def _kept(location: Location, kind: str, cache_dir: Path) -> Path | None:
+    beside = [location.local.with_name(location.local.name + SUFFIX)] if location.local else []
+    for path in (*beside, home(location, kind, cache_dir)):
         with suppress(FileNotFoundError, NotADirectoryError, BadIndex):
             if head(path).about.kind == kind:
                 return path
     return None
 
 
-def _fetched(place: Location, kind: str, cache_dir: Path) -> Path | None:
+def _fetched(location: Location, kind: str, cache_dir: Path) -> Path | None:
     """The index beside a far shard, copied into the cache. Where its name may not be asked for there is none."""
-    if place.local is not None or "?" in place.url:  # a signature is for one name
+    if location.local is not None or "?" in location.url:  # a signature is for one name
         return None
-    beside, path = Location(place.url + SUFFIX), home(place, kind, cache_dir)
+    beside, path = Location(location.url + SUFFIX), home(location, kind, cache_dir)
     try:
         data = storage_io.read(beside, 0, storage_io.size(beside).bytes, twice=True)
         index = decoded(pa.py_buffer(data), path)
@@ -94,7 +97,7 @@ def _fetched(place: Location, kind: str, cache_dir: Path) -> Path | None:
         return None
     if index.about.kind != kind:
         return None
-    noted = _noted(place, index.about, storage_io.size(place).bytes)
+    noted = _noted(location, index.about, storage_io.size(location).bytes)
     about = replace(index.about, left_out=skipped.merged(index.about.left_out, noted))
     save(replace(index, about=about), path)
     return path
@@ -108,45 +111,45 @@ class _Building:
     build: Callable[[Location], ShardIndex]
     cache_dir: Path
 
-    def __call__(self, place: Location) -> Generator[int, None, int]:
-        path = _fetched(place, self.kind, self.cache_dir)
+    def __call__(self, location: Location) -> Generator[int, None, int]:
+        path = _fetched(location, self.kind, self.cache_dir)
         if path is None:
-            index = self.build(place)
+            index = self.build(location)
             assert index.about.kind == self.kind, index.about.kind
-            path = home(place, self.kind, self.cache_dir)
+            path = home(location, self.kind, self.cache_dir)
             save(index, path)
         count = head(path).count
         yield count
         return count
 
 
-def _build(places: Sequence[Location], building: _Building, say: Callable[[str], None]) -> None:
+def _build(locations: Sequence[Location], building: _Building, say: Callable[[str], None]) -> None:
     """Says how far it is every few seconds, so that a long build is no silence."""
     started = spoken = time.monotonic()
     shards, samples = 0, 0
-    for step in job_pool.run_jobs(building, places, processes(places)):
+    for step in job_pool.run_jobs(building, locations, processes(locations)):
         if isinstance(step, int):
             samples += step
             continue
         shards += 1
         if (now := time.monotonic()) - spoken > _PROGRESS_SECONDS:
-            left_s = (now - started) / shards * (len(places) - shards)
-            say(f"indexed {shards:,} of {len(places):,} shards, {samples:,} samples; about {left_s:,.0f} s left")
+            left_s = (now - started) / shards * (len(locations) - shards)
+            say(f"indexed {shards:,} of {len(locations):,} shards, {samples:,} samples; about {left_s:,.0f} s left")
             spoken = now
 
 
-def processes(places: Sequence[Location]) -> int:
+def processes(locations: Sequence[Location]) -> int:
     """Processes that read these shards: one for what is read sooner than others start."""
-    far = any(place.local is None for place in places)
-    little = sum(place.local.stat().st_size for place in places if place.local) < _LITTLE_BYTES
+    far = any(location.local is None for location in locations)
+    little = sum(location.local.stat().st_size for location in locations if location.local) < _LITTLE_BYTES
     return 1 if little and not far else job_pool.usual_processes()
 
 
 def cannot_write(folder: Path, error: OSError) -> UserError:
     """For a cache folder in which no index can be kept."""
     return UserError(
-        f"data.cache_dir: indexes are kept in {str(folder)!r}, which cannot be written ({error.strerror}). Give a "
-        "folder that can, with data.cache_dir=DIR",
+        f"data.cache_dir: indexes are kept in {str(folder)!r}, which is not writable ({error.strerror}). Choose a "
+        "writable folder with data.cache_dir=DIR",
         code="unsupported",
         setting="data.cache_dir",
     )
@@ -165,10 +168,10 @@ def _alone(cache_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another process that makes indexes in {folder}")
+            say(f"waiting for another process that is indexing in {folder}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:  # a file system without locks: the same work is done several times, and is not wrong
-            say(f"{folder} knows no locks ({error.strerror}): other processes may make the same indexes again")
+            say(f"{folder} does not support locks ({error.strerror}): other processes may index the same files again")
         yield
 
 
@@ -186,15 +189,17 @@ def found_in(about: About) -> SkipReport:
     return skipped.merged(about.left_out, damage)
 
 
-def changed(places: Sequence[Location], paths: Sequence[Path]) -> SkipReport:
+def changed(locations: Sequence[Location], paths: Sequence[Path]) -> SkipReport:
     """Local shards whose size is no longer that of their index; what is read of them is checked sample by sample."""
-    local = [(place, path) for place, path in zip(places, paths, strict=True) if place.local]
-    return skipped.merged(*(_noted(place, head(path).about, storage_io.size(place).bytes) for place, path in local))
+    local = [(location, path) for location, path in zip(locations, paths, strict=True) if location.local]
+    return skipped.merged(
+        *(_noted(location, head(path).about, storage_io.size(location).bytes) for location, path in local)
+    )
 
 
-def _noted(place: Location, about: About, now_bytes: int) -> SkipReport:
+def _noted(location: Location, about: About, now_bytes: int) -> SkipReport:
     if now_bytes == about.shard_bytes:
         return {}
     counts: skipped.Counts = {}
-    skipped.add(counts, CHANGED, f"{place.name} ({about.shard_bytes:,} bytes, now {now_bytes:,})", kept=True)
+    skipped.add(counts, CHANGED, f"{location.name} ({about.shard_bytes:,} bytes, now {now_bytes:,})", kept=True)
     return counts

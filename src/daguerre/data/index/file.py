@@ -223,7 +223,7 @@ def load(path: Path) -> ShardIndex:
     try:
         local_files.check_regular(path)
     except (IsADirectoryError, local_files.Irregular) as error:
-        raise BadIndex(f"{path} is no index: it is no file") from error
+        raise BadIndex(f"{path} is not an index: it is not a file") from error
     return _loaded(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
@@ -239,17 +239,17 @@ def decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
     try:
         return _decoded(buffer, path)
     except (ValueError, LookupError) as error:  # pyarrow's for what is malformed is a ValueError
-        raise BadIndex(f"{path} is no index of this version, or is damaged: {error}") from error
+        raise BadIndex(f"{path} is damaged, or an index of another version: {error}") from error
 
 
 def _decoded(buffer: pa.Buffer, path: Path) -> ShardIndex:
     length, digest = _END.unpack(buffer[-_END.size :].to_pybytes()) if len(buffer) >= _END.size else (0, 0)
     end = len(buffer) - _END.size - length
     if end < 0 or xxhash.xxh3_64_intdigest(digests := buffer[end : end + length].to_pybytes()) != digest:
-        raise ValueError("its end is not there")
+        raise ValueError("it is incomplete")
     expected = json.loads(digests)  # as it was written, and so is the rest, but for the columns
     if _frame_digest(buffer[:end], *expected["span"]) != expected["frame"]:
-        raise ValueError("its digest is not that of its contents")
+        raise ValueError("its digest does not match its content")
     reader = ipc.open_stream(buffer[:end])
     said = json.loads(reader.schema.metadata[_KEY])
     if said["format"] != FORMAT:

@@ -59,7 +59,7 @@ def _filled(paths: Sequence[Path], starts: np.ndarray, kinds: Mapping[str, type]
 def _loaded(path: Path, count: int) -> ShardIndex:
     shard = load(path)
     if shard.table.num_rows != count:
-        text = f"{path}: this index was replaced by another while the data set was opened: start again"
+        text = f"{path}: this index was replaced while the data set was being opened: run the same command again"
         raise UserError(text, code="changed")
     return shard
 
@@ -80,9 +80,9 @@ def _check_twins(ids: np.ndarray, starts: np.ndarray, paths: Sequence[Path]) -> 
         found.setdefault((int(ids[number]), contents), []).append(f"sample {row} of {index.about.shard}")
     for first, second, *_ in (names for names in found.values() if len(names) > 1):
         raise UserError(
-            f"data.path: {first} and {second} have the same id, as have {len(twins) - 1:,} more pairs: "
-            "a shard is there twice, or the same samples were packed twice. Each sample must be there once; to train "
-            "on it more often, use data.repeats",
+            f"data.path: {first} and {second} have the same id, as have {len(twins) - 1:,} more pairs: a shard is "
+            "listed twice, or the same samples were packed twice. Each sample must exist only once; to train on it "
+            "more often, use data.repeats",
             code="conflict",
             setting="data.path",
         )

@@ -118,8 +118,8 @@ class Loading:
             return self.micro_batch_size
         if self.loader.max_pixels < bucket.area_px:
             raise UserError(
-                f"loader.max_pixels={self.loader.max_pixels} has no room for one image of {bucket} "
-                f"({bucket.area_px} pixels): raise it, or train on smaller images (data.resolution)",
+                f"loader.max_pixels={self.loader.max_pixels} is less than one image of {bucket} ({bucket.area_px} "
+                "pixels): raise it, or train on smaller images (data.resolution)",
                 setting="loader.max_pixels",
             )
         return min(self.micro_batch_size, self.loader.max_pixels // bucket.area_px)
@@ -199,9 +199,9 @@ class Loading:
         """Restores a `document`. UserError if the source no longer holds the same samples, unless they `may_differ`."""
         if document["samples"] != self.dataset.fingerprint and not may_differ:
             raise UserError(
-                "the samples are not those that this run was trained on: files were added, removed, renamed, damaged "
-                f"or mended (now {self.dataset.size} samples). Put them back to go on exactly; or start a new run from "
-                "these weights with init_from=RUN run_name=NEW",
+                "the data set has changed since this run was started: files were added, removed, renamed, damaged "
+                f"or repaired (now {self.dataset.size} samples). Restore the files to continue this run exactly; or "
+                "start a new run from these weights with init_from=RUN run_name=NEW",
                 code="changed",
             )
         self.skips.restore(document["skips"])

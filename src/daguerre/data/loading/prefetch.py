@@ -20,7 +20,7 @@ def prefetching(
     The function that it gives is to be called with the number of the batch in use, so that fetching goes on. Faults are
     left to the read that needs the file.
     """
-    streams = dataset.far_streams(plan.orders)
+    streams = dataset.remote_streams(plan.orders)
     if not streams:
         yield lambda number: None
         return
@@ -41,7 +41,7 @@ def _needs(
 ) -> Iterator[tuple[int, RemoteSource, int]]:
     """(batch, source, file) in the order of need, without end."""
     for planned in plan.batches(number):
-        for source, file in dataset.far_files_of(planned.part(rank, ranks)):
+        for source, file in dataset.remote_files_of(planned.part(rank, ranks)):
             yield number, source, file
         number += 1
 

@@ -48,8 +48,8 @@ class Worker:
             code = self.process.wait()
             how = f"was killed by signal {-code} (9 is often the system being out of memory)"
             raise ProcessLost(
-                f"a {self.name} {how if code < 0 else f'exited {code}'}; its own error message stands above. "
-                f"{self.without} works without them"
+                f"a {self.name} {how if code < 0 else f'exited {code}'}; see its error message above. {self.without} "
+                "works without them"
             ) from error
 
 

@@ -31,7 +31,7 @@ class Slots(NamedTuple):
 
     members: np.ndarray
     """Indexes of the sources."""
-    places: np.ndarray
+    indexes: np.ndarray
     epochs: np.ndarray
     repeats: np.ndarray
     lanes: np.ndarray
@@ -49,7 +49,7 @@ class Planned(NamedTuple):
 
     def part(self, rank: int, ranks: int) -> Slots:
         """The share of one of several ranks; the parts in the ranks' order are the batch."""
-        size = len(self.slots.places)
+        size = len(self.slots.indexes)
         return self.slots.at(slice(rank * size // ranks, (rank + 1) * size // ranks))
 
 
@@ -80,8 +80,8 @@ class BatchPlan:
     @cached_property
     def _chunk(self) -> int:
         """Slots that are put into batches at a time: about a pass of small sources, for a quick start."""
-        places = sum(LARGEST_CHUNK if buckets is None else len(buckets) for buckets in self.buckets)
-        return BLOCK * -(-min(LARGEST_CHUNK, max(places, 2 * self.batch_size)) // BLOCK)
+        indexes = sum(LARGEST_CHUNK if buckets is None else len(buckets) for buckets in self.buckets)
+        return BLOCK * -(-min(LARGEST_CHUNK, max(indexes, 2 * self.batch_size)) // BLOCK)
 
     def _find(self, number: int) -> tuple[int, int]:
         """The chunk in which batch `number` gets its last slot, and the number of batches that are full before it."""
@@ -104,9 +104,9 @@ class BatchPlan:
             where = np.flatnonzero(of == bucket)
             if not len(where):
                 continue
-            waiting = len(queues[bucket].places)
+            waiting = len(queues[bucket].indexes)
             queue = _joined([queues[bucket], slots.at(where)])
-            full = len(queue.places) // self.batch_size
+            full = len(queue.indexes) // self.batch_size
             for i in range(full):
                 last = where[(i + 1) * self.batch_size - 1 - waiting]
                 done.append((int(last), (bucket, queue, i * self.batch_size)))
@@ -198,11 +198,11 @@ class BatchPlan:
 
     def _buckets_of(self, slots: Slots) -> np.ndarray:
         """[n]: the bucket of each slot."""
-        of = np.zeros(len(slots.places), dtype=np.int64)
+        of = np.zeros(len(slots.indexes), dtype=np.int64)
         for member, buckets in enumerate(self.buckets):
             if buckets is not None:
                 where = np.flatnonzero(slots.members == member)
-                of[where] = buckets[slots.places[where]]
+                of[where] = buckets[slots.indexes[where]]
         return of
 
 

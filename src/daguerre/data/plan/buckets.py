@@ -26,7 +26,7 @@ MOST_BUCKETS = 1000
 MOST_ASPECT = 8
 LEAST_SEEN = Fraction(3, 5)
 """Share of an image of a listed aspect that its bucket must show; else the step is too coarse for that aspect."""
-TOO_SMALL = "smaller than its bucket (data.buckets.upscale is false)"
+TOO_SMALL = "smaller than its bucket (data.buckets.upscale=false)"
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 _FRACTION = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?")
 
@@ -40,7 +40,7 @@ class Bucket:
 
     def __post_init__(self) -> None:
         if self.height_px < 1 or self.width_px < 1:
-            raise ValueError(f"a bucket of {self} px holds no pixel: both sides must be 1 or more")
+            raise ValueError(f"a bucket of {self} px is empty: both sides must be 1 or more")
 
     def __str__(self) -> str:
         return f"{self.width_px}x{self.height_px}"
@@ -94,10 +94,10 @@ def buckets(settings: SharedSettings) -> tuple[Bucket, ...]:
 
 
 def check_not_idle(settings: SharedSettings) -> None:
-    """UserError if `auto` gives no shape but squares, so that it would have no effect."""
+    """UserError if `auto` gives only the shape squares, so that it would have no effect."""
     if settings.buckets.aspects == "auto" and max(map(len, _levels(settings))) == 1:
         raise UserError(
-            f"data.buckets.aspects=auto gives no shape but {' and '.join(map(str, buckets(settings)))}: lower "
+            f"data.buckets.aspects=auto gives only the shape {' and '.join(map(str, buckets(settings)))}: lower "
             f"data.buckets.step ({settings.buckets.step} px), raise data.buckets.max_aspect "
             f"({settings.buckets.max_aspect:g}) or the resolution, or choose aspects=square",
             code="unused",
@@ -166,8 +166,8 @@ def _levels(settings: SharedSettings) -> list[tuple[Bucket, ...]]:
         if side < chosen.step:
             name = "data.buckets.resolutions" if chosen.resolutions else "data.resolution"
             raise UserError(
-                f"{name}: {side} px is smaller than data.buckets.step ({chosen.step} px), of which the sides of "
-                "buckets are multiples: no bucket is possible. Lower the step or raise the resolution",
+                f"{name}: {side} px is smaller than data.buckets.step ({chosen.step} px), and the sides of buckets "
+                "are multiples of it, so no bucket is possible. Lower the step or raise the resolution",
                 setting=name,
             )
     if chosen.aspects == "auto":
@@ -233,8 +233,8 @@ def _fraction(value: float | str) -> Fraction:
     text = format(value, ".9f") if isinstance(value, int | float) else value
     match = _FRACTION.fullmatch(text)
     if match is None or not Fraction(match[1]) or not Fraction(match[2] or 1):
-        raise UserError(f"{value!r} is no aspect ratio: write a number above 0, or two such as 2/3")
+        raise UserError(f"{value!r} is not an aspect ratio: write a number above 0, or two such as 2/3")
     fraction = Fraction(match[1]) / Fraction(match[2] or 1)
     if not Fraction(1, MOST_ASPECT) <= fraction <= MOST_ASPECT:
-        raise UserError(f"{value!r} is too long a shape: aspect ratios go from 1/{MOST_ASPECT} to {MOST_ASPECT}")
+        raise UserError(f"{value!r} is too extreme: aspect ratios go from 1/{MOST_ASPECT} to {MOST_ASPECT}")
     return fraction

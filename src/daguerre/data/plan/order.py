@@ -22,7 +22,7 @@ from daguerre import keys
 class SlotRange(NamedTuple):
     """Consecutive slots of a stream; every array is [n] int64."""
 
-    places: np.ndarray
+    indexes: np.ndarray
     """Indexes into the source's chosen samples."""
     epochs: np.ndarray
     repeats: np.ndarray
@@ -97,7 +97,7 @@ class EpochOrder:
             first, stop = self.segment_starts[segment : segment + 2].tolist()
             part = self._segment(number, segment).part(start - first, min(stop, start + wanted) - first)
             found.append(part)
-            position, wanted = position + len(part.places), wanted - len(part.places)
+            position, wanted = position + len(part.indexes), wanted - len(part.indexes)
         if not found:
             return SlotRange(*(np.zeros(0, dtype=np.int64) for _ in SlotRange._fields))
         return SlotRange(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
@@ -109,8 +109,8 @@ class EpochOrder:
         counts = number * self._totals + self._layout(number).counts[segment]
         left = start - int(self.segment_starts[segment])
         if left:
-            places = self._segment(number, segment).places[:left]
-            counts = counts + np.bincount(self.buckets[places], minlength=self.num_buckets)
+            indexes = self._segment(number, segment).indexes[:left]
+            counts = counts + np.bincount(self.buckets[indexes], minlength=self.num_buckets)
         return counts
 
     def may_hold(self, position: int, n: int) -> np.ndarray:
@@ -208,9 +208,9 @@ def _segment(order: EpochOrder, number: int, segment: int) -> SlotRange:
         shuffled = np.argsort(words, kind="stable") if whole else _in_turns(lanes, sizes, words)
         row, lanes = row[shuffled], lanes[shuffled]
     which = np.searchsorted(layout.starts, row, side="right") - 1
-    places = row - layout.starts[which] + order.shard_starts[layout.shards[which]]
+    indexes = row - layout.starts[which] + order.shard_starts[layout.shards[which]]
     epoch, repeat = divmod(number, order.repeats)
-    return SlotRange(places, np.full_like(places, epoch), np.full_like(places, repeat), lanes)
+    return SlotRange(indexes, np.full_like(indexes, epoch), np.full_like(indexes, repeat), lanes)
 
 
 def _in_turns(lanes: np.ndarray, sizes: np.ndarray, words: np.ndarray) -> np.ndarray:

@@ -134,9 +134,9 @@ def unfilled(counts: np.ndarray, buckets: Sequence[Bucket], batch_size: int, lis
     report: skipped.Counts = {}
     for bucket, count in zip(buckets, counts.tolist(), strict=True):
         if listed and not count:
-            skipped.add(report, "bucket of data.buckets.aspects that no image goes to", str(bucket), kept=True)
+            skipped.add(report, "bucket of data.buckets.aspects that gets no image", str(bucket), kept=True)
         if 0 < count < batch_size:
-            reason = "kept: a bucket with fewer images than a global batch, which wait for the next epoch"
+            reason = "kept: a bucket with fewer images than a global batch; they wait for the next epoch"
             entry = report.setdefault(reason, {"count": 0, "examples": [], "kept": True})
             entry["count"] += count
             entry["examples"] = [*entry["examples"], f"{bucket} ({count})"][: skipped.EXAMPLES]

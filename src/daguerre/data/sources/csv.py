@@ -40,7 +40,7 @@ class Settings(TableSettings):
     @model_validator(mode="after")
     def _twins(self) -> Self:
         if self.columns and len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"columns: {', '.join(self.columns)}: each name stands there once")
+            raise ValueError(f"columns: {', '.join(self.columns)}: give each name only once")
         return self
 
 
@@ -54,11 +54,11 @@ def open_source(settings: Settings, split: Split) -> TableSource:
 def _delimiter(settings: Settings, found: list[Location]) -> str:
     if settings.delimiter != "auto":
         return settings.delimiter
-    tabs = [place for place in found if place.name.lower().endswith(".tsv")]
+    tabs = [location for location in found if location.name.lower().endswith(".tsv")]
     if tabs and len(tabs) < len(found):
         raise UserError(
-            f"data.path: {tabs[0].name} is a TSV file and others are not: tables of one source are alike. Give them to "
-            "two sources (data.sources), or set data.delimiter",
+            f"data.path: {tabs[0].name} is a TSV file but others are not: all tables of one source must have the "
+            "same format. Use two sources (data.sources), or set data.delimiter",
             code="conflict",
             setting="data.delimiter",
         )

@@ -21,7 +21,7 @@ from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Split
 from daguerre.data.table.source import cache_of, in_blocks
 from daguerre.errors import UserError
-from daguerre.settings import ADDRESS, FREE, Idle
+from daguerre.settings import ADDRESS, FREE, Unused
 from daguerre.types import IMAGE, Record
 from daguerre.unicode import printable
 
@@ -32,14 +32,14 @@ _ONE_CAPTION = "no effect, as captions.text is the caption of every image"
 class Settings(SourceSettings):
     """Captioned images in a folder: `cat.jpg` with `cat.txt`, a metadata.jsonl with `file_name` and `text` ..."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        *SourceSettings.idle,
-        Idle(("idx_to_prompt",), lambda own: own.captions_from != "folder_names", _NOT_FOLDER_NAMES),
-        Idle(("captions_from", "idx_to_prompt"), lambda own: own.captions.text is not None, _ONE_CAPTION),
-        Idle(
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        *SourceSettings.unused_when,
+        Unused(("idx_to_prompt",), lambda own: own.captions_from != "folder_names", _NOT_FOLDER_NAMES),
+        Unused(("captions_from", "idx_to_prompt"), lambda own: own.captions.text is not None, _ONE_CAPTION),
+        Unused(
             ("captions_from",),
             lambda own: CAPTION not in own.captions.used and own.captions_from != "files",
-            "no effect, as captions.fields does not name 'text', the field that names give",
+            "no effect, as captions.fields does not include 'text', the field that holds captions from names",
         ),
     )
 
@@ -65,7 +65,9 @@ class Settings(SourceSettings):
     @model_validator(mode="after")
     def _drawn_of_something(self) -> Self:
         if self.generate is not None and self.generate.prompt is None and self.captions.text is None:
-            raise ValueError("generate needs a prompt: generate.prompt, or captions.text, which is learnt as well")
+            raise ValueError(
+                "generate needs a prompt: set generate.prompt, or captions.text, which is also the training caption"
+            )
         return self
 
 
@@ -139,7 +141,7 @@ def open_source(settings: Settings, split: Split) -> FolderSource:
     named = None if settings.idx_to_prompt is None else class_labels.opened(settings.idx_to_prompt)
     mask_dir = settings.mask_dir and os.path.abspath(Path(settings.mask_dir).expanduser())
     if mask_dir and not os.path.isdir(mask_dir):
-        what = f"data.mask_dir: {settings.mask_dir!r} is no folder (seen from {os.getcwd()!r})"
+        what = f"data.mask_dir: {settings.mask_dir!r} is not a folder (current folder: {os.getcwd()!r})"
         raise UserError(what, code="missing", setting="data.mask_dir")
     rules = Rules(settings.formats, settings.captions_from, settings.captions.used, named, mask_dir)
     index_path, found = folder_index.indexed(folder, rules, cache_of(settings).folder)

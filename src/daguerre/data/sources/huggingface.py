@@ -23,7 +23,7 @@ from daguerre.data.table.arrow import ArrowTables
 from daguerre.data.table.columns import TableSettings
 from daguerre.data.table.source import TableSource, open_tables
 from daguerre.errors import Absent, Code, UserError, install
-from daguerre.settings import ADDRESS, FREE, Idle
+from daguerre.settings import ADDRESS, FREE, Unused
 from daguerre.storage import local_files
 from daguerre.storage.location import Location
 
@@ -36,9 +36,9 @@ _offline: ContextVar[bool] = ContextVar("offline", default=False)
 class Settings(TableSettings):
     """A Hugging Face data set: a folder written by `save_to_disk`, or one by its name on the hub."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        *TableSettings.idle,
-        Idle(("config", "revision"), lambda own: own.path is not None, "no effect on a folder (data.path)"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        *TableSettings.unused_when,
+        Unused(("config", "revision"), lambda own: own.path is not None, "no effect on a folder (data.path)"),
     )
 
     source: Literal["huggingface"] = "huggingface"
@@ -76,15 +76,19 @@ def _on_disk(folder: Path, settings: Settings) -> list[Path]:
     folder = folder.absolute()
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else f"does not exist (seen from {os.getcwd()!r})"
-        raise _path_error(folder, f"{what}. It is a folder that save_to_disk wrote; name is for the hub", "missing")
+        raise _path_error(
+            folder,
+            f"{what}. path must be a folder that save_to_disk wrote; for a data set on the hub, use name",
+            "missing",
+        )
     if not (folder / SPLITS).exists():
         if settings.split is not None:
-            what = f"data.split: {str(folder)!r} is one data set without splits: remove the setting"
+            what = f"data.split: {str(folder)!r} is a single data set without splits: remove the setting"
             raise UserError(what, code="unused", setting="data.split")
         return _files(folder)
     splits = _document(folder / SPLITS).get("splits")
     if not isinstance(splits, list) or not all(isinstance(name, str) and _SPLIT.fullmatch(name) for name in splits):
-        raise _path_error(folder / SPLITS, "names no splits: the folder is damaged", "damaged")
+        raise _path_error(folder / SPLITS, "lists no splits: the folder is damaged", "damaged")
     return _files(folder / _chosen(splits, settings, str(folder)))
 
 

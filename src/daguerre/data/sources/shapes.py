@@ -19,7 +19,7 @@ from daguerre.data.images.words import words
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
 from daguerre.data.source import Split
-from daguerre.settings import FREE, Idle
+from daguerre.settings import FREE, Unused
 from daguerre.types import IMAGE, Record
 
 IMAGE_PX = 64
@@ -55,8 +55,8 @@ _ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout",
 class Settings(SourceSettings):
     """The built-in images: 64 x 64 px, one shape each."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(tuple(set(SourceSettings.model_fields) - _ACTING), lambda own: True, "no effect on procedural images"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(tuple(set(SourceSettings.model_fields) - _ACTING), lambda own: True, "no effect on procedural images"),
     )
 
     source: Literal["shapes"] = "shapes"

@@ -40,7 +40,7 @@ GAP_BYTES = 1 << 20
 """Most bytes between the members of a sample that are read with them in one request."""
 DIFFERENT = "bytes differ from the index: damaged, cut off or replaced since the shard was indexed"
 _READINGS = 6
-LAYOUT = """What is expected in a tar: images (JPEG, PNG or WebP), each with members of its own name beside it,
+LAYOUT = """Expected in a tar: images (JPEG, PNG or WebP), each with members of its own name beside it,
   000012.jpg   000012.txt   (a caption, UTF-8)   or   000012.json   {"caption": "a cat", ...}
   000012.jpg   000012.cls   (a class; data.idx_to_prompt gives its words)"""
 
@@ -69,7 +69,7 @@ class Piece(NamedTuple):
 class WebdatasetSource:
     """The samples of all shards, in the order of the shards and of the images in them."""
 
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
     paths: tuple[Path, ...]
     """Index files, one a shard."""
     starts: np.ndarray
@@ -101,7 +101,7 @@ class WebdatasetSource:
     def name(self, number: int) -> str:
         """Shard, place in it, and the name of its members."""
         shard, row = self._where(number)
-        return f"{self.places[shard].name}[{row}] {self._shard(shard).column('key')[row].as_py()}"
+        return f"{self.locations[shard].name}[{row}] {self._shard(shard).column('key')[row].as_py()}"
 
     def record(self, number: int) -> Record:
         """The bytes of a sample. `Undecodable` if they differ from the index."""
@@ -120,7 +120,7 @@ class WebdatasetSource:
 
     def report(self) -> SkipReport:
         """Samples that were unusable when the shards were indexed, and shards that changed since."""
-        return skipped.merged(index_cache.left_out(self.paths), index_cache.changed(self.places, self.paths))
+        return skipped.merged(index_cache.left_out(self.paths), index_cache.changed(self.locations, self.paths))
 
     def reading(self, shares: np.ndarray) -> WebdatasetSource:
         """The source, fetching shards whole by the share [S] that is read of each."""
@@ -130,15 +130,15 @@ class WebdatasetSource:
         return prepared
 
     @property
-    def far(self) -> bool:
-        return any(place.local is None for place in self.places)
+    def is_remote(self) -> bool:
+        return any(location.local is None for location in self.locations)
 
     @cached_property
     def files(self) -> Files:
         """One a shard."""
-        sizes = np.zeros(len(self.places), dtype=np.int64)
-        for i, (place, path) in enumerate(zip(self.places, self.paths, strict=True)):
-            if place.local is None and self.whole[i]:
+        sizes = np.zeros(len(self.locations), dtype=np.int64)
+        for i, (location, path) in enumerate(zip(self.locations, self.paths, strict=True)):
+            if location.local is None and self.whole[i]:
                 sizes[i] = index_cache.head(path).about.shard_bytes
         return Files(np.arange(len(sizes), dtype=np.int64), sizes)
 
@@ -146,7 +146,7 @@ class WebdatasetSource:
         """Fetches a remote shard that is read whole into the cache; returns its size in bytes."""
         size = int(self.files.sizes_bytes[file])
         if size:
-            self.cache.path(self.places[file], self._shard(file).about.shard_digest)
+            self.cache.path(self.locations[file], self._shard(file).about.shard_digest)
         return size
 
     def _where(self, number: int) -> tuple[int, int]:
@@ -192,11 +192,11 @@ class WebdatasetSource:
         raise Undecodable(DIFFERENT)
 
     def _range(self, shard: int, start: int, length: int, check: Callable[[bytes], bool] | None = None) -> bytes:
-        place = self.places[shard]
-        if place.local is not None or not self.whole[shard]:
+        location = self.locations[shard]
+        if location.local is not None or not self.whole[shard]:
             with suppress(storage_io.NoRanges):
-                return storage_io.read(place, start, length, check)
-        return self.cache.read(place, start, length, self._shard(shard).about.shard_digest, check)
+                return storage_io.read(location, start, length, check)
+        return self.cache.read(location, start, length, self._shard(shard).about.shard_digest, check)
 
 
 def open_source(settings: Settings, split: Split) -> WebdatasetSource:
@@ -210,7 +210,7 @@ def open_source(settings: Settings, split: Split) -> WebdatasetSource:
     source = WebdatasetSource(tuple(found), tuple(paths), starts, prompts, make.cache, np.zeros(len(found), bool))
     if not starts[-1]:
         left_out = skipped.table(source.report())
-        instead = f" What was found instead:\n{left_out}" if left_out else ""
+        instead = f" Found instead:\n{left_out}" if left_out else ""
         several = f"any of the {len(found):,} shards, {found[0].name} and so on"
         where = found[0].name if len(found) == 1 else several
         what = f"data.path: no image with a caption in {where}.{instead}\n{LAYOUT}"
@@ -235,17 +235,17 @@ class Build:
     def kind(self) -> str:
         return tar_index.kind(self.formats)
 
-    def __call__(self, place: Location) -> ShardIndex:
-        return build(place, self.formats, self.cache)
+    def __call__(self, location: Location) -> ShardIndex:
+        return build(location, self.formats, self.cache)
 
 
-def build(place: Location, formats: Sequence[str] = headers.USUAL, cache: ShardCache | None = None) -> ShardIndex:
+def build(location: Location, formats: Sequence[str] = headers.USUAL, cache: ShardCache | None = None) -> ShardIndex:
     """The index of one shard, made anew. UserError if it is no tar."""
-    local = place.local
+    local = location.local
     if local is None:
         assert cache is not None, "a remote shard is indexed through the cache"
-        local = cache.path(place)
-    return tar_index.build(local, place.name, formats, storage_io.size(place).version)
+        local = cache.path(location)
+    return tar_index.build(local, location.name, formats, storage_io.size(location).version)
 
 
 def _pieces(shard: ShardIndex, row: int) -> list[Piece]:
@@ -265,8 +265,8 @@ def _check_classes(settings: Settings, source: WebdatasetSource) -> None:
         raise UserError(what, code="unused", setting="data.idx_to_prompt")
     if settings.idx_to_prompt is None and "cls" in fields and not fields & set(settings.captions.fields):
         raise UserError(
-            "data.idx_to_prompt: the samples have classes (members .cls) but no captions: give the words for the "
-            "classes, a JSON file with a map or list, or `imagenet`",
+            "data.idx_to_prompt: the samples have classes (members .cls) but no captions: give a text for each "
+            "class: a JSON file with a map or list, or `imagenet`",
             code="missing",
             setting="data.idx_to_prompt",
         )

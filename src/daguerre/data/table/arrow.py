@@ -60,7 +60,7 @@ def _sound(part: pa.RecordBatch, start: int, where: str) -> Iterator[Part | Dama
                 yield from _sound(part.slice(row, 1), start + row, where)
             return
         said = str(error)
-        reason = "text that is not UTF-8" if "UTF8" in said else "damaged stretch: these rows cannot be read"
+        reason = "text that is not UTF-8" if "UTF8" in said else "damaged part: these rows cannot be read"
         yield Damage(reason, 1, f"{where} row {start}: {said[:100]}")
 
 

@@ -19,7 +19,7 @@ from daguerre.data import class_labels
 from daguerre.data.class_labels import Classes, Labels
 from daguerre.data.settings import SourceSettings
 from daguerre.errors import Code, UserError
-from daguerre.settings import Idle
+from daguerre.settings import Unused
 from daguerre.types import MASK
 
 CAPTION = "text"
@@ -48,17 +48,17 @@ IMAGE = "bytes, {bytes, path}, a path or an address"
 class TableSettings(SourceSettings):
     """Settings that parquet, CSV and Hugging Face's tables share."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        *SourceSettings.idle,
-        Idle(
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        *SourceSettings.unused_when,
+        Unused(
             ("caption_column", "idx_to_prompt"),
             lambda own: own.captions.text is not None,
             "no effect, as captions.text is the caption of every image",
         ),
-        Idle(
+        Unused(
             ("caption_column", "idx_to_prompt"),
             lambda own: CAPTION not in own.captions.used,
-            "no effect, as captions.fields does not name 'text', the field that this is about",
+            "no effect, as captions.fields does not name 'text', the field that this option uses",
         ),
     )
 
@@ -83,7 +83,7 @@ class TableSettings(SourceSettings):
     @model_validator(mode="after")
     def _columns_act(self) -> Self:
         if (self.width_column is None) != (self.height_column is None):
-            raise ValueError("width_column and height_column belong together: give both or none")
+            raise ValueError("width_column and height_column must be set together: give both or neither")
         if self.image_column is not None and self.image_column == self.caption_column:
             raise ValueError(f"image_column and caption_column are both {self.image_column!r}: they are two columns")
         if self.mask_column is not None and self.mask_column in (self.image_column, self.caption_column):
@@ -120,7 +120,7 @@ class Columns:
         return (self.image, *(column for _, column in self.beside))
 
     @property
-    def looked_at(self) -> tuple[str, ...]:
+    def examined(self) -> tuple[str, ...]:
         """The columns by which a row can be used or not."""
         return tuple(dict.fromkeys([*self.images, *(column for _, column in self.captions), *(self.size or ())]))
 
@@ -131,7 +131,7 @@ class Columns:
 
     def read(self, schema: pa.Schema) -> list[str]:
         """Every column that a record is made of, in the table's order."""
-        wanted = {*self.looked_at, *self.metadata(schema)}
+        wanted = {*self.examined, *self.metadata(schema)}
         return [name for name in schema.names if name in wanted or name == ID]
 
 
@@ -169,12 +169,12 @@ def choose(schema: pa.Schema, settings: TableSettings, where: str) -> Columns:
 def check(schema: pa.Schema, columns: Columns, first: pa.Schema, where: str) -> None:
     """UserError where a further table of the set lacks a chosen column, or has another type in it."""
     _check_twins(schema, where)
-    for name in columns.looked_at:
+    for name in columns.examined:
         _there(schema, name, "path", where, "as the first table has")
         kinds = [_held(s.field(name).type) for s in (first, schema)]
         if kinds[0] != kinds[1]:
             text = f"{where}: column {name!r} holds {kinds[1]}, but {kinds[0]} in the first table"
-            more = "Tables of one source are alike: give those of another make to a source of their own"
+            more = "All tables of one source must have the same columns: put the others into a source of their own"
             raise _fault("data.path", f"{text}. {more}")
 
 
@@ -236,7 +236,7 @@ def _size(schema: pa.Schema, settings: TableSettings, image: str, where: str) ->
     if not is_text(schema.field(image).type):
         raise UserError(
             f"data.width_column and data.height_column have no effect: column {image!r} of {where} holds the images "
-            "themselves, which are measured. Remove them",
+            "themselves, so their sizes are known. Remove them",
             code="unused",
         )
     return settings.height_column, settings.width_column
@@ -245,7 +245,7 @@ def _size(schema: pa.Schema, settings: TableSettings, image: str, where: str) ->
 def _only(found: list[str], setting: str, what: str, schema: pa.Schema, where: str) -> str:
     if len(found) == 1:
         return found[0]
-    trouble = f"several columns can be {what}: {', '.join(found)}" if found else f"no column is known to be {what}"
+    trouble = f"several columns can be {what}: {', '.join(found)}" if found else f"no column looks like {what}"
     text = f"{trouble}. Name one of the columns of {where}: {_listed(schema)}"
     raise _fault(f"data.{setting}", text, "conflict" if found else "missing")
 
@@ -271,7 +271,7 @@ def _check_twins(schema: pa.Schema, where: str) -> None:
     """UserError where two columns have one name."""
     twins = ", ".join(sorted({repr(name) for name in schema.names if schema.names.count(name) > 1}))
     if twins:
-        text = f"{where} has more than one column called {twins}: which one is meant cannot be told. Rename one of them"
+        text = f"{where} has more than one column called {twins}: it is ambiguous. Rename one of them"
         raise _fault("data.path", text)
 
 

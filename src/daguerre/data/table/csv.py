@@ -20,8 +20,8 @@ from daguerre.unicode import is_text
 
 BOM = b"\xef\xbb\xbf"
 PART_ROWS = 4096
-QUOTES = "line whose quotes do not fit (data.quote=none reads quotes as letters)"
-SAID = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+QUOTES = "line with unbalanced quotes (data.quote=none reads quotes as text)"
+DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
 
 class _Record(NamedTuple):
@@ -63,7 +63,7 @@ class CsvTables:
         cells = list(self.names or (cell.strip() for cell in first.cells))
         if self.names and len(first.cells) != len(cells):
             raise Unreadable(f"line {first.line} has {len(first.cells)} cells, but data.columns names {len(cells)}")
-        for other, name in SAID.items():
+        for other, name in DELIMITER_NAMES.items():
             if len(cells) == 1 and other in (cell := first.cells[0]) and other != self.delimiter:
                 raise Unreadable(f"it has one column, with {name} in it ({cell[:60]!r}): set data.delimiter={other!r}")
         if "" in cells:
@@ -199,6 +199,6 @@ def _check_is_text(start: bytes) -> None:
     if start.lstrip()[:1] == b"<":
         raise Unreadable(f"it is a page of HTML or XML, not a table: {shown!r}")
     if start.startswith((b"PK", b"PAR1", b"ARROW1", b"\x1f\x8b", b"\xd0\xcf")):
-        raise Unreadable("it is a packed or binary file, not text")
+        raise Unreadable("it is a compressed or binary file, not text")
     if b"\r" in start and b"\n" not in start:
         raise Unreadable("its lines end with a carriage return alone (old Macintosh): save it with usual line ends")

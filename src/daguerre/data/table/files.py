@@ -76,13 +76,13 @@ class File(NamedTuple):
     size_bytes: int
 
     @property
-    def place(self) -> Location:
+    def location(self) -> Location:
         return Location(self.path)
 
 
-def far_file(place: Location, size_bytes: int) -> File:
+def remote_file(location: Location, size_bytes: int) -> File:
     """A file in a store that is read by ranges."""
-    return File(place.url, 0, 0, size_bytes)
+    return File(location.url, 0, 0, size_bytes)
 
 
 def file_now(path: Path) -> File:

@@ -41,17 +41,17 @@ def size(value: Any, base: str, formats: Sequence[str]) -> tuple[int, int]:
     held = _held(value)
     if isinstance(held, bytes):
         return headers.upright_size(io.BytesIO(held), formats)
-    place = place_of(held, base)
-    if place.local is None:
+    location = locate(held, base)
+    if location.local is None:
         return 0, 0
     try:
-        with local_files.opened(place.local) as file:
+        with local_files.opened(location.local) as file:
             return headers.upright_size(file, formats)
     except PermissionError:
-        raise Undecodable("file that may not be read") from None
+        raise Undecodable("file without read permission") from None
     except OSError as error:
         if error.errno not in local_files.NO_FILE:
-            error.filename = error.filename or str(place.local)
+            error.filename = error.filename or str(location.local)
             raise
         raise Undecodable("there is no image file at the path") from None
 
@@ -61,11 +61,11 @@ def read(value: Any, base: str) -> bytes:
     held = _held(value)
     if isinstance(held, bytes):
         return held
-    place = place_of(held, base)
-    if place.local is not None:
-        with local_files.opened(place.local) as file:
+    location = locate(held, base)
+    if location.local is not None:
+        with local_files.opened(location.local) as file:
             return file.read()
-    return _fetched(place)
+    return _fetched(location)
 
 
 def is_there(value: Any) -> bool:
@@ -99,7 +99,7 @@ def _held(value: Any) -> bytes | str:
     return value
 
 
-def place_of(text: str, base: str) -> Location:
+def locate(text: str, base: str) -> Location:
     """The place of a path or an address; paths start at `base`, the folder or address of the table's folder."""
     if "\0" in text or "\n" in text:
         raise Undecodable("neither a path nor an address")
@@ -116,26 +116,28 @@ def place_of(text: str, base: str) -> Location:
     return Location(os.path.normpath(os.path.join(base, path)))
 
 
-def _fetched(place: Location) -> bytes:
+def _fetched(location: Location) -> bytes:
     """The bytes of a file: right by the store's MD5, by the encryption on the way, or because two readings agree."""
     try:
-        clients.client(place)
+        clients.client(location)
     except (BaseError, ValueError):
-        raise Undecodable("an address that cannot be asked for") from None
+        raise Undecodable("an address that cannot be requested") from None
     seen: set[bytes] = set()
     for _ in range(READINGS):
-        data, tag = _once(place)
+        data, tag = _once(location)
         digest = md5(data, usedforsecurity=False)
-        if place.scheme == "https" or digest.hexdigest() == tag or digest.digest() in seen:
+        if location.scheme == "https" or digest.hexdigest() == tag or digest.digest() in seen:
             return data
         seen.add(digest.digest())
-    raise Transient(place, f"gives other bytes at each of {READINGS} readings: something on the way damages them", "")
+    raise Transient(
+        location, f"returns different bytes in each of {READINGS} readings: the connection damages the data", ""
+    )
 
 
-def _once(place: Location) -> tuple[bytes, str]:
+def _once(location: Location) -> tuple[bytes, str]:
     """One reading, and the MD5 that the server names, if it does."""
     try:
-        return with_retries(place, _whole)
+        return with_retries(location, _whole)
     except Missing:
         raise Undecodable("gone: HTTP 404") from None
     except StoreError as error:

@@ -44,37 +44,37 @@ class Builder:
     kind: str
     cache: ShardCache
 
-    def __call__(self, place: Location) -> ShardIndex:
+    def __call__(self, location: Location) -> ShardIndex:
         """Reads the whole table, and the headers of images that are here. UserError where it is no table."""
-        file = place.local or self.cache.path(place, None)
-        schema = read_schema(self.tables, file, place)
-        check(schema, self.columns, self.first, place.name)
+        file = location.local or self.cache.path(location, None)
+        schema = read_schema(self.tables, file, location)
+        check(schema, self.columns, self.first, location.name)
         counts: skipped.Counts = {}
         gathered = Gathered(tuple(self.columns.metadata(schema)), self.tables.typed)
         stat, kept = file.stat(), _Kept(gathered, tuple(name for name, _ in self.columns.beside))
-        base = base_of(place)
+        base = base_of(location)
         names = self.columns.read(schema)
         try:
             with verbatim.finder(file) as finder:
-                for part in self.tables.parts(file, names, self.columns.image, place.name):
+                for part in self.tables.parts(file, names, self.columns.image, location.name):
                     if isinstance(part, Damage):
                         skipped.add(counts, part.reason, part.where)
                         counts[part.reason]["count"] += part.rows - 1
                     else:
-                        kept.take(part, list(self._rows(part, base, place.name, finder, counts)))
+                        kept.take(part, list(self._rows(part, base, location.name, finder, counts)))
         except Unreadable as error:
-            raise unreadable(place, error) from error
+            raise unreadable(location, error) from error
         digest = file_digest(file)
         table = kept.table(digest)
         found = "pieces" in table.column_names and all(table["pieces"].to_pylist())
         decoded = [name for name in names if name != self.columns.image or not found]
         if isinstance(self.tables, ParquetTables) and (slow := self.tables.slow(file, decoded)):
-            skipped.add(counts, _SLOW, f"{place.name}: {slow}", kept=True)
+            skipped.add(counts, _SLOW, f"{location.name}: {slow}", kept=True)
         not_kept = tuple(name for name in kept.metadata.names if name in kept.metadata.not_kept)
         fields = tuple(name for name in kept.metadata.names if name not in not_kept)
         loose = {"loose": True} if is_text(schema.field(self.columns.image).type) else {}
         about = About(
-            self.kind, place.name, stat.st_size, digest, version(place, file), counts, (), fields, not_kept, loose
+            self.kind, location.name, stat.st_size, digest, version(location, file), counts, (), fields, not_kept, loose
         )
         return ShardIndex(table, about)
 
@@ -83,7 +83,7 @@ class Builder:
         looks = isinstance(self.tables, ParquetTables)
         if part.images_from is not None:
             finder.cursor = part.images_from
-        wanted = [name for name in part.batch.schema.names if name in self.columns.looked_at]
+        wanted = [name for name in part.batch.schema.names if name in self.columns.examined]
         lists = [listed(part.batch.column(name)) for name in wanted]
         for i, cells in enumerate(zip(*lists, strict=True)):
             row = dict(zip(wanted, cells, strict=True))
@@ -92,13 +92,13 @@ class Builder:
                 texts = texts_of(row, self.columns)
                 beside = self._beside(row, base, (height, width))
             except Undecodable as error:
-                place = f"row {part.rows[i]}" if part.spans is None else f"line {part.spans[i, 2]}"
-                skipped.add(counts, str(error), f"{where} {place}", damage=not isinstance(error, Lacking))
+                at = f"row {part.rows[i]}" if part.spans is None else f"line {part.spans[i, 2]}"
+                skipped.add(counts, str(error), f"{where} {at}", damage=not isinstance(error, Lacking))
                 continue
             if self.columns.size and not height:
                 height, width = (_pixels(row[name]) for name in self.columns.size)
             held = row[self.columns.image]
-            pieces = finder.places(images.stored(held)) if looks and images.is_held(held) else b""
+            pieces = finder.ranges(images.stored(held)) if looks and images.is_held(held) else b""
             yield _Row(i, height, width, digest_of(held, texts, beside), beside, pieces)
 
     def _beside(self, row: Mapping[str, Any], base: str, size: tuple[int, int]) -> dict[str, Any]:
@@ -115,34 +115,34 @@ class Builder:
 _SLOW = "kept, but slow to read in a shuffled order (write smaller row groups, or pack it: `daguerre data pack`)"
 
 
-def read_schema(tables: Tables, file: Path, place: Location) -> pa.Schema:
+def read_schema(tables: Tables, file: Path, location: Location) -> pa.Schema:
     """The columns of a table. UserError where it is none."""
     try:
         return tables.schema(file)
     except Unreadable as error:
-        raise unreadable(place, error) from error
+        raise unreadable(location, error) from error
 
 
-def unreadable(place: Location, error: Unreadable) -> UserError:
+def unreadable(location: Location, error: Unreadable) -> UserError:
     """For a file that is no table, or is damaged as a whole."""
     return UserError(
-        f"data.path: {place.name} cannot be read as a table: {error}. Fetch or write it again, or leave it out of "
-        "data.path",
+        f"data.path: {location.name} cannot be read as a table: {error}. Download or write it again, or remove it "
+        "from data.path",
         code="damaged",
         setting="data.path",
     )
 
 
-def version(place: Location, file: Path) -> str:
+def version(location: Location, file: Path) -> str:
     """Tells whether a table here was changed; "" for one that is far away."""
-    return str(file.stat().st_mtime_ns) if place.local else ""
+    return str(file.stat().st_mtime_ns) if location.local else ""
 
 
-def base_of(place: Location) -> str:
+def base_of(location: Location) -> str:
     """The folder of a table, or the address of it, where relative paths start."""
-    if place.local:
-        return str(place.local.absolute().parent)
-    address = place.url.partition("?")[0] if place.scheme in WEB else place.url
+    if location.local:
+        return str(location.local.absolute().parent)
+    address = location.url.partition("?")[0] if location.scheme in WEB else location.url
     return address.rpartition("/")[0] + "/"
 
 
@@ -191,7 +191,7 @@ def _pixels(value: Any) -> int:
 class _Row(NamedTuple):
     """A row that can be trained on."""
 
-    place: int
+    position: int
     """In its part."""
     height: int
     width: int
@@ -212,19 +212,19 @@ class _Kept:
     parts: list[pa.Table] = field(default_factory=list)
 
     def take(self, part: Part, rows: Sequence[_Row]) -> None:
-        places = np.array([row.place for row in rows], np.int64)
+        positions = np.array([row.position for row in rows], np.int64)
         batch = part.batch.select([n for n in part.batch.schema.names if n in self.metadata.names or n == ID])
-        batch = batch.take(pa.array(places))
+        batch = batch.take(pa.array(positions))
         self.metadata.take(batch)
         columns = {
             "id": _given(batch.column(ID)) if ID in batch.schema.names else np.full(len(rows), -1),
             "height": pa.array([row.height for row in rows], pa.int32()),
             "width": pa.array([row.width for row in rows], pa.int32()),
             "digest": pa.array([row.digest for row in rows], pa.uint64()),
-            "row": pa.array(part.rows[places], pa.int64()),
+            "row": pa.array(part.rows[positions], pa.int64()),
         }
         if part.spans is not None:
-            columns |= {"length": part.spans[places, 1].astype(np.int32), "line": part.spans[places, 2]}
+            columns |= {"length": part.spans[positions, 1].astype(np.int32), "line": part.spans[positions, 2]}
         columns |= {f"i:{name}": pa.array([name in row.beside for row in rows], pa.bool_()) for name in self.beside}
         columns["pieces"] = pa.array([row.pieces for row in rows], pa.binary())
         self.parts.append(pa.table(columns))

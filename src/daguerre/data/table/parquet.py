@@ -76,8 +76,8 @@ class ParquetTables:
 
 @lru_cache(maxsize=32)
 def _parquet(file: File) -> pq.ParquetFile:
-    far = file.place.local is None
-    source = pa.PythonFile(RemoteFile(file.place, file.size_bytes), "r") if far else file.path
+    far = file.location.local is None
+    source = pa.PythonFile(RemoteFile(file.location, file.size_bytes), "r") if far else file.path
     return pq.ParquetFile(source, memory_map=False, pre_buffer=far, buffer_size=0 if far else 1 << 16)
 
 
@@ -96,7 +96,7 @@ def _chunks(file: File, group: int, columns: frozenset[str]) -> list[pq.ColumnCh
     fails as it should: so a row is read first, of files that are here. Far ones were here when they were indexed.
     """
     opened = _parquet(file)
-    if file.place.local is not None:
+    if file.location.local is not None:
         next(opened.iter_batches(1, row_groups=[group], columns=sorted(columns), use_threads=False), None)
     about, schema = opened.metadata.row_group(group), opened.schema
     wanted = (i for i in range(about.num_columns) if schema.column(i).path.split(".")[0] in columns)

@@ -27,7 +27,7 @@ from daguerre.data.table import columns as table_columns
 from daguerre.data.table import images as table_images
 from daguerre.data.table import verbatim
 from daguerre.data.table.columns import Columns, TableSettings
-from daguerre.data.table.files import CHANGED, File, Row, Tables, Unreadable, far_file, file_now
+from daguerre.data.table.files import CHANGED, File, Row, Tables, Unreadable, file_now, remote_file
 from daguerre.data.table.index import Builder, base_of, digest_of, images_of, read_schema, texts_of
 from daguerre.data.table.metadata import metadata_of
 from daguerre.errors import UserError
@@ -42,7 +42,7 @@ BLOCKS = 1 << 16
 
 WHOLE_SHARE = 0.25
 """Share of the rows of a far table, or of the samples of a far shard, from which on it is fetched whole."""
-PLACES = ("id", "digest", "row", "length", "line", "pieces")
+ROW_COLUMNS = ("id", "digest", "row", "length", "line", "pieces")
 """Columns of an index that say where a row is."""
 
 
@@ -51,7 +51,7 @@ class TableSource:
     """All rows of some tables that can be trained on, in the tables' order."""
 
     tables: Tables
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
     index_paths: tuple[Path, ...]
     columns: Columns
     read: tuple[str, ...]
@@ -85,7 +85,7 @@ class TableSource:
         """The table that a sample is in, and its row of the index."""
         table = int(np.searchsorted(self._starts, number, side="right")) - 1
         index, row = index_cache.load(self.index_paths[table]), number - int(self._starts[table])
-        names = [name for name in PLACES if name in index.table.column_names]
+        names = [name for name in ROW_COLUMNS if name in index.table.column_names]
         return table, {name: index.column(name)[row].as_py() for name in names}
 
     def sample_id(self, number: int) -> int:
@@ -95,18 +95,18 @@ class TableSource:
     def name(self, number: int) -> str:
         """The table, and the row (from 0) or line (from 1) in it."""
         table, at = self._at(number)
-        return f"{self.places[table].name} " + (f"line {at['line']}" if "line" in at else f"row {at['row']}")
+        return f"{self.locations[table].name} " + (f"line {at['line']}" if "line" in at else f"row {at['row']}")
 
     def record(self, number: int) -> Record:
         """Reads the row, and the image where that is a file of its own."""
         table, at = self._at(number)
-        place = self.places[table]
+        location = self.locations[table]
         row, texts = self._row(self._file(table, bool(at.get("pieces"))), at)
         held = row[self.columns.image]
-        images = {IMAGE: table_images.read(held, base_of(place))}
+        images = {IMAGE: table_images.read(held, base_of(location))}
         for name, cell in images_of(row, self.columns).items():
             with kinds.named(name):
-                images[name] = table_images.read(cell, base_of(place))
+                images[name] = table_images.read(cell, base_of(location))
         captions = {column for name, column in self.columns.captions if name == table_columns.CAPTION}
         taken = {*self.columns.images, table_columns.ID, *captions}
         metadata = {k: metadata_of(v, self.tables.typed) for k, v in row.items() if k not in taken}
@@ -114,10 +114,10 @@ class TableSource:
 
     def _file(self, table: int, found: bool) -> File:
         """The table here; or far away, where its images are `found` by their places and few of them are wanted."""
-        place, about = self.places[table], index_cache.load(self.index_paths[table]).about
-        if found and self.whole and not self.whole[table] and not self.cache.holds(place):
-            return far_file(place, about.shard_bytes)
-        return file_now(self.cache.path(place, about.shard_digest))
+        location, about = self.locations[table], index_cache.load(self.index_paths[table]).about
+        if found and self.whole and not self.whole[table] and not self.cache.holds(location):
+            return remote_file(location, about.shard_bytes)
+        return file_now(self.cache.path(location, about.shard_digest))
 
     def _row(self, file: File, at: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """The row and its captions, as they were indexed: the image by its places in the file where they are known.
@@ -125,13 +125,13 @@ class TableSource:
         `Undecodable` where it is another row now.
         """
         where = Row(at["row"], at.get("length", 0))
-        near, pieces = file.place.local is not None, at.get("pieces")
+        near, pieces = file.location.local is not None, at.get("pieces")
         for way in (pieces, b"") if near and pieces else (pieces,) * (1 if near else READINGS):
             with suppress(Undecodable, Unreadable, Mismatch):
                 wanted = [name for name in self.read if not (way and name == self.columns.image)]
                 row = self.tables.row(file, where, wanted)
                 if way:
-                    row[self.columns.image] = verbatim.read(file.place, way)
+                    row[self.columns.image] = verbatim.read(file.location, way)
                 texts = texts_of(row, self.columns)
                 if digest_of(row.get(self.columns.image), texts, images_of(row, self.columns)) == at["digest"]:
                     return row, texts
@@ -143,7 +143,7 @@ class TableSource:
 
     def reading(self, shares: np.ndarray) -> Self:
         """Far tables of which little is wanted are read by ranges, where that can be; the others are fetched whole."""
-        if not self.far or self._loose:
+        if not self.is_remote or self._loose:
             return self
         told = replace(self, whole=tuple((shares >= WHOLE_SHARE).tolist()))
         if "index" in self.__dict__:
@@ -151,25 +151,25 @@ class TableSource:
         return told
 
     @property
-    def far(self) -> bool:
+    def is_remote(self) -> bool:
         """Says whether tables are on a store; images at addresses are fetched one by one, when they are trained on."""
-        return any(place.local is None for place in self.places)
+        return any(location.local is None for location in self.locations)
 
     @cached_property
     def files(self) -> Files:
         of_shards = np.searchsorted(self._starts, self.index.shard_starts[:-1], side="right") - 1
         sizes = []
-        for table, place in enumerate(self.places):
+        for table, location in enumerate(self.locations):
             head = index_cache.head(self.index_paths[table])
             by_ranges = self.whole and not self.whole[table] and "pieces" in head.columns
-            sizes.append(0 if place.local is not None or by_ranges else head.about.shard_bytes)
+            sizes.append(0 if location.local is not None or by_ranges else head.about.shard_bytes)
         return Files(of_shards, np.array(sizes, dtype=np.int64))
 
     def prefetch(self, file: int) -> int:
         """Fetches a far table that is read whole, if it is not in the cache; its size in bytes."""
         size = int(self.files.sizes_bytes[file])
         if size:
-            self.cache.path(self.places[file], index_cache.head(self.index_paths[file]).about.shard_digest)
+            self.cache.path(self.locations[file], index_cache.head(self.index_paths[file]).about.shard_digest)
         return size
 
 
@@ -187,50 +187,52 @@ def cache_of(settings: SourceSettings) -> ShardCache:
     return ShardCache(folder, int(settings.cache_gb * 1e9))
 
 
-def open_tables(settings: TableSettings, tables: Tables, places: Sequence[Location]) -> TableSource:
+def open_tables(settings: TableSettings, tables: Tables, locations: Sequence[Location]) -> TableSource:
     """Chooses the columns and indexes what is not yet. UserError where no row can be used, or a store gives nothing."""
     try:
-        return _opened(settings, tables, places)
+        return _opened(settings, tables, locations)
     except StoreError as error:
         raise UserError(str(error), code="unreachable", setting=error.setting or None) from None
 
 
-def _opened(settings: TableSettings, tables: Tables, places: Sequence[Location]) -> TableSource:
+def _opened(settings: TableSettings, tables: Tables, locations: Sequence[Location]) -> TableSource:
     cache = cache_of(settings)
-    first = read_schema(tables, cache.path(places[0]), places[0])
-    columns = table_columns.choose(first, settings, places[0].name)
+    first = read_schema(tables, cache.path(locations[0]), locations[0])
+    columns = table_columns.choose(first, settings, locations[0].name)
     made_by = repr((tables, columns.digest, settings.formats)).encode()
     kind = f"{settings.source} {blake2b(made_by, digest_size=8).hexdigest()}"
-    _forget_changed(places, kind, cache.folder)
+    _forget_changed(locations, kind, cache.folder)
     builder = Builder(tables, columns, first, settings.formats, kind, cache)
-    paths = index_cache.indexes(places, kind, builder, cache.folder)
-    found = skipped.merged(index_cache.left_out(paths), index_cache.changed(places, paths), _said(columns, places))
+    paths = index_cache.indexes(locations, kind, builder, cache.folder)
+    found = skipped.merged(
+        index_cache.left_out(paths), index_cache.changed(locations, paths), _said(columns, locations)
+    )
     if not any(index_cache.head(path).count for path in paths):
         raise UserError(
-            f"data.path: no row of {places[0].name}{' and the other tables' * (len(places) > 1)} can be used "
+            f"data.path: no row of {locations[0].name}{' and the other tables' * (len(locations) > 1)} can be used "
             f"({', '.join(columns.automatic) or 'with these columns'}):\n{skipped.table(found)}",
             code="empty",
             setting="data.path",
         )
     read = tuple(columns.read(first))
-    return TableSource(tables, tuple(places), tuple(paths), columns, read, cache, found)
+    return TableSource(tables, tuple(locations), tuple(paths), columns, read, cache, found)
 
 
-def _forget_changed(places: Sequence[Location], kind: str, cache_dir: Path) -> None:
+def _forget_changed(locations: Sequence[Location], kind: str, cache_dir: Path) -> None:
     """Removes indexes in the cache whose tables here are no longer what they were: people edit tables."""
-    for place in places:
-        path = index_cache.home(place, kind, cache_dir)
+    for location in locations:
+        path = index_cache.home(location, kind, cache_dir)
         with suppress(FileNotFoundError, BadIndex):
-            about, stat = index_cache.head(path).about, place.local.stat() if place.local else None
+            about, stat = index_cache.head(path).about, location.local.stat() if location.local else None
             if stat and (stat.st_size, str(stat.st_mtime_ns)) != (about.shard_bytes, about.version):
                 path.unlink(missing_ok=True)
 
 
-def _said(columns: Columns, places: Sequence[Location]) -> SkipReport:
+def _said(columns: Columns, locations: Sequence[Location]) -> SkipReport:
     """A note of what was chosen without a setting."""
     counts: skipped.Counts = {}
     if columns.automatic:
         reason = f"columns chosen by type and name: {', '.join(columns.automatic)}"
-        for place in places:
-            skipped.add(counts, reason, place.name, kept=True)
+        for location in locations:
+            skipped.add(counts, reason, location.name, kept=True)
     return counts

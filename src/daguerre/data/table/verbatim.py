@@ -47,7 +47,7 @@ class Finder:
     start: int = 0
     """Where the last image begins: many begin alike."""
 
-    def places(self, data: bytes) -> bytes:
+    def ranges(self, data: bytes) -> bytes:
         """The pieces of an image as pairs of uint64 (offset, length); nothing if it is not found."""
         found: list[Piece] = []
         position, cursor = 0, self.cursor
@@ -117,12 +117,12 @@ def finder(path: Path) -> Iterator[Finder]:
         yield Finder(mapped)
 
 
-def read(file: Location, places: bytes) -> bytes:
+def read(file: Location, ranges: bytes) -> bytes:
     """The image whose pieces are there; whether they are still what they were is for a digest to say.
 
     `stores.Mismatch` where the file ends before.
     """
-    pieces = np.frombuffer(places, dtype="<u8").reshape(-1, 2).tolist()
+    pieces = np.frombuffer(ranges, dtype="<u8").reshape(-1, 2).tolist()
     first, end = min(at for at, _ in pieces), max(at + length for at, length in pieces)
     if end - first <= sum(length for _, length in pieces) + GAP_BYTES:
         data = storage_io.read(file, first, end - first)

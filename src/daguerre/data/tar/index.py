@@ -65,7 +65,7 @@ def _built(data: reader.Bytes, name: str, formats: Sequence[str], version: str) 
     shard_digest = xxhash.xxh3_128_hexdigest(data)
     found = reader.contents(data)
     if found.damage == ((0, len(data)),) and len(data) and not reader.begins(data):
-        text = f"data.path: {name} is no tar file: it {_beginning(data[:512])}"
+        text = f"data.path: {name} is not a tar file: it {_beginning(data[:512])}"
         raise UserError(text, code="damaged", setting="data.path")
     counts: skipped.Counts = {}
     for other, members in found.others.items():
@@ -173,7 +173,7 @@ def _id(given: Any) -> int | None:
     if given is None:
         return None
     if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 1 << 63:
-        raise Unusable(f"{tar_samples.ID} that is no whole number of 63 bits")
+        raise Unusable(f"{tar_samples.ID} that is not a whole number of 63 bits")
     return given
 
 
@@ -192,8 +192,8 @@ def _beginning(start: bytes) -> str:
         if start.startswith(mark):
             return f"is {what}"
     if not start.strip(b"\0"):
-        return "begins with zeros, as a download that broke off may leave it"
+        return "begins with zeros, as after an interrupted download"
     text = start.lstrip()[:80].decode("utf-8", "replace")
     if text.lower().startswith(("<!doctype", "<html", "<?xml")):
-        return f"is a web page, such as a server sends for an error or a login: {text!r}"
+        return f"is a web page, such as an error or login page of a server: {text!r}"
     return f"begins with {text!r}"

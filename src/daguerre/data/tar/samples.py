@@ -90,7 +90,7 @@ def _runs(members: Iterable[Member], counts: skipped.Counts) -> dict[str, list[d
             last = key
         run = runs[key][-1]
         if extension in run:
-            skipped.add(counts, "duplicate: member of a name that was there before", printable(member.name))
+            skipped.add(counts, "duplicate: member with the same name as an earlier one", printable(member.name))
         else:
             run[extension] = member
     return runs
@@ -110,7 +110,7 @@ def _groups(
                 continue
             for extension in twins:
                 name = printable(run[extension].name)
-                skipped.add(counts, "duplicate: member of a name that was there before", name)
+                skipped.add(counts, "duplicate: member with the same name as an earlier one", name)
             together.append(run)
             names.update(run)
         yield key, _joined(together)
@@ -238,7 +238,7 @@ def _document(data: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         raise Unusable("JSON that does not parse") from None
     if not isinstance(document, dict):
-        raise Unusable("JSON that is no object")
+        raise Unusable("JSON that is not an object")
     return document
 
 

@@ -29,7 +29,7 @@ def kind(paths: Sequence[str]) -> str:
     found = {path: _kind(path) for path in paths}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{path} ({KINDS[name]})" for path, name in found.items())
-        what = f"one kind of data at a time, got {listed}: name each in a recipe (data.sources)"
+        what = f"only one kind of data at a time, got {listed}: to combine them, list them in a recipe (data.sources)"
         raise UserError(what, code="conflict", setting="data.path")
     return next(iter(found.values()))
 
@@ -44,7 +44,7 @@ def _kind(path: str) -> str:
         if redact(path) != path:
             what = f"{path}: credentials come from the environment, never from an address"
             raise UserError(what, setting="data.path")
-        return _under_prefix([place.name for place in storage_io.listing(path)], path)
+        return _under_prefix([location.name for location in storage_io.listing(path)], path)
     local = Path(path.removeprefix("file://").removeprefix("file:")).expanduser()
     if not remote and local.is_dir():
         return _in_folder(sorted(entry.name for entry in os.scandir(local)), path)
@@ -52,7 +52,7 @@ def _kind(path: str) -> str:
         what = f"there is nothing at {path!r} (seen from {os.getcwd()}), and no recipe of that name"
         raise UserError(what, code="missing", setting="data.path")
     known = ", ".join(_SUFFIXES) + ", or a folder" * (not remote)
-    what = f"{path} is of no kind that is known by its name ({known}): write data.source=KIND"
+    what = f"{path} is not a known kind of data ({known}): set data.source=KIND"
     raise UserError(what, code="unknown", setting="data.source")
 
 
@@ -69,7 +69,11 @@ def _under_prefix(names: Sequence[str], path: str) -> str:
     of = _in_folder(names, path)
     if of in ("webdataset", "parquet", "csv"):
         return of
-    found = f"{KINDS[of]}, which is read on this machine only: copy it here" if names else "nothing: is it spelled so?"
+    found = (
+        f"{KINDS[of]}, which can only be read locally: copy it to this machine"
+        if names
+        else "nothing: check the spelling"
+    )
     raise UserError(
         f"data.path: {path!r} holds no shards or tables ({', '.join(_SUFFIXES)}). There is {found}. For files in "
         f"folders inside it write {path}**/*.tar",
@@ -88,6 +92,6 @@ def _in_folder(names: Iterable[str], path: str) -> str:
     images = any(name.lower().endswith(EXTENSIONS) for name in listed)
     if held and images:
         several = " and ".join(KINDS[of] for of in KINDS if of in held)
-        what = f"{path} holds {several} beside images: say which is meant, with data.source=KIND"
+        what = f"{path} holds {several} and images: choose which to read with data.source=KIND"
         raise UserError(what, code="conflict", setting="data.source")
     return next((of for of in KINDS if of in held), "folder")

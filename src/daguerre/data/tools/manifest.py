@@ -19,9 +19,9 @@ from daguerre.storage import io as storage_io
 from daguerre.storage.location import WEB, Location
 
 NAME = "dataset.json"
-NOT_OURS = "dataset.json that `data pack` did not write, or damaged: not looked at"
-ABSENT = "shard that dataset.json lists, but that is not there"
-UNFINISHED = "packing that was not finished: the same command (`data pack`, or `generate`) goes on with it"
+NOT_OURS = "dataset.json that is damaged or was not written by `data pack`: not checked"
+ABSENT = "shard that is listed in dataset.json but does not exist"
+UNFINISHED = "unfinished packing: run the same command (`data pack` or `generate`) to continue it"
 _SAVE_SECONDS = 2.0
 
 
@@ -45,7 +45,7 @@ class Listing:
         if there.get("fingerprint") != self.about["fingerprint"]:
             raise UserError(
                 f"{self.to} holds shards of other data, or with other filters or sizes ({there.get('samples', 0):,} "
-                f"samples, says its {NAME}). Choose another folder, or delete this one",
+                f"samples according to its {NAME}). Choose another folder, or delete this one",
                 code="conflict",
             )
         self.done = {entry["name"]: Packed(**entry) for entry in there["shards"]}
@@ -83,25 +83,27 @@ class Listing:
 
 def _read(folder: str) -> dict[str, Any] | None:
     """The dataset.json of a folder; None if there is none. UserError if `data pack` did not write it."""
-    place = Location(f"{folder}/{NAME}")
+    location = Location(f"{folder}/{NAME}")
     try:
-        document = json.loads(storage_io.read(place, 0, storage_io.size(place).bytes, twice=True))
+        document = json.loads(storage_io.read(location, 0, storage_io.size(location).bytes, twice=True))
     except FileNotFoundError:
         return None
     except ValueError:
         document = None
     if not isinstance(document, dict) or not {"fingerprint", "complete", "shards"} <= document.keys():
-        what = f"{place.name} is damaged, or no file of `data pack`: choose another folder, or delete it"
+        what = f"{location.name} is damaged, or was not written by `data pack`: choose another folder, or delete it"
         raise UserError(what, code="damaged")
     return document
 
 
-def shards_beside(places: Sequence[Location]) -> tuple[dict[str, str], SkipReport]:
+def shards_in_folder(locations: Sequence[Location]) -> tuple[dict[str, str], SkipReport]:
     """The digests {url: xxh3_128 hex} in the dataset.json beside shards, and the shards in it that are missing."""
     digests: dict[str, str] = {}
     missing: skipped.Counts = {}
-    asked = {place.url for place in places}
-    for folder in dict.fromkeys(place.url.rpartition("/")[0] for place in places if place.scheme not in WEB):
+    asked = {location.url for location in locations}
+    for folder in dict.fromkeys(
+        location.url.rpartition("/")[0] for location in locations if location.scheme not in WEB
+    ):
         try:
             document = _read(folder)
         except UserError as error:
@@ -122,14 +124,14 @@ def shards_beside(places: Sequence[Location]) -> tuple[dict[str, str], SkipRepor
 def _check_no_others(to: str) -> None:
     """UserError if there are tar files without a dataset.json."""
     if "://" in to:
-        names = [place.name for place in storage_io.listing(f"{to}/")]
+        names = [location.name for location in storage_io.listing(f"{to}/")]
     else:
         names = [entry.name for entry in os.scandir(to)]
     strange = sorted(name for name in names if name.endswith(".tar"))
     if strange:
         raise UserError(
-            f"{to} holds tar files already, such as {os.path.basename(strange[0])}, and no {NAME} of `data pack` that "
-            "tells of them: choose another folder",
+            f"{to} holds tar files already, such as {os.path.basename(strange[0])}, and no {NAME} of `data pack` "
+            "that lists them: choose another folder",
             code="conflict",
         )
 

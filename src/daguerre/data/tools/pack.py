@@ -104,16 +104,16 @@ class Packer:
             return self._sent(packed, Path(folder)), False
 
     def _is_there(self, packed: Packed) -> bool:
-        place = Location(f"{self.to}/{packed.name}")
-        if place.local is None:
+        location = Location(f"{self.to}/{packed.name}")
+        if location.local is None:
             try:
-                found = storage_io.size(place)
+                found = storage_io.size(location)
             except FileNotFoundError:
                 return False
             return (found.bytes, found.version) == (packed.bytes, packed.version)
         try:
-            about = cache.load(place.local.with_name(packed.name + SUFFIX)).about
-            return cache.file_digest(place.local) == about.shard_digest == packed.digest
+            about = cache.load(location.local.with_name(packed.name + SUFFIX)).about
+            return cache.file_digest(location.local) == about.shard_digest == packed.digest
         except (FileNotFoundError, BadIndex):
             return False
 
@@ -135,14 +135,14 @@ class Packer:
         cache.save(index, path.with_name(path.name + SUFFIX))
         yield len(shard.numbers) - done // _TELL_SAMPLES * _TELL_SAMPLES
         about, samples = index.about, index.table.num_rows
-        assert not about.damage, f"{path} is damaged as soon as it is written: {about.damage}"
+        assert not about.damage, f"{path} is damaged although it was just written: {about.damage}"
         assert samples == done - sum(entry["count"] for entry in about.left_out.values()), f"{path}: {samples}"
         left_out = skipped.merged(left_out, about.left_out)
         return Packed(shard.name, samples, about.shard_bytes, about.shard_digest, left_out)
 
     def _samples(self, shard: Shard, left_out: skipped.Counts) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
         """(key, files) of each record that can be used; the others are counted."""
-        place = shard.first
+        location = shard.first
         for number in shard.numbers.tolist():
             try:
                 files = writer.members(self.source.record(number), self.source.sample_id(number), self.formats)
@@ -150,8 +150,8 @@ class Packer:
                 skipped.add(left_out, str(error), self.source.name(number))
                 continue
             finally:
-                place += 1
-            yield f"{place - 1:09d}", files
+                location += 1
+            yield f"{location - 1:09d}", files
 
     def _sent(self, packed: Packed, folder: Path) -> Packed:
         """The shard in the store, then its index: an index says that its shard is whole."""

@@ -23,9 +23,9 @@ from daguerre.storage.location import Location
 from daguerre.types import IMAGE
 
 OTHER_BYTES = "file that differs from its index"
-MISSING = "file that is not there"
+MISSING = "file that does not exist"
 OTHER_LISTED = "file that differs from dataset.json"
-BAD_INDEX = "index that is damaged: `daguerre data index` makes it anew"
+BAD_INDEX = "damaged index: `daguerre data index` makes it again"
 OF_FILES = frozenset({OTHER_BYTES, MISSING, OTHER_LISTED, BAD_INDEX, cache.DAMAGED})
 """Reasons about a file, not about one of its samples."""
 _TELL_SAMPLES = 16
@@ -41,7 +41,7 @@ class Unit:
     """[n] int64: its samples."""
     decoded: np.ndarray
     """[m] int64: those that are decoded in any case."""
-    place: Location | None = None
+    location: Location | None = None
     """The file, if its bytes are checked as a whole."""
     index: Path | None = None
     """Its index."""
@@ -75,7 +75,7 @@ class Verifier:
     def __call__(self, unit: Unit) -> Generator[int, None, Found]:
         """Yields counts of samples that are done."""
         faults: skipped.Counts = {}
-        size_bytes = self._whole(unit, faults) if unit.place is not None else None
+        size_bytes = self._whole(unit, faults) if unit.location is not None else None
         counted = 0
         changed = {OTHER_BYTES, OTHER_LISTED} & faults.keys()  # then all samples are read, to find the damaged ones
         numbers = unit.numbers if changed else unit.decoded
@@ -90,12 +90,12 @@ class Verifier:
 
     def _whole(self, unit: Unit, faults: skipped.Counts) -> int | None:
         """The size of the file; counts faults of the file as a whole."""
-        assert unit.place is not None
+        assert unit.location is not None
         try:
-            size_bytes, digest = file_digest(unit.place)
+            size_bytes, digest = file_digest(unit.location)
             own = cache.load(unit.index).about.shard_digest if unit.index is not None else None
-            if unit.place.local is None and digest not in (own, unit.listed_digest):  # perhaps damaged in transit
-                size_bytes, digest = file_digest(unit.place, twice=True)
+            if unit.location.local is None and digest not in (own, unit.listed_digest):  # perhaps damaged in transit
+                size_bytes, digest = file_digest(unit.location, twice=True)
         except FileNotFoundError:
             skipped.add(faults, MISSING, unit.name)
             return None
@@ -139,12 +139,12 @@ def chosen(ids: np.ndarray, share: float) -> np.ndarray:
     return picked
 
 
-def file_digest(place: Location, twice: bool = False) -> tuple[int, str]:
+def file_digest(location: Location, twice: bool = False) -> tuple[int, str]:
     """Size and xxh3_128 of a file; with `twice` a remote one is read until two readings agree. OSError."""
-    size_bytes = storage_io.size(place).bytes
-    if place.local is not None:
-        return size_bytes, cache.file_digest(place.local)
+    size_bytes = storage_io.size(location).bytes
+    if location.local is not None:
+        return size_bytes, cache.file_digest(location.local)
     digest = xxhash.xxh3_128()
     for start in range(0, size_bytes, _READ_BYTES):
-        digest.update(storage_io.read(place, start, min(_READ_BYTES, size_bytes - start), twice=twice))
+        digest.update(storage_io.read(location, start, min(_READ_BYTES, size_bytes - start), twice=twice))
     return size_bytes, digest.hexdigest()

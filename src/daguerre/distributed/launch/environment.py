@@ -64,7 +64,7 @@ def read(environ: Mapping[str, str] = os.environ) -> World:
     torchrun = _torchrun(environ, own)
     if slurm is not None and (slurm.local_rank != 0 or slurm.size not in (1, torchrun.nodes)):
         raise UserError(
-            f"two launchers at once: torchrun says {_told(environ, _TORCHRUN)}, srun says {_told(environ, _SLURM)}. "
+            f"two launchers at once: torchrun set {_told(environ, _TORCHRUN)}, srun set {_told(environ, _SLURM)}. "
             "Start torchrun with one task a node, or use srun alone (and unset torchrun's variables)",
             code="conflict",
         )
@@ -90,14 +90,14 @@ def _torchrun(environ: Mapping[str, str], own: Mapping[str, int]) -> World:
     rank, size, local_rank, local_size = (own[name] for name in _TORCHRUN)
     if size < 1 or local_size < 1 or size % local_size:
         raise UserError(
-            f"WORLD_SIZE={size} is no multiple of LOCAL_WORLD_SIZE={local_size}: every node must run as many processes "
-            "as the others",
+            f"WORLD_SIZE={size} is not a multiple of LOCAL_WORLD_SIZE={local_size}: every node must run as many "
+            "processes as the others",
             code="conflict",
         )
     node_rank, place = divmod(rank, local_size)
     if not 0 <= rank < size or place != local_rank or _number(environ, "GROUP_RANK", node_rank) != node_rank:
         raise UserError(
-            f"{_told(environ, (*_TORCHRUN, 'GROUP_RANK'))} do not fit together: ranks are numbered from 0, node by "
+            f"{_told(environ, (*_TORCHRUN, 'GROUP_RANK'))} are inconsistent: ranks are numbered from 0, node by "
             "node, and every node runs as many processes as the others",
             code="conflict",
         )
@@ -126,8 +126,8 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
     fits = 0 <= rank < size and local_size * nodes == size
     if not fits or local_rank >= local_size or rank != node_rank * local_size + local_rank:
         raise UserError(
-            f"{_told(environ, _SLURM)} do not fit together: every node must run as many tasks as the others "
-            "(srun --ntasks-per-node), and ranks must be numbered node by node (srun --distribution=block)",
+            f"{_told(environ, _SLURM)} are inconsistent: every node must run as many tasks as the others (srun "
+            "--ntasks-per-node), and ranks must be numbered node by node (srun --distribution=block)",
             code="conflict",
         )
     own = World(rank, local_rank, size, local_size, nodes, node_rank, "slurm")
@@ -156,7 +156,7 @@ def first_node(text: str) -> str:
     listed = text.strip()
     names = _NODES.findall(listed)
     if not names or ",".join(names) != listed:
-        raise UserError(f"{listed!r} is no list of nodes: SLURM writes node[001-003,007],other", code="invalid")
+        raise UserError(f"{listed!r} is not a list of nodes: SLURM writes node[001-003,007],other", code="invalid")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", names[0])
 
 
@@ -187,7 +187,7 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None)
     if not text and otherwise is not None:
         return otherwise
     if not re.fullmatch(r"\d+", text):
-        raise UserError(f"{name}={text!r} in the environment is no number")
+        raise UserError(f"{name}={text!r} in the environment is not a number")
     return int(text)
 
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 from daguerre.credentials import scrub
 from daguerre.distributed.launch.environment import FIRST_PORT, PORTS
 from daguerre.errors import PREEMPTED, UserError
-from daguerre.settings import Idle, Settings
+from daguerre.settings import Settings, Unused
 
 _TIME = re.compile(r"\d+|\d+:[0-5]?\d|\d+:[0-5]?\d:[0-5]?\d|\d+-\d{1,2}(:[0-5]?\d){0,2}")
 _SIGNAL = re.compile(r"(?:B:)?(USR1|TERM)@(\d{1,5})")
@@ -54,9 +54,11 @@ def _name(text: str) -> str:
 
 def _path(text: str) -> str:
     if _PATH.fullmatch(text) is None or text != text.strip():
-        raise UserError("must stand on one line, without spaces around it")
+        raise UserError("must be a single line, without spaces around it")
     if scrub(text) != text:
-        raise UserError("holds a password or a token, and secrets are written nowhere: set it in the job's environment")
+        raise UserError(
+            "contains a password or a token, and secrets are never written to files: set it in the job's environment"
+        )
     return text
 
 
@@ -68,8 +70,8 @@ Location = Annotated[str, AfterValidator(_path)]
 class SlurmSettings(Settings):
     """Options of `daguerre launch slurm` beside the recipe and its settings."""
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(("accel_bind",), lambda own: own.gpus_per_node == 0, "there are no GPUs to bind to"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("accel_bind",), lambda own: own.gpus_per_node == 0, "there are no GPUs to bind to"),
     )
 
     nodes: int = Field(1, ge=1)
@@ -127,12 +129,12 @@ class SlurmSettings(Settings):
         if self.gpus_per_node and self.tasks_per_node not in (None, self.gpus_per_node):
             raise ValueError(
                 f"tasks_per_node={self.tasks_per_node} with gpus_per_node={self.gpus_per_node}: each process drives "
-                "one GPU; leave tasks_per_node out"
+                "one GPU; remove tasks_per_node"
             )
         if self.requeue and self.signal.startswith("TERM"):
             raise ValueError(
-                f"signal={self.signal} with requeue=true: a job that is cancelled gets TERM too, and would queue "
-                "again; take signal=USR1@180, or requeue=false"
+                f"signal={self.signal} with requeue=true: a cancelled job also gets TERM and would be queued again; "
+                "set signal=USR1@180, or requeue=false"
             )
         return self
 
@@ -160,7 +162,7 @@ def check_options(keys: Iterable[str], known_settings: Iterable[str]) -> None:
                 if similar
                 else f"there are {', '.join(options)}, and the recipe's settings"
             )
-            raise UserError(f"{key}: there is no such option: {hint}", code="unknown", setting=key)
+            raise UserError(f"{key}: no such option: {hint}", code="unknown", setting=key)
 
 
 class _Template(Template):

@@ -80,7 +80,7 @@ def failed(peer: Peer, why: str, size: int) -> Failure:
 def gone(peers: Mapping[int, Peer], ranks: Collection[int], size: int) -> Failure:
     """Ranks that ended without a word."""
     ended = "its process" if len(ranks) == 1 else "their processes"
-    why = f"{ended} ended without a word, as one does that is killed (often by the system, out of memory)"
+    why = f"{ended} ended without a message, as after a kill (often by the system, out of memory)"
     return Failure(
         "gone", tuple(ranks), f"{_listed(peers, ranks)} {'is' if len(ranks) == 1 else 'are'} gone: {why}", size
     )
@@ -90,7 +90,7 @@ def silent(peers: Mapping[int, Peer], ranks: Collection[int], size: int, limits:
     """Ranks of which nothing is heard."""
     stopped = [rank for rank in ranks if rank in peers and peers[rank].state == "T"]
     why = f"{named(stopped)} stopped by a signal (SIGSTOP)" if stopped else "stopped, swapping, or out of reach"
-    text = f"{_listed(peers, ranks)} gave no sign of life for {limits.silent_seconds:g} s (silent_seconds): {why}"
+    text = f"{_listed(peers, ranks)} did not respond for {limits.silent_seconds:g} s (silent_seconds): {why}"
     return Failure("silent", tuple(ranks), text, size)
 
 
@@ -100,7 +100,7 @@ def stuck(
     """No rank got any further: at fault is who is not heard; else who stands elsewhere than in a wait for others; else
     who is behind."""
     suspects = _suspects(reports, quiet)
-    who = _listed(peers, suspects) if suspects else "nobody can say which rank"
+    who = _listed(peers, suspects) if suspects else "which rank is not known"
     lines = [f"stuck: no rank made a step for {seconds:.3g} s (stuck_seconds): {who}"]
     for text, count in Counter(str(reports[rank]) for rank in sorted(reports)).most_common():
         at = [rank for rank in reports if str(reports[rank]) == text]

@@ -127,11 +127,11 @@ class Watchdog:
         limit = self._link.limits.stuck_seconds
         if self._orphan_since is None:
             self._orphan_since = time.monotonic()
-            self._say(f"{self._world.launcher} (process {self._parent}) is gone: stopping")
+            self._say(f"{self._world.launcher} (process {self._parent}) has exited: stopping")
             os.kill(os.getpid(), signal.SIGTERM)
         if time.monotonic() - self._orphan_since < limit:
             return None
-        text = f"{self._world.launcher} is gone, and the run did not stop within {limit:g} s (stuck_seconds)"
+        text = f"{self._world.launcher} has exited, but the run did not stop within {limit:g} s (stuck_seconds)"
         return Failure("orphaned", (), text, self._world.size)
 
     def _end(self, failure: Failure) -> None:

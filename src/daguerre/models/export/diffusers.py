@@ -44,14 +44,15 @@ class PipelineExporter:
         cannot generate what the run generates."""
         if not isinstance(objective, Diffusion):
             raise UserError(
-                f"the objective {objective!r} is no diffusion: there is nothing to export", code="unsupported"
+                f"the objective {objective!r} is not a diffusion objective: there is nothing to export",
+                code="unsupported",
             )
         plan = scheduler.choose(objective, sampling)
         notices = [*self.notices, *plan.notices]
         networks = {**family.components, **{name: make() for name, make in self.replaced.items()}}
         classes = {name: type(network) for name, network in networks.items()}
         index: dict[str, Any] = {name: [kind.__module__.split(".")[0], kind.__name__] for name, kind in classes.items()}
-        made_with = {"_diffusers_version": version("diffusers")}
+        provenance = {"_diffusers_version": version("diffusers")}
         with replaced(folder) as fresh:
             for name, network in networks.items():
                 save(network, fresh / name)
@@ -62,9 +63,9 @@ class PipelineExporter:
                 (fresh / path).parent.mkdir(exist_ok=True)
                 (fresh / path).write_bytes(content)
             index |= {**_ABSENT, **self.index, "scheduler": ["diffusers", plan.class_name]}
-            write_json(fresh / "model_index.json", {"_class_name": self.class_name, **made_with, **index})
+            write_json(fresh / "model_index.json", {"_class_name": self.class_name, **provenance, **index})
             (fresh / "scheduler").mkdir()
-            config = {"_class_name": plan.class_name, **made_with, **plan.config}
+            config = {"_class_name": plan.class_name, **provenance, **plan.config}
             write_json(fresh / "scheduler" / "scheduler_config.json", config)
             card = _card(self.class_name, objective, sampling, plan.class_name, notices)
             (fresh / "README.md").write_text(card, encoding="utf-8")

@@ -22,7 +22,7 @@ SECOND_ORDER = ("dpmpp_2m", "dpmpp_2m_sde")
 OF_THE_SDE = ("euler_ancestral", "dpmpp_2m_sde")
 """Those of them that are SDE-DPM-Solver++."""
 _COSINE_STEPS = 1000
-_EQUAL_IN_LAW = "the fresh noise is torch's own, so images are equal in law only"
+_EQUAL_IN_LAW = "the fresh noise is torch's own, so images are equal in distribution only"
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,22 @@ def _visited(objective: Diffusion, sampling: SamplingSettings) -> tuple[Diffusio
     clock, schedule = conditioning.clock, wanted.schedule
     if type(clock) is not type(schedule):
         return wanted, [
-            f"this run tells the network {conditioning.name} (model.noise_conditioning), diffusers tells it the time "
-            "of the schedule, another number: images of the pipeline are wrong; `daguerre generate` makes the right "
-            "ones"
+            f"this run gives the network {conditioning.name} (model.noise_conditioning), but diffusers gives it the "
+            "time of the schedule, another number: images of the pipeline are wrong; use `daguerre generate`"
         ]
     if not schedule.variance_preserving:  # there the time is the level
         if sampling.shift or wanted.settings.schedule.resolution_shift.name == "none":
             return wanted, []
         px = f"{wanted.sampled_px:,}"
         return wanted, [
-            f"flow_shift={schedule.settings.shift:.4f} is that of images of {px} pixels: set it for other sizes"
+            f"flow_shift={schedule.settings.shift:.4f} is for images of {px} pixels: change it for other sizes"
         ]
     theirs = objective.on(clock.settings)
     notices = []
     if conditioning.name == "cosine_time":
         first = theirs.schedule.time(torch.ones((), dtype=torch.float64))
-        apart = f"{float(first) * 1000:.1f}, and this run {float(theirs.told(first)):.1f}"
-        notices.append(f"at the first step diffusers tells the network {apart}")
+        apart = f"{float(first) * 1000:.1f}, and this run {float(theirs.c_noise(first)):.1f}"
+        notices.append(f"at the first step diffusers gives the network {apart}")
     return theirs, notices + _other_levels(wanted, clock.settings.shift, sampling)
 
 
@@ -93,9 +92,9 @@ def _other_levels(wanted: Diffusion, shift: float, sampling: SamplingSettings) -
         f"with shift {settings.shift:.4g}, so images differ"
     )
     grid = wanted.grid(sampling.num_inference_steps, sampling.timestep_spacing)
-    told_N = wanted.told(grid.t_N)
+    c_noise_N = wanted.c_noise(grid.t_N)
     by_euler = sampling.sampler in ("ddim", "euler") and sampling.eta == 0 and bool(grid.a[0] > 0)
-    if settings.name == "scaled_linear" and by_euler and (told_N.diff() < 0).all():
+    if settings.name == "scaled_linear" and by_euler and (c_noise_N.diff() < 0).all():
         # else diffusers finds its place by the timestep, which levels beyond the table have in common
         sigmas = ", ".join(f"{sigma:.6g}" for sigma in (grid.s / grid.a).tolist())
         notice += f": EulerDiscreteScheduler made from this config gives ours where the call is given sigmas=[{sigmas}]"
@@ -206,13 +205,15 @@ def _level_notices(objective: Diffusion, sampling: SamplingSettings, class_name:
     schedule = objective.schedule.settings
     if schedule.name == "linear_flow":
         return [
-            "diffusers starts flow at time 0.999 and tells the network whole timesteps: images are close (about "
+            "diffusers starts flow at time 0.999 and gives the network integer timesteps: images are close (about "
             "1/255 to 4/255 a pixel)"
         ]
     if schedule.name == "cosine":
         if _COSINE_STEPS % sampling.num_inference_steps == 0:
             return []
-        return [f"times are rounded to 1/{_COSINE_STEPS}; nothing is where the number of steps divides {_COSINE_STEPS}"]
+        return [
+            f"times are rounded to 1/{_COSINE_STEPS}; this has no effect if the number of steps divides {_COSINE_STEPS}"
+        ]
     if sampling.timestep_spacing == "trailing":
         return _miscounted(sampling, schedule.num_train_timesteps)
     return [

@@ -40,12 +40,12 @@ def differences(pipeline: PipelineConfigs) -> list[str]:
     known = _known(pipeline)
     if known is None:
         return [
-            "the networks are none of SD 1.x, 2.x and SDXL: ComfyUI and A1111 do not open the file; diffusers does "
-            "with config=FOLDER, and Daguerre by its metadata"
+            "the networks are not SD 1.x, 2.x or SDXL: ComfyUI and A1111 cannot open the file; diffusers can with "
+            "config=FOLDER, and Daguerre can by its metadata"
         ]
     return [
         *(
-            f"{component}: {name} is {config[name]}, readers of one file compute with {value}: images differ"
+            f"{component}: {name} is {config[name]}, but programs that open single files assume {value}: images differ"
             for component, config in pipeline.configs.items()
             for name, value in known.configs[component].items()
             if not _is_equivalent(component, name, config.get(name, value), value)
@@ -108,17 +108,16 @@ def _of_scheduler(pipeline: PipelineConfigs) -> list[str]:
         return []
     if is_edm or prediction not in ("epsilon", "v_prediction"):
         return [
-            f"the model is trained for {'EDM' if is_edm else prediction}, for which the original layout has no mark: "
-            "programs that read the file take it for a prediction of the noise and generate noise; Daguerre reads the "
-            "metadata"
+            f"the model is trained for {'EDM' if is_edm else prediction}, which the original layout cannot record: "
+            "other programs assume noise prediction and generate noise; Daguerre reads the metadata"
         ]
     notices = []
     if any(scheduler.get(name, usual) != usual for name, usual in _LEVELS.items()):
-        notices.append("its noise levels are not Stable Diffusion's, which readers of one file take for granted")
+        notices.append("its noise levels are not Stable Diffusion's, which other programs assume for single files")
     if prediction == "v_prediction" and pipeline.layout == "sd1":
         notices.append(
-            "it predicts v, which programs do not expect of a 1.x model: ComfyUI needs the node ModelSamplingDiscrete "
-            "(v_prediction), A1111 a .yaml beside the file (parameterization: v)"
+            "it predicts v, which other programs do not expect of an SD 1.x model: ComfyUI needs the node "
+            "ModelSamplingDiscrete (v_prediction), A1111 a .yaml beside the file (parameterization: v)"
         )
     if prediction == "v_prediction" and pipeline.layout != "sdxl" and scheduler.get("rescale_betas_zero_snr"):
         notices.append(
@@ -142,8 +141,8 @@ def misread_prediction(pipeline: PipelineConfigs, unet: Mapping[str, Tensor]) ->
     if guess == prediction or prediction not in ("epsilon", "v_prediction"):
         return []
     return [
-        f"it predicts {prediction}, but by the weights ComfyUI takes it for {guess}: give it the node "
-        f"ModelSamplingDiscrete ({'eps' if prediction == 'epsilon' else prediction})"
+        f"it predicts {prediction}, but from the weights ComfyUI assumes {guess}: use the node ModelSamplingDiscrete "
+        f"({'eps' if prediction == 'epsilon' else prediction})"
     ]
 
 

@@ -86,7 +86,7 @@ def of_file(
     if METADATA in metadata:
         pipeline = _of_metadata(metadata[METADATA])
         if difference := _difference(found, pipeline):
-            raise UserError(f"{difference}: it is incomplete or was changed, take another copy", code="damaged")
+            raise UserError(f"{difference}: it is incomplete or was changed; use another copy", code="damaged")
         if prediction_type is not None:
             pipeline.scheduler["prediction_type"] = prediction_type
         return pipeline, []
@@ -111,12 +111,12 @@ def _of_metadata(text: str) -> PipelineConfigs:
             f"its metadata {METADATA!r} cannot be read ({place}: {first['msg']}). Write the file again", code="damaged"
         ) from error
     if strange := _unexpected(pipeline):
-        raise UserError(f"its metadata {METADATA!r} names {strange[0]!r}, which Daguerre never wrote: it is not used")
+        raise UserError(f"its metadata {METADATA!r} names {strange[0]!r}, which Daguerre never writes: it is ignored")
     for component, config in pipeline.configs.items():
         try:
             shapes(component, config)
         except _IMPOSSIBLE as error:
-            raise UserError(f"no {component} can be built from the config in its metadata: {error}") from error
+            raise UserError(f"the {component} cannot be built from the config in its metadata: {error}") from error
     return pipeline
 
 
@@ -173,8 +173,8 @@ def _architecture(found: Mapping[str, Shape], prediction: str) -> str:
     layout, parts = layout_of(found), components(found)
     if parts == ("vae",):
         raise UserError(
-            "it holds an autoencoder alone, which does not say its scaling factor (SD's .18215, SDXL's .13025): give "
-            "it as model.vae beside a base model, whose config it then takes",
+            "it contains only an autoencoder, without its scaling factor (SD's .18215, SDXL's .13025): set it as "
+            "model.vae together with a base model, whose config is then used",
             setting="model.vae",
         )
     differs = {}
@@ -189,7 +189,7 @@ def _architecture(found: Mapping[str, Shape], prediction: str) -> str:
         differs[name] = difference
     listed = "; ".join(f"{name}: {difference}" for name, difference in differs.items())
     raise UserError(
-        f"its {', '.join(parts)} are laid out as in Stable Diffusion, but have the shapes of none that is known "
+        f"its {', '.join(parts)} have the layout of Stable Diffusion, but not the shapes of a known model "
         f"({listed}). Known are {', '.join(architectures.names())}, and any file that `daguerre convert export` wrote",
         code="unsupported",
     )
@@ -233,8 +233,8 @@ def _prediction(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> t
         return "epsilon", []
     guess = guessed_prediction(tensors[_LAST_NORM])
     return guess, [
-        f"the file does not say whether it predicts the noise (2-base) or v (2.1 at 768 px); by its weights it is "
-        f"{guess}. Compare with the model's page; `daguerre convert model` takes prediction_type="
+        "the file does not record whether it predicts the noise (2-base) or v (2.1 at 768 px); its weights suggest "
+        f"{guess}. Check the model's page; `daguerre convert model` has prediction_type="
     ]
 
 

@@ -50,7 +50,7 @@ _BESIDE = re.compile(
 )
 """Names that may lie beside the networks: schedules, averaged weights, the layers of OpenCLIP that 2.x does not use."""
 _OTHERS = (
-    (r"(lora_|.*\.lora_|.*\.lora\.|base_model\.)", "LoRA weights, which change a model and are none"),
+    (r"(lora_|.*\.lora_|.*\.lora\.|base_model\.)", "LoRA weights, not a whole model"),
     (r"(control_model\.|controlnet_|input_hint_block)", "a ControlNet"),
     (r"(model\.diffusion_model\.)?joint_blocks\.", "Stable Diffusion 3"),
     (r"(model\.diffusion_model\.)?(double_blocks|double_layers|single_blocks)\.", "Flux or another transformer"),

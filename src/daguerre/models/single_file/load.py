@@ -54,7 +54,7 @@ def network_tensors(path: Path, component: str, names: Iterable[str], pickled: b
         return {name: tensor for name, tensor in own.items() if tensor is not None}
     if component not in found:
         raise UserError(
-            f"{path} holds no {component}; it holds: {', '.join(found)}", code="missing", setting=f"model.{component}"
+            f"{path} has no {component}; it has: {', '.join(found)}", code="missing", setting=f"model.{component}"
         )
     place = LAYOUTS[layout.layout_of(tensors) or "sd1"][component]
     links = [link for link in place.links(names) if place.prefix + link.original in tensors]
@@ -70,8 +70,8 @@ def _check_suffix(path: Path, pickled_weights: bool) -> None:
         )
     if path.suffix in PICKLED and not pickled_weights:
         raise UserError(
-            f"{path} is pickled: set model.pickled_weights=true to have its tensors read (nothing in it is run), or "
-            "take the model's .safetensors",
+            f"{path} is pickled: set model.pickled_weights=true to read only its tensors (no code from it is run), "
+            "or use the model's .safetensors",
             setting="model.pickled_weights",
         )
 
@@ -85,13 +85,14 @@ def convert(path: Path, fresh: Path, weights: str = "raw", prediction_type: str 
     tensors, metadata = _read(path)
     if (other := layout.other_model({name: tuple(tensor.shape) for name, tensor in tensors.items()})) is not None:
         raise UserError(
-            f"{path} is {other}: only Stable Diffusion 1.x, 2.x and SDXL base models are read from one file",
+            f"{path} is {other}: only Stable Diffusion 1.x, 2.x and SDXL base models can be read from a single file",
             code="unsupported",
         )
     if not layout.components(tensors):
         raise UserError(
             f"{path} is not in the original layout of Stable Diffusion; it has {len(tensors)} tensors such as "
-            f"{', '.join(sorted(tensors)[:3])}. One network in diffusers' names is given as model.unet, model.vae ...",
+            f"{', '.join(sorted(tensors)[:3])}. A single network with diffusers' names can be set as model.unet, "
+            "model.vae ...",
             code="unsupported",
         )
     tensors, notices = _chosen(tensors, weights, path)
@@ -101,9 +102,11 @@ def convert(path: Path, fresh: Path, weights: str = "raw", prediction_type: str 
         raise UserError(f"{path}: {error}", code=error.code, setting=error.setting) from None
     used = _write_networks(fresh, tensors, pipeline)
     if missing := [name for name in LAYOUTS[pipeline.layout] if name not in pipeline.configs]:
-        more.append(f"it holds no {', '.join(missing)}: give it as model.unet or model.vae beside a whole base model")
+        more.append(
+            f"it has no {', '.join(missing)}: set it as model.unet or model.vae together with a complete base model"
+        )
     if rest := layout.unused(tensors, used):
-        more.append(f"{len(rest)} tensors belong to none of its networks and are left out: {', '.join(rest[:3])} ...")
+        more.append(f"{len(rest)} tensors belong to none of its networks and are ignored: {', '.join(rest[:3])} ...")
     return [*notices, *more, *_write_texts(fresh, pipeline)]
 
 
@@ -125,12 +128,14 @@ def _chosen(tensors: dict[str, Tensor], weights: str, path: Path) -> tuple[dict[
     }
     if weights == "ema" and not averages:
         raise UserError(
-            f"weights=ema: {path} holds no averaged weights beside the plain ones; leave weights out",
+            f"weights=ema: {path} has no averaged weights; remove weights=ema",
             code="missing",
             setting="weights",
         )
     if averages and weights != "ema":
-        return tensors, ["it holds averaged weights, too; the plain ones are taken (convert model: weights=ema)"]
+        return tensors, [
+            "it also has averaged weights; the trained ones are used (for the averages: convert model, weights=ema)"
+        ]
     return tensors | averages, []
 
 
@@ -171,7 +176,7 @@ def _write_texts(fresh: Path, pipeline: PipelineConfigs) -> list[str]:
         tokens = pipeline.configs[component]["vocab_size"]
         kept = pipeline.tokenizers.get(name, {})
         if not kept or ("pad" in kept and tokens != tokenizers.CLIP_TOKENS):
-            notices.append(f"it has no {name} for the {tokens} tokens of its {component}: give model.{name}=PLACE")
+            notices.append(f"it has no {name} for the {tokens} tokens of its {component}: set model.{name}=FOLDER")
             continue
         (fresh / name).mkdir()
         for file, content in configs.tokenizer_files(kept).items():

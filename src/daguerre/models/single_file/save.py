@@ -40,7 +40,10 @@ def write(path: Path, folder: Path, dtype: torch.dtype | None = None, variant: s
     if (readers_vae := compatibility.scaled_vae(pipeline, networks["vae"])) is not None:
         networks["vae"], config = readers_vae
         pipeline.configs["vae"].update(config)
-        notices.append("the latents' scaling is not the one that readers of one file know: it is folded into the VAE")
+        notices.append(
+            "the scaling of the latents differs from what other programs assume for single files: it is folded into "
+            "the VAE"
+        )
     if compatibility.opens(pipeline):
         layers = compatibility.whole_text(pipeline)["num_hidden_layers"]
         networks["text_encoder"] = compatibility.lengthened(networks["text_encoder"], layers)
@@ -66,7 +69,8 @@ def _read_configs(folder: Path) -> PipelineConfigs:
     named = index.get("_class_name")
     if named not in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
         raise UserError(
-            f"{folder} is a {named}: the original layout is for StableDiffusionPipeline and StableDiffusionXLPipeline",
+            f"{folder} is a {named}: the original layout exists only for StableDiffusionPipeline and "
+            "StableDiffusionXLPipeline",
             code="unsupported",
         )
     layout = "sdxl"
@@ -77,9 +81,7 @@ def _read_configs(folder: Path) -> PipelineConfigs:
     for name, config in configs.items():
         kind = config.get("model_type", "clip_text_model")
         if name.startswith("text_encoder") and not kind.startswith("clip"):
-            raise UserError(
-                f"{folder}: the original layout has a place for CLIP, not for a {kind} as {name}", code="unsupported"
-            )
+            raise UserError(f"{folder}: in the original layout {name} must be CLIP, not {kind}", code="unsupported")
     found = {name: _tokenizer(folder / name) for name in index if name.startswith("tokenizer")}
     return PipelineConfigs(layout, configs, read_json(folder / "scheduler" / "scheduler_config.json"), index, found)
 

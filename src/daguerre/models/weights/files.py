@@ -81,7 +81,7 @@ def shards(index: Path) -> list[Path]:
             f"{index} cannot be read as an index of weights: {error!r}. Copy the file again", code="damaged"
         ) from error
     if odd := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise UserError(f"{index} names {odd[0]!r}, which is not a file beside it: take another copy", code="damaged")
+        raise UserError(f"{index} names {odd[0]!r}, which does not exist: use another copy", code="damaged")
     return [index.with_name(name) for name in names]
 
 
@@ -100,7 +100,7 @@ def check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, what: 
     for name, tensor in tensors.items():
         if tensor.dtype.is_floating_point and tensor.numel() and tensor.abs().amax() > limit:
             raise UserError(
-                f"{what}: {name} has values above float16's {limit:.0f}: choose dtype=bfloat16 or float32",
+                f"{what}: {name} has values above float16's limit of {limit:.0f}: choose dtype=bfloat16 or float32",
                 setting="dtype",
             )
 

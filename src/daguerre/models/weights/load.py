@@ -70,14 +70,14 @@ def load(kind: Any, folder: Path, variant: str | None = None) -> Any:
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error.__cause__ or error).strip()
         raise UserError(
-            f"{folder} cannot be read as {kind.__name__}: {reason}. If its weights were truncated on their way, copy or"
-            " fetch them again",
+            f"{folder} cannot be read as {kind.__name__}: {reason}. If the weights were truncated, copy or download "
+            "them again",
             code="damaged",
         ) from error
     if wrong := [*info["missing_keys"], *info["mismatched_keys"]]:
         raise UserError(
-            f"{folder} does not hold all weights of the {kind.__name__} that its config.json describes; missing or of "
-            f"another shape: {_first(wrong)}. Copy the folder again",
+            f"{folder} does not have all weights of the {kind.__name__} that its config.json describes; missing or "
+            f"of another shape: {_first(wrong)}. Copy the folder again",
             code="damaged",
         )
     return net
@@ -91,7 +91,9 @@ def seeded(make: Callable[[], Any], seed: int, setting: str) -> Any:
             torch.manual_seed(seed)
             return make()
     except (StrictDataclassError, ValueError, TypeError, IndexError) as error:
-        raise UserError(f"{setting}: a network of these numbers cannot be built: {error}", setting=setting) from error
+        raise UserError(
+            f"{setting}: a network with these settings cannot be built: {error}", setting=setting
+        ) from error
 
 
 def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -101,7 +103,7 @@ def fill(net: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     odd += sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
     if odd:
         raise UserError(
-            f"{path} does not hold the weights of this {type(net).__name__}; missing, unknown or of another shape: "
+            f"{path} does not have the weights of this {type(net).__name__}; missing, unknown or of another shape: "
             f"{_first(odd)}"
         )
     net.load_state_dict({name: value.float() for name, value in tensors.items()})

@@ -64,11 +64,11 @@ def read(path: Path) -> dict[str, Any]:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except _REFUSED as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error)) or re.search(r"Unsupported \w+ ([\w.]+)", str(error))
-        what = f"it names {named[1]}, which is no tensor" if named else _first_line(error)
+        what = f"it contains {named[1]}, which is not a tensor" if named else _first_line(error)
         raise UserError(
-            f"{path} is not read: {what}. A pickle can run any program, so its tensors alone are read, and nothing of "
-            "this file was run. Take the model's .safetensors, or save the weights alone: "
-            "torch.save(network.state_dict(), FILE)",
+            f"{path} is not read: {what}. A pickle can run any code, so only tensors are read, and no code of this "
+            "file was run. Use the model's .safetensors, or save only the weights: torch.save(network.state_dict(), "
+            "FILE)",
             code="unsupported",
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -77,7 +77,7 @@ def read(path: Path) -> dict[str, Any]:
             code="damaged",
         ) from error
     if not isinstance(found, Mapping):
-        raise UserError(f"{path} holds {type(found).__name__}, no weights by name", code="unsupported")
+        raise UserError(f"{path} holds {type(found).__name__}, not weights by name", code="unsupported")
     return {str(name): value for name, value in found.items()}
 
 
@@ -93,7 +93,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     weights = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
     if not weights:
         keys = ", ".join(map(str, found)) or "nothing"
-        raise UserError(f"{path} holds no weights by name; at its top are: {keys}", code="unsupported")
+        raise UserError(f"{path} has no weights by name; its top-level keys are: {keys}", code="unsupported")
     return weights
 
 

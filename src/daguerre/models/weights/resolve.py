@@ -69,7 +69,7 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
     """
     if options.revision is not None and (name in shipped() or Path(name).exists()):
         raise UserError(
-            f"model.revision has no effect on {name!r}, which is on this machine: set model.revision=null",
+            f"model.revision has no effect on {name!r}, which is a local path: set model.revision=null",
             code="unused",
             setting="model.revision",
         )
@@ -83,8 +83,9 @@ def locate(name: str, needed: Needed, options: Options = Options()) -> Path:
         folder = _from_hub(name, needed, options)
     else:
         raise UserError(
-            f"there is no folder {name!r}, and it is no hub id (OWNER/NAME); shipped are: {', '.join(shipped())}. "
-            "Give one of these, a folder in diffusers' layout, a hub id, or a .safetensors file",
+            f"there is no folder {name!r}, and it is not a hub id (OWNER/NAME); shipped models are: "
+            f"{', '.join(shipped())}. Give one of these, a folder in diffusers' layout, a hub id, or a .safetensors "
+            "file",
             code="missing",
         )
     _check_complete(folder, name, needed, options)
@@ -97,7 +98,7 @@ def file(name: str, options: Options) -> Path:
         return Path(name)
     if (match := _HUB_FILE.fullmatch(name)) is None or Path(name).is_absolute():
         raise UserError(
-            f"there is no file {name!r}, and it is no file of the hub (OWNER/NAME/FILE.safetensors)", code="missing"
+            f"there is no file {name!r}, and it is not a file of the hub (OWNER/NAME/FILE.safetensors)", code="missing"
         )
     repository, path = match.groups()
     try:
@@ -147,11 +148,11 @@ def _check_complete(folder: Path, name: str, needed: Needed, options: Options) -
     if missing := missing_files(folder, needed):
         variant = f" of the variant {options.variant!r}" if options.variant else ""
         old = [] if options.pickled else [*folder.glob("*/*.bin"), *folder.glob("*.bin")]
-        hint = "; it has pickled ones: model.pickled_weights=true reads them as tensors alone" if old else ""
+        hint = "; it has pickled ones: model.pickled_weights=true reads only the tensors from them" if old else ""
         raise UserError(
-            f"{name} ({folder}) lacks {', '.join(missing)}; needed is a folder in diffusers' layout with "
-            f"{', '.join(filter(None, needed))} and weights in safetensors{variant}{hint}. Point to a complete one, or "
-            "copy the missing files there",
+            f"{name} ({folder}) lacks {', '.join(missing)}; it must be a folder in diffusers' layout with "
+            f"{', '.join(filter(None, needed))} and weights in safetensors{variant}{hint}. Point to a complete one, "
+            "or copy the missing files there",
             code="missing",
             setting="model.pickled_weights" if old else None,
         )
@@ -208,10 +209,10 @@ def _patterns(needed: Needed) -> list[str]:
 def _unreachable(name: str, repository: str, error: OSError) -> Absent:
     reason = str(error.__cause__ or error).strip().splitlines()[0]
     there = architectures.moved(repository)
-    hint = f" Its publisher took it down; the hub keeps it as {there}." if there else ""
+    hint = f" Its publisher removed it; the hub keeps it as {there}." if there else ""
     return Absent(
-        f"there is nothing {name!r} on this machine, and the hub did not give the model {repository!r}: {reason}."
-        f"{hint} Its files are not in the local cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine "
-        f"with a connection run `daguerre fetch {name.replace(repository, there or repository)} -o DIR`, copy DIR here "
-        f"and give its path, or take one that is shipped: {', '.join(shipped())}"
+        f"{name!r} is not on this machine, and the hub could not provide {repository!r}: {reason}.{hint} Its files "
+        f"are not in the local cache {huggingface_hub.constants.HF_HUB_CACHE}. Offline: on a machine with a "
+        f"connection run `daguerre fetch {name.replace(repository, there or repository)} -o DIR`, copy DIR here and "
+        f"give its path, or use a shipped one: {', '.join(shipped())}"
     )

@@ -23,8 +23,7 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     """One part. UserError on a CPU, and without bitsandbytes."""
     if any(p.device.type == "cpu" for p in trained.values()):
         raise UserError(
-            "optimizer.name=adamw_8bit spares the memory of a GPU and is slow without one: "
-            "use optimizer.name=adamw on a CPU, which gives the moments all their bits",
+            "optimizer.name=adamw_8bit saves GPU memory and is slow on a CPU: use optimizer.name=adamw there",
             code="unsupported",
             setting="optimizer.name",
         )

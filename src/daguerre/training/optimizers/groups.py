@@ -46,8 +46,8 @@ def check_rates(patterns: Sequence[str], trained: Parameters) -> None:
         matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
         if len(matching) > 1:
             raise UserError(
-                f"optimizer.learning_rates: {name} matches {' and '.join(map(repr, matching))}: write patterns of "
-                "which one alone matches each parameter",
+                f"optimizer.learning_rates: {name} matches {' and '.join(map(repr, matching))}: write patterns so "
+                "that only one matches each parameter",
                 code="conflict",
                 setting="optimizer.learning_rates",
             )
@@ -58,7 +58,7 @@ def check(patterns: Sequence[str], trained: Parameters, setting: str) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in trained):
             near = ", ".join(_near(pattern, list(trained)))
-            text = f"{setting}: {pattern!r} matches no trained parameter. Near names: {near}"
+            text = f"{setting}: {pattern!r} matches no trained parameter. Similar names: {near}"
             raise UserError(text, code="unknown", setting=setting)
 
 

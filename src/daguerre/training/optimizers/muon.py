@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from daguerre.errors import UserError
-from daguerre.settings import Idle
+from daguerre.settings import Unused
 from daguerre.training.optimizers import adamw
 from daguerre.training.optimizers.groups import Parameters, check, decay_groups
 from daguerre.training.optimizers.optimizer import OptimizerPart
@@ -21,9 +21,9 @@ class Settings(OptimizerSettings):
     Steps are scaled to the size of AdamW's (arXiv 2502.16982), so one learning rate and weight decay serve both.
     """
 
-    idle: ClassVar[tuple[Idle, ...]] = (
-        *OptimizerSettings.idle,
-        Idle(("nesterov",), lambda own: own.momentum == 0, "no effect while momentum is 0"),
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        *OptimizerSettings.unused_when,
+        Unused(("nesterov",), lambda own: own.momentum == 0, "no effect while momentum is 0"),
     )
 
     name: Literal["muon"] = "muon"
@@ -52,7 +52,7 @@ def build(settings: Settings, trained: Parameters) -> list[OptimizerPart]:
     matrices = {name: p for name, p in trained.items() if _is_muons(settings, name, p.ndim)}
     if not matrices:
         raise UserError(
-            "optimizer.name=muon: no matrix is left to it among what is trained; use optimizer.name=adamw",
+            "optimizer.name=muon: none of the trained parameters is a matrix; use optimizer.name=adamw",
             code="empty",
             setting="optimizer.name",
         )

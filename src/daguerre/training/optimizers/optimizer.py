@@ -240,7 +240,9 @@ class Optimizer:
             if name == _UNTOUCHED:
                 continue
             if name in _MOMENTS and value.shape != self.parameters[int(prefix)].shape:
-                raise UserError(f"the optimizer state does not fit: {key} is {list(value.shape)}, unlike its parameter")
+                raise UserError(
+                    f"the optimizer state does not match: {key} is {list(value.shape)}, unlike its parameter"
+                )
             given.setdefault(prefix, {})[name] = value.item() if key.endswith(_NUMBER) else value
         return given
 

@@ -34,7 +34,9 @@ class Settings(AdamSettings):
     @classmethod
     def _one_for_all(cls, rates: dict[str, float]) -> dict[str, float]:
         if rates:
-            raise ValueError("prodigy estimates one learning rate for all parameters: remove it, or use another one")
+            raise ValueError(
+                "prodigy estimates one learning rate for all parameters: remove it, or use another optimizer"
+            )
         return rates
 
 

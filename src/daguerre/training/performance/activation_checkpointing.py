@@ -26,8 +26,7 @@ def enable(net: nn.Module, others: Iterable[nn.Module], again: Callable[[], Abst
     networks = list(_able(net))
     if not networks:
         raise UserError(
-            "training.gradient_checkpointing: no network that is trained here can compute its activations again; "
-            "remove it",
+            "training.gradient_checkpointing: none of the trained networks supports it; remove it",
             code="unsupported",
             setting="training.gradient_checkpointing",
         )

@@ -33,13 +33,14 @@ def apply(
     if settings.frozen_precision == "bf16":
         if not dtypes.has_bf16(device):
             raise UserError(
-                "training.frozen_precision=bf16: this GPU has no bf16; it has to be no",
+                "training.frozen_precision=bf16: this GPU has no bf16; set it to no",
                 code="unsupported",
                 setting="training.frozen_precision",
             )
         if not narrow.enable(every, device):
             raise UserError(
-                "training.frozen_precision=bf16: nothing frozen encodes here, every encoder is trained: remove it",
+                "training.frozen_precision=bf16: there is no frozen encoder, because every encoder is trained: "
+                "remove it",
                 code="unused",
                 setting="training.frozen_precision",
             )
@@ -67,7 +68,7 @@ def uses_triton(settings: TrainingSettings, device: torch.device) -> bool:
         raise UserError(text, code="not_installed", setting="training.kernels")
     if not available.triton(device):
         raise UserError(
-            "training.kernels=triton: a CPU computes no Triton kernels but for tests (TRITON_INTERPRET=1, which is "
+            "training.kernels=triton: a CPU can run Triton kernels only for tests (TRITON_INTERPRET=1, which is "
             "slow); use auto or plain",
             code="unsupported",
             setting="training.kernels",

@@ -49,8 +49,8 @@ class Precision:
         if self.weights != torch.float16:
             return []
         return [
-            "weights of float16 hold no number above 65504 and few below .00006: bfloat16 takes the same memory and "
-            "has the range of float32 (training.weights_dtype=bfloat16)"
+            "float16 weights cannot represent numbers above 65504 and few below .00006: bfloat16 needs the same "
+            "memory and has the range of float32 (training.weights_dtype=bfloat16)"
         ]
 
     @contextmanager
