@@ -190,7 +190,7 @@ def test_the_negative_prompt_counts(run, tmp_path):
         (["prompt=a", "prompts_file=b"], "choose one"),
         (["prompts_file=missing.txt"], "cannot be read"),
         (["prompt=a", "objective.name=x0"], "fixed when"),
-        (["prompt=a", "optimizer.learning_rate=1"], "without effect"),
+        (["prompt=a", "optimizer.learning_rate=1"], "no effect on images"),
         (["prompt=a", "num_images=0"], "nothing to generate"),
         (["prompt=a", "sampler=dim"], "ddim"),
         (["prompt=a", "guidance=3"], "no such setting"),

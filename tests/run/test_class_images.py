@@ -103,7 +103,7 @@ def test_drawing_is_stopped_between_batches_and_goes_on_from_there(given, tmp_pa
     whole = tmp_path / "whole"
     draw([*given, f"class_data_dir={whole}"])
     asked = iter([0, 0, 143, 143])
-    with pytest.raises(class_images.Stopped, match=r"class has 4 of 5, and the same command") as error:
+    with pytest.raises(class_images.Stopped, match=r"class has 4 of 5; run the same command again") as error:
         draw(given, stop=lambda: next(asked))
     assert error.value.exit_code == errors.TERMINATED
     (tmp_path / "class" / "drawn-00001.json").unlink()  # as a kill between the two files leaves it
@@ -122,7 +122,7 @@ def test_a_run_draws_before_its_first_update_only(given, tmp_path, capsys):
     assert "generated 5 images" in capsys.readouterr().out
     assert contents(tmp_path / "class") == contents(expected)
     assert train(given, "optimizer.learning_rate=0.1", "training.duration=3 steps") == errors.DONE
-    assert "generated" not in capsys.readouterr().out
+    assert "class.generate: generat" not in capsys.readouterr().out
     (tmp_path / "class" / "drawn-00004.png").unlink()
     assert train(given, "optimizer.learning_rate=0.1", "training.duration=4 steps") == errors.REFUSED
     assert "the data set has changed since this run was started" in capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_networks_from_elsewhere_draw_other_images(given, tmp_path):
         ([], "vae '.*/other', now None"),
         ([f"model.vae={other / 'vae'}"], "vae '.*/other', now '.*/vae'"),
     ):
-        with pytest.raises(UserError, match=rf"generated otherwise \({told}\)"):
+        with pytest.raises(UserError, match=rf"generated with other settings \({told}\)"):
             draw(given, *more)
 
 
@@ -174,7 +174,7 @@ def test_a_run_that_starts_from_anothers_weights_draws_with_these(given, tmp_pat
 def test_images_that_were_drawn_otherwise_are_not_taken_for_these(given, more, told):
     draw(given)
     with pytest.raises(
-        UserError, match=rf"class were generated otherwise \({told}\)\. Give another folder, remove this"
+        UserError, match=rf"class were generated with other settings \({told}\)\. Choose another folder, delete this"
     ):
         draw(given, *more)
 
@@ -231,7 +231,7 @@ def test_a_lone_folder_can_be_drawn_as_well(given, tmp_path, capsys):
 
 def test_what_is_drawn_must_be_said(given):
     unsaid = ["data.source=folder", "data.path=x", "data.generate.count=3"]
-    with pytest.raises(config.ConfigError, match=r"generate needs a prompt: generate\.prompt, or captions\.text"):
+    with pytest.raises(config.ConfigError, match=r"generate needs a prompt: set generate\.prompt, or captions\.text"):
         config.load("sd15", unsaid)
 
 
