@@ -103,7 +103,7 @@ def environment() -> dict[str, str]:
 
 def scrub(text: str) -> str:
     """A text without the secrets of the addresses in it, and without those that were put aside."""
-    for secret, instead in _secrets(len(_kept), *_kept.items()) if _kept else ():
+    for secret, instead in _secrets(*_kept.items()):
         text = text.replace(secret, instead)
     text = _IN_TEXT.sub(lambda found: _scrubbed(found[0]), text) if "://" in text else text
     text = _AS_PATH.sub(f"{CUT}@", text)
@@ -117,7 +117,7 @@ def _scrubbed(address: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _secrets(count: int, *kept: tuple[str, str]) -> list[tuple[str, str]]:
+def _secrets(*kept: tuple[str, str]) -> list[tuple[str, str]]:
     """Secrets to find in texts, and their replacements; the longest first."""
     found = {address: stripped for stripped, address in kept}
     for address in list(found):

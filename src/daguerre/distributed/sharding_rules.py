@@ -153,7 +153,7 @@ def place(
         tensor = _dim(dims[name], rules, "tensor")
         if mesh.degree("tensor") == 1:
             tensor = None
-        elif tensor is not None and (problem := _indivisible(name, shape[tensor], mesh, heads.get(name))):
+        elif tensor is not None and (problem := _indivisible(shape[tensor], mesh, heads.get(name))):
             notices.append(f"{name}: {dims[name][tensor]} -> tensor is not possible: {problem}")
             tensor = None
         fsdp = _dim(dims[name], rules, "fsdp")
@@ -174,7 +174,7 @@ def _dim(dims: Dims, rules: Rules, axis: str) -> int | None:
     return None
 
 
-def _indivisible(name: str, length: int, mesh: Mesh, heads: int | None) -> str:
+def _indivisible(length: int, mesh: Mesh, heads: int | None) -> str:
     degree = mesh.degree("tensor")
     if heads is not None and heads % degree:
         return f"{heads} heads over {degree} devices"

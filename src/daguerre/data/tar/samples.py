@@ -150,14 +150,14 @@ def _samples(
             parts[owner][extension[len(owner) + 1 :] if owner else extension] = member
     for extension, member in spare:
         if len(images) != 1 or parts[next(iter(images))].setdefault(extension, member) is not member:
-            _count_spare(extension, member, suffixes, counts)
+            _count_spare(extension, member, counts)
     for stem, image in images.items():
         name = f"{key}.{stem}" if stem else key
         own = tuple(sorted(beside.get(stem, {}).items()))
         yield Sample(printable(name), image, tuple(sorted(parts[stem].items())), own)
 
 
-def _count_spare(extension: str, member: Member, suffixes: frozenset[str], counts: skipped.Counts) -> None:
+def _count_spare(extension: str, member: Member, counts: skipped.Counts) -> None:
     suffix = _suffix(extension)
     if suffix in _OTHER_IMAGES or any(suffix in known for known in EXTENSIONS.values()):
         skipped.add(counts, "image in a format that is not read (data.formats)", printable(member.name))
