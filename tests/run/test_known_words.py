@@ -64,7 +64,7 @@ def test_generate_says_it(run, tmp_path, capsys):
     out = capsys.readouterr().out
     assert STRANGE in out
     assert KNOWS in out
-    assert out.index(STRANGE) < out.index("drawn: 1 image")
+    assert out.index(STRANGE) < out.index("generated: 1 image")
     given = ["prompt=a red star", "negative_prompt=blurry blue", f"out={tmp_path / 'other'}"]
     assert main.run(["generate", str(run), *given]) == errors.DONE
     assert "these words are in none of the training captions: blurry (as in 'blurry blue')" in capsys.readouterr().out

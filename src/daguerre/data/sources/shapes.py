@@ -44,7 +44,7 @@ PHRASINGS = (
     "a {size} {colour} {shape} on a {background} background",
     "{size} {colour} {shape}, {background} background",
     "a {background} background with a {size} {colour} {shape}",
-    "an image of a {size} {colour} {shape} on {background}",
+    "a picture of a {size} {colour} {shape} on {background}",
     "a {colour} {shape}, {size}, on a {background} background",
     "there is a {size} {colour} {shape} in front of a {background} background",
 )
