@@ -120,8 +120,8 @@ NOT_THERE = {
 }
 
 
-def test_readme_says_what_is_not_there():
-    (paragraph,) = re.findall(r"^What is not there: .*?\n\n", README, flags=re.MULTILINE | re.DOTALL)
+def test_readme_says_what_is_not_supported():
+    (paragraph,) = re.findall(r"^Not supported yet: .*?\n\n", README, flags=re.MULTILINE | re.DOTALL)
     for word, plugin in NOT_THERE.items():
         assert word in paragraph.replace("\n", " "), word
         assert plugin is None or plugin[1] not in plugins.names(plugin[0]), f"{plugin[1]} is there now"

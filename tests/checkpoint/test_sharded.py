@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_told_before_anything_is_read(tmp_path):
     }
     with opened(path) as reader:
         with pytest.raises(
-            CheckpointError, match=r"norm of model is .*float16, wanted .*; few of .*; model has no new"
+            CheckpointError, match=r"norm of model is .*float16, expected .*; few of .*; model has no new"
         ):
             reader.fill(wanted)
         assert not wanted["model"]["uneven"].pieces[0].tensor.any()

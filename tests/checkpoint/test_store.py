@@ -251,7 +251,7 @@ def test_a_replacement_cut_between_its_renames_is_put_back(store):
     path.rename(store.root / ".replaced-step-00000002")
     found = fresh(store).recover()
     assert found.path == path
-    assert "put back" in found.notices[0]
+    assert "is restored" in found.notices[0]
     assert same(store.load(path), 2)
 
 
