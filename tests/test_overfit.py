@@ -1,8 +1,8 @@
 """Every trainable recipe's tiny twin overfits one image: its loss falls below a tenth of its start in 300 updates.
 
 Objective, weighting, optimizer and average are the recipe's own (twins.py); the learning rate is one for networks of
-this size, and latents are taken from the posterior's mean, so that there is one image indeed. Two recipes run in
-`make test`, where a quarter of the updates has to do.
+this size, and latents are taken from the posterior's mean, so that there is one image indeed. One recipe runs in
+`make test`, where a fifth of the updates has to do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GIVEN = [
 OWN = ("training.duration", "lr_scheduler.", "checkpoint.", "validation.", "sampling.")
 """What of a twin is said here instead."""
 OWN += tuple(given.partition("=")[0] for given in GIVEN)
-UPDATES = {"sd15": 60, "sdxl": 80}
+UPDATES = {"sd15": 60}
 """Recipes of which `make test` trains a few updates; all others train 300 in `make test-long`."""
 
 

@@ -20,6 +20,7 @@ from daguerre import credentials, errors
 from daguerre.checkpoint.environment import environment
 from daguerre.cli import main
 from daguerre.config import config
+from daguerre.storage import clients
 
 USER, PASSWORD, SIGNATURE = "planteduser", "planted-pa55word", "plantedS1gnature"
 SECRETS = (USER, PASSWORD, SIGNATURE, "planted")
@@ -217,6 +218,8 @@ def test_what_is_refused_or_written_holds_none(place, capfd, monkeypatch, comman
     """Whatever a command makes of such addresses, none of them is seen again; faults count as failures."""
     monkeypatch.setattr(credentials, "_LEAST_LENGTH", 1000)  # each is found as an address, not by its known parts
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(clients, "PATIENCE", clients.Patience(2, 0.01, 0.01, unreachable_seconds=0))
+    clients.forget()
     for address in ADDRESSES:
         words = [word.replace("@", address, 1) if "@" in word else word for word in shlex.split(command)]
         code = main.run(words)

@@ -85,9 +85,23 @@ def index(rows):
     return Index(np.arange(len(rows)), np.array([0, len(rows)]), sizes, sizes, numbers, texts)
 
 
-@settings(max_examples=1500, deadline=None)
-@given(TREES, ROWS, st.sampled_from([1, 3, 1 << 16]))
+CASES = (TREES, ROWS, st.sampled_from([1, 3, 1 << 16]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(*CASES)
 def test_verdicts_are_those_of_plain_python(tree, rows, chunk):
+    check(tree, rows, chunk)
+
+
+@pytest.mark.long
+@settings(max_examples=3000, deadline=None)
+@given(*CASES)
+def test_many_verdicts_are_those_of_plain_python(tree, rows, chunk):
+    check(tree, rows, chunk)
+
+
+def check(tree, rows, chunk):
     try:
         tree = expression(canonical(tree))
     except ValueError:

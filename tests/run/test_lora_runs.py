@@ -207,8 +207,13 @@ def test_a_checkpoint_that_names_no_base_is_refused():
         base_digests.check_same_base(None, {}, "step-00000001")
 
 
-def test_other_meshes_learn_what_one_process_does(place):
-    chosen = MESHES if place.kind == "sd" else {name: MESHES[name] for name in ("fsdp2", "tensor2")}
+@pytest.mark.parametrize(
+    "meshes", [("fsdp2", "tensor2"), pytest.param(("fsdp2", "data2", "fsdp2-tensor2"), marks=pytest.mark.long)]
+)
+def test_other_meshes_learn_what_one_process_does(place, meshes):
+    chosen = {name: MESHES[name] for name in meshes}
+    for name in ("one", *chosen, "later"):
+        shutil.rmtree(place.folder / name, ignore_errors=True)
     plan = [place.on("one", (1, 1, 1, 1)), *(place.on(name, mesh) for name, mesh in chosen.items())]
     copies = [[str(place.folder / "fsdp2"), str(place.folder / "later")]]
     drops = [str(place.folder / "later/checkpoints/step-00000004")]

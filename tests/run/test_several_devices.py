@@ -126,14 +126,16 @@ def zeros(codes: list[list[int]]) -> bool:
     return all(code == 0 for run in codes for code in run)
 
 
-def test_two_and_four_processes_learn_what_one_does_and_others_go_on(tmp_path):
+@pytest.mark.parametrize("every_mesh", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_two_and_four_processes_learn_what_one_does_and_others_go_on(every_mesh, tmp_path):
     runs, every = Runs(tmp_path, "sd", steps=4), "checkpoint.every=2 steps"
-    chosen = {name: MESHES[name] for name in ("one", "two", "data2-fsdp2", "fsdp2-tensor2")}
-    later = {"on1": (1, 1, 1, 1), "on2": (2, 1, 1, 2), "on3": (3, 1, 3, 1)}
+    saved = "data2-fsdp2" if every_mesh else "fsdp2-tensor2"
+    chosen = {name: MESHES[name] for name in dict.fromkeys(("one", "two", saved, "fsdp2-tensor2"))}
+    later = {"on1": (1, 1, 1, 1), "on3": (3, 1, 3, 1)} | ({"on2": (2, 1, 1, 2)} if every_mesh else {})
     export = "checkpoint.export=true"
     plan = [runs.on(name, mesh, every, *([export] if name == "one" else [])) for name, mesh in chosen.items()]
     for name, mesh in later.items():
-        copies = [[str(tmp_path / "data2-fsdp2"), str(tmp_path / name)]]
+        copies = [[str(tmp_path / saved), str(tmp_path / name)]]
         drops = [str(tmp_path / name / "checkpoints" / "step-00000004")]
         plan.append(runs.on(name, mesh, every, export) | {"copies": copies, "drops": drops})
     odd, wrong = runs.on("odd", (2, 2, 1, 1), "training.global_batch_size=3"), runs.on("wrong", (2, 2, 2, 1))

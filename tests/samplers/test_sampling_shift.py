@@ -25,6 +25,8 @@ KINDS: list[tuple[str, str, float]] = [
     ("flow", "linear_flow", 3.0),
 ]
 SEEDS = range(1024)
+STOCHASTIC = ("euler_ancestral", "dpmpp_2m_sde")
+"""Samplers that draw noise at each step, which takes most of their time."""
 
 
 def drawn(objective: Diffusion, net: Any, **settings: Any) -> Tensor:
@@ -32,8 +34,15 @@ def drawn(objective: Diffusion, net: Any, **settings: Any) -> Tensor:
     return draw(objective, net, {}, None, (2, 1, 1), list(SEEDS), sampling)
 
 
-@pytest.mark.parametrize("sampler", [name for name in plugins.names("samplers") if name != "lcm"])
-@pytest.mark.parametrize(("name", "kind", "shift"), KINDS)
+@pytest.mark.parametrize(
+    ("name", "kind", "shift", "sampler"),
+    [
+        pytest.param(*kind, sampler, marks=[pytest.mark.long] if sampler in STOCHASTIC and kind != KINDS[0] else [])
+        for kind in KINDS
+        for sampler in plugins.names("samplers")
+        if sampler != "lcm"
+    ],
+)
 def test_every_sampler_draws_the_mixture_on_shifted_levels(name: str, kind: str, shift: float, sampler: str) -> None:
     """With the network of the training schedule, which knows its levels by what it is told alone."""
     objective, steps = objective_of(name, name=kind), 112 if sampler == "euler_ancestral" else 64
