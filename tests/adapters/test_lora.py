@@ -18,6 +18,10 @@ from daguerre.config import config as configs
 from daguerre.types import Prompt
 
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
+FIRST_NUMBERS = {
+    "unet": [0.16774824261665344, -0.16531214118003845],
+    "text": [-0.0899440199136734, 0.07306618243455887],
+}
 ENCODERS = {"sd": ["text_encoder"], "sdxl": ["text_encoder", "text_encoder_2"]}
 
 
@@ -160,6 +164,20 @@ def test_every_parameter_of_the_net_is_saved_or_of_the_base_that_is_named(kind, 
         assert [each for each in named if changed[each] != named[each]] == [name.partition(".")[0]], name
         with torch.no_grad():
             p.copy_(before)
+
+
+def test_a_rank_of_1_is_the_least(pipelines):
+    assert config("sd", pipelines["sd"], "adapter.ranks.unet=1").adapters["lora"].ranks["unet"] == 1
+    with pytest.raises(configs.ConfigError, match="unet: a rank is a whole number from 1"):
+        config("sd", pipelines["sd"], "adapter.ranks.unet=0")
+
+
+def test_first_numbers_follow_from_the_seed_of_the_run_for_ever(pipelines):
+    """A run that is trained again elsewhere, or years later, starts from the same additions."""
+    weights = built("sd", pipelines["sd"]).net.state_dict()
+    first = {c: next(v for n, v in weights.items() if n.startswith(c) and ".lora_A." in n) for c in ("unet", "text")}
+    found = {component: weight.flatten()[:2].tolist() for component, weight in first.items()}
+    assert found == {component: pytest.approx(two, rel=1e-6) for component, two in FIRST_NUMBERS.items()}
 
 
 def test_layers_that_no_output_depends_on_have_no_additions(pipelines):

@@ -75,6 +75,11 @@ def test_any_cut_over_micro_batches_and_devices_gives_the_same_table():
         np.testing.assert_allclose(other.table_K, whole.table_K, rtol=1e-14)
 
 
+def test_the_defaults_are_stable_cascades():
+    weighting = eps.Settings(weighting={"name": "adaptive"}).weighting
+    assert (weighting.adaptive_buckets, weighting.adaptive_decay) == (300, 0.99)
+
+
 def test_an_objective_weighs_by_its_table_and_validates_without():
     objective = eps.build(eps.Settings(weighting={"name": "adaptive", "adaptive_buckets": 4}))
     plain = eps.build(eps.Settings())
