@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from daguerre.errors import UserError
 
-SUMMARY = "make one form of a model from another"
+SUMMARY = "convert models, weights and configs between formats"
 HELP = """\
 usage: daguerre convert VERB ...
 
