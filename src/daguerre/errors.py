@@ -23,7 +23,7 @@ TERMINATED = 143
 
 EXIT_CODES = {
     DONE: "done (also when a finished run is started again)",
-    FAILED: "the run failed, or a fault in the program or the machine",
+    FAILED: "the run failed, or an internal error",
     REFUSED: "the request cannot be carried out: the message says why and what to do",
     HELD: "another process is using the run folder or the output folder",
     LOST: "another process of the run failed or disappeared; the log names it first",

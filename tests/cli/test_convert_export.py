@@ -145,7 +145,7 @@ def test_a_pipeline_in_every_form(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["format=single_file"], "Give out=my-model.safetensors"),
+        (["format=single_file"], "Set out=my-model.safetensors"),
         (["out=x"], "format\n      must be given"),
         (["format=onnx", "out=x"], 'format = "onnx"\n      allowed: single_file'),
         (["format=single_file", "out=x"], "format=single_file writes a .safetensors file"),

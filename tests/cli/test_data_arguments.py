@@ -137,7 +137,7 @@ def test_a_folder_of_several_kinds_is_a_question(place):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ([], "which data"),
+        ([], "no data given"),
         (["nothing"], "there is nothing at 'nothing'"),
         (["notes.md"], "is not a known kind of data"),
         (["shards", "images"], "one kind of data at a time"),

@@ -177,7 +177,7 @@ def test_ctrl_c_ends_at_once_without_a_traceback(place):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["raw"], "where to"),
+        (["raw"], "no output given"),
         (["quickstart", "-o", "out"], "is endless"),
         (["quickstart", "-o", "out", "count=3", "order=shuffled"], "no order to change"),
         (["raw", "-o", "out", "shard_mb=1", "shard_samples=3"], "give only one of them"),
@@ -185,7 +185,7 @@ def test_ctrl_c_ends_at_once_without_a_traceback(place):
         (["raw", "-o", "out", "data.filters=scoer > 99"], "no sample has a field scoer"),
         (["raw", "-o", "raw"], "holds tar files already"),
         (["raw", "-o", "https://host/out"], "written to a folder, s3:// or gs://"),
-        (["mixed.yaml", "-o", "out"], "one at a time"),
+        (["mixed.yaml", "-o", "out"], "only one source"),
     ],
 )
 def test_what_is_refused(place, capsys, arguments, why):

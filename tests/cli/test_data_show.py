@@ -122,7 +122,7 @@ def test_captions_are_wrapped_within_their_image(text):
     [
         (["images", "-o", "sheet.pdf"], "its name must end in"),
         (["images", "count=0"], "count"),
-        ([], "which data"),
+        ([], "no data given"),
     ],
 )
 def test_what_is_refused(place, capsys, arguments, why):

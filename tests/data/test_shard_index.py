@@ -136,7 +136,7 @@ def test_a_long_build_says_how_far_it_is(files, tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_names_the_setting(files, tmp_path):
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(UserError, match=r"data\.cache_dir: .*cannot be written"):
+    with pytest.raises(UserError, match=r"data\.cache_dir: .*is not writable"):
         cache.indexes(files((1,)), "lines", Lines(), tmp_path / "cache")
 
 

@@ -33,7 +33,7 @@ def test_who_does_not_come_is_named():
 
 
 def test_a_signal_ends_a_wait_that_it_may_end():
-    with pytest.raises(StopRequested, match=r"told to stop while waiting for rank 1 \(start\)") as told:
+    with pytest.raises(StopRequested, match=r"asked to stop while waiting for rank 1 \(start\)") as told:
         Meeting(dist.HashStore(), 0, 2, lambda: 143).all_here("start", 30, stoppable=True)
     assert told.value.exit_code == 143
     with pytest.raises(RanksMissing):

@@ -79,7 +79,7 @@ def test_one_is_killed(tmp_path: Path, victim: int):
         for rank in set(range(4)) - {victim}:
             first = crew.log(rank).splitlines()[0]
             assert f"[rank {rank}] rank {victim} (" in first
-            assert f"process {crew.processes[victim].pid}) has exited" in first
+            assert f"process {crew.processes[victim].pid}) is gone" in first
         name, status = crew.status()
         assert (name, status["ranks"]) == (f"status-{0 if victim else 1}.json", [victim])
 

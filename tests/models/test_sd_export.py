@@ -207,7 +207,7 @@ def test_what_differs_is_said(objective, schedule, sampling, said):
         ("v", "{}", "timestep", None),
         ("edm", "{}", "log_sigma", None),
         ("flow", "{}", "flow_time", None),
-        ("v", '{"name": "cosine"}', "cosine_time", "tells the network 1000.0, and this run 993.6"),
+        ("v", '{"name": "cosine"}', "cosine_time", "gives the network 1000.0, and this run 993.6"),
         ("v", '{"shift": 2.0}', "timestep", "those of shift 1; this run samples with shift 2, so images differ"),
         ("edm", "{}", "timestep", "this run gives the network timestep"),
         ("eps", "{}", "log_sigma", "images of the pipeline are wrong"),

@@ -130,7 +130,7 @@ def test_float16_that_would_overflow_is_refused(tmp_path):
     folder = write_sd(tmp_path / "p")
     path = folder / "vae" / "diffusion_pytorch_model.safetensors"
     save_file(load_file(path) | {"decoder.conv_in.bias": torch.full((16,), 1e5)}, path)
-    with pytest.raises(UserError, match=r"decoder.conv_in.bias has values above float16's 65504"):
+    with pytest.raises(UserError, match=r"decoder.conv_in.bias has values above float16's limit of 65504"):
         save.write(tmp_path / "a.safetensors", folder, torch.float16)
     assert not (tmp_path / "a.safetensors").exists()
 

@@ -340,7 +340,7 @@ def test_a_run_that_diverges_is_stopped_and_names_the_samples(tmp_path, capsys):
     assert "shapes/train/" in said
     status = json.loads((tmp_path / "tiny" / "status.json").read_text())
     assert status["state"] == "failed"
-    assert "not finite" in status["reason"]
+    assert "NaN or infinite" in status["reason"]
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, capsys):

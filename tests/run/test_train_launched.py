@@ -204,7 +204,7 @@ def test_a_rank_that_is_killed(tmp_path: Path, expected: dict, victim: int, phas
     said = (tmp_path / f"log-{1 - victim}").read_text()
     first = next(line for line in said.splitlines() if line.startswith("daguerre:"))
     assert f"rank {victim} (" in first
-    assert f"process {pid}) has exited" in first
+    assert f"process {pid}) is gone" in first
     assert "Traceback" not in said
     assert status(tmp_path)["state"] == "failed"
     assert f"rank {victim} (" in status(tmp_path)["reason"]

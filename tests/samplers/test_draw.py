@@ -131,7 +131,7 @@ def test_settings_refuse_what_would_have_no_effect() -> None:
                 assert getattr(SamplingSettings(sampler=name, **{own: 0.5}), own) == 0.5
             else:
                 with pytest.raises(
-                    ValueError, match=f"{own} is 0.5 and {name} has none: set {own}=0, or sampler={taken_by}"
+                    ValueError, match=f"{own} is 0.5 but {name} does not use it: set {own}=0, or sampler={taken_by}"
                 ):
                     SamplingSettings(sampler=name, **{own: 0.5})
     with pytest.raises(ValueError, match="s_tmin, s_noise: no effect while s_churn is 0: remove them"):

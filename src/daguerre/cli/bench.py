@@ -27,7 +27,7 @@ from daguerre.run import summary
 from daguerre.training import device as devices
 from daguerre.training.performance import peak_rates as measured
 
-SUMMARY = "how fast a recipe trains on this device, and how fast variants of it do"
+SUMMARY = "measure the training speed of a recipe and of variants of it"
 HELP = """\
 usage: daguerre bench RECIPE [key=value ...]
 

@@ -22,12 +22,12 @@ from daguerre import __version__, errors
 from daguerre.config import recipe
 from daguerre.errors import UserError, install
 
-SUMMARY = "what is installed, which devices there are, what is missing"
+SUMMARY = "check the installation: packages, devices, what is missing"
 HELP = """\
 usage: daguerre doctor
 
-Lists versions, devices, memory and disk, and whether the shipped recipes and networks are in place. For all that is
-missing or too old it prints the command that mends it, and exits with 1.
+Lists versions, devices, memory and disk, and checks the shipped recipes and networks. For everything that is missing
+or too old it prints the command that fixes it, and exits with 1.
 """
 
 PACKAGE = Path(recipe.__file__).parent.parent

@@ -25,12 +25,12 @@ from daguerre.formatting import first_line
 from daguerre.models.weights import architectures
 from daguerre.settings import Settings
 
-SUMMARY = "bring a base model from the hub, for use without a connection"
+SUMMARY = "download a base model from the hub, for use without a network"
 HELP = """\
 usage: daguerre fetch MODEL [-o DIR] [key=value ...]
 
 Downloads what training and generating need of a model: configs, tokenizers, and one set of weights of each network, in
-safetensors where there are any. DIR is then a place for model.pretrained_model_name_or_path. The same command again
+safetensors where there are any. Then set model.pretrained_model_name_or_path=DIR. The same command again
 goes on where it was stopped, and checks every byte.
 
   daguerre fetch stable-diffusion-v1-5/stable-diffusion-v1-5 -o models/sd15

@@ -32,9 +32,9 @@ HELP = """\
 usage: daguerre generate RUN prompt="..." [key=value ...]
 
 Generates images with the newest checkpoint of a run, by its averaged weights if it keeps them. RUN is a run folder; a
-recipe stands for the run that `daguerre train` makes of it (output_dir= and run_name= as there), or, with base=true,
+recipe stands for the run that `daguerre train` makes of it (same output_dir= and run_name=), or, with base=true,
 for its pretrained networks as they are; a folder in diffusers' layout is a pipeline. The same command again goes on
-where it was stopped: what is there and whole is kept.
+where it was stopped: complete images are kept.
 
   daguerre generate runs/quickstart prompt="a small green star on a white background" num_images=4 seed=7
   daguerre generate runs/quickstart prompts_file=prompts.csv out=images sampler=dpmpp_2m num_inference_steps=20
@@ -45,7 +45,7 @@ where it was stopped: what is there and whole is kept.
   prompts_file=FILE      text with one prompt a line, or .csv, .tsv, .jsonl with the columns prompt, negative_prompt,
                          seed, num_images, guidance_scale, height, width, file_name; others are kept in the JSON.
                          Without prompts, those of the recipe are taken
-  negative_prompt=TEXT   what to lead away from
+  negative_prompt=TEXT   what the image should not show
   num_images=N           images of each prompt (1)
   seed=N                 image i of all starts from the noise of seed + i alone, in any batch and shard
   height=PX width=PX     size (data.resolution)
@@ -65,7 +65,7 @@ where it was stopped: what is there and whole is kept.
   resume_from_checkpoint=NAME    another checkpoint than the newest, such as step-00001000
   training.device=cpu            where to compute; training.mixed_precision, training.attention as in training
 
-Writes 000.png, 001.png ... and a JSON beside each, which says how it was made. docs/generate.md says more.
+Writes 000.png, 001.png ... and a JSON beside each, with all its settings. docs/generate.md says more.
 """
 
 

@@ -156,7 +156,7 @@ usage: daguerre VERB RECIPE [key=value ...]
 {listed}
 
 RECIPE is the name of a shipped recipe (`daguerre recipes`), a YAML file, or the folder of a run.
-`daguerre VERB --help` says more about a verb, docs/config.md about recipes and keys.
+`daguerre VERB --help` explains a verb, docs/config.md explains recipes and settings.
 
 A first run, on any machine: daguerre train quickstart
 Commands and configs of diffusers' scripts, kohya's, OneTrainer, MaxDiffusion and others: docs/coming-from.md

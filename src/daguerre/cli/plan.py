@@ -22,7 +22,7 @@ from daguerre.settings import Settings
 from daguerre.tracking.progress import Stages
 from daguerre.training.settings import Size
 
-SUMMARY = "how a recipe spreads over devices, and the memory that each needs"
+SUMMARY = "how a recipe uses several devices, and the memory that each needs"
 HELP = """\
 usage: daguerre plan RECIPE [devices=N nodes=N card=SIZE] [key=value ...] [--all] [--json]
 

@@ -7,7 +7,7 @@ from daguerre.remote import local_copy
 from daguerre.report import page
 from daguerre.storage.errors import StoreError
 
-SUMMARY = "write the page about a run: report.html in its folder"
+SUMMARY = "write the report of a run: report.html in its folder"
 HELP = """\
 usage: daguerre report RUN_FOLDER [--open]
 

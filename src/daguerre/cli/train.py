@@ -15,29 +15,29 @@ from daguerre.errors import ReportedElsewhere, UserError
 from daguerre.run import storage
 from daguerre.storage import address
 
-SUMMARY = "train a recipe, or go on with a run that was stopped"
+SUMMARY = "train a recipe, or continue a stopped run"
 HELP = """\
 usage: daguerre train RECIPE [key=value ...] [--dry-run [--full]]
 
-Trains a recipe: the name of a shipped one (`daguerre recipes`), a YAML file, or a run folder. The same command again
-goes on where the run was stopped, and says so if it is finished. Ctrl-C, SIGTERM or SIGUSR1 saves and leaves.
+Trains a recipe: the name of a shipped one (`daguerre recipes`), a YAML file, or a run folder. The same command
+continues a stopped run. Ctrl-C, SIGTERM or SIGUSR1 saves and stops.
 
   daguerre train quickstart
   daguerre train quickstart run_name=mine seed=1 optimizer.learning_rate=5e-4
   daguerre train quickstart data.source=folder data.path=images
-  daguerre train quickstart --dry-run            say what would happen, and stop; --full: with every setting
+  daguerre train quickstart --dry-run            show what would happen, and stop; --full: with every setting
   daguerre train quickstart output_dir=s3://bucket/runs      the run folder in an object store
   daguerre launch local sdxl processes=8                     on eight devices (docs/launching.md)
 
-Often set
+Common settings
   run_name, output_dir         the run folder is {output_dir}/{run_name}, also under s3:// or gs://
-  seed                         all random numbers follow from it and the samples' ids
+  seed                         seed of all random numbers
   training.duration            "20k steps", "1.5M samples" or "3 epochs"
   training.global_batch_size   samples of one update
   optimizer.learning_rate      peak learning rate
   init_from                    run folder whose weights a new run starts from
   checkpoint.every             interval of saves, such as "500 steps"
-  sampling.prompts             what is generated at each save, such as '["a small green star"]'
+  sampling.prompts             prompts of the images at each save, such as '["a small green star"]'
 
 Every key: `daguerre recipes --template`, docs/config.md.
 """

@@ -367,7 +367,7 @@ def test_tables_of_one_source_are_alike(tmp_path):
 )
 def test_a_file_that_is_no_table(tmp_path, content, said):
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(UserError, match=r"data\.path: .*a\.parquet cannot be read as a table: .+\. Fetch"):
+    with pytest.raises(UserError, match=r"data\.path: .*a\.parquet cannot be read as a table: .+\. Download"):
         opened(tmp_path)
 
 
@@ -580,7 +580,7 @@ def test_ranges_of_a_far_table_through_faults(tmp_path, s3):  # noqa: F811
         assert source.record(int(i)).image == encoded_images[i]
     table_parquet._parquet.cache_clear()
     s3.proxy.faults = Faults(share=1.0, kinds=("error",))
-    with pytest.raises(storage_io.StoreError, match="again and again"):
+    with pytest.raises(storage_io.StoreError, match="repeatedly"):
         source.record(1)
 
 

@@ -1,6 +1,6 @@
 """`daguerre convert`: makes one form of a model from another. Each verb is a file here."""
 
-SUMMARY = "make one form of a model from another"
+SUMMARY = "convert models, weights and configs between formats"
 HELP = """\
 usage: daguerre convert VERB ...
 

@@ -21,8 +21,8 @@ SUMMARY = "a recipe from a config of another trainer: kohya's TOML, OneTrainer, 
 HELP = """\
 usage: daguerre convert config FILE [out=FILE]
 
-Reads a config of another trainer, recognises which, writes a recipe, and says of each key what became of it: carried
-(our setting and its value), noticed (nothing to carry, and why), refused (asks for something that is not there).
+Reads a config of another trainer, detects which one, writes a recipe, and lists each key: carried
+(our setting and its value), noticed (nothing to carry, and why), refused (not supported).
 
   daguerre convert config base14.yml
   daguerre convert config configs/training/sd_xl_base_finetune_910b_edm.yaml out=my-edm.yaml
@@ -36,7 +36,7 @@ dataset_config), OneTrainer's JSON, ai-toolkit's YAML and JSON, SimpleTuner's JS
 there must be given here, and is named at the end. Refused keys do not stop it.
 
 Exit code 0: the recipe is written and passes the check (but for what must be given). 2: it cannot be trained, because
-its family is not there yet (Stable Cascade), in which case it is written all the same; or because a value of the
+its family is not supported yet (Stable Cascade), in which case it is still written; or because a value of the
 config fits no setting here, or because it trains something else than a whole network (LoRA, ControlNet, textual
 inversion, DreamBooth, SDXL's refiner), in which cases nothing is written. docs/coming-from.md says more.
 """

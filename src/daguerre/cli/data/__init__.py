@@ -1,14 +1,14 @@
 """`daguerre data`: verbs that work on a data set without training on it, one file each."""
 
-SUMMARY = "pack, index, verify, measure and look at a data set"
+SUMMARY = "pack, index, verify, measure and show a data set"
 HELP = """\
 usage: daguerre data VERB DATA [key=value ...]
 
   pack     write a data set into tar shards
-  index    read shards through once and keep what training needs to know of them
+  index    index shards: offsets, sizes, digests and metadata that training needs
   verify   look for damage: digests, counts, and a share of the images decoded
-  stats    a page about sizes, shapes, captions, filters and what is cropped
-  show     an image of what the network will see, with its captions
+  stats    a report on sizes, shapes, captions, filters and cropping
+  show     an image of samples as the network will see them, with captions
 
 DATA is a path (a folder of images, tar shards, a parquet or CSV table; also s3://, gs://, https://), or a recipe, of
 which the data section is read. Settings are changed as in training, so that filters, captions and buckets are the same:

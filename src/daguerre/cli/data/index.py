@@ -22,7 +22,7 @@ from daguerre.storage.expand import expand
 from daguerre.storage.location import WEB, Location
 from daguerre.tracking.progress import Counter, skip_summary
 
-SUMMARY = "read shards through once and keep what training needs to know of them"
+SUMMARY = "index shards: offsets, sizes, digests and metadata that training needs"
 HELP = """\
 usage: daguerre data index PATH... [key=value ...]
 

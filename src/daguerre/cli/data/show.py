@@ -21,7 +21,7 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, Settings
 
-SUMMARY = "an image of what the network will see, with its captions"
+SUMMARY = "an image of samples as the network will see them, with captions"
 HELP = """\
 usage: daguerre data show DATA [-o sheet.png] [count=24] [key=value ...]
 

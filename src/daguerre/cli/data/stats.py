@@ -29,7 +29,7 @@ from daguerre.report.dataset_page import Example, Part
 from daguerre.settings import ADDRESS, Settings
 from daguerre.tracking.progress import Counter, skip_summary
 
-SUMMARY = "a page about sizes, shapes, captions, filters and what is cropped"
+SUMMARY = "a report on sizes, shapes, captions, filters and cropping"
 HELP = """\
 usage: daguerre data stats DATA [-o stats.html] [key=value ...]
 

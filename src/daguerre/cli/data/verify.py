@@ -43,7 +43,7 @@ laptop decodes in about a minute. Exits with 1 if anything is damaged or missing
 
   share=S          share of the images that are decoded, from 0 to 1: 1 finds every broken image. Default: all of
                    20 gigapixels (1,600 photographs of 12 megapixels, 50,000 images of 512 x 512), of more so many;
-                   0.01 of what is far away
+                   0.01 of remote data
   processes=N      worker processes (as many as cores)
   data.KEY=VALUE   settings of the source, such as data.formats; filters leave nothing out here
 """

@@ -16,13 +16,13 @@ HELP = """\
 usage: daguerre launch VERB RECIPE [key=value ...]
 
   local    train a recipe on the GPUs of this machine, one process each
-  slurm    write an sbatch file that trains a recipe on some nodes, and hand it in
+  slurm    write an sbatch file that trains a recipe on several nodes, and submit it
 
   daguerre launch local sdxl processes=8 run_name=first
   daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs run_name=first
 
-`daguerre launch VERB --help` says more. docs/launching.md says what signals, a process that dies and one that hangs do
-to a run on many devices, and how torchrun and srun start one.
+`daguerre launch VERB --help` shows more. docs/launching.md explains signals, processes that die
+or hang, and how to start a run with torchrun or srun.
 """
 
 

@@ -23,11 +23,11 @@ from daguerre.distributed.launch.slurm import (
 )
 from daguerre.errors import UserError
 
-SUMMARY = "write an sbatch file that trains a recipe, and hand it in"
+SUMMARY = "write an sbatch file that trains a recipe, and submit it"
 HELP = """\
 usage: daguerre launch slurm RECIPE nodes=N [option=value ...] [key=value ...] [--submit]
 
-Writes an sbatch file that trains RECIPE, to read and to edit; with --submit it is handed in as well. Whatever is no
+Writes an sbatch file that trains RECIPE, to check and edit; with --submit it is also submitted. Anything that is not an
 option below is a setting of the recipe and goes to `daguerre train`. The recipe is checked before anything is written.
 
   daguerre launch slurm sdxl nodes=16 time=96:00:00 output_dir=/shared/runs run_name=first
