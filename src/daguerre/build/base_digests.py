@@ -12,7 +12,9 @@ from daguerre.config.config import Config
 from daguerre.errors import UserError
 from daguerre.models.sharding_axes import host
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORD_BYTES = 8
+_WIDTH = 1024
+"""Words of a row of a tensor's digest."""
 _SHOWN = 12
 """Hexadecimal digits of a digest in a message."""
 
@@ -59,13 +61,18 @@ def check_same_base(recorded: Base | None, own: Base, checkpoint: str) -> None:
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    """Of tensors by name, by sums of their words as whole numbers: exact in whatever order they are added, on any
-    device."""
+    """Of tensors by name: sums of their words as whole numbers, along rows and along columns of a fixed width. They are
+    exact in whatever order a device adds, and elements that change places change them, too."""
     found = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach()
-        words = tensor.contiguous().view(_WORDS[tensor.element_size()])
-        found.update(f"{name} {tuple(tensor.shape)} {int(words.sum(dtype=torch.int64))}\n".encode())
+        data = tensor.contiguous().flatten().view(torch.uint8)
+        data = data.clone() if data.storage_offset() % _WORD_BYTES else data
+        words = data[: len(data) // _WORD_BYTES * _WORD_BYTES].view(torch.int64)
+        rows = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
+        found.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        for part in (rows.sum(0), rows.sum(1), data[rows.numel() * _WORD_BYTES :]):
+            found.update(part.cpu().numpy().tobytes())
     return found.hexdigest()
 
 
