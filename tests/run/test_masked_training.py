@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_several_devices import RECIPE, Runs, zeros
+from test_several_devices import MESHES, RECIPE, Runs, zeros
 from tiny_models import write_sd
 from tiny_runs import train
 
@@ -54,17 +54,20 @@ def masked(tmp_path: Path) -> Runs:
     return runs
 
 
-def test_any_cut_of_the_batch_learns_the_same_of_masked_images_and_goes_on(masked: Runs, tmp_path):
-    meshes = {"one": (1, 1, 1, 1), "fsdp2": (2, 1, 2, 1)}
-    plan = [masked.on(name, mesh, *MASKED, "checkpoint.every=2 steps") for name, mesh in meshes.items()]
+@pytest.mark.parametrize(
+    "meshes", [("two",), pytest.param(("data2-fsdp2", "data4", "fsdp2-tensor2"), marks=pytest.mark.long)]
+)
+def test_any_cut_of_the_batch_learns_the_same_of_masked_images_and_goes_on(masked: Runs, tmp_path, meshes):
+    plan = [masked.on(name, MESHES[name], *MASKED, "checkpoint.every=2 steps") for name in ("one", *meshes)]
     plan.append(masked.on("cut", (1, 1, 1, 1), *MASKED, "training.per_device_batch_size=2", "loader.num_workers=1"))
     plan.append(masked.on("unmasked", (1, 1, 1, 1), *MASKED[1:]))
-    copies, drops = [[str(tmp_path / "fsdp2"), str(tmp_path / "on")]], [str(tmp_path / "on/checkpoints/step-00000004")]
+    copies = [[str(tmp_path / meshes[0]), str(tmp_path / "on")]]
+    drops = [str(tmp_path / "on/checkpoints/step-00000004")]
     later = masked.on("on", (1, 1, 1, 1), *MASKED, "checkpoint.every=2 steps")
     assert zeros(forked_runs.together(tmp_path, [*plan, later | {"copies": copies, "drops": drops}]))
     assert "continuing from step-00000002" in masked.log("on")
     assert "kept without a mask: all of it counts" in masked.log("one")
-    for name in ("fsdp2", "cut", "on"):
+    for name in (*meshes, "cut", "on"):
         masked.assert_equal(name, "one")
     assert masked.numbers("unmasked") != masked.numbers("one")
 
