@@ -6,7 +6,8 @@ Holds `Leaf`, one setting with its path, type and documentation. Values are read
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
@@ -92,23 +93,45 @@ def _chosen(plugin: Plugin, values: Mapping[str, Any]) -> type[Settings]:
     return plugin.settings_class(name) if name in plugins.names(plugin.kind) else plugin.base
 
 
+class _Shape(NamedTuple):
+    """What a field is, whatever a recipe says."""
+
+    name: str
+    field: FieldInfo
+    plugin: Plugin | None
+    inside: Plugin | None
+    """The mark of a mapping's values, if they are sections of plug-ins."""
+    section: type[Settings] | None
+    """The class of a section that no plug-in defines."""
+    resume: str | None
+
+
+@cache
+def _shapes(cls: type[Settings]) -> tuple[_Shape, ...]:
+    found = []
+    for name, field in cls.model_fields.items():
+        if name not in cls.around:
+            extra = field.json_schema_extra
+            resume = str(extra["resume"]) if isinstance(extra, dict) and "resume" in extra else None
+            plugin = plugin_of(field)
+            section = None if plugin else section_class(field)
+            found.append(_Shape(name, field, plugin, plugin_inside(field), section, resume))
+    return tuple(found)
+
+
 def walk(cls: type[Settings], tree: Any = None, prefix: str = "", resume: str = "identity") -> Iterator[Leaf | Section]:
     """All settings and sections under a class, in their order; plug-ins, and members of mappings, as `tree` has
     them."""
-    for name, field in cls.model_fields.items():
-        if name in cls.around:
-            continue
-        path = f"{prefix}{name}"
-        given = tree.get(name) if isinstance(tree, Mapping) else None
-        extra = field.json_schema_extra
-        marked = str(extra.get("resume", resume)) if isinstance(extra, dict) else resume
-        inner = section_class(field, given)
+    for shape in _shapes(cls):
+        field, path, marked = shape.field, f"{prefix}{shape.name}", shape.resume or resume
+        given = tree.get(shape.name) if isinstance(tree, Mapping) else None
+        inner = section_class(field, given) if shape.plugin else shape.section
         if inner is not None:
-            yield from _walk_section(Section(path, inner, field.description or "", plugin_of(field)), given, marked)
+            yield from _walk_section(Section(path, inner, field.description or "", shape.plugin), given, marked)
             continue
         yield Leaf(path, field, marked)
-        for member, own in inside(field, given).items():
-            section = Section(f"{path}.{member}", own, field.description or "", plugin_inside(field), named=True)
+        for member, own in (inside(field, given) if shape.inside else {}).items():
+            section = Section(f"{path}.{member}", own, field.description or "", shape.inside, named=True)
             yield from _walk_section(section, given and given[member], marked)
 
 
