@@ -57,7 +57,7 @@ def test_a_folder_becomes_shards(place, capsys):
     assert document["source"] == {"source": "folder", "path": "images"}
     packed = webdataset.open_source(webdataset.Settings(path="out"), "train")
     assert packed.record(3).image == (place / "images" / "003.jpg").read_bytes()
-    assert packed.record(3).texts["text"] == "image number 3"
+    assert packed.record(3).texts["text"] == "picture number 3"
 
 
 def test_the_same_command_again_keeps_everything(place, capsys):

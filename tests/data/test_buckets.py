@@ -205,7 +205,7 @@ def test_a_mirror_image_goes_to_the_mirrored_bucket():
     assert [every[a].mirrored for a in one] == [every[b] for b in other]
 
 
-def test_a_image_goes_to_the_largest_resolution_that_it_fills():
+def test_an_image_goes_to_the_largest_resolution_that_it_fills():
     chosen = settings(resolutions=(256, 512, 1024))
     sizes = [(2000, 3000), (1024, 1024), (1023, 3000), (512, 600), (511, 511), (256, 256), (100, 900)]
     want = ["1024x1024", "1024x1024", "512x512", "512x512", "256x256", "256x256", "256x256"]
@@ -248,7 +248,7 @@ def test_a_resize_just_covers_the_bucket(height, width, rows, columns):
     assert abs(wide - width * scale) <= 0.5 + 1e-6 or wide == bucket.width_px
 
 
-def test_a_image_is_enlarged_exactly_where_it_does_not_fill_its_bucket():
+def test_an_image_is_enlarged_exactly_where_it_does_not_fill_its_bucket():
     chosen = settings(512, aspects="auto")
     every = buckets(chosen)
     rng = np.random.default_rng(2)

@@ -260,7 +260,7 @@ def test_a_truncated_file_is_undecodable(kind):
             decoded(data[:length])
 
 
-def test_flipped_bytes_give_a_image_or_a_reason():
+def test_flipped_bytes_give_an_image_or_a_reason():
     reasons = set()
     for kind in ("PNG", "JPEG", "WEBP"):
         whole = encoded(noise(32, 32), kind)
@@ -279,7 +279,7 @@ def test_flipped_bytes_give_a_image_or_a_reason():
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_damaged_files_of_every_format_end_as_a_image_or_a_reason(kind):
+def test_damaged_files_of_every_format_end_as_an_image_or_a_reason(kind):
     every = ("jpeg", "png", "webp", "gif", "bmp", "tiff")
     whole = encoded(smooth(24, 32), kind, **({"compression": "tiff_lzw"} if kind == "TIFF" else {}))
     reasons = set()

@@ -101,7 +101,7 @@ def test_formats_that_are_not_allowed_are_refused_by_name(kind):
         headers.upright_size(io.BytesIO(encoded(kind)), headers.USUAL)
 
 
-def test_a_fault_of_the_disk_is_no_reason_to_leave_a_image_out():
+def test_a_fault_of_the_disk_is_no_reason_to_leave_an_image_out():
     class Failing(io.BytesIO):
         def read(self, size=-1):
             if size < 0 or self.tell() + size > 20:

@@ -344,7 +344,7 @@ def test_captions_that_are_cut_are_counted_once_and_kept_over_a_restart(image_fo
     assert sorted(found["examples"]) == ["001.png", "004.png"]
 
 
-def test_a_sample_without_a_image_has_no_cut_caption(damaged):
+def test_a_sample_without_an_image_has_no_cut_caption(damaged):
     for path in damaged.glob("*.txt"):
         path.write_text("a caption of more than twenty bytes")
     run = loading(damaged, caption_dropout=0)

@@ -68,7 +68,7 @@ def test_masks_are_cut_as_their_images_through_every_source(source, shape, crop)
     assert len(shown) > 12  # flips and crops of 12 masks are not all the same
 
 
-def test_a_image_that_is_resized_by_another_filter_lies_under_its_mask_all_the_same(source):
+def test_an_image_that_is_resized_by_another_filter_lies_under_its_mask_all_the_same(source):
     found, _ = batches(opened(source, interpolation="bicubic", random_flip=True, crop="random", **SHAPES["buckets"]))
     for batch in found:
         mask, red = batch.images[MASK][:, 0].float(), batch.pixels_BCHW[:, 0].float()
@@ -279,7 +279,7 @@ def test_tables_and_shards_leave_out_the_same(tmp_path, kind):
         assert batch.valid_B.sum() == 1
 
 
-def test_masks_without_a_image_and_a_second_one_are_counted(tmp_path):
+def test_masks_without_an_image_and_a_second_one_are_counted(tmp_path):
     place = masked.folder(tmp_path / "a", count=3)
     (place / "00-masklabel.png").write_bytes((place / "00.mask.png").read_bytes())
     masks = tmp_path / "masks"
@@ -293,7 +293,7 @@ def test_masks_without_a_image_and_a_second_one_are_counted(tmp_path):
     assert sorted(Path(path).name for path in twice) == ["00.mask.png", "01.mask.png", "01.webp"]
 
 
-def test_a_image_called_as_a_mask_of_nothing_stays_a_image(tmp_path):
+def test_an_image_called_as_a_mask_of_nothing_stays_a_image(tmp_path):
     place = tmp_path / "a"
     place.mkdir()
     for name in ("x.mask", "y-masklabel", ".mask"):

@@ -120,7 +120,7 @@ def test_both_splits_hold_something(opened):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_record_is_a_image_with_a_caption(opened, split):
+def test_a_record_is_an_image_with_a_caption(opened, split):
     source = opened(split)
     for number in numbers(source):
         record = source.record(number)

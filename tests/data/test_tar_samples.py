@@ -62,7 +62,7 @@ def test_several_images_of_one_key_have_the_members_of_their_own_names():
     assert counts == {"member without an image of its name": 1}
 
 
-def test_a_mask_beside_a_image_takes_none_of_its_texts():
+def test_a_mask_beside_an_image_takes_none_of_its_texts():
     samples, counts = joined("a.jpg", "a.mask.png", "a.txt", "a.json")
     assert samples == {"a": {"": "a.jpg", "mask image": "a.mask.png", "txt": "a.txt", "json": "a.json"}}
     assert not counts
@@ -78,7 +78,7 @@ def test_masks_stand_anywhere_and_belong_to_the_image_of_their_name_up_to_the_do
     assert counts == {"duplicate: second image of one name": 1}
 
 
-def test_a_mask_without_a_image_is_one_itself():
+def test_a_mask_without_an_image_is_one_itself():
     assert joined("a.mask.png", "a.mask.txt") == ({"a.mask": {"": "a.mask.png", "txt": "a.mask.txt"}}, {})
 
 
@@ -234,7 +234,7 @@ def test_a_member_belongs_to_the_image_with_the_longest_name_that_begins_its_own
         assert tar_samples._owner(name, stems) == max(inside, key=len, default=None)
 
 
-def test_a_image_with_too_many_members_is_left_out_and_the_others_are_not(tmp_path):
+def test_an_image_with_too_many_members_is_left_out_and_the_others_are_not(tmp_path):
     many = [(f"a.e{i}", b"text") for i in range(tar_samples.PARTS_LIMIT + 1)]
     path = tars.write(tmp_path / "a.tar", [("a.jpg", tars.jpeg(0)), *many, *tars.sample("b", 1)])
     index = tar_index.build(path, "a.tar", USUAL)

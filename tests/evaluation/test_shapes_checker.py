@@ -106,7 +106,7 @@ def test_sizes_in_between_have_no_name() -> None:
         assert shapes.check(on_white(covered)).size == "none"
 
 
-def test_a_image_of_another_size_is_refused() -> None:
+def test_an_image_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(64, 64, 3\) uint8"):
         shapes.check(np.zeros((32, 32, 3), np.uint8))
 

@@ -77,7 +77,7 @@ def test_images_and_how_they_were_made(run, tmp_path, capsys):
     assert "step-00000002" in capsys.readouterr().out
 
 
-def test_a_image_depends_on_its_seed_alone(run, tmp_path):
+def test_an_image_depends_on_its_seed_alone(run, tmp_path):
     """Noise equal to the bit, pixels within 1/255, whatever the batch size and the place in the list."""
     together = draw(run, tmp_path / "a", "num_images=4", "seed=7")
     pairs = draw(run, tmp_path / "b", "num_images=4", "seed=7", "batch_size=2")

@@ -82,7 +82,7 @@ def test_every_run_gives_the_same_bits(computed_by):
     assert all(torch.equal(a, b) for a, b in zip(once(), once(), strict=True))
 
 
-def test_a_image_in_any_layout_gives_the_same(computed_by):
+def test_an_image_in_any_layout_gives_the_same(computed_by):
     x, weight, bias, _ = inputs((2, 32, 4, 6, 8), torch.float32, torch.float32)
     last = x.detach().contiguous(memory_format=torch.channels_last)
     strided = torch.stack([x.detach(), x.detach()], -1)[..., 0]

@@ -34,7 +34,7 @@ def test_edm_tells_the_network_what_the_recipe_says():
 
 def test_an_objective_without_noise_levels_refuses_to_tell_any():
     with pytest.raises(
-        ValueError, match=r"noise_conditioning has no effect.*contrastive is not a diffusion.*remove it"
+        ValueError, match=r"noise_conditioning has no effect.*contrastive is not a diffusion.*remove the setting"
     ):
         outlined("objective.name=contrastive", TIMESTEP)
 

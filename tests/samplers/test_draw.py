@@ -42,7 +42,7 @@ def images(seeds: list[int], net: Any, at_once: int = 8, **settings: Any) -> Ten
     return torch.cat([drawn(batch) for batch in batches])
 
 
-def test_the_noise_of_a_image_is_a_function_of_its_seed_alone() -> None:
+def test_the_noise_of_an_image_is_a_function_of_its_seed_alone() -> None:
     noise = initial_noise([5, 2**40, 5], SHAPE)
     assert noise.dtype == torch.float32
     assert torch.equal(noise[0], noise[2])

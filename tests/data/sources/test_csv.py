@@ -242,7 +242,7 @@ def test_a_table_that_changed_under_a_run(folder):
             source.record(1)
 
 
-def test_a_image_that_vanished_is_a_fault(folder):
+def test_an_image_that_vanished_is_a_fault(folder):
     source = opened(write(folder, "path,text\na.png,one\n"))
     (folder / "a.png").unlink()
     with pytest.raises(FileNotFoundError):

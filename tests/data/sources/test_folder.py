@@ -182,7 +182,7 @@ def test_what_may_not_be_read_is_counted(tmp_path):
     }
 
 
-def test_a_fault_of_the_disk_is_no_reason_to_leave_a_image_out(tmp_path, monkeypatch):
+def test_a_fault_of_the_disk_is_no_reason_to_leave_an_image_out(tmp_path, monkeypatch):
     captioned(tmp_path / "good.png")
 
     def faulty(file):

@@ -197,7 +197,7 @@ def _alone(to: str) -> Iterator[None]:
     Path(to).mkdir(parents=True, exist_ok=True)
     with locked(Path(to), wait=False) as held:
         if not held:
-            raise Held(f"another process packs into {to}: wait for it, or choose another folder")
+            raise Held(f"another process is packing into {to}: wait for it, or choose another folder")
         yield
 
 
