@@ -32,7 +32,17 @@ def step(run):
     return json.loads((run / "status.json").read_text())["step"]
 
 
-@pytest.mark.parametrize("name", recipe.shipped())
+OTHERS = ("sdxl_dreambooth", "sdxl_edm", "sd15_lora")
+"""Recipes that extend another and train otherwise; the rest of those that extend one train as it does."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if recipe.read(path).get("extends") and name not in OTHERS else [])
+        for name, path in recipe.shipped().items()
+    ],
+)
 def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys):
     begun_from = Path(tree(name).get("init_from") or "").name
     if begun_from:

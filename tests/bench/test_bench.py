@@ -194,7 +194,7 @@ def test_contestants_take_turns_in_orders_that_turn_around(clock):
     assert [text[0] for text in said if " of 3" in text] == list("baabba")
 
 
-@pytest.mark.parametrize("at", [0, 2, 5])
+@pytest.mark.parametrize("at", [0, pytest.param(2, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.long)])
 def test_memory_that_runs_out_leaves_a_row(clock, at):
     """While it is built, warmed up or timed: the others go on, and it is tried once more alone."""
     made = []
@@ -292,7 +292,7 @@ class CompilationError(Exception):
 
 
 @pytest.mark.parametrize("kind", [CompilationError, AssertionError, TypeError, ImportError])
-@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("at", [0, pytest.param(5, marks=pytest.mark.long)])
 def test_whatever_goes_wrong_with_one_is_told_in_its_row(clock, capsys, kind, at):
     fails = Fake(fails_at=at, error=kind("what is wrong"))
     race = rounds({"base": Fake, "odd": lambda: fails}, turn_seconds=0.001)

@@ -211,7 +211,7 @@ def size_bytes(folder):
     "moment",
     [
         pytest.param("first save", marks=pytest.mark.long),
-        "export",
+        pytest.param("export", marks=pytest.mark.long),
         pytest.param("second save", marks=pytest.mark.long),
         "first save, beside training",
     ],

@@ -123,7 +123,7 @@ def test_a_run_on_protected_shards(place, tmp_path, capfd, monkeypatch):
         given = f"data.path={url}/part-{{00..01}}.tar{SIGNED}"
         argv = tiny_runs.arguments(
             place / "runs", "data.source=webdataset", given, "data.resolution=64", "validation.every=null",
-            f"data.cache_dir={place / 'data'}", "loader.num_workers=1", "training.duration=3 steps",
+            f"data.cache_dir={place / 'data'}", "loader.num_workers=0", "training.duration=3 steps",
             "description=drawn from " + url, "lr_scheduler.name=constant",
         )  # fmt: skip
         argv = [word for word in argv if not word.startswith(("data.checked", "validation.num"))]
@@ -178,7 +178,7 @@ ADDRESSES = [
     f"[https://host/x,https://{USER}:{PASSWORD}@host/x]",
 ]
 COMMANDS = [
-    "train quickstart data.source=webdataset data.path=@",
+    pytest.param("train quickstart data.source=webdataset data.path=@", marks=pytest.mark.long),
     "train quickstart data.source=webdataset 'data.path=[a, @]'",
     "train quickstart data.path=@",
     "train quickstart output_dir=@ --dry-run",

@@ -26,7 +26,9 @@ def drawn(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("faults", [Faults(), Faults(0.3)], ids=["clean", "faulty"])
+@pytest.mark.parametrize(
+    "faults", [Faults(), pytest.param(Faults(0.3), marks=pytest.mark.long)], ids=["clean", "faulty"]
+)
 def test_the_quickstart_from_shards_in_a_store_has_the_same_losses(drawn, s3, tmp_path, faults):  # noqa: F811
     url = f"s3://{s3.bucket}/set/"
     assert main.run(["data", "pack", "quickstart", "-o", url, f"count={COUNT}"]) == 0

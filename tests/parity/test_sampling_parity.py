@@ -102,7 +102,10 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return trained(place, model | {"pretrained_model_name_or_path": str(write(place / "model"))}, objective)
 
 
-@pytest.mark.parametrize(("number", "sampler"), list(enumerate(SAMPLERS)))
+@pytest.mark.parametrize(
+    ("number", "sampler"),
+    [pytest.param(i, name, marks=[] if i < 2 else [pytest.mark.long]) for i, name in enumerate(SAMPLERS)],
+)
 def test_images_are_those_of_the_exported_pipeline(run, tmp_path, number, sampler):
     """With guidance, with a negative prompt and with none (SDXL's none is zeros, in both)."""
     more = [str(run), f"sampler={sampler}", f"training.duration={3 + number} steps", "num_inference_steps=9"]

@@ -208,7 +208,7 @@ def test_a_checkpoint_that_names_no_base_is_refused():
 
 
 @pytest.mark.parametrize(
-    "meshes", [("fsdp2", "tensor2"), pytest.param(("fsdp2", "data2", "fsdp2-tensor2"), marks=pytest.mark.long)]
+    "meshes", [("fsdp2",), pytest.param(("fsdp2", "data2", "tensor2", "fsdp2-tensor2"), marks=pytest.mark.long)]
 )
 def test_other_meshes_learn_what_one_process_does(place, meshes):
     chosen = {name: MESHES[name] for name in meshes}

@@ -55,13 +55,13 @@ def masked(tmp_path: Path) -> Runs:
 
 
 @pytest.mark.parametrize(
-    "meshes", [("two",), pytest.param(("data2-fsdp2", "data4", "fsdp2-tensor2"), marks=pytest.mark.long)]
+    "meshes", [(), pytest.param(("two", "data2-fsdp2", "data4", "fsdp2-tensor2"), marks=pytest.mark.long)]
 )
 def test_any_cut_of_the_batch_learns_the_same_of_masked_images_and_goes_on(masked: Runs, tmp_path, meshes):
     plan = [masked.on(name, MESHES[name], *MASKED, "checkpoint.every=2 steps") for name in ("one", *meshes)]
     plan.append(masked.on("cut", (1, 1, 1, 1), *MASKED, "training.per_device_batch_size=2", "loader.num_workers=1"))
     plan.append(masked.on("unmasked", (1, 1, 1, 1), *MASKED[1:]))
-    copies = [[str(tmp_path / meshes[0]), str(tmp_path / "on")]]
+    copies = [[str(tmp_path / (*meshes, "one")[0]), str(tmp_path / "on")]]
     drops = [str(tmp_path / "on/checkpoints/step-00000004")]
     later = masked.on("on", (1, 1, 1, 1), *MASKED, "checkpoint.every=2 steps")
     assert zeros(forked_runs.together(tmp_path, [*plan, later | {"copies": copies, "drops": drops}]))
@@ -113,7 +113,9 @@ def test_what_has_no_effect_is_refused(tmp_path, capsys):
     assert "data.sources.a.mask_column" in refused(capsys, tmp_path, *mixed)
 
 
-@pytest.mark.parametrize("verb", ["bench", "bench loader", "plan", "train --dry-run"])
+@pytest.mark.parametrize(
+    "verb", ["bench", pytest.param("bench loader", marks=pytest.mark.long), "plan", "train --dry-run"]
+)
 def test_time_and_memory_are_measured_with_masks(tmp_path, verb, capsys):
     base, folder = write_sd(tmp_path / "base") or tmp_path / "base", tmp_path / "images"
     folder.mkdir()

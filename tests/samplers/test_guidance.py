@@ -78,13 +78,21 @@ def gaussian(objective: Any) -> Any:
     return net
 
 
+STOCHASTIC = ("euler_ancestral", "dpmpp_2m_sde")
+"""Samplers that draw noise at each step, which takes most of their time."""
 DIFFUSION = [
     n for n in plugins.names("objectives") if issubclass(plugins.find("objectives", n).Settings, DiffusionSettings)
 ]
 
 
-@pytest.mark.parametrize("sampler", plugins.names("samplers"))
-@pytest.mark.parametrize("name", DIFFUSION)
+@pytest.mark.parametrize(
+    ("name", "sampler"),
+    [
+        pytest.param(name, sampler, marks=[pytest.mark.long] if sampler in STOCHASTIC and name != "eps" else [])
+        for name in DIFFUSION
+        for sampler in plugins.names("samplers")
+    ],
+)
 def test_guidance_between_two_gaussians_draws_the_gaussian_on_the_line_through_them(name: str, sampler: str) -> None:
     """With equal variances the guided denoiser is exactly that of the mean null + scale (cond - null)."""
     objective = objective_of(name)

@@ -37,7 +37,7 @@ def drawn(objective: Diffusion, net: Any, **settings: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "kind", "shift", "sampler"),
     [
-        pytest.param(*kind, sampler, marks=[pytest.mark.long] if sampler in STOCHASTIC and kind != KINDS[0] else [])
+        pytest.param(*kind, sampler, marks=[pytest.mark.long] if sampler in STOCHASTIC else [])
         for kind in KINDS
         for sampler in plugins.names("samplers")
         if sampler != "lcm"

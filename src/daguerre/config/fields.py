@@ -94,7 +94,7 @@ def _chosen(plugin: Plugin, values: Mapping[str, Any]) -> type[Settings]:
 
 
 class _Shape(NamedTuple):
-    """What a field is, whatever a recipe says."""
+    """A field of a settings class, without what a recipe chooses."""
 
     name: str
     field: FieldInfo
