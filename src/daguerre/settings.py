@@ -68,13 +68,17 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_unused(self) -> Self:
-        given: dict[str, list[str]] = {}
+        given: dict[tuple[str, str], list[str]] = {}
         for name, why in self.unused().items():
             if name in self.model_fields_set:
-                given.setdefault(why, []).append(name)
+                given.setdefault((why, self.way_to_use(name)), []).append(name)
         if given:
-            problems = [f"{', '.join(n)}: {why}: remove {'it' if len(n) == 1 else 'them'}" for why, n in given.items()]
-            raise ValueError("; ".join(problems))
+            raise ValueError(
+                "; ".join(
+                    f"{', '.join(names)}: {why}: remove {'it' if len(names) == 1 else 'them'}{way_to_use}"
+                    for (why, way_to_use), names in given.items()
+                )
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -85,6 +89,10 @@ class Settings(BaseModel):
     def unused(self) -> dict[str, str]:
         """The fields that others of the group leave without effect, and why."""
         return {name: why for fields, when, why in reversed(self.unused_when) if when(self) for name in fields}
+
+    def way_to_use(self, field: str) -> str:
+        """The other way out of an unused field than to remove it; empty where there is none."""
+        return ""
 
 
 class Choice(Settings):
@@ -103,11 +111,15 @@ class Choice(Settings):
 
     def unused(self) -> dict[str, str]:
         found = super().unused()
-        for field, names in self.acts_with.items():
+        for field in self.acts_with:
             if not self.acts(field):
-                instead = f"; {self.instead[field]}" if field in self.instead else ""
-                found[field] = f"no effect with {self.name!r} (it is for {' or '.join(names)}{instead})"
+                found[field] = f"no effect with {self.name!r}"
         return found
+
+    def way_to_use(self, field: str) -> str:
+        if field in self.instead:
+            return f"; {self.instead[field]}"
+        return f", or set name to {' or '.join(self.acts_with[field])}" if field in self.acts_with else ""
 
 
 _UNITS = {"step": "steps", "steps": "steps", "sample": "samples", "samples": "samples"}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -123,6 +124,18 @@ def test_the_size_of_batches_changes_no_sample(damaged):
         return sorted(rows)
 
     assert samples(large) == samples(small)
+
+
+def test_files_are_prefetched_from_the_update_that_a_run_goes_on_with(image_folder, monkeypatch):
+    seen = []
+
+    def prefetching(dataset, plan, number, rank, ranks):
+        seen.append(number)
+        return nullcontext(lambda number: None)
+
+    monkeypatch.setattr(loader, "prefetching", prefetching)
+    take(loading(image_folder), 15, 1)
+    assert seen == [3], "updates of five samples"
 
 
 def test_epochs_crop_and_caption_anew(image_folder):

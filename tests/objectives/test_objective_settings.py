@@ -49,12 +49,12 @@ def test_only_what_acts_is_dumped():
 @pytest.mark.parametrize(
     ("name", "values", "says"),
     [
-        ("v", {"weighting": {"snr_gamma": 5.0}}, "snr_gamma.*: no effect with 'none'"),
+        ("v", {"weighting": {"snr_gamma": 5.0}}, "snr_gamma.*: no effect with 'none': .*set name to min_snr"),
         ("v", {"weighting": {"name": "min_snr", "p2_k": 2.0}}, "p2_k.*: no effect with 'min_snr'"),
-        ("eps", {"times": {"mean": 0.0}}, "mean.*: no effect with 'uniform'"),
+        ("eps", {"times": {"mean": 0.0}}, "mean.*: no effect with 'uniform': .*set name to log_normal or logit_normal"),
         ("v", {"schedule": {"name": "cosine", "beta_end": 0.02}}, "beta_end.*: no effect with 'cosine'"),
         ("flow", {"schedule": {"zero_terminal_snr": True}}, "zero_terminal_snr.*: no effect with 'linear_flow'"),
-        ("v", {"schedule": {"rho": 5.0}}, "rho.*: no effect with 'scaled_linear'"),
+        ("v", {"schedule": {"rho": 5.0}}, "rho.*: no effect with 'scaled_linear': .*set name to edm"),
         ("edm", {"schedule": {"shift": 2.0}}, "shift.*: no effect with 'edm'.*add ln shift to times.mean"),
         ("eps", {"schedule": {"zero_terminal_snr": True}}, "use objective v"),
         ("v", {"schedule": {"name": "edm"}}, "'v' is not defined on 'edm': .*scaled_linear or cosine"),
@@ -65,7 +65,11 @@ def test_only_what_acts_is_dumped():
         ("v", {"times": {"name": "log_normal"}}, "sigma, from 0 to infinity.*uniform or logit_normal"),
         ("v", {"schedule": {"beta_start": 0.02}}, "beta_start must be the smaller one"),
         ("edm", {"schedule": {"sigma_min": 90.0}}, "sigma_min must be the smaller one"),
-        ("v", {"timestep_bias": {"multiplier": 2}}, "multiplier.*: no effect with 'none' .*earlier or later or range"),
+        (
+            "v",
+            {"timestep_bias": {"multiplier": 2}},
+            "multiplier.*: no effect with 'none': .*set name to .*earlier or later or range",
+        ),
         ("v", {"timestep_bias": {"name": "range", "portion": 0.2}}, "portion.*: no effect with 'range'"),
         ("v", {"timestep_bias": {"name": "later", "begin": 5, "end": 9}}, "begin.*: no effect"),
         ("v", {"timestep_bias": {"name": "later", "multiplier": 0}}, "multiplier\n.*greater than 0"),
@@ -82,7 +86,7 @@ def test_only_what_acts_is_dumped():
         ),
         ("v", {"noise": {"offset_per": "sample"}}, "offset_per: no effect while offset is 0"),
         ("v", {"noise": {"pyramid_size": 8}}, "pyramid_size: no effect while pyramid is 0"),
-        ("v", {"weighting": {"name": "debiased", "snr_gamma": 2.0}}, "is for min_snr or soft_min_snr"),
+        ("v", {"weighting": {"name": "debiased", "snr_gamma": 2.0}}, "set name to min_snr or soft_min_snr"),
         ("v", {"sigma_data": 0.5}, "Extra inputs are not permitted"),
     ],
 )

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import xxhash
 from faulty_store import SECRETS, SHORT, Faults, environment, s3, web_server  # noqa: F401
+from obstore.exceptions import GenericError
 
 from daguerre.errors import UserError
-from daguerre.storage import clients, download
+from daguerre.storage import clients, download, retry
 from daguerre.storage import io as storage_io
+from daguerre.storage.errors import Unreachable
 from daguerre.storage.location import Location
 
 IMPATIENT = replace(SHORT, attempts=4)
@@ -398,6 +400,24 @@ def test_an_unreachable_store_says_so_soon(monkeypatch, scheme, how):
     assert (
         "Check endpoint, region and credentials" if scheme == "s3" else "Check the address and the network"
     ) in message
+
+
+def test_a_store_that_never_answered_is_given_up_before_a_pause_would_end_too_late(monkeypatch):
+    """Requests at 0, 1 and 3 seconds; the next would come at 7, and five are the bound."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(clients, "PATIENCE", clients.Patience(10, 1.0, 4.0, unreachable_seconds=5))
+    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(retry.random, "uniform", lambda low, high: high)
+    clients.forget()
+
+    def request(store, path):
+        asked.append(now[0])
+        raise GenericError("HTTP error: kind: Connect, refused")
+
+    with pytest.raises(Unreachable):
+        retry.with_retries(Location("http://127.0.0.1:9/x.tar"), request)
+    assert asked == [0, 1, 3]
 
 
 def test_real_patience_finds_a_store_unreachable_within_about_20_seconds():
