@@ -95,8 +95,9 @@ def mutations(file: str, source: str) -> list[Mutation]:
             case ast.BoolOp(values=values):
                 for one, two in pairwise(values):
                     yield from between(one, two, LOGIC)
-            case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-                yield change(span(node)[0], span(operand)[0], "")
+            case ast.UnaryOp(op=ast.Not() | ast.USub() as sign):
+                start = span(node)[0]
+                yield change(start, start + len("not" if isinstance(sign, ast.Not) else "-"), "")
             case ast.Constant(value=bool(value)):
                 yield change(*span(node), str(not value))
             case ast.Constant(value=int(value)):
