@@ -293,6 +293,8 @@ def evaluate(run: Run, metric: str, stop: Callable[[], bool]) -> None:
 
 
 def where(run: Run) -> str:
-    """The places of the results, for people."""
-    place = local_copy.display_name(run.folder.path)
-    return f"images: {place}/samples, pipeline: {place}/pipeline, report: {place}/report.html"
+    """The places of the results that there are, for people."""
+    places = {"images": "samples", "pipeline": "pipeline", "report": "report.html"}
+    shown = local_copy.display_name(run.folder.path)
+    found = {what: name for what, name in places.items() if (run.folder.path / name).exists()}
+    return ", ".join(f"{what}: {shown}/{name}" for what, name in found.items())
