@@ -97,7 +97,7 @@ batch() { echo "training.global_batch_size=$1 training.per_device_batch_size=$1 
 
 ALL=(training.device=cuda); SD15=sd15; SD21=sd21; SDXL=sdxl
 if [ $DRY = 1 ]; then
-    PYTHONPATH="$PYTHONPATH:tests" "$PYTHON" - "$OWN" >>"$OUT/gpu.log" 2>&1 <<'PY' || exit 2
+    PYTHONPATH="$PYTHONPATH:tests/support" "$PYTHON" - "$OWN" >>"$OUT/gpu.log" 2>&1 <<'PY' || exit 2
 import sys
 from pathlib import Path
 from tiny_models import write_sd, write_sdxl

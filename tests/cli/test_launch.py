@@ -164,7 +164,11 @@ def test_launch_local_hands_secrets_on_in_the_environment_alone(tmp_path: Path, 
 @pytest.mark.long
 def test_launch_local_trains_saves_at_a_signal_and_goes_on(tmp_path: Path):
     """Two processes of a tiny run; the exit code is that of the run."""
-    words = [*tiny_runs.arguments(tmp_path, "training.duration=60 steps", "training.per_device_batch_size=1")[1:]]
+    words = [
+        *tiny_runs.arguments(
+            tmp_path, "training.duration=60 steps", "training.per_device_batch_size=1", "lr_scheduler.name=constant"
+        )[1:]
+    ]
     words = [sys.executable, "-m", "daguerre", "launch", "local", *words, "processes=2", "training.device=cpu"]
     run = subprocess.Popen(words)
     tiny_runs.wait_for(tmp_path / "tiny" / "checkpoints" / "step-00000003" / "manifest.json")
