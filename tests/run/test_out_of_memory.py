@@ -13,7 +13,7 @@ from daguerre.generation import generate
 from daguerre.memory import advice as memory_advice
 from daguerre.models.family import Family
 from daguerre.samplers.settings import SamplingSettings
-from daguerre.training.optimizers.optimizer import OptimizerPart
+from daguerre.training.optimizers.optimizer import Optimizer
 
 MESSAGE = "CUDA out of memory. Tried to allocate 20.00 GiB.\nSee documentation for Memory Management"
 
@@ -78,11 +78,11 @@ def test_before_the_first_update_it_is_told_too(tmp_path, capsys):
 
 @pytest.mark.long
 def test_moments_without_room_count_before_there_are_any(tmp_path, capsys):
-    def full(self, skip):
+    def full(self, *given, **named):
         raise torch.OutOfMemoryError(MESSAGE)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OptimizerPart, "step", full)
+        patch.setattr(Optimizer, "step", full)
         assert train(tmp_path, *BATCH, *QUIET) == errors.FAILED
     assert "Not even a micro-batch of one sample fits." in capsys.readouterr().err
 
