@@ -117,9 +117,11 @@ class Choice(Settings):
         return found
 
     def way_to_use(self, field: str) -> str:
+        if self.acts(field):
+            return ""  # something else than the name leaves it without effect
         if field in self.instead:
             return f"; {self.instead[field]}"
-        return f", or set name to {' or '.join(self.acts_with[field])}" if field in self.acts_with else ""
+        return f", or set name to {' or '.join(self.acts_with[field])}"
 
 
 _UNITS = {"step": "steps", "steps": "steps", "sample": "samples", "samples": "samples"}

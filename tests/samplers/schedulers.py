@@ -13,6 +13,8 @@ from daguerre.objectives.algebra import Diffusion
 from daguerre.types import Grid
 
 Net = Callable[..., Tensor]
+STOCHASTIC = ("euler_ancestral", "dpmpp_2m_sde")
+"""Samplers that draw noise at each step, which takes most of their time."""
 
 
 def objective_of(name: str, /, **schedule: Any) -> Diffusion:

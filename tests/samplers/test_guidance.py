@@ -10,7 +10,7 @@ import torch
 from diffusers import DPMSolverMultistepScheduler, StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 from mixture import network
-from schedulers import objective_of
+from schedulers import STOCHASTIC, objective_of
 from torch import Tensor
 
 from daguerre import plugins
@@ -78,8 +78,6 @@ def gaussian(objective: Any) -> Any:
     return net
 
 
-STOCHASTIC = ("euler_ancestral", "dpmpp_2m_sde")
-"""Samplers that draw noise at each step, which takes most of their time."""
 DIFFUSION = [
     n for n in plugins.names("objectives") if issubclass(plugins.find("objectives", n).Settings, DiffusionSettings)
 ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mixture import THREE, network
-from schedulers import objective_of, run_ours, run_scheduler
+from schedulers import STOCHASTIC, objective_of, run_ours, run_scheduler
 from torch import Tensor
 
 from daguerre import plugins
@@ -25,8 +25,6 @@ KINDS: list[tuple[str, str, float]] = [
     ("flow", "linear_flow", 3.0),
 ]
 SEEDS = range(1024)
-STOCHASTIC = ("euler_ancestral", "dpmpp_2m_sde")
-"""Samplers that draw noise at each step, which takes most of their time."""
 
 
 def drawn(objective: Diffusion, net: Any, **settings: Any) -> Tensor:

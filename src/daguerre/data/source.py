@@ -7,16 +7,22 @@ Filters, splits, order, buckets, decoding, cropping and captions are the same be
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from daguerre.data.index.index import Index
+from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
+from daguerre.storage.file_cache import ShardCache, default_folder
 from daguerre.types import Record
 
 Split = Literal["train", "held_out"]
 """`held_out` is for the validation loss and sample prompts; training never sees it."""
+
+WHOLE_SHARE = 0.25
+"""Share of the rows of a remote table, or of the samples of a remote shard, from which on it is fetched whole."""
 
 
 class Source(Protocol):
@@ -83,3 +89,9 @@ class RemoteSource(Source, Protocol):
     def prefetch(self, file: int) -> int:
         """Fetches a file that is read whole; returns its bytes in the cache, else 0. OSError or UserError for a fault,
         which the read that needs the file will meet again."""
+
+
+def cache_of(settings: SourceSettings) -> ShardCache:
+    """The local folder for indexes and remote files."""
+    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_folder()
+    return ShardCache(folder, int(settings.cache_gb * 1e9))

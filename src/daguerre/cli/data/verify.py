@@ -18,9 +18,8 @@ from daguerre.data.index.index import Index
 from daguerre.data.loading import job_pool
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
-from daguerre.data.source import Source
+from daguerre.data.source import Source, cache_of
 from daguerre.data.sources import webdataset
-from daguerre.data.table.source import cache_of
 from daguerre.data.tools import manifest
 from daguerre.data.tools.verify import MISSING, OF_FILES, Found, Unit, Verifier, chosen
 from daguerre.errors import UserError

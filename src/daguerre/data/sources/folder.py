@@ -18,8 +18,8 @@ from daguerre.data.index.cache import ShardIndex
 from daguerre.data.index.index import Index
 from daguerre.data.settings import GenerateSettings, SourceSettings
 from daguerre.data.skipped import SkipReport
-from daguerre.data.source import Split
-from daguerre.data.table.source import cache_of, in_blocks
+from daguerre.data.source import Split, cache_of
+from daguerre.data.table.source import in_blocks
 from daguerre.errors import UserError
 from daguerre.settings import ADDRESS, FREE, Unused
 from daguerre.types import IMAGE, Record

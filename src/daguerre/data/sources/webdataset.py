@@ -22,8 +22,7 @@ from daguerre.data.index.cache import ShardIndex
 from daguerre.data.index.index import Index
 from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
-from daguerre.data.source import Files, Split
-from daguerre.data.table.source import WHOLE_SHARE, cache_of
+from daguerre.data.source import WHOLE_SHARE, Files, Split, cache_of
 from daguerre.data.tar import index as tar_index
 from daguerre.data.tar import samples
 from daguerre.data.tar.index import IMAGE_MARK

@@ -20,9 +20,8 @@ from daguerre.data.images.headers import Undecodable
 from daguerre.data.index import cache as index_cache
 from daguerre.data.index.cache import BadIndex
 from daguerre.data.index.index import Index
-from daguerre.data.settings import SourceSettings
 from daguerre.data.skipped import SkipReport
-from daguerre.data.source import Files
+from daguerre.data.source import WHOLE_SHARE, Files, cache_of
 from daguerre.data.table import columns as table_columns
 from daguerre.data.table import images as table_images
 from daguerre.data.table import verbatim
@@ -32,7 +31,7 @@ from daguerre.data.table.index import Builder, base_of, digest_of, images_of, re
 from daguerre.data.table.metadata import metadata_of
 from daguerre.errors import UserError
 from daguerre.storage.errors import Mismatch, StoreError
-from daguerre.storage.file_cache import ShardCache, default_folder
+from daguerre.storage.file_cache import ShardCache
 from daguerre.storage.location import Location
 from daguerre.storage.retry import READINGS
 from daguerre.types import IMAGE, Record
@@ -40,8 +39,6 @@ from daguerre.types import IMAGE, Record
 BLOCKS = 1 << 16
 """Most shards that samples in files of their own are told to be in."""
 
-WHOLE_SHARE = 0.25
-"""Share of the rows of a far table, or of the samples of a far shard, from which on it is fetched whole."""
 ROW_COLUMNS = ("id", "digest", "row", "length", "line", "pieces")
 """Columns of an index that say where a row is."""
 
@@ -179,12 +176,6 @@ def in_blocks(index: Index) -> Index:
     block = max(1, -(-index.count // BLOCKS))
     starts = np.union1d(index.shard_starts, np.arange(0, index.count, block, dtype=np.int64))
     return replace(index, shard_starts=starts)
-
-
-def cache_of(settings: SourceSettings) -> ShardCache:
-    """The local folder for indexes and far files."""
-    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_folder()
-    return ShardCache(folder, int(settings.cache_gb * 1e9))
 
 
 def open_tables(settings: TableSettings, tables: Tables, locations: Sequence[Location]) -> TableSource:
