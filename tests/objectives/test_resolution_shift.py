@@ -106,7 +106,10 @@ def test_what_is_learnt_is_shared_by_all_sizes():
     ("values", "said"),
     [
         ({"name": "edm", "resolution_shift": {"name": "area"}}, "resolution_shift.*: no effect with 'edm'"),
-        ({"shift": 2, "resolution_shift": {"name": "linear_mu"}}, r"shift: linear_mu sets the whole shift: remove it \["),
+        (
+            {"shift": 2, "resolution_shift": {"name": "linear_mu"}},
+            r"shift: linear_mu sets the whole shift: remove it \[",
+        ),
         ({"resolution_shift": {"name": "area", "low_mu": 1}}, "low_mu.*: no effect with 'area'"),
         ({"resolution_shift": {"base_px": 512}}, "base_px.*: no effect with 'none'"),
         ({"resolution_shift": {"name": "linear_mu", "low_px": 2048}}, "low_px must be the smaller one"),
