@@ -4,8 +4,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# One thread a process: tests run in two processes beside each other.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One thread a process: tests run in two processes beside each other. Compiled modules are kept, as tests start many.
+TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: quickstart test test-long check clean
 .DELETE_ON_ERROR:
@@ -15,7 +15,7 @@ quickstart: .venv/installed
 	@echo 'For the command `daguerre` in this shell: source $(BIN)/activate'
 
 test: check
-	$(TEST) -m "not long" -n 2 --dist loadfile
+	$(TEST) -m "not long" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-long: .venv/installed-dev
 	$(TEST) -m long

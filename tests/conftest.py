@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from importlib import import_module
@@ -16,6 +17,28 @@ if find_spec("triton"):  # decides when it is first imported whether its own fun
     with pytest.MonkeyPatch.context() as at_import:
         at_import.setenv("TRITON_INTERPRET", "1")
         import_module("triton.language")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from going over all that is loaded: tests of memory that runs out call it often."""
+    gc.collect()
+    gc.freeze()
+
+
+LONGEST_FIRST = ("run/", "test_", "cli/", "parity/", "storage/")
+"""Folders, and files beside them, that take the longest: what is begun last must not keep one process alone."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort files for `--dist loadfile --no-loadscope-reorder`, which hands them out as they are collected."""
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.relative_to(here).as_posix()
+        return next((i for i, start in enumerate(LONGEST_FIRST) if name.startswith(start)), len(LONGEST_FIRST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,18 @@ import ast
 import re
 import statistics
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "src" / "daguerre"
 FILES = sorted(PACKAGE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The files' syntax, parsed where a test asks first: every process of the tests collects this file."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
 
 FILE_LINES = 500
 FUNCTION_LINES = 50
@@ -141,21 +148,21 @@ def test_a_file_fits_its_budget():
 
 def test_a_function_fits_a_screen():
     for path in FILES:
-        for function in functions(TREES[path]):
+        for function in functions(trees()[path]):
             lines = function.end_lineno - function.lineno + 1
             budget = LONGER_FUNCTIONS.get(f"{name(path)}:{function.name}", FUNCTION_LINES)
             assert lines <= budget, f"{name(path)}: {function.name} has {lines} lines"
 
 
 def test_most_functions_are_short():
-    lengths = [f.end_lineno - f.body[0].lineno + 1 for tree in TREES.values() for f in functions(tree)]
+    lengths = [f.end_lineno - f.body[0].lineno + 1 for tree in trees().values() for f in functions(tree)]
     assert statistics.median(lengths) <= MEDIAN_FUNCTION_LINES
 
 
 def test_a_module_says_what_it_holds():
     for path in FILES:
         if path.name != "__init__.py":
-            assert ast.get_docstring(TREES[path]), name(path)
+            assert ast.get_docstring(trees()[path]), name(path)
 
 
 def test_a_docstring_starts_with_a_verb_or_the_thing():
@@ -163,7 +170,7 @@ def test_a_docstring_starts_with_a_verb_or_the_thing():
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
         f"{name(path)}: {text.splitlines()[0]}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0].lower() in words
     ]
@@ -176,7 +183,7 @@ def test_imports_point_one_way():
         if room == "__init__":
             continue
         allowed = set() if room in LEAVES else MAY_IMPORT[room]
-        inner = {module.split(".")[1] for module in imported(TREES[path]) if module.startswith("daguerre.")}
+        inner = {module.split(".")[1] for module in imported(trees()[path]) if module.startswith("daguerre.")}
         too_much = inner - {room} - LEAVES - allowed
         assert not too_much, f"{name(path)} imports {sorted(too_much)}"
 
@@ -200,14 +207,14 @@ def test_a_folder_has_no_more_modules_than_one_can_survey():
 def test_imports_stand_at_the_top():
     for path in FILES:
         allowed = LATE_IMPORTS.get(name(path), set())
-        for function in functions(TREES[path]):
+        for function in functions(trees()[path]):
             late = imported(function)
             assert allowed is None or late <= allowed, f"{name(path)}: {function.name} imports {sorted(late)}"
 
 
 def test_nothing_that_runs_data_as_code():
     for path in FILES:
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(trees()[path]):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"eval", "exec", "compile", "__import__"}, f"{name(path)}:{node.lineno}"
             if isinstance(node, ast.ExceptHandler):
@@ -216,14 +223,14 @@ def test_nothing_that_runs_data_as_code():
             if isinstance(node, ast.keyword) and node.arg == "shell":
                 raise AssertionError(f"{name(path)}:{node.value.lineno}: no shell")
         banned = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
-        assert not banned & {module.split(".")[0] for module in imported(TREES[path])}
+        assert not banned & {module.split(".")[0] for module in imported(trees()[path])}
 
 
 def test_what_users_cause_is_a_user_error():
     """A bare ValueError means pydantic in its validators; elsewhere it would be told as a fault of the program."""
     for path in FILES:
         found = set()
-        for function in functions(TREES[path]):
+        for function in functions(trees()[path]):
             validates = any("validator" in ast.unparse(decorator) for decorator in function.decorator_list)
             raised = [node.exc for node in ast.walk(function) if isinstance(node, ast.Raise) and node.exc]
             called = {ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in raised}
@@ -237,7 +244,7 @@ def test_what_users_cause_is_a_user_error():
 def test_no_names_that_mean_nothing():
     for path in FILES:
         assert path.stem not in {"utils", "util", "helpers", "common", "misc", "base"}
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(trees()[path]):
             if isinstance(node, ast.ClassDef):
                 assert not node.name.endswith(("Manager", "Factory", "Handler", "Registry", "Mixin", "Helper")), (
                     node.name
@@ -248,7 +255,7 @@ def test_no_cycles_between_modules():
     graph = {}
     for path in FILES:
         module = "daguerre." + name(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        top = {n for n in ast.iter_child_nodes(TREES[path]) if isinstance(n, ast.Import | ast.ImportFrom)}
+        top = {n for n in ast.iter_child_nodes(trees()[path]) if isinstance(n, ast.Import | ast.ImportFrom)}
         graph[module] = {m for node in top for m in imported(ast.Module([node], [])) if m.startswith("daguerre")}
     seen: dict[str, bool] = {}
 
@@ -278,7 +285,7 @@ def test_only_families_and_their_networks_name_their_components():
     """Shared code asks for roles (models/settings.py, ComponentSpec). Docstrings and help texts may name them."""
     for path in FILES:
         shared = not name(path).startswith(("families/", "models/", *SPEAKS_FOR_OTHERS))
-        found = {f"{line}: {word}" for line, word in words(TREES[path]) if word.removeprefix("train_") in COMPONENTS}
+        found = {f"{line}: {word}" for line, word in words(trees()[path]) if word.removeprefix("train_") in COMPONENTS}
         if shared and name(path) not in NAMES_COMPONENTS:
             assert not found, f"{name(path)} names components: ask for a role"
         elif name(path) in NAMES_COMPONENTS:

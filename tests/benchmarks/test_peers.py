@@ -56,6 +56,7 @@ def test_the_quickstart_agrees(trained):
     assert found["averages"] < 2e-4, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sd15", pytest.param("sdxl", marks=pytest.mark.long)])
 def test_pretrained_models_agree(tmp_path, plain, monkeypatch, kind):
     monkeypatch.setattr(peers, "STEPS", 6)

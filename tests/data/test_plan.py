@@ -103,14 +103,14 @@ def test_what_is_left_over_leads_the_buckets_next_epoch():
     assert [(slot[1], slot[2]) for slot in batches[2]] == [(8, 0), (9, 0), (0, 1), (1, 1)]
 
 
+@pytest.mark.parametrize("blocks", [1, 10, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("weights", [["1", "1", "2"], ["0.7", "0.2", "0.1"], ["3", "0.001", "1"]])
-def test_shares_follow_the_weights_to_the_slot(weights):
+def test_shares_follow_the_weights_to_the_slot(weights, blocks):
     weights = [Fraction(w) for w in weights]
     mixed = plan([order(50), InfiniteOrder(), order(7)], 8, weights=weights)
-    for number in (1, 10, 100):
-        counts = np.bincount(mixed.slots(0, number * BLOCK).members, minlength=3)
-        for count, weight in zip(counts.tolist(), weights, strict=True):
-            assert abs(count - number * BLOCK * weight / sum(weights)) <= 1
+    counts = np.bincount(mixed.slots(0, blocks * BLOCK).members, minlength=3)
+    for count, weight in zip(counts.tolist(), weights, strict=True):
+        assert abs(count - blocks * BLOCK * weight / sum(weights)) <= 1
 
 
 def test_each_source_of_a_mix_keeps_its_own_epochs():

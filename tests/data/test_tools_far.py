@@ -65,6 +65,7 @@ def test_index_in_the_store_serves_another_machine(place, s3, capsys, monkeypatc
     assert s3.proxy.body_bytes - before < sum(path.stat().st_size for path in (place / "raw").iterdir())
 
 
+@pytest.mark.long
 def test_faults_change_nothing(place, s3, capsys):  # noqa: F811
     build(place / "raw", 2, 6)
     s3.proxy.faults = Faults(0.3)

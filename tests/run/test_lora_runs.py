@@ -27,8 +27,9 @@ objective: {name: eps}
 adapters: {style: {name: lora, rank: 4, alpha: 2.5, dropout: 0.0, ranks: {text_encoder: 2}}}
 data: {source: folder, resolution: 16}
 training: {duration: "4 steps", global_batch_size: 12}
-# Gradients that are zero but for rounding (B starts at zero, so that those of A do) must not become whole steps.
-optimizer: {learning_rate: 1e-4, epsilon: 1e-6}
+# Gradients that are nearly zero must not become whole steps: one rounding of the base (an ulp) then moves no tensor by
+# more than 6e-5 of its norm (5e-4 with an epsilon of 1e-6).
+optimizer: {learning_rate: 1e-4, epsilon: 1e-5}
 logging: {every: "1 steps", tensorboard: false}
 checkpoint: {every: "2 steps", keep: 9}
 sampling: {num_images: 1, num_inference_steps: 2, prompts: [a dog]}
@@ -212,23 +213,23 @@ def test_a_checkpoint_that_names_no_base_is_refused():
 )
 def test_other_meshes_learn_what_one_process_does(place, meshes):
     chosen = {name: MESHES[name] for name in meshes}
-    for name in ("one", *chosen, "later"):
+    for name in (*chosen, "later"):
         shutil.rmtree(place.folder / name, ignore_errors=True)
-    plan = [place.on("one", (1, 1, 1, 1)), *(place.on(name, mesh) for name, mesh in chosen.items())]
+    plan = [place.on(name, mesh) for name, mesh in chosen.items()]
     copies = [[str(place.folder / "fsdp2"), str(place.folder / "later")]]
     drops = [str(place.folder / "later/checkpoints/step-00000004")]
     plan.append(place.on("later", MESHES["tensor2"]) | {"copies": copies, "drops": drops})
     codes = forked_runs.together(place.folder, plan)
-    logs = [(place.folder / f"{name}.seen.log-0").read_text() for name in ("one", *chosen, "later")]
+    logs = [(place.folder / f"{name}.seen.log-0").read_text() for name in (*chosen, "later")]
     assert all(code == 0 for run in codes for code in run), logs
-    expected = place.tensors("one", "ema")
+    expected, losses = place.tensors("whole", "ema"), place.numbers("whole", "learning/loss")
     for name in [*chosen, "later"]:
-        assert place.numbers(name, "learning/loss") == pytest.approx(place.numbers("one", "learning/loss"), rel=1e-5)
+        assert place.numbers(name, "learning/loss") == pytest.approx(losses, rel=1e-5)
         found = place.tensors(name, "ema")
         assert found.keys() == expected.keys()
         for key, value in found.items():
             assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), (name, key)
-        exported, of_one = place.exported(name), place.exported("one")
+        exported, of_one = place.exported(name), place.exported("whole")
         assert exported.keys() == of_one.keys()
         assert all((exported[key] - of_one[key]).abs().max() < 2e-6 for key in of_one), name
 

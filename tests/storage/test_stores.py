@@ -65,7 +65,7 @@ def test_the_same_of_a_local_file(tmp_path):
         storage_io.read(place, 99_995, 10)
 
 
-@pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS])
+@pytest.mark.parametrize("kinds", [*(pytest.param((kind,), marks=pytest.mark.long) for kind in KINDS), KINDS])
 def test_ranges_with_faults_are_right(s3, kinds):  # noqa: F811
     data = content()
     place = s3.put("x.tar", data)
@@ -162,7 +162,7 @@ def test_a_line_that_hurts_everything_ends_in_an_error(s3, small_parts, tmp_path
             r"the server repeatedly answered HTTP 50. (InternalError )?\(",
         ),
         ("cut", "after several tries: the connection broke in the middle of an answer"),
-        ("stall", "after several tries: no answer in time"),
+        pytest.param("stall", "after several tries: no answer in time", marks=pytest.mark.long),
     ],
 )
 def test_a_fault_that_stays_is_bounded_and_clear(s3, small_parts, tmp_path, monkeypatch, kind, said):  # noqa: F811

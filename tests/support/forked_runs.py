@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def together(folder: Path, runs: Sequence[dict[str, Any]], seconds: float = 500.
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def here(runs: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The same of runs of one process each, in this process: nothing needs to be loaded again."""
+    codes = []
+    for one in runs:
+        _prepare(one)
+        with Path(f"{one['seen']}.log-0").open("w") as log, redirect_stdout(log), redirect_stderr(log):
+            codes.append([cli_main.run(one["arguments"])])
+    return codes
 
 
 def run(folder: Path, name: str, size: int, *overrides: str, recipe: str, **more: Any) -> dict[str, Any]:
@@ -83,13 +94,17 @@ def _process(one: dict[str, Any], rank: int, port: int) -> int:
     return cli_main.run(one["arguments"])
 
 
-def _forked(one: dict[str, Any]) -> list[int]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def _prepare(one: dict[str, Any]) -> None:
     for source, copy in one.get("copies", []):
         shutil.copytree(source, copy)
     for folder in one.get("drops", []):
         shutil.rmtree(folder)
+
+
+def _forked(one: dict[str, Any]) -> list[int]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    _prepare(one)
     pids = []
     for rank in range(one["size"]):
         if (pid := os.fork()) == 0:

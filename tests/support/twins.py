@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ SHORT = {
 """A run of two updates, then saved."""
 
 
+@cache
 def tree(name: str) -> recipe.Tree:
-    """What a recipe and those that it extends say."""
+    """What a recipe and those that it extends say; not to be changed."""
     merged: recipe.Tree = {}
     for layer in recipe.layers(name):
         merged = recipe.merge(merged, layer.tree)

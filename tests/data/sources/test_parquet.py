@@ -572,6 +572,7 @@ def test_few_samples_of_a_far_table_are_read_by_range(tmp_path, s3):  # noqa: F8
     assert list((tmp_path / "cache" / "shards").glob("??/*"))
 
 
+@pytest.mark.long
 def test_ranges_of_a_far_table_through_faults(tmp_path, s3):  # noqa: F811
     encoded_images = [png(i, 80, 90) for i in range(20)]
     source = far_and_few(tmp_path, s3, encoded_images)

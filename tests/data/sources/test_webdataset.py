@@ -434,6 +434,7 @@ def test_a_web_server_that_knows_no_ranges(tmp_path, opened, monkeypatch):
         assert contents(source.reading(np.ones(2))) == {**tars.truth(0), **tars.truth(1)}
 
 
+@pytest.mark.long
 def test_faults_of_a_store_change_nothing(tmp_path, opened, s3):  # noqa: F811
     s3.proxy.faults = Faults(0.3, kinds=("error", "cut", "flip"))
     for number in range(2):
