@@ -52,7 +52,7 @@ def _packages() -> dict[str, str]:
 
 @cache
 def _code() -> dict[str, Any] | None:
-    """Commit of the checkout that this file belongs to, at the first call; None for an installed copy or without git."""
+    """Commit of the checkout of this file, at the first call; None for an installed copy or without git."""
     here = Path(__file__)
     tracked = _git(here.parent, "ls-files", "--error-unmatch", here.name)
     commit = _git(here.parent, "rev-parse", "HEAD")
