@@ -1,27 +1,48 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685), computed by peft: y = W x + b + alpha / rank * B A x, with W frozen.
+"""LoRA and its kin, computed by peft: small matrices are added to frozen layers and trained.
 
-A [rank, in] starts at random and B [out, rank] at zero, so that training starts from the base. Only A and B are trained
-and saved, in float32; the base keeps its weights, computes without dropout and has no gradients. The export is the file
-that diffusers' `load_lora_weights` reads.
+kind     effect on a layer's weight W                                            source
+lora     W + alpha / rank * B A                                                  Hu et al. 2021, arXiv 2106.09685
+rslora   W + alpha / sqrt(rank) * B A                                            Kalajdzievski 2023, arXiv 2312.03732
+dora     m * (W + alpha / rank * B A) / norm of its rows; m is trained, too      Liu et al. 2024, arXiv 2402.09353
+loha     W + alpha / rank * (B1 A1) o (B2 A2), elementwise                       Hyeon-Woo et al. 2021, arXiv 2108.06098
+lokr     W + alpha / rank * (C kron D), C or D a product of rank `rank`          Yeh et al. 2023, arXiv 2309.14859
+boft     R W, R orthogonal and made of blocks [rank, rank]                       Liu et al. 2023, arXiv 2311.06243
+
+What is added starts without effect, so that training starts from the base. Only the additions are trained and saved, in
+float32; the base keeps its weights, computes without dropout and has no gradients. The export is the file that
+diffusers' `load_lora_weights` reads, and of the kinds that diffusers does not have peft's own folders.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft import (
+    BOFTConfig,
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    PeftConfig,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+)
+from peft.tuners.boft import layer as boft
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import Field, field_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from daguerre import keys
@@ -29,6 +50,7 @@ from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
+from daguerre.settings import Unused
 
 if TYPE_CHECKING:
     from daguerre.models.family import Family
@@ -36,8 +58,17 @@ if TYPE_CHECKING:
     from daguerre.samplers.settings import SamplingSettings
 
 FILE = "pytorch_lora_weights.safetensors"
-ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj", "SelfAttention.[qkvo]")
-"""Names of attention's four products in diffusers, CLIP and T5."""
+LAYERS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj", "SelfAttention.[qkvo]"),
+    "ff": ("ff.net.0.proj", "ff.net.2", "proj_in", "proj_out", "mlp.fc?", "DenseReluDense.w[io]*"),
+    "conv": ("conv1", "conv2", "conv_shortcut", "time_emb_proj", "downsamplers.*.conv", "upsamplers.*.conv"),
+    "all": ("*",),
+}
+"""Layers by the names that diffusers, CLIP and T5 give them: attention's four products; feed-forward layers, and what
+leads into a transformer and out of it; those of residual blocks; every linear layer and convolution."""
+DENSE = ("lora", "rslora")
+"""Kinds whose effect is a product of two matrices alone."""
+setattr(boft, "_FBD_CUDA", False)  # noqa: B010 (peft would compile a kernel when a run starts; its products of blocks do without)
 _ADAPTER = "default"
 """peft's name of the only adapter that it sees."""
 _TEXT_PREFIX = "text_model."
@@ -45,28 +76,71 @@ _TEXT_PREFIX = "text_model."
 
 
 class Settings(AdapterSettings):
-    """Trains low-rank additions to linear layers."""
+    """Trains small additions to linear layers and convolutions."""
 
     name: Literal["lora"] = "lora"
     """Name of the adapter."""
+    kind: Literal["lora", "rslora", "dora", "loha", "lokr", "boft"] = "lora"
+    """What is added: a product of two matrices (lora; rslora divides alpha by the square root of the rank), the same
+    and the length of each row (dora), an elementwise (loha) or Kronecker product (lokr), or a rotation (boft)."""
     rank: int = Field(16, ge=1)
-    """Rank of the additions, in the component that is trained by default (of a pipeline the UNet)."""
+    """Rank of the additions, in the component that is trained by default (of a pipeline the UNet). Of boft the size of
+    a block, which must divide a layer's inputs."""
     alpha: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Additions are multiplied by alpha / rank. null: by 1, in every component."""
+    """Additions are multiplied by alpha / rank (rslora: by alpha / sqrt(rank)). null: by 1, in every component."""
     ranks: dict[str, int | None] = Field({})
     """Ranks of other components, such as {text_encoder: 8}; null: nothing is added to it."""
-    targets: list[str] | None = None
-    """Layers that get an addition: ends of their names, also patterns, such as [to_q, to_v] or ["attn2.to_?"]. null:
-    attention's query, key, value and output."""
+    rank_pattern: dict[str, int | None] = Field({})
+    """Ranks of layers by patterns of their names, such as {"attn2.to_?": 8}: the first that fits counts. null: nothing
+    is added to these layers."""
+    alpha_pattern: dict[str, float] = Field({})
+    """Alphas of layers by patterns of their names, in place of alpha: the first that fits counts."""
+    targets: str | list[str] = "attention"
+    """Layers that get an addition: attention, ff, conv and all, several joined by + (attention+ff), or a list of ends
+    of their names, also patterns, such as [to_q, to_v] or ["attn2.to_?"]."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of a layer's inputs that its addition does not see, in training."""
 
-    @field_validator("ranks")
+    unused_when: ClassVar[tuple[Unused, ...]] = (
+        Unused(("alpha", "alpha_pattern"), lambda own: own.kind == "boft", "a rotation has no strength"),
+        Unused(
+            ("dropout",),
+            lambda own: own.kind not in (*DENSE, "dora"),
+            "peft drops inputs of lora, rslora and dora only",
+        ),
+    )
+
+    @field_validator("ranks", "rank_pattern")
     @classmethod
     def _positive(cls, ranks: dict[str, int | None]) -> dict[str, int | None]:
         if wrong := [name for name, rank in ranks.items() if rank is not None and rank < 1]:
             raise ValueError(f"{', '.join(wrong)}: a rank is a whole number from 1, or null")
         return ranks
+
+    @field_validator("alpha_pattern")
+    @classmethod
+    def _above_zero(cls, alphas: dict[str, float]) -> dict[str, float]:
+        if wrong := [name for name, alpha in alphas.items() if not 0 < alpha < math.inf]:
+            raise ValueError(f"{', '.join(wrong)}: an alpha is a number above 0")
+        return alphas
+
+    @field_validator("targets")
+    @classmethod
+    def _known(cls, targets: str | list[str]) -> str | list[str]:
+        if isinstance(targets, str) and (wrong := [part for part in targets.split("+") if part not in LAYERS]):
+            raise ValueError(
+                f"{', '.join(wrong)}: allowed: {', '.join(LAYERS)}, several joined by +, or a list of layers' names"
+            )
+        if not targets:
+            raise ValueError("nothing would be trained: name at least one layer")
+        return targets
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns of the names of the layers that get an addition."""
+        if isinstance(self.targets, str):
+            return tuple(pattern for part in self.targets.split("+") for pattern in LAYERS[part])
+        return tuple(self.targets)
 
     def reaches(self, trainable: Sequence[str]) -> tuple[str, ...]:
         """The components that have a rank."""
@@ -86,31 +160,36 @@ class LoRA(Trainable):
     names: frozenset[str]
     networks: Mapping[str, Any]
     """The components that have additions."""
+    for_diffusers: bool
+    """Whether diffusers has this kind."""
     float32 = True
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
-        """The file that diffusers' `load_lora_weights` reads, with the ranks and alphas in its header."""
-        tensors: dict[str, Tensor] = {}
-        numbers: dict[str, Any] = {}
+        """The file that diffusers' `load_lora_weights` reads, with the ranks and alphas in its header; of a kind that
+        diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`."""
+        files: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {}
         for component, network in self.networks.items():
-            for name, value in get_peft_model_state_dict(network, save_embedding_layers=False).items():
-                outer = _TEXT_PREFIX if type(network).__name__ == "CLIPTextModel" else ""
-                key = f"{component}.{outer}{name.removeprefix(outer)}"
-                tensors[key] = value.detach().to("cpu", torch.float32, copy=True).contiguous()
-            config = network.peft_config[_ADAPTER].to_dict()  # as diffusers writes it
-            plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
-            numbers |= {f"{component}.{key}": value for key, value in plain.items()}
-        header = {"format": "pt", "lora_adapter_metadata": json.dumps(numbers, indent=2, sort_keys=True)}
+            rename = _renamed(network) if self.for_diffusers else str
+            tensors = {
+                rename(name): value.detach().to("cpu", torch.float32, copy=True).contiguous()
+                for name, value in get_peft_model_state_dict(network, save_embedding_layers=False).items()
+            }
+            config = network.peft_config[_ADAPTER].to_dict()  # as diffusers and peft write it
+            files[component] = tensors, {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
         with replaced(folder) as fresh:
-            save_file(tensors, fresh / FILE, header)
-            (fresh / "README.md").write_text(_CARD, encoding="utf-8")
+            if self.for_diffusers:
+                _write_diffusers(fresh / FILE, files)
+            else:
+                _write_peft(fresh, files)
+            card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(files)))
+            (fresh / "README.md").write_text(card, encoding="utf-8")
         return []
 
     def merge(self) -> None:
-        """W + alpha / rank * B A, in place of W."""
+        """W with what is added, in place of W."""
         for network in self.networks.values():
             for layer in network.modules():
-                if isinstance(layer, LoraLayer):
+                if isinstance(layer, BaseTunerLayer):
                     layer.merge()
 
     @contextmanager
@@ -121,10 +200,10 @@ class LoRA(Trainable):
             for network in self.networks.values()
             for owner in network.modules()
             for name, layer in owner.named_children()
-            if isinstance(layer, LoraLayer)
+            if isinstance(layer, BaseTunerLayer)
         ]
         for owner, name, layer in places:
-            setattr(owner, name, layer.base_layer)
+            setattr(owner, name, layer.get_base_layer())
         try:
             yield
         finally:
@@ -146,30 +225,77 @@ pipe.load_lora_weights("path/to/this/folder")
 
 `lora_adapter_metadata` in the file's header holds ranks and alphas; a program that does not read it takes alpha = rank.
 """
+_PEFT_CARD = """\
+---
+library_name: peft
+---
+
+An adapter trained with Daguerre, for the base model that it was trained on:
+
+```python
+name = "COMPONENT"
+setattr(pipe, name, PeftModel.from_pretrained(getattr(pipe, name), f"path/to/this/folder/{name}"))
+```
+
+and the other folders alike. diffusers' `load_lora_weights` does not have this kind.
+"""
+
+
+def _renamed(network: nn.Module) -> Callable[[str], str]:
+    """The names under which diffusers finds a component's tensors. Without `.weight`, transformers 5 leaves the
+    lengths of DoRA's rows as they started, and says nothing."""
+    outer = _TEXT_PREFIX if type(network).__name__ == "CLIPTextModel" else ""
+    ending = ".lora_magnitude_vector" if isinstance(network, PreTrainedModel) else "\n"
+
+    def rename(name: str) -> str:
+        return f"{outer}{name.removeprefix(outer)}{'.weight' if name.endswith(ending) else ''}"
+
+    return rename
+
+
+_Files = Mapping[str, tuple[dict[str, Tensor], dict[str, Any]]]
+"""Tensors and peft's config by component."""
+
+
+def _write_diffusers(path: Path, files: _Files) -> None:
+    tensors = {f"{component}.{name}": value for component, (own, _) in files.items() for name, value in own.items()}
+    numbers = {f"{component}.{key}": value for component, (_, own) in files.items() for key, value in own.items()}
+    header = {"format": "pt", "lora_adapter_metadata": json.dumps(numbers, indent=2, sort_keys=True)}
+    save_file(tensors, path, header)
+
+
+def _write_peft(folder: Path, files: _Files) -> None:
+    for component, (tensors, config) in files.items():
+        (folder / component).mkdir()
+        named = {f"base_model.model.{name}": value for name, value in tensors.items()}
+        save_file(named, folder / component / "adapter_model.safetensors", {"format": "pt"})
+        text = json.dumps(config, indent=2, sort_keys=True)
+        (folder / component / "adapter_config.json").write_text(text, encoding="utf-8")
+
+
+class _Numbers(NamedTuple):
+    """Of the addition to one layer."""
+
+    rank: int
+    alpha: float
 
 
 def attach(settings: Settings, model: Family, seed: int) -> LoRA:
     """Freezes the components that it reaches, and gives their layers additions. UserError for targets that are not
-    there."""
+    there, and for layers to which this kind cannot be added."""
     networks, names, used = {}, set[str](), set[str]()
     for component, rank in settings.by_component(model.trainable).items():
         network: Any = model.components[component]
-        targets = _targets(component, network, settings.targets or ATTENTION, {id(p) for p in model.unread}, used)
+        targets = _targets(component, network, settings, rank, {id(p) for p in model.unread}, used)
         if not targets:
             raise UserError(
                 f"no layer of the LoRA's targets is in {component}: set targets, or ranks.{component}=null",
                 code="empty",
             )
-        numbers = LoraConfig(
-            r=rank,
-            lora_alpha=rank if settings.alpha is None else settings.alpha,  # type: ignore[arg-type]  # any number
-            lora_dropout=settings.dropout,
-            target_modules=targets,
-        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(keys.words(seed, f"lora {component}", 0, count=1)[0] >> 1))
-            inject_adapter_in_model(numbers, network)
-        wrapped = [name for name, module in network.named_modules() if isinstance(module, LoraLayer)]
+            inject_adapter_in_model(_config(settings, rank, targets), network)
+        wrapped = [name for name, module in network.named_modules() if isinstance(module, BaseTunerLayer)]
         assert sorted(wrapped) == sorted(targets), "peft has wrapped other layers than it was asked to"
         networks[component] = network
         names |= {f"{component}.{name}" for name, p in network.named_parameters() if p.requires_grad}
@@ -178,28 +304,89 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
         raise UserError(
             "a LoRA cannot be used here: this family has no frozen network to add it to", code="unsupported"
         )
-    if idle := [pattern for pattern in settings.targets or () if pattern not in used]:
+    asked = [] if isinstance(settings.targets, str) else settings.targets
+    if idle := [
+        pattern for pattern in (*asked, *settings.rank_pattern, *settings.alpha_pattern) if pattern not in used
+    ]:
         wrong = ", ".join(idle)
-        raise UserError(f"the LoRA's targets {wrong} are no linear layers of {', '.join(networks)}", code="unknown")
-    return LoRA(model.net, frozenset(names), networks)
+        raise UserError(
+            f"the LoRA's targets {wrong} are no linear layers or convolutions of {', '.join(networks)} that get an "
+            "addition",
+            code="unknown",
+        )
+    return LoRA(model.net, frozenset(names), networks, settings.kind in (*DENSE, "dora"))
+
+
+def _config(settings: Settings, rank: int, targets: Mapping[str, _Numbers]) -> PeftConfig:
+    """peft's config of one component. Every number that is not the usual one stands under its layer's name."""
+    usual = _Numbers(rank, _alpha(settings, rank, settings.alpha))
+    ranks = {re.escape(name): own.rank for name, own in targets.items() if own.rank != usual.rank}
+    alphas = {re.escape(name): own.alpha for name, own in targets.items() if own.alpha != usual.alpha}
+    if settings.kind == "boft":
+        return BOFTConfig(boft_block_size=rank, target_modules=list(targets))
+    if settings.kind in ("loha", "lokr"):
+        kind: Any = LoHaConfig if settings.kind == "loha" else LoKrConfig
+        return kind(r=rank, alpha=usual.alpha, rank_pattern=ranks, alpha_pattern=alphas, target_modules=list(targets))
+    return LoraConfig(
+        r=rank,
+        lora_alpha=usual.alpha,  # type: ignore[arg-type]  # any number
+        lora_dropout=settings.dropout,
+        rank_pattern=ranks,
+        alpha_pattern=alphas,
+        use_rslora=settings.kind == "rslora",
+        use_dora=settings.kind == "dora",
+        target_modules=list(targets),
+    )
+
+
+def _alpha(settings: Settings, rank: int, alpha: float | None) -> float:
+    """The alpha that multiplies by 1, where none is given."""
+    if alpha is not None:
+        return alpha
+    return math.sqrt(rank) if settings.kind == "rslora" else rank
 
 
 def _targets(
-    component: str, network: nn.Module, patterns: Sequence[str], unread: set[int], used: set[str]
-) -> list[str]:
-    """Names of the linear layers that the patterns mean, without those that no output depends on."""
-    found = []
+    component: str, network: nn.Module, settings: Settings, rank: int, unread: set[int], used: set[str]
+) -> dict[str, _Numbers]:
+    """The layers that get an addition, without those that no output depends on. UserError for one of a shape that
+    this kind cannot have. `used` gets the patterns that mean a layer."""
+    found: dict[str, _Numbers] = {}
     for name, module in network.named_modules():
-        if not isinstance(module, nn.Linear) or id(module.weight) in unread:
+        if not isinstance(module, nn.Linear | nn.Conv2d) or id(module.weight) in unread:
             continue
-        meant = [
-            p
-            for p in patterns
-            if fnmatchcase(f"{component}.{name}", p) or fnmatchcase(f".{component}.{name}", f"*.{p}")
-        ]
-        used |= {*meant}
-        found += [name] if meant else []
+        whole = f"{component}.{name}"
+        meant = [pattern for pattern in settings.patterns if _means(pattern, whole)]
+        if not meant:
+            continue
+        ranks = [pattern for pattern in settings.rank_pattern if _means(pattern, whole)]
+        alphas = [pattern for pattern in settings.alpha_pattern if _means(pattern, whole)]
+        used |= {*meant, *ranks[:1], *alphas[:1]}
+        own = settings.rank_pattern[ranks[0]] if ranks else rank
+        if own is not None:
+            given = settings.alpha_pattern[alphas[0]] if alphas else settings.alpha
+            found[name] = _Numbers(own, _alpha(settings, own, given))
+            _check_shape(settings.kind, whole, module, own)
     return found
+
+
+def _means(pattern: str, name: str) -> bool:
+    """Compares: a pattern means a name, or its end after a dot."""
+    return fnmatchcase(name, pattern) or fnmatchcase(f".{name}", f"*.{pattern}")
+
+
+def _check_shape(kind: str, name: str, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
+    """UserError for a layer to which this kind cannot be added."""
+    way = "leave it out of targets, or set rank_pattern"
+    if kind == "boft":
+        inputs = layer.weight[0].numel()
+        if inputs % rank:
+            raise UserError(f"{name} has {inputs} inputs, which blocks of rank={rank} do not divide: {way}")
+    elif isinstance(layer, nn.Conv2d) and layer.groups > 1 and kind in (*DENSE, "dora") and rank % layer.groups:
+        raise UserError(
+            f"{name} is a convolution of {layer.groups} groups, which must divide the rank of a LoRA ({rank}): {way}, "
+            "or use kind=loha or lokr"
+        )
 
 
 def _still(network: nn.Module) -> None:

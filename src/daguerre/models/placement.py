@@ -13,6 +13,7 @@ from torch import nn
 from daguerre.distributed import sharding_rules
 from daguerre.distributed.mesh import Mesh
 from daguerre.distributed.sharding_rules import ParameterSplit, Rules
+from daguerre.errors import UserError
 from daguerre.models import sharding_axes
 
 
@@ -37,6 +38,13 @@ def placement(network: nn.Module, axis_rules: Rules, mesh: Mesh) -> Placement:
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     table = sharding_axes.patterns(network)
     hosts = {name: sharding_axes.host(name) for name in shapes}
+    odd = next((name for name, (_, factor) in hosts.items() if factor == sharding_axes.OTHER), None)
+    if odd and mesh.degree("tensor") > 1:
+        raise UserError(
+            f"{odd} cannot follow its layer when that is split over the mesh's tensor axis: only adapters of kind lora "
+            "and rslora can. Set mesh.ici_tensor_parallelism=1 (and mesh.dcn_tensor_parallelism=1)",
+            code="unsupported",
+        )
     whole = {host: shapes[name] for name, (host, factor) in hosts.items() if not factor}
     of_host = sharding_rules.logical(table, whole) if table else dict.fromkeys(whole, ())
     dims = {name: sharding_axes.of_factor(of_host[host], factor) for name, (host, factor) in hosts.items()}
@@ -59,7 +67,7 @@ def _with_hosts(placed: list[ParameterSplit], hosts: Mapping[str, tuple[str, str
     found = []
     for each in placed:
         host, factor = hosts[each.name]
-        if factor:
+        if factor and factor != sharding_axes.OTHER:
             dim = 0 if factor == "lora_B" else 1
             own = dim if tensor[host] == dim else None
             each = replace(each, tensor=own, fsdp=0 if own is not None and each.fsdp == own else each.fsdp)

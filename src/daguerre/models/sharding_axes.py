@@ -72,7 +72,11 @@ _GROUPS: dict[str, Table] = {
     },
 }
 """Patterns that belong together: a group holds for networks with a parameter whose name has its part."""
-_FACTOR = re.compile(r"\.(lora_[AB])\.\w+\.weight$")
+_FACTOR = re.compile(
+    r"\.(?:(lora_[AB])\.\w+\.weight|(?:lora_magnitude_vector|hada_\w+|lokr_\w+|boft_\w+)\.\w+(?:\.weight)?)$"
+)
+OTHER = "other"
+"""An addition to a weight that is not one of a LoRA's two factors."""
 
 
 def patterns(network: nn.Module) -> Table:
@@ -88,18 +92,18 @@ def patterns(network: nn.Module) -> Table:
 
 
 def host(name: str) -> tuple[str, str]:
-    """The name of the parameter as the network had it before adapters wrapped its layers; and, of a factor that is
-    added to a weight, which one it is: `lora_A` (rank, in) or `lora_B` (out, rank)."""
+    """The name of the parameter as the network had it before adapters wrapped its layers; and, of what is added to a
+    weight, what it is: `lora_A` (rank, in), `lora_B` (out, rank) or `other`."""
     if found := _FACTOR.search(name):
-        return f"{name[: found.start()]}.weight", found[1]
+        return f"{name[: found.start()]}.weight", found[1] or OTHER
     return name.replace(".base_layer.", "."), ""
 
 
 def of_factor(dims: Dims, factor: str) -> Dims:
     """The axes of a factor of a weight with these, or of the weight itself."""
-    if not factor or len(dims) < 2:
+    if not factor or factor == OTHER or len(dims) < 2:
         return () if factor else dims
-    return (dims[0], "rank") if factor == "lora_B" else ("rank", dims[1])
+    return (dims[0], "rank", *dims[2:]) if factor == "lora_B" else ("rank", *dims[1:])
 
 
 def heads(network: nn.Module) -> dict[str, int]:

@@ -1,0 +1,58 @@
+"""Every kind of the adapter `lora` from end to end: training, resume, several processes, generating, other forms."""
+
+import pytest
+import torch
+from test_lora_runs import MESHES, Place, assert_equal, forked_runs
+
+from daguerre import errors
+from daguerre.cli import main
+
+OTHERS = ("rslora", "loha", "lokr", "boft")
+
+
+@pytest.fixture(scope="module", params=["dora", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)])
+def place(request, tmp_path_factory):
+    """With the run `whole`, which was never stopped."""
+    made, kind = Place(tmp_path_factory.mktemp(request.param), "sd"), request.param
+    alpha = "" if kind == "boft" else "alpha: 2.5, "
+    own = f"{{name: lora, kind: {kind}, rank: 4, {alpha}targets: attention+ff+conv, ranks: {{text_encoder: 2}}}}"
+    text = made.recipe.read_text()
+    before = text[text.index("adapters:") : text.index("data:")]
+    made.recipe.write_text(text.replace(before, f"adapters: {{style: {own}}}\n"))
+    assert made.train("whole") == errors.DONE
+    return made
+
+
+def test_a_stopped_run_ends_equal_to_the_bit(place):
+    assert place.train("parts", "training.duration=2 steps") == errors.DONE
+    assert place.train("parts", "training.duration=4 steps") == errors.DONE
+    for group in ("model", "ema", "optimizer"):
+        assert_equal(place.tensors("parts", group), place.tensors("whole", group))
+    first, last = place.tensors("whole", step=2), place.tensors("whole")
+    assert not any(torch.equal(first[name], last[name]) for name in last), "all of it is trained"
+
+
+def test_it_generates_and_becomes_a_whole_model(place):
+    run = str(place.folder / "whole")
+    assert main.run(["generate", run, "prompt=a dog", f"out={place.folder / 'drawn'}"]) == errors.DONE
+    assert list((place.folder / "drawn").glob("*.png"))
+    assert main.run(["convert", "export", run, "format=diffusers", f"out={place.folder / 'merged'}"]) == errors.DONE
+    assert (place.folder / "merged" / "model_index.json").exists()
+
+
+def test_two_processes_learn_what_one_does(place):
+    name, mesh = "fsdp2", MESHES["fsdp2"]
+    split = place.on("tensor2", MESHES["tensor2"])
+    codes = forked_runs.together(place.folder, [place.on(name, mesh), split])
+    log = (place.folder / f"{name}.seen.log-0").read_text()
+    assert codes[0] == [0, 0], log
+    losses = place.numbers("whole", "learning/loss")
+    assert place.numbers(name, "learning/loss") == pytest.approx(losses, rel=1e-5)
+    expected = place.tensors("whole", "ema")
+    for key, value in place.tensors(name, "ema").items():
+        assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
+    if any(".lora_A." not in key and ".lora_B." not in key for key in expected):
+        assert codes[1] == [errors.REFUSED] * 2
+        assert "split over the mesh's tensor axis" in (place.folder / "tensor2.seen.log-0").read_text()
+    else:
+        assert codes[1] == [0, 0]
