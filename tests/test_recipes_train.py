@@ -32,7 +32,7 @@ def step(run):
     return json.loads((run / "status.json").read_text())["step"]
 
 
-OTHERS = ("sdxl_dreambooth", "sdxl_edm", "sd15_lora")
+OTHERS = ("sdxl_dreambooth_lora", "sdxl_edm", "sd15_lora")
 """Recipes that extend another and train otherwise; the rest of those that extend one train as it does."""
 
 

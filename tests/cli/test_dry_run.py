@@ -18,7 +18,7 @@ from daguerre.models.weights import architectures
 
 NAMES = [name for name in recipe.shipped() if base(name)]
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
-LORA = {"sd15_lora": 3_188_736}
+LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora": 23_224_320}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4."""
 FROZEN = {
     "sd1": [83_653_863, 123_060_480],
@@ -83,7 +83,7 @@ def test_a_header_computes_the_memory_from_the_published_sizes(name):
     (memory,) = re.findall(r"^# Memory: (.*?)\n# Time:", header(name), flags=re.MULTILINE | re.DOTALL)
     memory = " ".join(memory.replace("#", "").split())
     kind = architectures.find(base(name)).name
-    numbers = (LORA.get(name, UNET[kind]), sum(FROZEN[kind]), UNET[kind] + sum(FROZEN[kind]))
+    numbers = (LORA.get(name, UNET[kind]), UNET[kind], sum(FROZEN[kind]), UNET[kind] + sum(FROZEN[kind]))
     millions = {f"{count / 1e6:,.1f}" for count in numbers}
     found = [term.split(" M ")[0].split()[-1] for term in re.findall(r"[\d,.]+ M ", memory)]
     assert set(found) <= millions, memory
