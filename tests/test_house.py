@@ -116,6 +116,7 @@ PLAIN_ERRORS = {
     "data/index/join.py": {"__getitem__"},  # a mapping's
     "evaluation/shapes.py": {"check"},  # the images are ours
     "distributed/sharding.py": {"_expect"},
+    "models/export/kohya.py": {"_read_back"},  # what we write is ours
 }
 
 

@@ -50,6 +50,7 @@ from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
+from daguerre.models.export import kohya
 from daguerre.settings import Unused
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from daguerre.samplers.settings import SamplingSettings
 
 FILE = "pytorch_lora_weights.safetensors"
+KOHYA_FILE = "kohya.safetensors"
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "attention": ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj", "SelfAttention.[qkvo]"),
     "ff": ("ff.net.0.proj", "ff.net.2", "proj_in", "proj_out", "mlp.fc?", "DenseReluDense.w[io]*"),
@@ -68,6 +70,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 leads into a transformer and out of it; those of residual blocks; every linear layer and convolution."""
 DENSE = ("lora", "rslora")
 """Kinds whose effect is a product of two matrices alone."""
+IN_KOHYA = (*DENSE, "loha", "lokr")
+"""Kinds that sd-scripts, ComfyUI and A1111 compute as peft does. DoRA they divide by the norms of other rows."""
 setattr(boft, "_FBD_CUDA", False)  # noqa: B010 (peft would compile a kernel when a run starts; its products of blocks do without)
 _ADAPTER = "default"
 """peft's name of the only adapter that it sees."""
@@ -160,13 +164,15 @@ class LoRA(Trainable):
     names: frozenset[str]
     networks: Mapping[str, Any]
     """The components that have additions."""
-    for_diffusers: bool
-    """Whether diffusers has this kind."""
+    components: Mapping[str, nn.Module]
+    """All of the model."""
+    kind: str
     float32 = True
 
     def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
         """The file that diffusers' `load_lora_weights` reads, with the ranks and alphas in its header; of a kind that
-        diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`."""
+        diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`. Beside it the file
+        for kohya's trainer, ComfyUI and A1111, if they compute this kind as it was trained."""
         files: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {}
         for component, network in self.networks.items():
             rename = _renamed(network) if self.for_diffusers else str
@@ -182,8 +188,29 @@ class LoRA(Trainable):
             else:
                 _write_peft(fresh, files)
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(files)))
+            if self.kind in IN_KOHYA and all(map(kohya.has_names, self.networks.values())):
+                kohya.write(fresh / KOHYA_FILE, self.components, self.additions())
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return []
+
+    def additions(self) -> dict[str, list[kohya.Addition]]:
+        """Additions to the layers of each component."""
+        found: dict[str, list[kohya.Addition]] = {}
+        for component, network in self.networks.items():
+            factors: dict[str, dict[str, Tensor]] = {}
+            for name, value in get_peft_model_state_dict(network, save_embedding_layers=False).items():
+                layer, factor = re.split(r"\.(?=lora_|hada_|lokr_|boft_)", name)
+                factors.setdefault(layer, {})[factor] = value.detach()
+            layers: dict[str, Any] = dict(network.named_modules())
+            found[component] = [
+                kohya.Addition(name, own, layers[name].scaling[_ADAPTER]) for name, own in factors.items()
+            ]
+        return found
+
+    @property
+    def for_diffusers(self) -> bool:
+        """True of kinds that diffusers has."""
+        return self.kind in (*DENSE, "dora")
 
     def merge(self) -> None:
         """W with what is added, in place of W."""
@@ -314,7 +341,7 @@ def attach(settings: Settings, model: Family, seed: int) -> LoRA:
             "addition",
             code="unknown",
         )
-    return LoRA(model.net, frozenset(names), networks, settings.kind in (*DENSE, "dora"))
+    return LoRA(model.net, frozenset(names), networks, model.components, settings.kind)
 
 
 def _config(settings: Settings, rank: int, targets: Mapping[str, _Numbers]) -> PeftConfig:
