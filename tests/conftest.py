@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from daguerre import credentials
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if find_spec("triton"):  # decides when it is first imported whether its own functions are interpreted (tests/kernels)
@@ -39,6 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((i for i, start in enumerate(LONGEST_FIRST) if name.startswith(start)), len(LONGEST_FIRST))
 
     items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def own_credentials() -> Iterator[None]:
+    """Secrets that a test gave are not taken for secrets in the messages of the next."""
+    yield
+    credentials._kept.clear()
+    credentials._of_environment.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,10 @@ def test_every_command_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "runs" / "sd2_scratch_stage2" / "pipeline" / "model_index.json").exists()
 
 
-@pytest.mark.parametrize(("network", "size_px", "plain", "checkpointed", "block"), ROWS)
+@pytest.mark.parametrize(
+    ("network", "size_px", "plain", "checkpointed", "block"),
+    [pytest.param(*row, marks=[] if row is ROWS[0] else [pytest.mark.long]) for row in ROWS],
+)
 def test_the_table_of_memory(network, size_px, plain, checkpointed, block):
     kept, largest = kept_gb(ARCHITECTURES[network], int(size_px))
     assert kept == pytest.approx(float(plain), abs=0.006)

@@ -32,16 +32,13 @@ def step(run):
     return json.loads((run / "status.json").read_text())["step"]
 
 
-OTHERS = ("sdxl_dreambooth_lora", "sdxl_edm", "sd15_lora")
-"""Recipes that extend another and train otherwise; the rest of those that extend one train as it does."""
+QUICK = ("quickstart", "quickstart_text", "quickstart_vae", "sd15_dreambooth", "sd15_lora", "sd21", "sdxl_edm")
+"""Recipes of `make test`: one of each kind of family, objective, data and adapter."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] if recipe.read(path).get("extends") and name not in OTHERS else [])
-        for name, path in recipe.shipped().items()
-    ],
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in recipe.shipped()],
 )
 def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys):
     begun_from = Path(tree(name).get("init_from") or "").name

@@ -144,8 +144,9 @@ def test_training_starts_at_the_base(pipelines):
     assert torch.equal(prediction(parts), prediction(plain))
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize(
+    ("kind", "every"), [("sd", 13), *(pytest.param(kind, 1, marks=pytest.mark.long) for kind in PIPELINES)]
+)
 def test_every_parameter_of_the_net_is_saved_or_of_the_base_that_is_named(kind, every, pipelines):
     parts = built(kind, pipelines[kind])
     named = base_digests.of(config(kind, pipelines[kind]), parts)

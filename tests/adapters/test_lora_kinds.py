@@ -173,7 +173,10 @@ PRESETS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "targets", "expected"), PRESETS)
+@pytest.mark.parametrize(
+    ("name", "targets", "expected"),
+    [pytest.param(*each, marks=[] if number in (2, 4) else [pytest.mark.long]) for number, each in enumerate(PRESETS)],
+)
 def test_names_of_layers_mean_those_of_others(name, targets, expected):
     given = ["adapter.name=lora", "adapter.rank=4", f"adapter.targets={targets}", "run_name=x"]
     given += [f"adapter.ranks.{component}=4" for component in expected if component != "unet"]

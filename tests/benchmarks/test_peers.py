@@ -48,6 +48,7 @@ def trained(tmp_path_factory):
     return peers.given(asked.variants[0].config, folder), gate
 
 
+@pytest.mark.long
 def test_the_quickstart_agrees(trained):
     common, gate = trained
     gate.admit("diffusers-default", peers.Diffusers(common, best=False))

@@ -35,6 +35,7 @@ def test_four_processes_save_and_three_two_and_one_go_on(tmp_path):
     assert found == {"names": ["step-00000006", "step-00000007"], "equal": [True, True]}
 
 
+@pytest.mark.long
 def test_ranks_killed_at_random_moments(tmp_path):
     found = run("kills", tmp_path, 5, 1)
     assert found["trials"] == 5

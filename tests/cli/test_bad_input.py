@@ -94,6 +94,7 @@ def test_what_cannot_be_used_is_counted_and_the_run_goes_on(on_images):
     assert json.loads((on_images / "status.json").read_text())["state"] == "finished"
 
 
+@pytest.mark.long
 def test_on_a_folder_too_a_killed_run_ends_equal_to_the_bit(mixed, on_images, tmp_path, monkeypatch):
     unharmed, calls = step.update, []
 

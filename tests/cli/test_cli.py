@@ -164,6 +164,7 @@ def shell(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "daguerre", *words], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.long
 def test_a_wrong_recipe_in_a_real_process(tmp_path):
     (tmp_path / "r.yaml").write_text("run_name: x\ntrainng: {duration: 3 steps}\n", encoding="utf-8")
     done = shell("train", str(tmp_path / "r.yaml"), "--dry-run")

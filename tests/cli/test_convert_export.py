@@ -50,8 +50,9 @@ def assert_equal(found, expected):
     ("given", "group", "name"),
     [
         ([], "ema", "step-00000003"),
-        (["weights=ema", "checkpoint=step-00000002"], "ema", "step-00000002"),
-        (["weights=raw"], "model", "step-00000003"),
+        (["weights=raw", "checkpoint=step-00000002"], "model", "step-00000002"),
+        pytest.param(["weights=ema", "checkpoint=step-00000002"], "ema", "step-00000002", marks=pytest.mark.long),
+        pytest.param(["weights=raw"], "model", "step-00000003", marks=pytest.mark.long),
     ],
 )
 def test_the_weights_that_are_asked_for(run, tmp_path, given, group, name, capsys):

@@ -160,6 +160,7 @@ def test_killed_and_started_again(place):
     assert contents("out") == contents("whole")
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_at_once_without_a_traceback(place):
     data_sets.shards(place / "raw", 6, 200)
     command = [sys.executable, "-m", "daguerre", "data", "pack", "raw", "-o", "out", "shard_samples=10", "processes=2"]

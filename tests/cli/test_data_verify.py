@@ -32,7 +32,7 @@ def verify(*arguments) -> int:
     return main.run(["data", "verify", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_what_is_whole_is_said_to_be(packed, capsys, processes):
     assert verify("packed", "share=1", f"processes={processes}") == 0
     said = capsys.readouterr().out

@@ -17,6 +17,8 @@ from daguerre.config import recipe
 from daguerre.models.weights import architectures
 
 NAMES = [name for name in recipe.shipped() if base(name)]
+QUICK = ("sd15", "sd21", "sd2_scratch_stage2", "sdxl_dreambooth_lora", "sdxl_lightning")
+"""Of which `make test` plans the networks."""
 UNET = {"sd1": 859_520_964, "sd2_base": 865_910_724, "sd21": 865_910_724, "sdxl": 2_567_463_684}
 LORA = {"sd15_lora": 3_188_736, "sdxl_lora": 46_448_640, "sdxl_dreambooth_lora": 23_224_320}
 """Of rank 16 on attention: four times the 797,184 that peft counts at rank 4."""
@@ -55,7 +57,9 @@ def header(name):
     return recipe.shipped()[name].read_text(encoding="utf-8").split("\nrun_name", 1)[0].split("\nextends", 1)[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in NAMES]
+)
 def test_networks_files_and_data_are_told_without_any_of_them(name, offline, tmp_path, capsys):
     said = dry_run(name, tmp_path, capsys)
     kind = architectures.find(base(name)).name

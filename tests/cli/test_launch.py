@@ -170,10 +170,12 @@ def test_launch_local_trains_saves_at_a_signal_and_goes_on(tmp_path: Path):
         )[1:]
     ]
     words = [sys.executable, "-m", "daguerre", "launch", "local", *words, "processes=2", "training.device=cpu"]
-    run = subprocess.Popen(words)
-    tiny_runs.wait_for(tmp_path / "tiny" / "checkpoints" / "step-00000003" / "manifest.json")
-    run.send_signal(signal.SIGTERM)
-    assert run.wait(120) == 143
+    with subprocess.Popen(words) as run:
+        try:
+            tiny_runs.wait_for(tmp_path / "tiny" / "checkpoints" / "step-00000003" / "manifest.json")
+        finally:
+            run.send_signal(signal.SIGTERM)
+        assert run.wait(120) == 143
     status = json.loads((tmp_path / "tiny" / "status.json").read_text())
     assert (status["state"], status["reason"]) == ("saved", "stopped by SIGTERM")
     again = subprocess.run([*words, f"training.duration={status['step'] + 1} steps"], check=False)

@@ -115,6 +115,7 @@ def forget():
     credentials._of_environment.cache_clear()
 
 
+@pytest.mark.long
 def test_a_run_on_protected_shards(place, tmp_path, capfd, monkeypatch):
     """Trained, refused without the secrets, gone on with each of the two ways to give them."""
     data_sets.shards(tmp_path / "raw", 2, 4)

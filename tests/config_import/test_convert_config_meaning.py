@@ -364,7 +364,9 @@ def plain() -> dict[str, Any]:
     return converted(base())[0]
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[] if number % 4 == 0 else [pytest.mark.long]) for number, key in enumerate(KEYS)]
+)
 def test_a_key_means_on_the_command_line_what_it_means_in_a_file(key, plain):
     before = recipe.get(base(), key)
     for value in OTHERS.get(key, other(before)) or [before]:

@@ -78,6 +78,7 @@ def test_an_image_that_is_resized_by_another_filter_lies_under_its_mask_all_the_
         assert (aside > apart + 0.05).all()  # two pixels to the side would show
 
 
+@pytest.mark.long
 def test_workers_give_the_same_masks(tmp_path):
     dataset = opened(masked.webdataset(tmp_path), random_flip=True, crop="random")
     here, there = batches(dataset, 1)[0], batches(dataset, 1, workers=1)[0]

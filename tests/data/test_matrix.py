@@ -130,6 +130,7 @@ def test_another_topology_goes_on_at_any_step(dataset, whole):
         assert updates(dataset, ranks, 0, step, 1) == whole[step : step + 1]
 
 
+@pytest.mark.long
 def test_the_loader_itself_with_processes(dataset, whole):
     assert updates(dataset, 2, 1, 5, 4) == whole[5:9]
 

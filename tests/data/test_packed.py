@@ -27,7 +27,7 @@ def drawn(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "faults", [Faults(), pytest.param(Faults(0.3), marks=pytest.mark.long)], ids=["clean", "faulty"]
+    "faults", [pytest.param(Faults(share), marks=pytest.mark.long) for share in (0, 0.3)], ids=["clean", "faulty"]
 )
 def test_the_quickstart_from_shards_in_a_store_has_the_same_losses(drawn, s3, tmp_path, faults):  # noqa: F811
     url = f"s3://{s3.bucket}/set/"

@@ -56,6 +56,7 @@ def plans(draw):
     return plan(orders, draw(st.integers(1, 40)), num_buckets, weights)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(plans())
 def test_batches_are_those_of_a_walk_slot_by_slot(plan):

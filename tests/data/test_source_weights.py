@@ -41,7 +41,7 @@ def batches(dataset, workers=0, number=5):
         return [batch for update in islice(updates, number) for batch in update]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_each_sample_weighs_what_its_source_says(mixed, workers):
     dataset = mixed(others=0.25)
     found = batches(dataset, workers)

@@ -51,6 +51,7 @@ def test_pack_verify_and_look(place, s3, capsys):  # noqa: F811
     assert said.count("matches its index") == 2
 
 
+@pytest.mark.long
 def test_index_in_the_store_serves_another_machine(place, s3, capsys, monkeypatch):  # noqa: F811
     build(place / "raw", 2, 6)
     for path in (place / "raw").iterdir():

@@ -93,6 +93,7 @@ def test_one_is_told_to_stop_and_all_save_at_the_same_step(tmp_path: Path, size:
         assert [group.log(rank) for rank in range(size)] == [""] * size
 
 
+@pytest.mark.long
 def test_one_is_killed_in_a_collective_call(tmp_path: Path):
     """Rank 0, which holds the store; no noise of gloo's stands before the cause, and no traceback after it."""
     with Group(tmp_path, 2, address=True) as group:
@@ -149,7 +150,7 @@ def test_one_fails_and_the_others_name_it(tmp_path: Path):
     with Group(tmp_path, 4, "fail", 1, 30) as group:
         group.under_way()
         assert group.codes(15) == [LOST, 2, LOST, LOST]
-        assert group.log(1) == "daguerre: of its own\n"
+        assert group.log(1) == "daguerre: rank 1: of its own\n"
         for rank in (0, 2, 3):
             assert "failed: UserError: of its own" in group.log(rank).splitlines()[0]
 

@@ -108,6 +108,7 @@ def test_one_is_stopped(tmp_path: Path):
         assert all("most recent call first" in path.read_text() for path in stacks)
 
 
+@pytest.mark.long
 def test_rank_0_is_stopped(tmp_path: Path):
     with Crew(tmp_path, 3, silent=2) as crew:
         crew.under_way()
@@ -144,6 +145,7 @@ def test_one_holds_its_interpreters_lock(tmp_path: Path):
         assert "in act" in (tmp_path / "stacks" / "rank-00001.txt").read_text()
 
 
+@pytest.mark.long
 def test_a_phase_that_may_last(tmp_path: Path):
     with Crew(tmp_path, 2, stuck=0.5, do={0: ("long", 20), 1: ("hang", 20)}) as crew:
         crew.under_way()

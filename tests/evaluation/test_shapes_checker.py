@@ -27,7 +27,7 @@ def on_white(mask: np.ndarray, colour: np.ndarray = RED) -> np.ndarray:
     return np.where(mask[..., None], colour, WHITE).astype(np.uint8)
 
 
-@pytest.mark.parametrize("split", ["train", "held_out"])
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "held_out"])
 def test_real_images_are_read_right(split: source.Split) -> None:
     table = shapes.shares(*real(1000, split))
     assert set(table) == {"background", "colour", "shape", "size", "all"}

@@ -73,6 +73,7 @@ def test_blocks_that_are_alike_share_code_and_what_is_not_trained_is_not_compile
     torch.testing.assert_close(trained, plain)
 
 
+@pytest.mark.long
 def test_every_size_of_images_is_compiled(compiler):
     """torch gives up after eight of one code, in silence, unless it is told otherwise."""
     channels = [32, 64]

@@ -149,7 +149,11 @@ def test_images_are_equal_or_the_export_says_that_they_are_not(family, pipe, obj
 
 @pytest.mark.parametrize(
     ("objective", "schedule", "settings", "sampler"),
-    [case for case in CASES if only_noise_differs(case[0], case[1], case[3])],
+    [
+        pytest.param(*case, marks=[] if case[1] == ON[case[0]][0] else [pytest.mark.long])
+        for case in CASES
+        if only_noise_differs(case[0], case[1], case[3])
+    ],
 )
 def test_images_that_are_equal_in_law_are_equal_from_the_same_noise(
     family, pipe, monkeypatch, objective, schedule, settings, sampler

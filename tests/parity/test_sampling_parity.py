@@ -138,6 +138,7 @@ def test_what_was_trained_is_exported(run):
         assert all(torch.equal(new[name], old[name]) for name in old) == (f"train_{part}" not in model)
 
 
+@pytest.mark.long
 def test_prompts_of_up_to_a_window_are_read_as_ever_with_long_prompts(tmp_path):
     """75 tokens are one window; a long prompt beside it in the batch changes nothing but rounding."""
     # each word of n bytes is n tokens here: 75 tokens exactly, and 76

@@ -105,7 +105,13 @@ PLAYGROUND = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+QUICK = ("SD 2.x, v, min-SNR, accumulation", "SD 2.x, v, bf16", "SDXL, v, min-SNR, both text encoders trained")
+"""Cases of `make test`, which have between them what the others have one by one."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in CASES]
+)
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Path, Recorded]:
     case = CASES[request.param]
     place = tmp_path_factory.mktemp("recorded")

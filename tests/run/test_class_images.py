@@ -114,6 +114,7 @@ def test_drawing_is_stopped_between_batches_and_goes_on_from_there(given, tmp_pa
     assert {name for name in before if again[name] != before[name]} <= {"drawn-00001.png"}
 
 
+@pytest.mark.long
 def test_a_run_draws_before_its_first_update_only(given, tmp_path, capsys):
     """By the base's weights; a run that goes on draws nothing, and misses images that are gone."""
     expected = tmp_path / "expected"

@@ -65,7 +65,7 @@ def test_objective_and_resolution_are_the_recipes_and_the_rest_is_dreambooths(na
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("sd15", "sdxl") else [pytest.mark.long]) for name in BASES]
+    "name", [pytest.param(name, marks=[] if name == "sdxl" else [pytest.mark.long]) for name in BASES]
 )
 def test_it_trains(name, given, tmp_path):
     base = tiny(name, tmp_path)

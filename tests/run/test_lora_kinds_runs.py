@@ -40,6 +40,7 @@ def test_it_generates_and_becomes_a_whole_model(place):
     assert (place.folder / "merged" / "model_index.json").exists()
 
 
+@pytest.mark.long
 def test_two_processes_learn_what_one_does(place):
     name, mesh = "fsdp2", MESHES["fsdp2"]
     split = place.on("tensor2", MESHES["tensor2"])

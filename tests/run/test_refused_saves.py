@@ -75,6 +75,7 @@ def test_too_many_failed_saves_in_a_row_stop_the_run_and_older_ones_stay(tmp_pat
     assert "continuing from step-00000003" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_last_save_must_not_fail(tmp_path, disk, capsys):
     disk.add(8)
     assert tiny_runs.train(tmp_path) != 0

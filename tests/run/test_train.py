@@ -115,8 +115,7 @@ def test_killed_in_an_update_it_ends_equal_to_the_bit(tmp_path, expected, monkey
     [
         pytest.param("validate", marks=pytest.mark.long),
         "save",
-        "publish",
-        pytest.param("evaluate", marks=pytest.mark.long),
+        *(pytest.param(what, marks=pytest.mark.long) for what in ("publish", "evaluate")),
     ],
 )
 def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, monkeypatch, what):
@@ -194,6 +193,7 @@ def test_a_signal_while_validating_is_not_taken_for_saved(tmp_path, monkeypatch)
     assert (tmp_path / "tiny" / "checkpoints" / "step-00000005" / "manifest.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [2])
 def test_workers_change_nothing(tmp_path, expected, workers):
     assert train(tmp_path, f"loader.num_workers={workers}") == errors.DONE
@@ -349,8 +349,10 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, capsys):
     assert "output_dir" in capsys.readouterr().err
 
 
-def test_a_second_run_on_the_folder_is_refused_before_the_heavy_imports_and_names_the_first(tmp_path, monkeypatch):
-    first = tiny_runs.start(tmp_path, "training.duration=100000 steps")
+def test_a_second_run_is_refused_before_the_heavy_imports_and_sigterm_ends_the_first_with_its_workers(
+    tmp_path, monkeypatch
+):
+    first = tiny_runs.start(tmp_path, "training.duration=100000 steps", "loader.num_workers=1")
     try:
         tiny_runs.wait_for(tmp_path / "tiny" / "metrics" / "metrics.jsonl")
         monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
@@ -361,15 +363,11 @@ def test_a_second_run_on_the_folder_is_refused_before_the_heavy_imports_and_name
         loaded = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
         assert "daguerre.run.storage" in loaded
         assert "torch" not in loaded
-    finally:
+        first.send_signal(signal.SIGTERM)
+        said, _ = first.communicate(timeout=60)
+    except BaseException:
         tiny_runs.kill(first)
-
-
-def test_sigterm_to_a_process_with_workers_leaves_nobody_behind(tmp_path):
-    process = tiny_runs.start(tmp_path, "training.duration=100000 steps", "loader.num_workers=1")
-    tiny_runs.wait_for(tmp_path / "tiny" / "metrics" / "metrics.jsonl")
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == errors.TERMINATED, said
+        raise
+    assert first.returncode == errors.TERMINATED, said
     assert "run the same command to continue" in said
     assert "Traceback" not in said

@@ -90,6 +90,7 @@ def goes_on(folder: Path, expected: dict) -> None:
     assert_equal(folder / "tiny", expected)
 
 
+@pytest.mark.long
 def test_a_signal_to_one_rank_saves_all_of_them(tmp_path: Path):
     """The fast one: the time of a job is up."""
     with Launched(tmp_path, 2, *LONGER, "sampling.num_images=0", "checkpoint.export=false") as run:

@@ -86,7 +86,11 @@ DIFFUSION = [
 @pytest.mark.parametrize(
     ("name", "sampler"),
     [
-        pytest.param(name, sampler, marks=[pytest.mark.long] if sampler in STOCHASTIC and name != "eps" else [])
+        pytest.param(
+            name,
+            sampler,
+            marks=[] if name == "eps" or (name == "flow" and sampler not in STOCHASTIC) else [pytest.mark.long],
+        )
         for name in DIFFUSION
         for sampler in plugins.names("samplers")
     ],

@@ -199,7 +199,7 @@ def test_without_far_sources_there_is_no_thread():
         assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("share", [1.0, 0.1])
+@pytest.mark.parametrize("share", [1.0, pytest.param(0.1, marks=pytest.mark.long)])
 def test_of_a_store_whole_shards_are_fetched_once_and_few_samples_by_range(s3, tmp_path, share):  # noqa: F811
     folder = shards.build(tmp_path / "shards", 4, 20)
     stored = 0
@@ -228,7 +228,8 @@ def test_of_a_store_whole_shards_are_fetched_once_and_few_samples_by_range(s3, t
         assert bodies < 0.5 * stored, "ranges only"
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_of_a_store_with_a_cache_that_just_fits_each_shard_is_fetched_once(s3, tmp_path, num_workers):  # noqa: F811
     folder = shards.build(tmp_path / "shards", 20, 10)
     for path in sorted(folder.glob("*.tar")):

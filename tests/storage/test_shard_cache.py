@@ -290,7 +290,7 @@ def ended(process: subprocess.Popen) -> str:
     return f"{process.communicate(timeout=120)[1]}{process.returncode}"
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("share", [0.0, pytest.param(0.3, marks=pytest.mark.long)])
 def test_processes_share_a_cache_with_room_for_all(s3, shards, cache, share):  # noqa: F811
     s3.proxy.faults = Faults(share)
     processes = [reader(cache, 40, seed) for seed in range(3)]

@@ -77,7 +77,7 @@ def test_ranges_with_faults_are_right(s3, kinds):  # noqa: F811
     assert {one.fault for one in s3.proxy.seen} >= set(kinds)
 
 
-@pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS])
+@pytest.mark.parametrize("kinds", [*(pytest.param((kind,), marks=pytest.mark.long) for kind in KINDS), KINDS])
 @pytest.mark.parametrize("known", ["digest", "md5", "nothing"])
 def test_whole_files_with_faults_are_right(s3, small_parts, tmp_path, kinds, known):  # noqa: F811
     data = content()

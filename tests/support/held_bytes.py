@@ -64,7 +64,7 @@ def held(config: Config, mesh: Mesh, rank: int) -> dict[str, int]:
         )  # fmt: skip
 
     update()
-    step.backward(state.net, [given], parts.loss, 8, parts.autocast, state.meter, state.scaler, sharding)
+    step.backward(state.net, [given], parts.loss, 8, parts.autocast, state.see, state.scaler, sharding)
     gradients = storages(p.grad for p in state.parameters)
     state.optimizer.zero_grad()
     moments = [t for part in state.optimizer.parts for e in part.optimizer.state.values() for t in e.values()]

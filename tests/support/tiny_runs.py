@@ -61,7 +61,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def wait_for(path: Path, seconds: float = 60.0) -> None:
+def wait_for(path: Path, seconds: float = 180.0) -> None:
     """Waits until a path exists."""
     deadline = time.monotonic() + seconds
     while not path.exists():

@@ -8,7 +8,6 @@ import platform
 import re
 import subprocess
 import sys
-from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-@cache
 def _packages() -> dict[str, str]:
     """Versions of the project and of what it declares to need, extras where they are installed. Of a checkout that is
     used without being installed nothing declares what it needs: the two that decide about numbers."""
@@ -50,9 +48,8 @@ def _packages() -> dict[str, str]:
     return found | {"torch": str(torch.__version__)}  # with its build, which the metadata of some wheels leave out
 
 
-@cache
 def _code() -> dict[str, Any] | None:
-    """Commit of the checkout of this file, at the first call; None for an installed copy or without git."""
+    """Commit of the checkout that this file belongs to; None for an installed copy or without git."""
     here = Path(__file__)
     tracked = _git(here.parent, "ls-files", "--error-unmatch", here.name)
     commit = _git(here.parent, "rev-parse", "HEAD")

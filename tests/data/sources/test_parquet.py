@@ -646,6 +646,7 @@ def test_addresses_that_are_refused_for_good(tmp_path, s3, monkeypatch, status):
         source.record(0)
 
 
+@pytest.mark.long
 def test_a_passing_fault_is_no_skip(tmp_path, s3):  # noqa: F811
     s3.put("1.png", png(1))
     source = opened(addresses(tmp_path, ["s3://bucket/1.png?token=SECRET", "s3://bucket/1.png"]))
