@@ -50,7 +50,8 @@ from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
-from daguerre.models.export import kohya
+from daguerre.models.lora_files import kohya
+from daguerre.models.lora_files.addition import Addition
 from daguerre.settings import Unused
 
 if TYPE_CHECKING:
@@ -193,18 +194,16 @@ class LoRA(Trainable):
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return []
 
-    def additions(self) -> dict[str, list[kohya.Addition]]:
+    def additions(self) -> dict[str, list[Addition]]:
         """Additions to the layers of each component."""
-        found: dict[str, list[kohya.Addition]] = {}
+        found: dict[str, list[Addition]] = {}
         for component, network in self.networks.items():
             factors: dict[str, dict[str, Tensor]] = {}
             for name, value in get_peft_model_state_dict(network, save_embedding_layers=False).items():
                 layer, factor = re.split(r"\.(?=lora_|hada_|lokr_|boft_)", name)
                 factors.setdefault(layer, {})[factor] = value.detach()
             layers: dict[str, Any] = dict(network.named_modules())
-            found[component] = [
-                kohya.Addition(name, own, layers[name].scaling[_ADAPTER]) for name, own in factors.items()
-            ]
+            found[component] = [Addition(name, own, layers[name].scaling[_ADAPTER]) for name, own in factors.items()]
         return found
 
     @property

@@ -14,7 +14,7 @@ from daguerre.cli.generate_options import Arguments
 from daguerre.config import recipe
 from daguerre.errors import UserError
 from daguerre.formatting import counted, format_duration
-from daguerre.generation import contact_sheet, generate, jobs, load, output_dir
+from daguerre.generation import contact_sheet, generate, jobs, load, loras, output_dir
 from daguerre.generation import prompts as generation_prompts
 from daguerre.generation.generate import GeneratedImage, ImageRequest
 from daguerre.generation.image_files import Encoding, FileOutput
@@ -61,6 +61,7 @@ where it was stopped: complete images are kept.
   contact_sheet=false    leaves out contact-sheet.html
 
   base=true              the recipe's pretrained networks as they are, without a run
+  use='{FILE: 0.8}'      LoRAs (diffusers, peft, kohya; or folders of runs) with their strengths, several at once
   weights=ema            or raw: which weights of the checkpoint
   resume_from_checkpoint=NAME    another checkpoint than the newest, such as step-00001000
   training.device=cpu            where to compute; training.mixed_precision, training.attention as in training
@@ -122,7 +123,8 @@ def prepare(arguments: list[str]) -> Job:
     survey = requests.survey()
     if not survey.images:
         raise UserError("num_images=0: there is nothing to generate", code="empty", setting="sampling.num_images")
-    loading = load.choose(asked_for.model, config, asked_for.options.weights)
+    chosen = load.choose(asked_for.model, config, asked_for.options.weights)
+    loading = loras.added(chosen, asked_for.options.use)
     parameters = record(asked_for, requests, survey, loading)
     folder = output_dir.place(asked_for.options.out, asked_for.model.home, requests.prompts.name, parameters)
     return Job(asked_for, loading, part, requests, survey, parameters, folder)

@@ -53,6 +53,8 @@ class Options(Settings):
     shard: str | None = None
     contact_sheet: bool = True
     base: bool = False
+    use: dict[str, float] = Field({})
+    """Strengths of LoRAs, by file or run folder."""
     weights: Literal["ema", "raw"] | None = None
     """Weights of the checkpoint; None: the averaged ones, if it has them."""
 

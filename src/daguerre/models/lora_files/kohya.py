@@ -1,4 +1,4 @@
-"""Writes additions to layers in the names of kohya's sd-scripts (and of LyCORIS), which ComfyUI and A1111 read.
+"""Files of additions to layers in the names of kohya's sd-scripts (and of LyCORIS), which ComfyUI and A1111 read.
 
 A module is `lora_unet_` and its path with underscores for dots, of SDXL's UNet the path of the original layout; text
 encoders are `lora_te_`, or `lora_te1_` and `lora_te2_`. Programs multiply an addition by alpha / rank, and some take
@@ -10,7 +10,6 @@ comfy/lora.py.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,33 +17,16 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from daguerre.models.lora_files.addition import DOWN, UP, Addition
 from daguerre.models.single_file import keys
 
-_DOWN, _UP, _ALPHA = "lora_down.weight", "lora_up.weight", "alpha"
-_TEXT_LEVEL = "text_model."
+ALPHA = "alpha"
+NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
+"""Factors that sd-scripts calls otherwise than peft."""
+TEXT_LEVEL = "text_model."
 """A level of CLIP's names that transformers 5 left out, and kohya's have."""
 _MOST_OFF = 1e-6
 """Of a factor's norm: more than a multiplication in float32 rounds."""
-
-
-@dataclass(frozen=True)
-class Addition:
-    """Addition to the weight of one layer."""
-
-    layer: str
-    """Name of the layer in its component."""
-    factors: Mapping[str, Tensor]
-    """By peft's names: lora_A.weight and lora_B.weight, or hada_w1_a and so on, or lokr_w1 and so on."""
-    scale: float
-    """The product of the factors is multiplied by it."""
-
-    @property
-    def rank(self) -> int | None:
-        """The rank that programs read off the factors; None of a Kronecker product of two whole matrices."""
-        for name in ("lora_A.weight", "hada_w1_b", "lokr_w1_b", "lokr_w2_b"):
-            if name in self.factors:
-                return len(self.factors[name])
-        return None
 
 
 def has_names(network: nn.Module) -> bool:
@@ -60,7 +42,7 @@ def write(path: Path, networks: Mapping[str, nn.Module], additions: Mapping[str,
     tensors: dict[str, Tensor] = {}
     expected: dict[str, tuple[Addition, str]] = {}
     for component, own in additions.items():
-        names = _module_names(component, networks, [each.layer for each in own])
+        names = module_names(component, networks, [each.layer for each in own])
         for each in own:
             factor = _strong_factor(each)
             for name, value in _named(each, factor, alpha).items():
@@ -70,12 +52,12 @@ def write(path: Path, networks: Mapping[str, nn.Module], additions: Mapping[str,
     _read_back(path, expected)
 
 
-def _module_names(component: str, networks: Mapping[str, nn.Module], layers: Iterable[str]) -> dict[str, str]:
-    """kohya's name of each layer."""
+def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iterable[str]) -> dict[str, str]:
+    """kohya's name of each layer of a component."""
     texts = sorted(name for name in networks if name.startswith("text_encoder"))
     if component in texts:
         prefix = f"te{texts.index(component) + 1}" if len(texts) > 1 else "te"
-        paths = {layer: f"{_TEXT_LEVEL}{layer.removeprefix(_TEXT_LEVEL)}" for layer in layers}
+        paths = {layer: f"{TEXT_LEVEL}{layer.removeprefix(TEXT_LEVEL)}" for layer in layers}
     elif _is_sdxl(networks):
         prefix, weights = "unet", [name for name, _ in networks[component].named_parameters()]
         plain = [name.replace(".base_layer.", ".") for name in weights if ".base_layer." in name or _is_own(name)]
@@ -98,15 +80,14 @@ def _is_sdxl(networks: Mapping[str, nn.Module]) -> bool:
 
 def _strong_factor(addition: Addition) -> str:
     """The factor into which the strength is multiplied."""
-    return next(name for name in ("lora_B.weight", "hada_w1_a", "lokr_w1", "lokr_w1_a") if name in addition.factors)
+    return next(name for name in (UP, "hada_w1_a", "lokr_w1", "lokr_w1_a") if name in addition.factors)
 
 
 def _named(addition: Addition, factor: str, alpha: float) -> dict[str, Tensor]:
     """Factors by kohya's names, such that alpha / rank times their product is what is added."""
     given = addition.scale * addition.rank / alpha if addition.rank else addition.scale
     found = {name: value * given if name == factor else value for name, value in addition.factors.items()}
-    renamed = {"lora_A.weight": _DOWN, "lora_B.weight": _UP}
-    return {renamed.get(name, name): value for name, value in found.items()} | {_ALPHA: torch.tensor(alpha)}
+    return {NAMES.get(name, name): value for name, value in found.items()} | {ALPHA: torch.tensor(alpha)}
 
 
 def _metadata(
@@ -114,7 +95,7 @@ def _metadata(
 ) -> dict[str, str]:
     """Those by which other programs show and sort files; the hash is of the tensors, as sd-scripts computes it."""
     ranks = {each.rank for each in main}
-    is_lora = "lora_A.weight" in main[0].factors
+    is_lora = DOWN in main[0].factors
     v2 = not _is_sdxl(networks) and any(_width(network) == 1024 for network in networks.values())
     found = {
         "ss_network_module": "networks.lora" if is_lora else "lycoris.kohya",
@@ -152,12 +133,11 @@ def _read_back(path: Path, expected: Mapping[str, tuple[Addition, str]]) -> None
         if modules != expected.keys():
             raise RuntimeError(f"{path.name} has other modules than were trained")
         for module, (addition, strong) in expected.items():
-            renamed = {"lora_A.weight": _DOWN, "lora_B.weight": _UP}
-            alpha = float(file.get_tensor(f"{module}.{_ALPHA}"))
+            alpha = float(file.get_tensor(f"{module}.{ALPHA}"))
             applied = alpha / addition.rank if addition.rank else 1.0
             for name, value in addition.factors.items():
                 mine = value.detach().cpu().double() * (addition.scale if name == strong else 1.0)
-                read = file.get_tensor(f"{module}.{renamed.get(name, name)}").double()
+                read = file.get_tensor(f"{module}.{NAMES.get(name, name)}").double()
                 its = read * (applied if name == strong else 1.0)
                 if not (its - mine).norm() <= _MOST_OFF * mine.norm():
                     raise RuntimeError(f"{path.name} does not hold {module} with the strength that was trained")

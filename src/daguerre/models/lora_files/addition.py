@@ -1,0 +1,69 @@
+"""The addition to one layer that files of LoRA and its kin hold, whatever their names: factors, and a scale.
+
+Factors have peft's names. `Addition.weight` computes in float32 what `adapters/lora.py` says of each kind.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAGNITUDE = "lora_magnitude_vector"
+DOWN, UP, MIDDLE = "lora_A.weight", "lora_B.weight", "lora_mid.weight"
+_RANKED = (DOWN, "hada_w1_b", "lokr_w1_b", "lokr_w2_b")
+"""Factors whose first dimension is the rank, the one that other programs look at first."""
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Addition to the weight of one layer."""
+
+    layer: str
+    """Name of the layer in its component."""
+    factors: Mapping[str, Tensor]
+    """By peft's names: lora_A.weight and lora_B.weight (and lora_mid.weight, of a Tucker decomposition), hada_w1_a and
+    so on, lokr_w1 and so on; lora_magnitude_vector of DoRA."""
+    scale: float
+    """The product of the factors is multiplied by it."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that programs read off the factors; None of a Kronecker product of two whole matrices."""
+        return next((len(self.factors[name]) for name in _RANKED if name in self.factors), None)
+
+    def weight(self, before: Tensor, strength: float = 1.0) -> Tensor:
+        """The layer's weight with the addition, in float32.
+
+        Args:
+            before: the weight [out, in] or [out, in, height, width].
+            strength: multiplies what changes.
+        """
+        before = before.float()
+        moved = before + self.scale * self._product().reshape(before.shape)
+        if MAGNITUDE in self.factors:
+            lengths = moved.flatten(1).norm(dim=1)
+            each = self.factors[MAGNITUDE].float().flatten() / lengths
+            moved = moved * each.reshape(-1, *(1 for _ in before.shape[1:]))
+        return moved if strength == 1 else before + strength * (moved - before)
+
+    def _product(self) -> Tensor:
+        t = {name: value.float() for name, value in self.factors.items()}
+        if DOWN in t:
+            if MIDDLE in t:
+                return torch.einsum("or,rshw,si->oihw", t[UP].flatten(1), t[MIDDLE], t[DOWN].flatten(1))
+            return t[UP].flatten(1) @ t[DOWN].flatten(1)
+        if "hada_w1_a" in t:
+            return _half(t, "1") * _half(t, "2")
+        one = t["lokr_w1"] if "lokr_w1" in t else t["lokr_w1_a"] @ t["lokr_w1_b"]
+        two = t["lokr_w2"] if "lokr_w2" in t else t["lokr_w2_a"] @ t["lokr_w2_b"].flatten(1)
+        if "lokr_t2" in t:
+            two = torch.einsum("rshw,ro,si->oihw", t["lokr_t2"], t["lokr_w2_a"], t["lokr_w2_b"])
+        return torch.kron(one.reshape(*one.shape, *(1 for _ in two.shape[2:])), two)
+
+
+def _half(t: Mapping[str, Tensor], number: str) -> Tensor:
+    """One of the two matrices of LoHa, or of its Tucker form for convolutions."""
+    a, b = t[f"hada_w{number}_a"], t[f"hada_w{number}_b"]
+    middle = t.get(f"hada_t{number}")
+    return a @ b if middle is None else torch.einsum("rshw,ro,si->oihw", middle, a, b)

@@ -1,0 +1,134 @@
+"""`daguerre generate use=...`: LoRAs of any program on a model, each with its strength, as diffusers applies them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from peft import LoraConfig, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from tiny_drawings import documents, drawn, generate
+from tiny_models import write_sd, write_sdxl
+
+from daguerre import plugins
+from daguerre.generation import load
+from daguerre.models.export.scheduler import choose
+from daguerre.samplers.draw import initial_noise
+from daguerre.samplers.settings import SamplingSettings
+
+# diffusers' schedulers hand a tensor to np.array, which numpy 2 warns of; peft warns of a second adapter.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning"),
+]
+
+PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
+SEED, STEPS, SCALE, PX = 3, 4, 4.0, 16
+GIVEN = ("prompt=a cat", f"seed={SEED}", f"num_inference_steps={STEPS}", f"guidance_scale={SCALE}", "sampler=ddim")
+
+
+@pytest.fixture(scope="module", params=PIPELINES)
+def place(request, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A pipeline, and two LoRAs of its UNet and text encoder with alphas unlike their ranks."""
+    folder, kind = tmp_path_factory.mktemp(request.param), request.param
+    (write_sd if kind == "sd" else write_sdxl)(folder / "base")
+    for number, name in enumerate(("one", "two")):
+        pipe, generator = PIPELINES[kind].from_pretrained(folder / "base"), torch.Generator().manual_seed(number)
+        states, numbers = {}, {}
+        for component, targets in (("unet", ["to_q", "to_v", "ff.net.2"]), ("text_encoder", ["v_proj", "fc2"])):
+            network = getattr(pipe, component)
+            network.add_adapter(LoraConfig(r=3, lora_alpha=5, target_modules=targets))
+            with torch.no_grad():
+                for parameter, p in network.named_parameters():
+                    if "lora_" in parameter:
+                        p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+            states[f"{component}_lora_layers"] = get_peft_model_state_dict(network)
+            numbers[f"{component}_lora_adapter_metadata"] = network.peft_config["default"].to_dict()
+        pipe.save_lora_weights(folder / name, **states, **numbers)
+    return kind, folder
+
+
+def ours(folder: Path, out: Path, use: str, *more: str) -> np.ndarray:
+    size = [f"height={PX}", f"width={PX}", "training.device=cpu", f"out={out}"]
+    assert generate(folder / "base", *GIVEN, *size, *([f"use={use}"] if use else []), *more) == 0
+    return drawn(out)[0].astype(int)
+
+
+def theirs(kind: str, folder: Path, strengths: dict[str, float]) -> np.ndarray:
+    pipe = PIPELINES[kind].from_pretrained(folder / "base")
+    config = load.find(str(folder / "base"), (), False).config(()).config
+    objective = plugins.find("objectives", config.objective.name).build(config.objective)
+    found = choose(objective, SamplingSettings(sampler="ddim", num_inference_steps=STEPS))
+    kind_of = getattr(diffusers, found.class_name)
+    pipe.scheduler = kind_of.from_config({"_class_name": found.class_name} | found.config)
+    pipe.set_progress_bar_config(disable=True)
+    for name in strengths:
+        pipe.load_lora_weights(folder / name, adapter_name=name)
+    pipe.set_adapters(list(strengths), list(strengths.values()))
+    latents = initial_noise([SEED], (4, PX // 2, PX // 2))
+    given = {"num_inference_steps": STEPS, "guidance_scale": SCALE, "height": PX, "width": PX}
+    image = pipe("a cat", latents=latents, output_type="np", **given).images[0]
+    return (image * 255).round().astype(int)
+
+
+def test_images_are_those_of_diffusers(place, tmp_path):
+    kind, folder = place
+    without = ours(folder, tmp_path / "without", "")
+    for strengths in ({"one": 0.7}, {"one": 0.8, "two": -0.5}):
+        use = ", ".join(f"{folder / name}: {strength}" for name, strength in strengths.items())
+        found = ours(folder, tmp_path / str(len(strengths)), f"{{{use}}}")
+        assert np.abs(found - theirs(kind, folder, strengths)).max() <= 2
+        assert np.abs(found - without).mean() > 2
+
+
+def test_what_is_put_on_and_taken_away_leaves_the_base(place, tmp_path):
+    _, folder = place
+    other = tmp_path / "again.safetensors"
+    other.write_bytes((folder / "one" / "pytorch_lora_weights.safetensors").read_bytes())
+    found = ours(folder, tmp_path / "both", f"{{{folder / 'one'}: 0.5, {other}: -0.5}}")
+    assert np.array_equal(found, ours(folder, tmp_path / "without", ""))
+
+
+def test_each_image_says_what_was_used(place, tmp_path, capsys):
+    kind, folder = place
+    if kind == "sdxl":
+        pytest.skip("the same for every family")
+    ours(folder, tmp_path / "out", f"{{{folder / 'one'}: 0.5}}")
+    said = capsys.readouterr().out
+    assert f"with {folder / 'one'} x 0.5" in said
+    assert "layers of unet" in said
+    (document,) = documents(tmp_path / "out")
+    strength, digest = document["use"][str(folder / "one")]
+    assert strength == 0.5
+    assert len(digest) == 64
+    assert generate(folder / "base", *GIVEN, f"out={tmp_path / 'out'}", f"use={{{folder / 'one'}: 0.6}}") == 2
+    assert "use" in capsys.readouterr().err, "other strengths are other images"
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        ("{nowhere.safetensors: 1}", "there is no such file"),
+        ("{ONE: .inf}", "give a number"),
+        ("{ONE: strong}", "use"),
+        ("ONE", "use"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(use, said, place, tmp_path, capsys):
+    _, folder = place
+    given = use.replace("ONE", str(folder / "one"))
+    assert generate(folder / "base", *GIVEN, f"out={tmp_path / 'out'}", f"use={given}") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_lora_of_another_model_is_refused(place, tmp_path, capsys):
+    _, folder = place
+    tensors = load_file(folder / "one" / "pytorch_lora_weights.safetensors")
+    save_file({name.replace("attn1", "attn7"): v for name, v in tensors.items()}, tmp_path / "other.safetensors")
+    given = [*GIVEN, f"out={tmp_path / 'out'}", f"use={{{tmp_path / 'other.safetensors'}: 1}}"]
+    assert generate(folder / "base", *given, "training.device=cpu") == 2
+    assert "was made for another model" in capsys.readouterr().err
