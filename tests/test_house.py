@@ -124,13 +124,20 @@ def name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    """Every node of a file, walked once."""
+    return list(ast.walk(tree))
+
+
+@cache
 def functions(tree: ast.AST) -> list[ast.FunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def imported(tree: ast.AST) -> set[str]:
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -172,7 +179,7 @@ def test_a_docstring_starts_with_a_verb_or_the_thing():
     found = [
         f"{name(path)}: {text.splitlines()[0]}"
         for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0].lower() in words
     ]
     assert not found, found
@@ -215,7 +222,7 @@ def test_imports_stand_at_the_top():
 
 def test_nothing_that_runs_data_as_code():
     for path in FILES:
-        for node in ast.walk(trees()[path]):
+        for node in nodes(trees()[path]):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"eval", "exec", "compile", "__import__"}, f"{name(path)}:{node.lineno}"
             if isinstance(node, ast.ExceptHandler):
@@ -245,7 +252,7 @@ def test_what_users_cause_is_a_user_error():
 def test_no_names_that_mean_nothing():
     for path in FILES:
         assert path.stem not in {"utils", "util", "helpers", "common", "misc", "base"}
-        for node in ast.walk(trees()[path]):
+        for node in nodes(trees()[path]):
             if isinstance(node, ast.ClassDef):
                 assert not node.name.endswith(("Manager", "Factory", "Handler", "Registry", "Mixin", "Helper")), (
                     node.name
@@ -295,11 +302,11 @@ def test_only_families_and_their_networks_name_their_components():
 
 def words(tree: ast.Module) -> list[tuple[int, str]]:
     """Names and the words of texts, with their lines, without docstrings and help texts."""
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    prose = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     prose |= {id(node.value) for node in assigned if ast.unparse(node.targets[0]) == "HELP"}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             found += [(node.lineno, word) for word in re.findall(r"\w+", node.value)]
         named = [getattr(node, key, None) for key in ("id", "attr", "arg", "name")]

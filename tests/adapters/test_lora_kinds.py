@@ -18,6 +18,7 @@ from daguerre.build.parts import Components, build, outline
 from daguerre.config import config as configs
 
 KINDS = ("lora", "rslora", "dora", "loha", "lokr", "boft")
+QUICK = [pytest.param(kind, marks=[] if kind in ("dora", "lokr", "boft") else [pytest.mark.long]) for kind in KINDS]
 IN_DIFFUSERS = ("lora", "rslora", "dora")
 EVERYWHERE = "adapter.targets=attention+ff+conv"
 RANKS = {"unet": 4, "text_encoder": 2}
@@ -58,7 +59,7 @@ def networks(parts: Components) -> dict[str, nn.Module]:
     return {name: parts.family.components[name] for name in RANKS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_it_starts_at_the_base_and_merged_is_unmerged(kind, base):
     parts, untouched = attached(base, kind), plain(base)
     difference = (prediction(parts) - prediction(untouched)).abs().max()
@@ -72,7 +73,7 @@ def test_it_starts_at_the_base_and_merged_is_unmerged(kind, base):
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_others_read_the_export_as_our_network(kind, base, tmp_path):
     parts, pipe = trained(attached(base, kind)), StableDiffusionPipeline.from_pretrained(base)
     alone = outputs({name: getattr(pipe, name) for name in RANKS})
@@ -136,7 +137,7 @@ PATTERNS = (
 )
 
 
-@pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "loha", "lokr"])
+@pytest.mark.parametrize("kind", QUICK[:-1])
 def test_ranks_and_alphas_by_pattern(kind, base, tmp_path):
     """As peft's config in the file says; the first pattern that fits a layer counts."""
     parts = trained(attached(base, kind, *PATTERNS))
@@ -175,7 +176,7 @@ PRESETS = [
 
 @pytest.mark.parametrize(
     ("name", "targets", "expected"),
-    [pytest.param(*each, marks=[] if number in (2, 4) else [pytest.mark.long]) for number, each in enumerate(PRESETS)],
+    [pytest.param(*each, marks=[] if number == 2 else [pytest.mark.long]) for number, each in enumerate(PRESETS)],
 )
 def test_names_of_layers_mean_those_of_others(name, targets, expected):
     given = ["adapter.name=lora", "adapter.rank=4", f"adapter.targets={targets}", "run_name=x"]

@@ -54,8 +54,14 @@ def exported(parts: Components, folder: Path) -> Path:
     return folder / KOHYA_FILE
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(kind, case, marks=[] if (kind == "sdxl") == (CASES[case] is MIXED) else [pytest.mark.long])
+        for kind in PIPELINES
+        for case in CASES
+    ],
+)
 def test_diffusers_applies_what_was_trained(kind, case, bases, tmp_path):
     parts, pipe = trained(kind, bases[kind], *CASES[case]), PIPELINES[kind].from_pretrained(bases[kind])
     alone = outputs({name: getattr(pipe, name) for name in networks(parts, kind)})
@@ -91,7 +97,9 @@ def module_names(kind: str, single: dict[str, Tensor]) -> dict[str, str]:
     return {f"lora_unet_{key.removesuffix('.weight').replace('.', '_')}": f"{stem}{key}" for key in weights}
 
 
-@pytest.mark.parametrize("algorithm", ["lora", "rslora", "loha", "lokr"])
+@pytest.mark.parametrize(
+    "algorithm", ["lora", "lokr", *(pytest.param(each, marks=pytest.mark.long) for each in ("rslora", "loha"))]
+)
 def test_comfyuis_formula_gives_the_merged_unet(algorithm, bases, tmp_path):
     """SDXL, whose modules have the names of the original layout: those of a single file."""
     parts = trained("sdxl", bases["sdxl"], f"adapter.kind={algorithm}", *MIXED)

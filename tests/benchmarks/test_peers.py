@@ -93,6 +93,7 @@ def not_a_number(peer):
     peer.loss = lambda: float("nan")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault",
     [other_decay, *(pytest.param(each, marks=pytest.mark.long) for each in (other_rate, other_noise, not_a_number))],

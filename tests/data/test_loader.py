@@ -96,7 +96,7 @@ def test_micro_batches_are_cuts_of_the_same_update(image_folder, micro, max_pixe
         assert np.array_equal(np.concatenate([part.sizes for part in update]), batch.sizes)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_workers_change_nothing(damaged, workers):
     alone, many = loading(damaged), loading(damaged, workers)
     assert content(take(many, 3, 8)) == content(take(alone, 3, 8))

@@ -54,7 +54,7 @@ def source(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("crop", ["center", "random"])
+@pytest.mark.parametrize("crop", [pytest.param("center", marks=pytest.mark.long), "random"])
 def test_masks_are_cut_as_their_images_through_every_source(source, shape, crop):
     found, skipped = batches(opened(source, crop=crop, random_flip=True, **SHAPES[shape]))
     assert not [reason for reason, entry in skipped.items() if not entry["kept"]]

@@ -110,6 +110,7 @@ def test_ranks_change_nothing(dataset, whole, ranks):
     assert updates(dataset, ranks, 0, 0, STEPS) == whole
 
 
+@pytest.mark.long
 def test_workers_change_nothing_on_any_number_of_ranks(dataset, whole):
     """One crew after the other makes the shares of all ranks of all world sizes, as it is the start that takes long."""
     jobs = [(ranks, *job) for ranks in RANKS for rank in range(ranks) for job in share(dataset, rank, ranks, STEPS)]

@@ -68,7 +68,7 @@ class Crew:
         return path.name, json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_one_is_killed(tmp_path: Path, victim: int):
     with Crew(tmp_path, 4) as crew:
         crew.under_way()
@@ -84,6 +84,7 @@ def test_one_is_killed(tmp_path: Path, victim: int):
         assert (name, status["ranks"]) == (f"status-{0 if victim else 1}.json", [victim])
 
 
+@pytest.mark.long
 @pytest.mark.long
 def test_two_are_killed_together(tmp_path: Path):
     with Crew(tmp_path, 4) as crew:

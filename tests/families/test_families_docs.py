@@ -27,7 +27,10 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(each, marks=[] if number % 2 == 0 else [pytest.mark.long]) for number, each in enumerate(COMMANDS)],
+)
 def test_the_run_could_start(command, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     program, *words = shlex.split(command)

@@ -94,7 +94,8 @@ def called(pipe: Any, prompts: Sequence[str], **call: Any) -> np.ndarray:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.long] * name.startswith("SD 2")) for name in MODELS]
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.long] * (not name.startswith("SDXL"))) for name in MODELS],
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write, model, objective = MODELS[request.param]

@@ -248,6 +248,7 @@ def test_what_only_says_how_to_compute_changes_nothing(place, given, request):
         assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
 
 
+@pytest.mark.long
 def test_a_base_of_16_bits_with_additions_of_float32_goes_on_equal_to_the_bit(place):
     narrow = "training.weights_dtype=bfloat16"
     assert place.train("narrow", narrow) == errors.DONE

@@ -185,6 +185,7 @@ def learning_rates(run):
     return {line["step"]: line["learning/current_learning_rate"] for line in lines(run) if "learning/loss" in line}
 
 
+@pytest.mark.long
 def test_a_finished_run_grows_by_what_is_chosen_and_goes_on_exactly(finished, tmp_path, monkeypatch, capsys):
     given = [*SHORT, "logging.every=1 step"]
     for name in ("whole", "parts"):

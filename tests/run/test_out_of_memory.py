@@ -101,7 +101,9 @@ def test_other_errors_keep_their_traceback(tmp_path):
     ("owner", "name", "said"),
     [
         (generate, "draw", "while generating images: CUDA .*\nGenerate fewer at once: sampling.batch_size is 16"),
-        (Family, "export", "while exporting: .*\nSwitch the export off .*export later"),
+        pytest.param(
+            *(Family, "export", "while exporting: .*\nSwitch the export off .*export later"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_after_a_save_it_says_what_there_may_be_less_of(tmp_path, capsys, owner, name, said):

@@ -382,8 +382,15 @@ def test_unusual_web_servers(pages, tmp_path):
     assert storage_io.fetch(Location(f"{pages}/moved"), tmp_path / "x") == digest(b"hello")
 
 
-@pytest.mark.parametrize("scheme", ["s3", "http"])
-@pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
+@pytest.mark.parametrize(
+    ("scheme", "how"),
+    [
+        ("s3", "nobody listens"),
+        ("http", "nobody answers"),
+        pytest.param("s3", "nobody answers", marks=pytest.mark.long),
+        pytest.param("http", "nobody listens", marks=pytest.mark.long),
+    ],
+)
 def test_an_unreachable_store_says_so_soon(monkeypatch, scheme, how):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as silent:  # its backlog takes connections
         port = 1 if how == "nobody listens" else silent.server_address[1]

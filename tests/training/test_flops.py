@@ -70,7 +70,7 @@ def test_what_is_computed_again_is_no_part_of_a_plain_step():
     ("name", "width", "tflops"),
     [
         ("sd1", 64, 2.407),
-        ("sd21", 96, 6.443),
+        pytest.param("sd21", 96, 6.443, marks=pytest.mark.long),
         pytest.param("sd1", 32, 0.537, marks=pytest.mark.long),
         pytest.param("sd21", 64, 2.409, marks=pytest.mark.long),
         pytest.param("sdxl", 128, 20.23, marks=pytest.mark.long),
