@@ -171,6 +171,7 @@ def on_shapes(tmp_path_factory):
     return output_dir / "tiny"
 
 
+@pytest.mark.long
 def test_a_disk_that_refuses_a_save_costs_nothing_but_time(on_shapes, tmp_path, monkeypatch, capsys):
     """The error of the system is made here; the next test fills a real disk."""
     unharmed = contents.write_files

@@ -174,7 +174,8 @@ def test_workers_die_with_a_killed_trainer(trainer):
     assert gone(pids)
 
 
-@pytest.mark.parametrize("stage", ["running", pytest.param("starting", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["running", "starting"])
 def test_ctrl_c_reaches_the_trainer_alone(trainer, stage):
     process, pids = trainer(stage)
     os.killpg(process.pid, signal.SIGINT)

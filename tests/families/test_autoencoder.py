@@ -59,6 +59,7 @@ def test_the_loss_is_error_and_kl_of_one_draw(family: Family) -> None:
     torch.testing.assert_close(terms.metrics["kl"], kl.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_export_gives_latents_of_unit_variance(family: Family, tmp_path: Path) -> None:
     x, cond = family.encode(batch(family))
     family.net.train()

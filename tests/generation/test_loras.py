@@ -31,7 +31,7 @@ SEED, STEPS, SCALE, PX = 3, 4, 4.0, 16
 GIVEN = ("prompt=a cat", f"seed={SEED}", f"num_inference_steps={STEPS}", f"guidance_scale={SCALE}", "sampler=ddim")
 
 
-@pytest.fixture(scope="module", params=PIPELINES)
+@pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
 def place(request, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A pipeline, and two LoRAs of its UNet and text encoder with alphas unlike their ranks."""
     folder, kind = tmp_path_factory.mktemp(request.param), request.param

@@ -130,6 +130,7 @@ def test_killed_between_updates_it_ends_equal_to_the_bit(tmp_path, expected, mon
     assert_equal(tmp_path / "tiny", expected)
 
 
+@pytest.mark.long
 def test_tensorboard_gets_each_image_and_its_prompt_once(tmp_path, monkeypatch):
     """Also where a kill comes after the images, so that the restart draws them again."""
     pytest.importorskip("tensorboard")
