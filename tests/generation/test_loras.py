@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import data_sets
 import diffusers
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from tiny_drawings import documents, drawn, generate
 from tiny_models import write_sd, write_sdxl
 
-from daguerre import plugins
+from daguerre import errors, plugins
+from daguerre.cli import main
 from daguerre.generation import load
 from daguerre.models.export.scheduler import choose
 from daguerre.samplers.draw import initial_noise
@@ -91,6 +93,34 @@ def test_what_is_put_on_and_taken_away_leaves_the_base(place, tmp_path):
     other.write_bytes((folder / "one" / "pytorch_lora_weights.safetensors").read_bytes())
     found = ours(folder, tmp_path / "both", f"{{{folder / 'one'}: 0.5, {other}: -0.5}}")
     assert np.array_equal(found, ours(folder, tmp_path / "without", ""))
+
+
+def test_the_lora_of_a_run_is_taken_away_again(place, tmp_path):
+    """On a run with a LoRA of its own, by the file that it exports."""
+    kind, folder = place
+    data_sets.folder(tmp_path / "images", 4)
+    base = f"pretrained_model_name_or_path={folder / 'base'}"
+    settings = ["training.duration=2 steps", "training.global_batch_size=2", "training.per_device_batch_size=2"]
+    settings += ["adapter.name=lora", "adapter.alpha=40", "optimizer.learning_rate=1e-2", "lr_scheduler.warmup=0 steps"]
+    settings += ["data.source=folder", f"data.path={tmp_path / 'images'}", "data.resolution=16", "ema.enabled=false"]
+    settings += [
+        "validation.every=null",
+        "sampling.num_images=0",
+        "training.device=cpu",
+        "training.weights_dtype=float32",
+    ]
+    name = "sd15_lora" if kind == "sd" else "sdxl_lora"
+    given = [f"output_dir={tmp_path}", "run_name=run", f"model.{base}", "checkpoint.every=null", *settings]
+    assert main.run(["train", name, *given]) == errors.DONE
+    size = [f"height={PX}", f"width={PX}", "training.device=cpu"]
+    images = {}
+    for strength in (0, -1):
+        use, out = f"use={{{tmp_path / 'run'}: {strength}}}", tmp_path / f"drawn{strength}"
+        assert generate(tmp_path / "run", *GIVEN, *size, use, f"out={out}") == 0
+        images[strength] = drawn(out)[0].astype(int)
+    without = ours(folder, tmp_path / "without", "")
+    assert np.abs(images[-1] - without).max() <= 2
+    assert np.abs(images[0] - without).mean() > 2
 
 
 def test_each_image_says_what_was_used(place, tmp_path, capsys):

@@ -7,7 +7,6 @@ does not matter, and negative strengths take away.
 import hashlib
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,24 +41,24 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
 
 @torch.no_grad()
 def _merged(parts: Components, files: Mapping[Path, float]) -> Components:
-    """Adds to the weights of the networks, which have no additions of their own any more."""
-    ExitStack().enter_context(parts.attached.merged())
+    """Adds to the weights of the networks, with a LoRA of the run itself already in them."""
     networks = parts.family.components
     sums: dict[tuple[str, str], Tensor] = {}
-    for file, strength in files.items():
-        counts = []
-        for component, additions in read.read(file, networks).items():
-            for each in additions:
-                weight = _weight(parts, component, each.layer)
-                own = {name: value.to(weight.device) for name, value in each.factors.items()}
-                change = replace(each, factors=own).weight(weight, strength) - weight.float()
-                place = component, each.layer
-                sums[place] = sums[place] + change if place in sums else change
-            counts.append(f"{len(additions):,} layers of {component}")
-        print(f"{file} x {strength:g}: {', '.join(counts)}")
-    for (component, layer), change in sums.items():
-        weight = _weight(parts, component, layer)
-        weight.copy_(weight.float() + change)
+    with parts.attached.merged():
+        for file, strength in files.items():
+            counts = []
+            for component, additions in read.read(file, networks).items():
+                for each in additions:
+                    weight = _weight(parts, component, each.layer)
+                    own = {name: value.to(weight.device) for name, value in each.factors.items()}
+                    change = replace(each, factors=own).weight(weight, strength) - weight.float()
+                    place = component, each.layer
+                    sums[place] = sums[place] + change if place in sums else change
+                counts.append(f"{len(additions):,} layers of {component}")
+            print(f"{file} x {strength:g}: {', '.join(counts)}")
+        for (component, layer), change in sums.items():
+            weight = _weight(parts, component, layer)
+            weight.copy_(weight.float() + change)
     return parts
 
 
