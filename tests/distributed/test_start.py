@@ -152,7 +152,7 @@ def test_one_fails_and_the_others_name_it(tmp_path: Path):
         assert group.codes(15) == [LOST, 2, LOST, LOST]
         assert group.log(1) == "daguerre: rank 1: of its own\n"
         for rank in (0, 2, 3):
-            assert "failed: UserError: of its own" in group.log(rank).splitlines()[0]
+            assert "failed: UserError: rank 1: of its own" in group.log(rank).splitlines()[0]
 
 
 @pytest.mark.long
