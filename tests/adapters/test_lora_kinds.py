@@ -13,9 +13,9 @@ from test_lora import config, errors, outputs, prediction
 from tiny_models import write_sd
 from torch import Tensor, nn
 
-from daguerre.adapters.lora import FILE
 from daguerre.build.parts import Components, build, outline
 from daguerre.config import config as configs
+from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 
 KINDS = ("lora", "rslora", "dora", "loha", "lokr", "boft")
 QUICK = [pytest.param(kind, marks=[] if kind in ("dora", "lokr", "boft") else [pytest.mark.long]) for kind in KINDS]
@@ -52,6 +52,7 @@ def trained(parts: Components) -> Components:
         for name, p in parts.net.named_parameters():
             if name in parts.attached.names:
                 p.add_(torch.randn(p.shape, generator=generator) * 0.1)
+    parts.net.eval()
     return parts
 
 

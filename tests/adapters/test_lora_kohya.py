@@ -12,11 +12,12 @@ from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file
 from test_lora import config, errors, networks, outputs
+from test_lora_kinds import trained
 from tiny_models import write_sd, write_sdxl
 from torch import Tensor
 
-from daguerre.adapters.lora import KOHYA_FILE
 from daguerre.build.parts import Components, build
+from daguerre.models.lora_files.addition import KOHYA_FILE
 from daguerre.models.single_file import save
 from daguerre.samplers.settings import SamplingSettings
 
@@ -37,16 +38,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: folder / kind for kind in PIPELINES}
 
 
-def trained(kind: str, base: Path, *more: str) -> Components:
+def built(kind: str, base: Path, *more: str) -> Components:
     """UNet and text encoders with additions that have an effect."""
-    parts = build(config(kind, base, *more), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, p in parts.net.named_parameters():
-            if name in parts.attached.names:
-                p.add_(torch.randn(p.shape, generator=generator) * 0.1)
-    parts.net.eval()
-    return parts
+    return trained(build(config(kind, base, *more), torch.device("cpu")))
 
 
 def exported(parts: Components, folder: Path) -> Path:
@@ -63,7 +57,7 @@ def exported(parts: Components, folder: Path) -> Path:
     ],
 )
 def test_diffusers_applies_what_was_trained(kind, case, bases, tmp_path):
-    parts, pipe = trained(kind, bases[kind], *CASES[case]), PIPELINES[kind].from_pretrained(bases[kind])
+    parts, pipe = built(kind, bases[kind], *CASES[case]), PIPELINES[kind].from_pretrained(bases[kind])
     alone = outputs({name: getattr(pipe, name) for name in networks(parts, kind)})
     pipe.load_lora_weights(exported(parts, tmp_path / "out"))
     found = outputs({name: getattr(pipe, name) for name in networks(parts, kind)})
@@ -102,7 +96,7 @@ def module_names(kind: str, single: dict[str, Tensor]) -> dict[str, str]:
 )
 def test_comfyuis_formula_gives_the_merged_unet(algorithm, bases, tmp_path):
     """SDXL, whose modules have the names of the original layout: those of a single file."""
-    parts = trained("sdxl", bases["sdxl"], f"adapter.kind={algorithm}", *MIXED)
+    parts = built("sdxl", bases["sdxl"], f"adapter.kind={algorithm}", *MIXED)
     with safe_open(exported(parts, tmp_path / "out"), "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save.write(tmp_path / "base.safetensors", bases["sdxl"])
@@ -129,7 +123,7 @@ def test_comfyuis_formula_gives_the_merged_unet(algorithm, bases, tmp_path):
 
 
 def test_the_header_says_what_it_is(bases, tmp_path):
-    file = exported(trained("sd", bases["sd"]), tmp_path / "out")
+    file = exported(built("sd", bases["sd"]), tmp_path / "out")
     with safe_open(file, "pt") as opened:
         header, names = opened.metadata(), list(opened.keys())
     assert header["ss_network_module"] == "networks.lora"

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_sd, write_sdxl
 
 from daguerre import errors
-from daguerre.adapters.lora import FILE
 from daguerre.build import base_digests
 from daguerre.checkpoint.store import Store
 from daguerre.cli import main
+from daguerre.models.lora_files.addition import DIFFUSERS_FILE as FILE
 
 RECIPE = """
 run_name: lora

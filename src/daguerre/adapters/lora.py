@@ -6,7 +6,7 @@ rslora   W + alpha / sqrt(rank) * B A                                           
 dora     m * (W + alpha / rank * B A) / norm of its rows; m is trained, too      Liu et al. 2024, arXiv 2402.09353
 loha     W + alpha / rank * (B1 A1) o (B2 A2), elementwise                       Hyeon-Woo et al. 2021, arXiv 2108.06098
 lokr     W + alpha / rank * (C kron D), C or D a product of rank `rank`          Yeh et al. 2023, arXiv 2309.14859
-boft     R W, R orthogonal and made of blocks [rank, rank]                       Liu et al. 2023, arXiv 2311.06243
+boft     W R, R orthogonal and made of blocks [rank, rank]                       Liu et al. 2023, arXiv 2311.06243
 
 What is added starts without effect, so that training starts from the base. Only the additions are trained and saved, in
 float32; the base keeps its weights, computes without dropout and has no gradients. The export is the file that
@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -51,7 +51,8 @@ from daguerre.adapters.settings import AdapterSettings
 from daguerre.checkpoint.export import replaced
 from daguerre.errors import UserError
 from daguerre.models.lora_files import kohya
-from daguerre.models.lora_files.addition import Addition
+from daguerre.models.lora_files.addition import DIFFUSERS_FILE, KOHYA_FILE, MAGNITUDE, METADATA, Addition
+from daguerre.models.single_file.keys import with_wrapper
 from daguerre.settings import Unused
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ if TYPE_CHECKING:
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
 
-FILE = "pytorch_lora_weights.safetensors"
-KOHYA_FILE = "kohya.safetensors"
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "attention": ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj", "SelfAttention.[qkvo]"),
     "ff": ("ff.net.0.proj", "ff.net.2", "proj_in", "proj_out", "mlp.fc?", "DenseReluDense.w[io]*"),
@@ -71,13 +70,13 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 leads into a transformer and out of it; those of residual blocks; every linear layer and convolution."""
 DENSE = ("lora", "rslora")
 """Kinds whose effect is a product of two matrices alone."""
+IN_DIFFUSERS = (*DENSE, "dora")
+"""Kinds that diffusers has. Of these alone peft drops inputs."""
 IN_KOHYA = (*DENSE, "loha", "lokr")
 """Kinds that sd-scripts, ComfyUI and A1111 compute as peft does. DoRA they divide by the norms of other rows."""
 setattr(boft, "_FBD_CUDA", False)  # noqa: B010 (peft would compile a kernel when a run starts; its products of blocks do without)
 _ADAPTER = "default"
 """peft's name of the only adapter that it sees."""
-_TEXT_PREFIX = "text_model."
-"""A level of CLIP's text encoders that transformers 5 left out of the plain one, and other programs ask for."""
 
 
 class Settings(AdapterSettings):
@@ -110,7 +109,7 @@ class Settings(AdapterSettings):
         Unused(("alpha", "alpha_pattern"), lambda own: own.kind == "boft", "a rotation has no strength"),
         Unused(
             ("dropout",),
-            lambda own: own.kind not in (*DENSE, "dora"),
+            lambda own: own.kind not in IN_DIFFUSERS,
             "peft drops inputs of lora, rslora and dora only",
         ),
     )
@@ -175,41 +174,33 @@ class LoRA(Trainable):
         diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`. Beside it the file
         for kohya's trainer, ComfyUI and A1111, if they compute this kind as it was trained."""
         files: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {}
+        additions: dict[str, list[Addition]] = {}
         for component, network in self.networks.items():
-            rename = _renamed(network) if self.for_diffusers else str
+            trained = get_peft_model_state_dict(network, save_embedding_layers=False)
+            additions[component] = _additions(network, trained) if self.kind in IN_KOHYA else []
             tensors = {
-                rename(name): value.detach().to("cpu", torch.float32, copy=True).contiguous()
-                for name, value in get_peft_model_state_dict(network, save_embedding_layers=False).items()
+                _renamed(network, name) if self.for_diffusers else name: value.detach()
+                .to("cpu", torch.float32, copy=True)
+                .contiguous()
+                for name, value in trained.items()
             }
             config = network.peft_config[_ADAPTER].to_dict()  # as diffusers and peft write it
             files[component] = tensors, {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
         with replaced(folder) as fresh:
             if self.for_diffusers:
-                _write_diffusers(fresh / FILE, files)
+                _write_diffusers(fresh / DIFFUSERS_FILE, files)
             else:
                 _write_peft(fresh, files)
             card = _CARD if self.for_diffusers else _PEFT_CARD.replace("COMPONENT", next(iter(files)))
             if self.kind in IN_KOHYA and all(map(kohya.has_names, self.networks.values())):
-                kohya.write(fresh / KOHYA_FILE, self.components, self.additions())
+                kohya.write(fresh / KOHYA_FILE, self.components, additions)
             (fresh / "README.md").write_text(card, encoding="utf-8")
         return []
-
-    def additions(self) -> dict[str, list[Addition]]:
-        """Additions to the layers of each component."""
-        found: dict[str, list[Addition]] = {}
-        for component, network in self.networks.items():
-            factors: dict[str, dict[str, Tensor]] = {}
-            for name, value in get_peft_model_state_dict(network, save_embedding_layers=False).items():
-                layer, factor = re.split(r"\.(?=lora_|hada_|lokr_|boft_)", name)
-                factors.setdefault(layer, {})[factor] = value.detach()
-            layers: dict[str, Any] = dict(network.named_modules())
-            found[component] = [Addition(name, own, layers[name].scaling[_ADAPTER]) for name, own in factors.items()]
-        return found
 
     @property
     def for_diffusers(self) -> bool:
         """True of kinds that diffusers has."""
-        return self.kind in (*DENSE, "dora")
+        return self.kind in IN_DIFFUSERS
 
     def merge(self) -> None:
         """W with what is added, in place of W."""
@@ -267,16 +258,21 @@ and the other folders alike. diffusers' `load_lora_weights` does not have this k
 """
 
 
-def _renamed(network: nn.Module) -> Callable[[str], str]:
-    """The names under which diffusers finds a component's tensors. Without `.weight`, transformers 5 leaves the
-    lengths of DoRA's rows as they started, and says nothing."""
-    outer = _TEXT_PREFIX if type(network).__name__ == "CLIPTextModel" else ""
-    ending = ".lora_magnitude_vector" if isinstance(network, PreTrainedModel) else "\n"
+def _renamed(network: nn.Module, name: str) -> str:
+    """The name under which diffusers finds a component's tensor. Without `.weight`, transformers 5 leaves the lengths
+    of DoRA's rows as they started, and says nothing."""
+    name = with_wrapper(name) if type(network).__name__ == "CLIPTextModel" else name
+    return f"{name}.weight" if name.endswith(MAGNITUDE) and isinstance(network, PreTrainedModel) else name
 
-    def rename(name: str) -> str:
-        return f"{outer}{name.removeprefix(outer)}{'.weight' if name.endswith(ending) else ''}"
 
-    return rename
+def _additions(network: nn.Module, trained: Mapping[str, Tensor]) -> list[Addition]:
+    """Additions to the layers of a component, of what peft has trained of it."""
+    factors: dict[str, dict[str, Tensor]] = {}
+    for name, value in trained.items():
+        layer, factor = re.split(r"\.(?=lora_|hada_|lokr_)", name)
+        factors.setdefault(layer, {})[factor] = value.detach()
+    layers: dict[str, Any] = dict(network.named_modules())
+    return [Addition(name, own, layers[name].scaling[_ADAPTER]) for name, own in factors.items()]
 
 
 _Files = Mapping[str, tuple[dict[str, Tensor], dict[str, Any]]]
@@ -286,7 +282,7 @@ _Files = Mapping[str, tuple[dict[str, Tensor], dict[str, Any]]]
 def _write_diffusers(path: Path, files: _Files) -> None:
     tensors = {f"{component}.{name}": value for component, (own, _) in files.items() for name, value in own.items()}
     numbers = {f"{component}.{key}": value for component, (_, own) in files.items() for key, value in own.items()}
-    header = {"format": "pt", "lora_adapter_metadata": json.dumps(numbers, indent=2, sort_keys=True)}
+    header = {"format": "pt", METADATA: json.dumps(numbers, indent=2, sort_keys=True)}
     save_file(tensors, path, header)
 
 
@@ -408,7 +404,7 @@ def _check_shape(kind: str, name: str, layer: nn.Linear | nn.Conv2d, rank: int) 
         inputs = layer.weight[0].numel()
         if inputs % rank:
             raise UserError(f"{name} has {inputs} inputs, which blocks of rank={rank} do not divide: {way}")
-    elif isinstance(layer, nn.Conv2d) and layer.groups > 1 and kind in (*DENSE, "dora") and rank % layer.groups:
+    elif isinstance(layer, nn.Conv2d) and layer.groups > 1 and kind in IN_DIFFUSERS and rank % layer.groups:
         raise UserError(
             f"{name} is a convolution of {layer.groups} groups, which must divide the rank of a LoRA ({rank}): {way}, "
             "or use kind=loha or lokr"

@@ -18,6 +18,7 @@ from daguerre.build.parts import Components
 from daguerre.errors import UserError
 from daguerre.generation.load import Loading
 from daguerre.models.lora_files import read
+from daguerre.models.lora_files.addition import Addition
 
 
 def added(loading: Loading, use: Mapping[str, float]) -> Loading:
@@ -42,23 +43,20 @@ def added(loading: Loading, use: Mapping[str, float]) -> Loading:
 @torch.no_grad()
 def _merged(parts: Components, files: Mapping[Path, float]) -> Components:
     """Adds to the weights of the networks, with a LoRA of the run itself already in them."""
-    networks = parts.family.components
-    sums: dict[tuple[str, str], Tensor] = {}
+    asked: dict[tuple[str, str], list[tuple[Addition, float]]] = {}
     with parts.attached.merged():
         for file, strength in files.items():
-            counts = []
-            for component, additions in read.read(file, networks).items():
+            found = read.read(file, parts.family.components)
+            for component, additions in found.items():
                 for each in additions:
-                    weight = _weight(parts, component, each.layer)
-                    own = {name: value.to(weight.device) for name, value in each.factors.items()}
-                    change = replace(each, factors=own).weight(weight, strength) - weight.float()
-                    place = component, each.layer
-                    sums[place] = sums[place] + change if place in sums else change
-                counts.append(f"{len(additions):,} layers of {component}")
-            print(f"{file} x {strength:g}: {', '.join(counts)}")
-        for (component, layer), change in sums.items():
+                    asked.setdefault((component, each.layer), []).append((each, strength))
+            counts = ", ".join(f"{len(additions):,} layers of {component}" for component, additions in found.items())
+            print(f"{file} x {strength:g}: {counts}")
+        for (component, layer), own in asked.items():
             weight = _weight(parts, component, layer)
-            weight.copy_(weight.float() + change)
+            before = weight.float()
+            changes = [each.to(weight.device).weight(before, strength) - before for each, strength in own]
+            weight.copy_(before + sum(changes[1:], changes[0]))
     return parts
 
 

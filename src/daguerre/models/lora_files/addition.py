@@ -3,12 +3,17 @@
 Factors have peft's names. `Addition.weight` computes in float32 what `adapters/lora.py` says of each kind.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+DIFFUSERS_FILE, KOHYA_FILE = "pytorch_lora_weights.safetensors", "kohya.safetensors"
+METADATA = "lora_adapter_metadata"
+"""Key of a file's header under which diffusers keeps peft's configs, by component."""
 MAGNITUDE = "lora_magnitude_vector"
 DOWN, UP, MIDDLE = "lora_A.weight", "lora_B.weight", "lora_mid.weight"
 _RANKED = (DOWN, "hada_w1_b", "lokr_w1_b", "lokr_w2_b")
@@ -31,6 +36,10 @@ class Addition:
     def rank(self) -> int | None:
         """The rank that programs read off the factors; None of a Kronecker product of two whole matrices."""
         return next((len(self.factors[name]) for name in _RANKED if name in self.factors), None)
+
+    def to(self, device: torch.device | str) -> Addition:
+        """The same with its factors on a device."""
+        return replace(self, factors={name: value.to(device) for name, value in self.factors.items()})
 
     def weight(self, before: Tensor, strength: float = 1.0) -> Tensor:
         """The layer's weight with the addition, in float32.

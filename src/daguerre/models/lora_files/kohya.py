@@ -17,14 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from daguerre.models import sharding_axes
 from daguerre.models.lora_files.addition import DOWN, UP, Addition
 from daguerre.models.single_file import keys
 
 ALPHA = "alpha"
 NAMES = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 """Factors that sd-scripts calls otherwise than peft."""
-TEXT_LEVEL = "text_model."
-"""A level of CLIP's names that transformers 5 left out, and kohya's have."""
 _MOST_OFF = 1e-6
 """Of a factor's norm: more than a multiplication in float32 rounds."""
 
@@ -57,20 +56,14 @@ def module_names(component: str, networks: Mapping[str, nn.Module], layers: Iter
     texts = sorted(name for name in networks if name.startswith("text_encoder"))
     if component in texts:
         prefix = f"te{texts.index(component) + 1}" if len(texts) > 1 else "te"
-        paths = {layer: f"{TEXT_LEVEL}{layer.removeprefix(TEXT_LEVEL)}" for layer in layers}
+        paths = {layer: keys.with_wrapper(layer) for layer in layers}
     elif _is_sdxl(networks):
-        prefix, weights = "unet", [name for name, _ in networks[component].named_parameters()]
-        plain = [name.replace(".base_layer.", ".") for name in weights if ".base_layer." in name or _is_own(name)]
-        original = {link.names[0]: link.original for link in keys.unet(plain)}
+        prefix, hosts = "unet", [sharding_axes.host(name) for name, _ in networks[component].named_parameters()]
+        original = {link.names[0]: link.original for link in keys.unet(name for name, factor in hosts if not factor)}
         paths = {layer: original[f"{layer}.weight"].removesuffix(".weight") for layer in layers}
     else:
         prefix, paths = "unet", {layer: layer for layer in layers}
     return {layer: f"lora_{prefix}_{path.replace('.', '_')}" for layer, path in paths.items()}
-
-
-def _is_own(name: str) -> bool:
-    """True of a parameter that the network has without additions."""
-    return not any(part in name for part in (".lora_", ".hada_", ".lokr_"))
 
 
 def _is_sdxl(networks: Mapping[str, nn.Module]) -> bool:

@@ -17,7 +17,17 @@ from torch import Tensor, nn
 
 from daguerre.errors import UserError
 from daguerre.models.lora_files import kohya
-from daguerre.models.lora_files.addition import DOWN, MAGNITUDE, MIDDLE, UP, Addition
+from daguerre.models.lora_files.addition import (
+    DIFFUSERS_FILE,
+    DOWN,
+    KOHYA_FILE,
+    MAGNITUDE,
+    METADATA,
+    MIDDLE,
+    UP,
+    Addition,
+)
+from daguerre.models.single_file.keys import with_wrapper
 
 _SPELLINGS = {
     ".lora_down.weight": DOWN,
@@ -50,7 +60,6 @@ _REFUSED = {
 }
 _PROCESSOR = re.compile(r"\.processor\.(to_[qkv]|to_out)$")
 """Layers of attention in files of older versions of diffusers."""
-_METADATA = "lora_adapter_metadata"
 
 
 def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Addition]]:
@@ -78,7 +87,7 @@ def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Additi
     if unknown:
         raise UserError(_lost(path, sorted({*unknown}), layers), code="unknown")
     found: dict[str, list[Addition]] = {}
-    numbers = json.loads(metadata.get(_METADATA, "{}"))
+    numbers = json.loads(metadata.get(METADATA, "{}"))
     for (component, layer), factors in modules.items():
         addition = _addition(path, component, layer, factors, numbers)
         _check_shape(path, component, addition, networks[component])
@@ -95,7 +104,7 @@ def find(path: Path) -> Path:
             raise UserError(f"{path}: there is no such file", code="missing")
         return path
     for place in (path, path / "pipeline"):
-        for name in ("kohya.safetensors", "pytorch_lora_weights.safetensors"):
+        for name in (KOHYA_FILE, DIFFUSERS_FILE):
             if (place / name).is_file():
                 return place / name
     raise UserError(f"{path} holds no LoRA: give a .safetensors file, or the folder of a LoRA's run", code="missing")
@@ -130,8 +139,7 @@ def _layers(networks: Mapping[str, nn.Module]) -> dict[str, tuple[str, str]]:
     for component, network in networks.items():
         own = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
         for layer in own:
-            inner = layer.removeprefix(kohya.TEXT_LEVEL)
-            for spelling in (layer, inner, f"{kohya.TEXT_LEVEL}{inner}"):
+            for spelling in (layer, layer.removeprefix("text_model."), with_wrapper(layer)):
                 found[f"{component}.{spelling}"] = component, layer
         if kohya.has_names(network):
             for name, layer in _kohya_names(component, networks, own):
@@ -174,7 +182,7 @@ def _scale_of(numbers: Mapping[str, Any], layer: str, rank: int) -> float:
     """alpha / rank, or alpha / sqrt(rank), as peft's config says."""
     alpha = numbers.get("lora_alpha", numbers.get("alpha", rank))
     for pattern, own in (numbers.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", layer) or re.fullmatch(rf"(.*\.)?({pattern})", f"text_model.{layer}"):
+        if re.fullmatch(rf"(.*\.)?({pattern})", layer) or re.fullmatch(rf"(.*\.)?({pattern})", with_wrapper(layer)):
             alpha = own
             break
     return float(alpha) / (rank**0.5 if numbers.get("use_rslora") else rank)
@@ -186,7 +194,7 @@ def _check_shape(path: Path, component: str, addition: Addition, network: nn.Mod
     assert isinstance(weight, Tensor)
     expected = tuple(weight.shape)
     try:
-        addition.weight(torch.zeros(expected))
+        addition.to("meta").weight(torch.empty(expected, device="meta"))
     except RuntimeError:
         shapes = {name: tuple(value.shape) for name, value in addition.factors.items()}
         raise UserError(
