@@ -156,6 +156,13 @@ def test_files_that_are_none(theirs, base, tmp_path):
             read(tmp_path / name, networks(opened(base)))
 
 
+@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+def test_a_header_that_is_none(text, theirs, base, tmp_path):
+    save_file(load_file(theirs["bare"]), tmp_path / "x.safetensors", {"lora_adapter_metadata": text})
+    with pytest.raises(UserError, match="in its header is not a JSON object"):
+        read(tmp_path / "x.safetensors", networks(opened(base)))
+
+
 def test_a_file_for_another_family_is_refused(theirs, tmp_path):
     from diffusers import StableDiffusionXLPipeline
 

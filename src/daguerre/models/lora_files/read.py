@@ -87,7 +87,7 @@ def read(path: Path, networks: Mapping[str, nn.Module]) -> dict[str, list[Additi
     if unknown:
         raise UserError(_lost(path, sorted({*unknown}), layers), code="unknown")
     found: dict[str, list[Addition]] = {}
-    numbers = json.loads(metadata.get(METADATA, "{}"))
+    numbers = _numbers(path, metadata)
     for (component, layer), factors in modules.items():
         addition = _addition(path, component, layer, factors, numbers)
         _check_shape(path, component, addition, networks[component])
@@ -162,6 +162,17 @@ def _lost(path: Path, unknown: list[str], layers: Mapping[str, Any]) -> str:
         f"{path} was made for another model: this one has no {unknown[0]} "
         f"({len(unknown):,} of the file's modules are unknown{hint})"
     )
+
+
+def _numbers(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """peft's configs in the header, by component; empty where there are none."""
+    try:
+        found = json.loads(metadata.get(METADATA, "{}"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: {METADATA} in its header is not a JSON object", code="damaged")
+    return found
 
 
 def _addition(path: Path, component: str, layer: str, factors: dict[str, Tensor], numbers: Any) -> Addition:
