@@ -33,7 +33,7 @@ def settings(image_folder, tmp_path):
 
 def test_a_mix_draws_by_weight_and_each_source_keeps_its_own_rules(settings):
     dataset = open_dataset(settings(weights={"art": 3}), "train")
-    assert (dataset.count, dataset.size, dataset.metric) == (None, 11 + 31, None)
+    assert (dataset.count, dataset.size, dataset.measured) == (None, 11 + 31, None)
     slots = [batch.slots for batch in islice(dataset.plan(1, 8).batches(0), 128)]
     members = np.concatenate([s.members for s in slots])
     assert np.bincount(members).tolist() == [256, 768]
@@ -55,6 +55,9 @@ def test_an_endless_source_can_be_part_of_a_mix(image_folder, tmp_path):
     made = DataSettings(resolution=64, crop="random", sources=sources, cache_dir=str(tmp_path))
     train, held_out = open_datasets(made, ["train", "held_out"])
     assert (train.size, train.count) == (None, None)
+    assert train.measured is train.members[1], "the one source that a metric can read"
+    both = made.model_copy(update={"sources": {"first": made.sources["drawn"], "second": made.sources["drawn"]}})
+    assert open_dataset(both, "train").measured is None
     members = np.concatenate([b.slots.members for b in islice(train.plan(0, 8).batches(0), 4)])
     assert set(members.tolist()) == {0, 1}
     assert {name.partition("/")[0] for b in fixed_batches(held_out, 6, lambda bucket: 6) for name in b.names} >= {

@@ -40,6 +40,53 @@ def test_every_combination_is_read_right() -> None:
         assert dataclasses.asdict(seen) == dataclasses.asdict(combination)
 
 
+MOON: source.Shape = "crescent"
+NAMED = (*source.QUICKSTART_SHAPES, MOON)
+
+
+def moons() -> list[source.Combination]:
+    return [c for split in ("train", "held_out") for c in source.combinations(split, (MOON,))]
+
+
+def test_every_combination_of_the_new_shape_is_read_right_and_is_no_old_shape() -> None:
+    assert len(moons()) == 168
+    for combination in moons():
+        image = source.render(combination)
+        assert dataclasses.asdict(shapes.check(image, NAMED)) == dataclasses.asdict(combination)
+        assert shapes.check(image).shape == "none"
+
+
+def test_a_further_name_changes_no_reading_of_the_old_shapes() -> None:
+    asked, images = real(300, "held_out")
+    soft = [np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(1.5))) for p in images]
+    for image in [*images, *soft]:
+        assert shapes.check(image, NAMED) == shapes.check(image)
+    assert len(asked) == len(images)
+
+
+def test_softened_noisy_and_moved_new_shapes_are_read_right() -> None:
+    settings = source.Settings(shapes=(MOON,), num_images=16)
+    records = [source.open_source(settings, "held_out").record(i) for i in range(200)]
+    asked = [source.Prompt(r.texts["text"], source.Combination(**r.metadata)) for r in records]
+    soft = [np.asarray(Image.fromarray(np.asarray(r.image)).filter(ImageFilter.GaussianBlur(0.7))) for r in records]
+    noise = np.random.default_rng(0).normal(0, 10, (len(soft), 64, 64, 3))
+    noisy = [np.clip(p + n, 0, 255).astype(np.uint8) for p, n in zip(soft, noise, strict=True)]
+    assert min(shapes.shares(asked, noisy, NAMED).values()) >= 0.99
+
+
+@pytest.mark.parametrize("change", ["mirrored", "turned", "half moon", "thin"])
+def test_other_moons_have_no_name(change: str) -> None:
+    mask = source.coverage(MOON, 16.0, (0.0, 0.0)) > 0.5
+    disc = np.hypot(COLUMNS, ROWS) < 16
+    other = {
+        "mirrored": mask[:, ::-1],
+        "turned": mask.T,
+        "half moon": disc & (COLUMNS < 0),
+        "thin": disc & (np.hypot(COLUMNS - 5, ROWS) > 15),
+    }[change]
+    assert shapes.check(on_white(other), NAMED).shape == "none"
+
+
 def test_mild_blur_and_noise_do_no_harm() -> None:
     asked, images = real(400, "held_out")
     soft = [np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(1.0))) for p in images]
@@ -119,7 +166,7 @@ def test_evaluation_asks_for_held_out_combinations_and_says_must_and_aim() -> No
         images = [source.render(prompt.combination) for prompt in asked]
         return [np.zeros((64, 64, 3), np.uint8)] * 50 + images[50:]
 
-    result = shapes.evaluate(source.Settings(), draw)
+    (result,) = shapes.evaluate(source.Settings(), draw).values()
     assert result.count == 200
     assert {row.name: row.must for row in result.rows} == {
         "background": 0.95,
@@ -129,3 +176,24 @@ def test_evaluation_asks_for_held_out_combinations_and_says_must_and_aim() -> No
         "all": None,
     }
     assert result.shares()["shape"] == 0.75
+
+
+def test_with_a_new_shape_the_quickstarts_own_prompts_are_measured_too() -> None:
+    settings = source.Settings(shapes=(MOON,), num_images=16, checked_prompts=100, kept_prompts=200)
+    new = source.prompts("held_out", 100, 0, settings.shapes, 16)
+    old = source.prompts("held_out", 200, seed=0)
+    said = {prompt.text: prompt.combination for prompt in [*new, *old]}
+
+    def draw(texts: Sequence[str]) -> list[np.ndarray]:
+        """A model that draws nothing but moons."""
+        return [source.render(dataclasses.replace(said[text], shape=MOON)) for text in texts]
+
+    found = shapes.evaluate(settings, draw)
+    assert {name: (table.count, table.shares()["shape"]) for name, table in found.items()} == {
+        "shapes": (100, 1.0),
+        "kept": (200, 0.0),
+    }
+    assert [*shapes.evaluate(settings.model_copy(update={"kept_prompts": 0}), draw)] == ["shapes"]
+    shown = new[0].combination
+    assert all(c.shape == MOON for c in (p.combination for p in new))
+    assert shown not in source.combinations("train", (MOON,), 16)

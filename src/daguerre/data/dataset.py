@@ -78,9 +78,10 @@ class Dataset:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     @property
-    def metric(self) -> str | None:
-        """The metric that can read the images of the source; None where there are several."""
-        return self.members[0].source.metric if len(self.members) == 1 else None
+    def measured(self) -> Member | None:
+        """The source whose images a metric can read; None if there is none, or several."""
+        found = [member for member in self.members if member.source.metric is not None]
+        return found[0] if len(found) == 1 else None
 
     def plan(self, seed: int, batch_size: int) -> BatchPlan:
         """The batches of a run. UserError where an epoch of all sources does not fill one, or the cache has

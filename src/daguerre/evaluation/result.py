@@ -1,10 +1,11 @@
-"""The result of a metric: shares, with the marks that they have to reach.
+"""The results of a metric: shares, with the marks that they have to reach.
 
 A file of this folder with this function is a metric:
 
-    def evaluate(settings: SourceSettings, draw: Draw) -> Result
+    def evaluate(settings: SourceSettings, draw: Draw) -> dict[str, Result]
 
-where `settings` are those of the source that names the metric and `draw` yields one image [H, W, 3] uint8 a prompt.
+where `settings` are those of the source that names the metric and `draw` yields one image [H, W, 3] uint8 a prompt. The
+results are tables by their names; the first has the metric's own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,8 +45,9 @@ class Result:
     def shares(self) -> dict[str, float]:
         return {row.name: row.value for row in self.rows}
 
-    def table(self) -> list[str]:
-        head = f"{f'{self.count} images':16}{'measured':>10}{'must':>8}{'aim':>8}"
+    def table(self, name: str) -> list[str]:
+        """Lines for the terminal."""
+        head = f"{f'{name}: {self.count} images':20}{'measured':>6}{'must':>8}{'aim':>8}"
         return [head, *(_line(row) for row in self.rows)]
 
 

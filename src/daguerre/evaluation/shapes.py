@@ -12,10 +12,11 @@ import numpy as np
 from daguerre.data.sources.shapes import (
     COLOURS,
     IMAGE_PX,
+    QUICKSTART_SHAPES,
     RADII_PX,
-    SHAPES,
     Prompt,
     Settings,
+    Shape,
     coverage,
     prompts,
 )
@@ -48,8 +49,9 @@ class Reading:
     size: str
 
 
-def check(image: np.ndarray) -> Reading:
-    """Read a (64, 64, 3) uint8 image. Raises `ValueError` for another shape or dtype."""
+def check(image: np.ndarray, named: Sequence[Shape] = QUICKSTART_SHAPES) -> Reading:
+    """Read a (64, 64, 3) uint8 image that may show one of the shapes `named`; any other is "none". Raises `ValueError`
+    for an array of another shape or dtype."""
     if image.shape != (IMAGE_PX, IMAGE_PX, 3) or image.dtype != np.uint8:
         raise ValueError(
             f"the shapes checker reads ({IMAGE_PX}, {IMAGE_PX}, 3) uint8 images, "
@@ -63,16 +65,19 @@ def check(image: np.ndarray) -> Reading:
     colour = _front_colour(pixels, labels, background)
     if colour == NONE:
         return Reading(background, NONE, NONE, NONE)
-    shape, radius_px = _outline(_sharpened(_covered(pixels, background, colour)))
+    shape, radius_px = _outline(_sharpened(_covered(pixels, background, colour)), named)
     return Reading(background, colour, shape, NONE if shape == NONE else _size(radius_px))
 
 
-def shares(asked: Sequence[Prompt], images: Sequence[np.ndarray]) -> dict[str, float]:
+def shares(
+    asked: Sequence[Prompt], images: Sequence[np.ndarray], named: Sequence[Shape] = QUICKSTART_SHAPES
+) -> dict[str, float]:
     """Share in [0, 1] of images that show what their prompt asks for: by attribute, and `all` four."""
+    seen = [check(image, named) for image in images]
     right = np.array(
         [
-            [getattr(prompt.combination, name) == getattr(seen, name) for name in ATTRIBUTES]
-            for prompt, seen in zip(asked, map(check, images), strict=True)
+            [getattr(prompt.combination, name) == getattr(one, name) for name in ATTRIBUTES]
+            for prompt, one in zip(asked, seen, strict=True)
         ],
         dtype=bool,
     )
@@ -80,11 +85,20 @@ def shares(asked: Sequence[Prompt], images: Sequence[np.ndarray]) -> dict[str, f
     return table | {"all": float(right.all(axis=1).mean())}
 
 
-def evaluate(settings: Settings, draw: Draw) -> Result:
-    """Generates prompts of combinations that training never saw, and reads the images."""
-    asked = prompts("held_out", settings.checked_prompts, seed=0)
+def evaluate(settings: Settings, draw: Draw) -> dict[str, Result]:
+    """Generates prompts of combinations that training never saw, and reads the images. Where a new shape is learnt,
+    `kept` has the quickstart's own prompts, in its measure."""
+    new = tuple(shape for shape in settings.shapes if shape not in QUICKSTART_SHAPES)
+    asked = prompts("held_out", settings.checked_prompts, 0, settings.shapes, settings.num_images)
+    found = {"shapes": _result(asked, draw, (*QUICKSTART_SHAPES, *new))}
+    if new and settings.kept_prompts:
+        found["kept"] = _result(prompts("held_out", settings.kept_prompts, 0), draw, QUICKSTART_SHAPES)
+    return found
+
+
+def _result(asked: Sequence[Prompt], draw: Draw, named: Sequence[Shape]) -> Result:
     images = list(draw([prompt.text for prompt in asked]))
-    rows = tuple(Row(name, value, *MARKS.get(name, ())) for name, value in shares(asked, images).items())
+    rows = tuple(Row(name, value, *MARKS.get(name, ())) for name, value in shares(asked, images, named).items())
     return Result(len(asked), rows)
 
 
@@ -136,18 +150,19 @@ def _sharpened(covered: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _unit_area(shape: str) -> float:
+def _unit_area(shape: Shape) -> float:
     radius_px = 20.0
     return float(coverage(shape, radius_px, (0.0, 0.0)).sum()) / radius_px**2
 
 
-def _outline(mask: np.ndarray) -> tuple[str, float]:
-    """The shape whose ideal outline at the mask's centre and area overlaps it best; its radius in pixels."""
+def _outline(mask: np.ndarray, named: Sequence[Shape]) -> tuple[str, float]:
+    """The shape whose ideal outline at the mask's centre and area overlaps it best, of those `named`; its radius in
+    pixels."""
     area = float(mask.sum())
     axis = np.arange(IMAGE_PX) - (IMAGE_PX - 1) / 2
     centre_px = (float(mask.sum(axis=0) @ axis) / area, float(mask.sum(axis=1) @ axis) / area)
-    radii = {shape: (area / _unit_area(shape)) ** 0.5 for shape in SHAPES}
-    ideals = {shape: _sharpened(coverage(shape, radii[shape], centre_px)) for shape in SHAPES}
+    radii = {shape: (area / _unit_area(shape)) ** 0.5 for shape in named}
+    ideals = {shape: _sharpened(coverage(shape, radii[shape], centre_px)) for shape in named}
     overlaps = {
         shape: float(np.minimum(mask, ideal).sum() / np.maximum(mask, ideal).sum()) for shape, ideal in ideals.items()
     }

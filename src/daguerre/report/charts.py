@@ -19,7 +19,9 @@ def charts(run: Run) -> list[Html]:
     speed = _plain(run, "perf/samples_per_second", "samples/s", MAIN)
     step = _plain(run, "perf/step_time_seconds", "whole step", MAIN)
     wait = _plain(run, "perf/data_wait_seconds", "waiting for data", SECOND)
-    shares = _ordered(run, {name: name.rsplit("/", 1)[1] for name in _names(run, "evaluation/")}, dots=True, factor=100)
+    tables = {name.split("/")[1] for name in _names(run, "evaluation/")}
+    labels = {name: " ".join(name.split("/")[1 + (len(tables) == 1) :]) for name in _names(run, "evaluation/")}
+    shares = _ordered(run, labels, dots=True, factor=100)
     found = [
         chart("Loss", "mean over samples", [*_smoothed(run, "learning/loss"), validation], log=True),
         chart(

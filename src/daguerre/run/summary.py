@@ -97,7 +97,7 @@ def describe_data(
         lines.append(f"found in the data:\n{skipped.table(found)}")
     if held_out.size == 0 and validates:
         lines.append("nothing is held out, so there is no validation loss")
-    if dataset.metric is None and generates:
+    if dataset.measured is None and generates:
         lines.append("generated images of this data set cannot be scored, so the run ends without a table of results")
     return lines
 

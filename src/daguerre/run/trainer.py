@@ -19,6 +19,7 @@ from daguerre.adapters.adapter import Attached
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Loaded
+from daguerre.data.dataset import Member
 from daguerre.data.loading import loader
 from daguerre.distributed.launch import environment
 from daguerre.distributed.launch.environment import World
@@ -260,10 +261,10 @@ def finish(run: Run, stop: StopSignals) -> int:
         signals.extend([signal] if signal is not None else [])
         return signal is not None
 
-    if run.dataset.metric is not None and generates(run):
+    if (measured := run.dataset.measured) is not None and generates(run):
         try:
             with run.processes.watch.doing("evaluating"):
-                evaluate(run, run.dataset.metric, stopping)
+                evaluate(run, measured, stopping)
         except generate.Stopped:
             return stopped(run, signals[0])
     run.status("finished")
@@ -272,24 +273,28 @@ def finish(run: Run, stop: StopSignals) -> int:
     return 0
 
 
-def evaluate(run: Run, metric: str, stop: Callable[[], bool]) -> None:
-    """Measures the source's metric on images of held-out prompts, by the averaged weights."""
+def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
+    """Measures the metric of a source on images of its held-out prompts, by the averaged weights."""
 
     def draw(prompts: Sequence[str]) -> Iterator[Any]:
         size_px, seeds = generate.image_size(run.config, "evaluation"), list(range(len(prompts)))
         return generate.generate_images(run.parts, size_px, run.config.sampling, prompts, seeds, stop)
 
-    with run.terminal.busy(f"evaluating ({metric})"), evaluating(run.state):
-        (source,) = run.config.data.sources.values()
-        found = plugins.find("metrics", metric).evaluate(source, draw)
+    with run.terminal.busy(f"evaluating ({measured.source.metric})"), evaluating(run.state):
+        found = plugins.find("metrics", str(measured.source.metric)).evaluate(measured.settings, draw)
     if not run.processes.leads:
         return
-    write_json_atomically(run.folder.evaluation, {metric: {"step": run.state.step, **found.document()}})
-    values = {f"evaluation/{metric}/{name}": share for name, share in found.shares().items()}
+    documents = {table: {"step": run.state.step, **result.document()} for table, result in found.items()}
+    write_json_atomically(run.folder.evaluation, documents)
+    values = {
+        f"evaluation/{table}/{name}": share
+        for table, result in found.items()
+        for name, share in result.shares().items()
+    }
     known = [line for line in read_metrics(run.folder.metrics) if line["step"] == run.state.step]
     if not any(values.keys() <= line.keys() for line in known):
         run.log(values)
-    run.say(found.table())
+    run.say([line for table, result in found.items() for line in result.table(table)])
 
 
 def where(run: Run) -> str:

@@ -101,3 +101,73 @@ def test_a_shape_outside_the_image_is_refused() -> None:
 def test_a_setting_that_would_have_no_effect_is_refused(given):
     with pytest.raises(ValueError, match="no effect on procedural images"):
         shapes.Settings(**given)
+
+
+FEW = shapes.Settings(shapes=("crescent",), num_images=16)
+
+
+def test_the_quickstart_draws_its_five_shapes() -> None:
+    assert shapes.Settings().shapes == shapes.QUICKSTART_SHAPES
+    assert {c.shape for c in shapes.combinations("train")} == set(shapes.QUICKSTART_SHAPES)
+    assert len(shapes.combinations("train") + shapes.combinations("held_out")) == 3 * 8 * 5 * 7
+
+
+def test_a_number_of_images_means_these_again_and_again() -> None:
+    source = shapes.open_source(FEW, "train")
+    first = [source.record(i) for i in range(16)]
+    assert len({np.asarray(r.image).tobytes() for r in first}) == 16
+    for i in range(16, 48):
+        again = source.record(i)
+        assert np.array_equal(np.asarray(again.image), np.asarray(first[i % 16].image))
+        assert (again.texts, again.metadata) == (first[i % 16].texts, first[i % 16].metadata)
+        assert again.key != first[i % 16].key
+        assert source.sample_id(i) != source.sample_id(i % 16)
+
+
+def test_sixteen_images_show_each_colour_and_background_twice() -> None:
+    shown = shapes.combinations("train", ("crescent",), 16)
+    for attribute, times in (("colour", {2}), ("background", {2}), ("size", {5, 6})):
+        assert set(Counter(getattr(c, attribute) for c in shown).values()) == times
+    assert {c.shape for c in shown} == {"crescent"}
+
+
+@pytest.mark.parametrize("drawn", [("crescent",), ("circle", "crescent"), shapes.QUICKSTART_SHAPES])
+def test_all_other_combinations_are_held_out(drawn: tuple[shapes.Shape, ...]) -> None:
+    train, held_out = (shapes.combinations(split, drawn, 20) for split in ("train", "held_out"))
+    assert len(train) == 20
+    assert len({*train, *held_out}) == len(train) + len(held_out) == 168 * len(drawn)
+    assert {*train, *held_out} == {*shapes.combinations("train", drawn), *shapes.combinations("held_out", drawn)}
+    assert all(c.colour != c.background for c in train + held_out)
+    settings = shapes.Settings(shapes=drawn, num_images=20)
+    seen = {tuple(shapes.open_source(settings, "held_out").record(i).metadata.values()) for i in range(50)}
+    assert len(seen) > 20
+    assert not seen & {tuple(asdict(c).values()) for c in train}
+
+
+def test_a_shape_lies_about_its_centroid() -> None:
+    axis = np.arange(64) - 31.5
+    for shape in shapes.SHAPES:
+        covered = shapes.coverage(shape, 20.0, (0.0, 0.0))
+        assert abs(covered.sum(axis=0) @ axis / covered.sum()) < 0.2, shape
+        assert abs(covered.sum(axis=1) @ axis / covered.sum()) < 0.2, shape
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"shapes": ["heart"]}, "crescent"),
+        ({"shapes": []}, "at least 1"),
+        ({"shapes": ["star", "star"]}, "named twice"),
+        ({"shapes": ["crescent"], "num_images": 168}, "there are 168 combinations"),
+        ({"num_images": 0}, "greater than or equal to 1"),
+        ({"kept_prompts": 100}, "no effect without a shape that is new"),
+    ],
+)
+def test_shapes_and_numbers_that_make_no_sense_are_refused(given, said) -> None:
+    with pytest.raises(ValidationError, match=said):
+        shapes.Settings(**given)
+
+
+def test_words_are_those_of_the_captions() -> None:
+    assert FEW.words() - shapes.Settings().words() == {"crescent"}
+    assert shapes.Settings().words() - FEW.words() == set(shapes.QUICKSTART_SHAPES)

@@ -1,7 +1,8 @@
-"""Procedural images of one shape on a plain background, with captions: endless, made from sample ids.
+"""Procedural images of one shape on a plain background, with captions: made from sample ids.
 
 Holds the palette, the shapes as signed distance functions, the held-out combinations, the source and the prompts of the
-evaluation. `daguerre.evaluation.shapes` reads an image back.
+evaluation. `daguerre.evaluation.shapes` reads an image back. The quickstart draws the first five shapes; the others are
+there to be learnt later, from few images.
 """
 
 import functools
@@ -9,10 +10,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from daguerre import keys
 from daguerre.data.images.words import words
@@ -35,9 +36,12 @@ COLOURS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "black": (12, 12, 12),
     }
 )
+Shape = Literal["circle", "square", "triangle", "star", "cross", "crescent"]
+QUICKSTART_SHAPES: tuple[Shape, ...] = ("circle", "square", "triangle", "star", "cross")
 RADII_PX: Mapping[str, float] = MappingProxyType({"small": 11.0, "medium": 16.0, "large": 23.5})
 SIZE_JITTER = 0.05
 _STAR_TIP, _STAR_NOTCH = 1.15, 0.54  # radii, in units of the shape's
+_MOON = (0.386, 0.886, 0.8)  # a disc of radius 1 at 0.386 without one of radius 0.8 at 0.886: its centroid is at 0
 PHRASINGS = (
     "a {size} {colour} {shape} on a {background} background",
     "{size} {colour} {shape}, {background} background",
@@ -53,10 +57,15 @@ _ACTING = {"source", "resolution", "random_flip", "captions", "caption_dropout",
 
 
 class Settings(SourceSettings):
-    """The built-in images: 64 x 64 px, one shape each."""
+    """The built-in images: 64 x 64 px, one shape each, endless or `num_images` of them."""
 
     unused_when: ClassVar[tuple[Unused, ...]] = (
         Unused(tuple(set(SourceSettings.model_fields) - _ACTING), lambda own: True, "no effect on procedural images"),
+        Unused(
+            ("kept_prompts",),
+            lambda own: {*own.shapes} <= {*QUICKSTART_SHAPES},
+            "no effect without a shape that is new",
+        ),
     )
 
     source: Literal["shapes"] = "shapes"
@@ -66,12 +75,30 @@ class Settings(SourceSettings):
     jitter_px: float = Field(2.0, ge=0, le=3)
     """Largest distance of a shape's centre from the image's centre, in pixels, along each axis. At 0 every
     shape is centred; up to 3 keeps the largest shape inside the image."""
+    shapes: tuple[Shape, ...] = Field(QUICKSTART_SHAPES, min_length=1)
+    """The shapes that are drawn. The quickstart does not know `crescent`."""
+    num_images: int | None = Field(None, ge=1, exclude_if=lambda count: count is None)
+    """Number of different images to train on, which have all colours, backgrounds and sizes in turn; all other
+    combinations are held out. null: endless images, and one combination in ten is held out."""
     checked_prompts: int = Field(200, ge=1, json_schema_extra=FREE)
     """Prompts of held-out combinations whose images are generated at the end of a run and read by the pixel checker."""
+    kept_prompts: int = Field(200, ge=0, json_schema_extra=FREE)
+    """With a new shape: the quickstart's prompts that are checked in the same way, for what the model has kept."""
+
+    @model_validator(mode="after")
+    def _some_are_held_out(self) -> Self:
+        if len({*self.shapes}) < len(self.shapes):
+            raise ValueError("shapes: a shape is named twice")
+        if self.num_images is not None and self.num_images >= len(_in_turn(self.shapes)):
+            raise ValueError(
+                f"num_images: there are {len(_in_turn(self.shapes))} combinations of these shapes: fewer leave some to "
+                "be held out; null makes endless images"
+            )
+        return self
 
     def words(self) -> frozenset[str]:
         given = super().words()
-        return _words() | self.captions.words() if given is None else given
+        return _words(self.shapes, self.num_images) | self.captions.words() if given is None else given
 
 
 @dataclass(frozen=True)
@@ -80,7 +107,7 @@ class Combination:
 
     size: str
     colour: str
-    shape: str
+    shape: Shape
     background: str
 
 
@@ -94,7 +121,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class ShapesSource:
-    """Endless source: record `index` is a function of the split and the index alone."""
+    """Endless source: a record is a function of the settings, the split and its number alone. With `num_images` those
+    of training are these images again and again; held-out ones are endless."""
 
     settings: Settings
     split: Split
@@ -110,10 +138,11 @@ class ShapesSource:
 
     def record(self, number: int) -> Record:
         """Record `number`: a (64, 64, 3) uint8 image, its caption as `text`, its combination as metadata."""
-        sample_id = self.sample_id(number)
-        which, phrasing, *placing = keys.uniforms(0, "shapes", sample_id, count=5)
-        options = combinations(self.split)
-        chosen = options[int(which * len(options))]
+        finite = self.settings.num_images if self.split == "train" else None
+        image_number = number if finite is None else number % finite
+        which, phrasing, *placing = keys.uniforms(0, "shapes", self.sample_id(image_number), count=5)
+        options = combinations(self.split, self.settings.shapes, self.settings.num_images)
+        chosen = options[int(which * len(options)) if finite is None else image_number]
         x, y, swell = (2.0 * float(u) - 1.0 for u in placing)
         centre_px = (x * self.settings.jitter_px, y * self.settings.jitter_px)
         image = render(chosen, centre_px, scale=1.0 + SIZE_JITTER * swell)
@@ -130,12 +159,17 @@ def open_source(settings: Settings, split: Split) -> ShapesSource:
 
 
 @functools.cache
-def combinations(split: Split) -> tuple[Combination, ...]:
-    """The combinations of a split, background and colour always different; one in ten is held out, the same for every
-    run and seed."""
+def combinations(
+    split: Split, shapes: tuple[Shape, ...] = QUICKSTART_SHAPES, num_images: int | None = None
+) -> tuple[Combination, ...]:
+    """The combinations of a split, background and colour always different, the same for every run and seed: those of
+    `num_images` images and all others, or one in ten is held out."""
+    if num_images is not None:
+        turns = _in_turn(shapes)
+        return turns[:num_images] if split == "train" else turns[num_images:]
     every = [
         Combination(size, colour, shape, background)
-        for size, colour, shape, background in itertools.product(RADII_PX, COLOURS, SHAPES, COLOURS)
+        for size, colour, shape, background in itertools.product(RADII_PX, COLOURS, shapes, COLOURS)
         if colour != background
     ]
     held_out = set(keys.permutation(0, "shapes held out", 0, len(every))[: len(every) // 10].tolist())
@@ -143,8 +177,22 @@ def combinations(split: Split) -> tuple[Combination, ...]:
 
 
 @functools.cache
-def _words() -> frozenset[str]:
-    return frozenset(words(*(caption(one, i) for one in combinations("train") for i in range(len(PHRASINGS)))))
+def _in_turn(shapes: tuple[Shape, ...]) -> tuple[Combination, ...]:
+    """All combinations once, in an order in which the first few have each shape, colour, background and size about
+    equally often."""
+    sizes, colours = [*RADII_PX], [*COLOURS]
+    found = []
+    for i in range(len(sizes) * len(colours) * (len(colours) - 1)):
+        row, colour = divmod(i, len(colours))
+        background = (colour + 1 + 3 * row % (len(colours) - 1)) % len(colours)
+        found += [Combination(sizes[i % len(sizes)], colours[colour], shape, colours[background]) for shape in shapes]
+    return tuple(found)
+
+
+@functools.cache
+def _words(shapes: tuple[Shape, ...], num_images: int | None) -> frozenset[str]:
+    every = combinations("train", shapes, num_images)
+    return frozenset(words(*(caption(one, i) for one in every for i in range(len(PHRASINGS)))))
 
 
 def caption(combination: Combination, phrasing: int) -> str:
@@ -152,9 +200,15 @@ def caption(combination: Combination, phrasing: int) -> str:
     return PHRASINGS[phrasing].format_map(asdict(combination))
 
 
-def prompts(split: Split, n: int, seed: int) -> list[Prompt]:
+def prompts(
+    split: Split,
+    n: int,
+    seed: int,
+    shapes: tuple[Shape, ...] = QUICKSTART_SHAPES,
+    num_images: int | None = None,
+) -> list[Prompt]:
     """`n` prompts that cover a split's combinations as evenly as `n` allows, in random order by the seed."""
-    options = combinations(split)
+    options = combinations(split, shapes, num_images)
     rounds = -(-n // len(options))
     orders = [keys.permutation(seed, "shapes prompts", epoch, len(options)) for epoch in range(rounds)]
     order = np.concatenate(orders)[:n]
@@ -169,7 +223,7 @@ def render(combination: Combination, centre_px: tuple[float, float] = (0.0, 0.0)
     return (back + covered[..., None] * (front - back) + 0.5).astype(np.uint8)
 
 
-def coverage(shape: str, radius_px: float, centre_px: tuple[float, float]) -> np.ndarray:
+def coverage(shape: Shape, radius_px: float, centre_px: tuple[float, float]) -> np.ndarray:
     """The share of each pixel that the shape covers: (64, 64) float32 in [0, 1]."""
     axis = np.arange(IMAGE_PX, dtype=np.float32) - np.float32((IMAGE_PX - 1) / 2)
     x = (axis - np.float32(centre_px[0])) / np.float32(radius_px)
@@ -210,6 +264,21 @@ def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (np.abs(x) * -along[1] + (y - np.float32(_STAR_TIP)) * along[0]) / np.float32(np.hypot(*along))
 
 
-SHAPES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = MappingProxyType(
-    {"circle": _circle, "square": _square, "triangle": _triangle, "star": _star, "cross": _cross}
+def _crescent(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A moon that is open to the right."""
+    outer, inner, radius = map(np.float32, _MOON)
+    squared = y * y
+    within = np.sqrt(np.square(x - outer) + squared) - np.float32(1)
+    return np.maximum(within, radius - np.sqrt(np.square(x - inner) + squared))
+
+
+SHAPES: Mapping[Shape, Callable[[np.ndarray, np.ndarray], np.ndarray]] = MappingProxyType(
+    {
+        "circle": _circle,
+        "square": _square,
+        "triangle": _triangle,
+        "star": _star,
+        "cross": _cross,
+        "crescent": _crescent,
+    }
 )
