@@ -54,7 +54,7 @@ def test_a_recipe_trains_goes_on_exports_and_draws(name, twins, tmp_path, capsys
     assert train(name, twins, tmp_path, "run_name=twin", "training.duration=3 steps") == errors.DONE
     assert "continuing from step-00000002" in capsys.readouterr().out
     assert step(run) == 3
-    assert any((run / "pipeline").iterdir())
+    assert any((run / exported).is_dir() and any((run / exported).iterdir()) for exported in ("pipeline", "adapter"))
     if (run / "pipeline" / "model_index.json").exists():
         DiffusionPipeline.from_pretrained(run / "pipeline", local_files_only=True)
         assert main.run(["generate", str(run), "prompt=a circle", f"out={tmp_path / 'drawn'}"]) == errors.DONE

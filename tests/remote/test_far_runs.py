@@ -60,7 +60,7 @@ def copy_of(runs: str) -> Path:
     """All of the run as a reader has it, laid out as a local one."""
     copy = local_copy.located(f"{runs}/tiny")
     assert local_copy.fetch(copy, "all") == []
-    local_copy.fetch_export(copy)
+    local_copy.fetch_export(copy, "pipeline")
     return copy
 
 

@@ -169,10 +169,10 @@ def test_an_export_that_is_replaced_on_the_disk_while_it_is_sent_is_not_mixed(ru
     monkeypatch.setattr(type(run), "send", slow)
     sending = Mirror(run, where, lambda text: None)
     sending._push(patient=False)
-    assert not export.fetch(run, tmp_path / "copy")
+    assert not export.fetch(run, tmp_path / "copy" / "pipeline")
     sending._push(patient=False)
-    assert export.fetch(run, tmp_path / "copy")
-    assert {(tmp_path / "copy" / name).read_text() for name in ("a.bin", "b.bin")} == {"new"}
+    assert export.fetch(run, tmp_path / "copy" / "pipeline")
+    assert {(tmp_path / "copy" / "pipeline" / name).read_text() for name in ("a.bin", "b.bin")} == {"new"}
 
 
 def test_two_runs_on_one_address(run, tmp_path, monkeypatch):  # noqa: F811
@@ -290,11 +290,13 @@ def test_readers_have_a_copy_of_their_own(run, tmp_path, monkeypatch):  # noqa: 
     assert lock_holder(local_copy.located(run.url)) is None
     run.delete(["samples/step-00000001/0.png"])
     assert not (local_copy.located(run.url) / "samples/step-00000001/0.png").exists()
-    with pytest.raises(UserError, match="has no pipeline yet"):
+    with pytest.raises(UserError, match="has no pipeline folder"):
         local_copy.located(f"{run.url}/pipeline/")
     with mine.hold():
         fill(mine.folder.pipeline, {"model_index.json": "{}"})
+        fill(mine.folder.adapter, {"kohya.safetensors": "a"})
     assert (local_copy.located(f"{run.url}/pipeline") / "model_index.json").read_text() == "{}"
+    assert (local_copy.located(f"{run.url}/adapter") / "kohya.safetensors").read_text() == "a"
 
 
 def test_where_there_is_no_run(run):  # noqa: F811

@@ -81,7 +81,7 @@ class Place:
 
     def exported(self, name: str) -> dict[str, torch.Tensor]:
         """What diffusers would read."""
-        return load_file(self.folder / name / "pipeline" / FILE)
+        return load_file(self.folder / name / "adapter" / FILE)
 
 
 @pytest.fixture(scope="module", params=["sd", pytest.param("sdxl", marks=pytest.mark.long)])
@@ -270,9 +270,9 @@ def test_a_lora_beside_an_encoder_that_is_trained_whole(place):
     assert {name for name in names - whole if ".lora_" not in name} == set()
     assert len(whole) > 10
     assert not any(".lora_" in name for name in whole)
-    exported = place.folder / "both" / "pipeline"
-    assert load_file(exported / "style" / FILE).keys()
-    parts = {part: [place.folder / "base" / part, exported / "encoder" / part] for part in ("unet", "text_encoder")}
+    run = place.folder / "both"
+    assert load_file(run / "adapter" / FILE).keys()
+    parts = {part: [place.folder / "base" / part, run / "pipeline" / part] for part in ("unet", "text_encoder")}
     same = {}
     for part, folders in parts.items():
         of_base, found = (load_file(next(folder.glob("*.safetensors"))) for folder in folders)

@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from daguerre import plugins
 from daguerre.adapters.settings import AdapterSettings
+from daguerre.checkpoint.export import replaced
+from daguerre.models.export.about import UNKNOWN, About
 from daguerre.types import Batch, Cond
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class Trainable(ABC):
     """Names in the state dict of `net` of what a checkpoint holds: all that requires a gradient is among them."""
     float32: bool = False
     """Whether these weights stay float32, whatever type the base is stored in (training.weights_dtype)."""
+    whole: bool = False
+    """Whether `export` writes a whole model: a run has it as `pipeline/`, and every other export as `adapter/`."""
 
     def condition(self, batch: Batch, cond: Cond) -> Cond:
         """Conditioning of a batch on the device, with what the adapter adds to it. No gradient flows into it. Images
@@ -57,9 +61,9 @@ class Trainable(ABC):
         return {}
 
     @abstractmethod
-    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
+    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
         """Writes what was trained, with the CURRENT weights, as its usual library reads it, in place of `folder`: the
-        old content or the new one is there at any moment. Returns messages for the user."""
+        old content or the new one is there at any moment. `about` is for headers. Returns messages for the user."""
 
     def merge(self) -> None:
         """Puts what was learnt into the components' own weights, for exports that hold a whole model. Once."""
@@ -100,16 +104,33 @@ class Attached:
             name: v for each in self.trainables.values() for name, v in each.random_inputs(seed, keys, shape).items()
         }
 
-    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
+    def export(
+        self,
+        folder: Path,
+        objective: Objective,
+        sampling: SamplingSettings,
+        about: About = UNKNOWN,
+        whole: bool | None = None,
+    ) -> list[str]:
         """Exports one adapter in place of `folder`, several in a folder of each one's name in it, without the others'
-        additions."""
-        messages: list[str] = []
-        for name, own in self.trainables.items():
-            with ExitStack() as stack:
-                for other in self.trainables.values():
-                    stack.enter_context(nullcontext() if other is own else other.detached())
-                messages += own.export(folder if len(self.trainables) == 1 else folder / name, objective, sampling)
-        return messages
+        additions. `whole`: those alone that export a whole model, or (False) that do not; nothing if there are none."""
+        chosen = {name: own for name, own in self.trainables.items() if whole is None or own.whole == whole}
+        if len(chosen) < 2:
+            return [line for own in chosen.values() for line in self._export(own, folder, objective, sampling, about)]
+        with replaced(folder) as fresh:
+            return [
+                line
+                for name, own in chosen.items()
+                for line in self._export(own, fresh / name, objective, sampling, about)
+            ]
+
+    def _export(
+        self, own: Trainable, folder: Path, objective: Objective, sampling: SamplingSettings, about: About
+    ) -> list[str]:
+        with ExitStack() as stack:
+            for other in self.trainables.values():
+                stack.enter_context(nullcontext() if other is own else other.detached())
+            return own.export(folder, objective, sampling, about)
 
     @contextmanager
     def merged(self) -> Iterator[None]:

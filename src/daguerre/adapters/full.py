@@ -14,6 +14,7 @@ from daguerre.adapters.adapter import Trainable
 from daguerre.adapters.settings import AdapterSettings
 
 if TYPE_CHECKING:
+    from daguerre.models.export.about import About
     from daguerre.models.family import Family
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
@@ -48,8 +49,9 @@ class Full(Trainable):
     model: Family
     net: nn.Module
     names: frozenset[str]
+    whole = True
 
-    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
+    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
         return self.model.export(folder, objective, sampling)
 
 

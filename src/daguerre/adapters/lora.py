@@ -56,6 +56,7 @@ from daguerre.models.single_file.keys import with_wrapper
 from daguerre.settings import Unused
 
 if TYPE_CHECKING:
+    from daguerre.models.export.about import About
     from daguerre.models.family import Family
     from daguerre.objectives.objective import Objective
     from daguerre.samplers.settings import SamplingSettings
@@ -169,7 +170,7 @@ class LoRA(Trainable):
     kind: str
     float32 = True
 
-    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings) -> list[str]:
+    def export(self, folder: Path, objective: Objective, sampling: SamplingSettings, about: About) -> list[str]:
         """The file that diffusers' `load_lora_weights` reads, with the ranks and alphas in its header; of a kind that
         diffusers does not have, a folder of each component for peft's `PeftModel.from_pretrained`. Beside it the file
         for kohya's trainer, ComfyUI and A1111, if they compute this kind as it was trained."""

@@ -24,6 +24,8 @@ from daguerre.errors import HELD, UserError
 
 State = Literal["running", "saved", "finished", "failed"]
 
+EXPORTS = ("pipeline", "adapter")
+"""Folders of a run that are replaced whole at each save."""
 ELSEWHERE = ".held-elsewhere.json"
 """In a copy of a run's folder: the process that works at the run itself."""
 _PATIENCE_SECONDS = 0.3
@@ -92,7 +94,9 @@ class RunFolder:
     samples = _Inside("samples")
     """Folder of the sample images, one folder a save."""
     pipeline = _Inside("pipeline")
-    """Folder of the newest export, in diffusers' format."""
+    """Folder of the newest export of a whole model, in diffusers' format."""
+    adapter = _Inside("adapter")
+    """Folder of the newest export of what adapters have added."""
     data = _Inside("data.json")
     """The source, and what it skipped."""
     skipped = _Inside("skipped.jsonl")

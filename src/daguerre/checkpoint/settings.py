@@ -13,7 +13,7 @@ class CheckpointSettings(Settings):
     keep: int = Field(2, ge=2, json_schema_extra=FREE)
     """Newest verified states that are kept; older ones are deleted after a newer one is safe on disk."""
     export: bool = Field(True, json_schema_extra=FREE)
-    """Write `pipeline/`, the newest weights in diffusers' format, at each save."""
+    """Write the newest weights at each save: `pipeline/` in diffusers' format, of adapters `adapter/`."""
     backup_every: Duration | None = Field(None, json_schema_extra=FREE)
     """The first save in each stretch of this length after the first stretch is kept for good; null for none."""
     background: bool = Field(True, json_schema_extra=FREE)

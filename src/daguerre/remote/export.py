@@ -13,14 +13,13 @@ from daguerre.remote.sealed_files import SealedFiles, Upload
 from daguerre.storage.bucket import Prefix
 from daguerre.storage.errors import Missing
 
-_FOLDER = "pipeline"
 _PIECE_BYTES = 8 << 20
 
 
 def send(run: Prefix, folder: Path, still: Callable[[], bool]) -> bool:
     """Sends an export; the one before goes once this one is there. False, and nothing is replaced, if `still` says
     that another one has taken its place on the disk meanwhile. StoreError, OSError, Conflict."""
-    upload = Upload(SealedFiles(run / _FOLDER), secrets.token_hex(8))
+    upload = Upload(SealedFiles(run / folder.name), secrets.token_hex(8))
     try:
         for path in sorted(one for one in folder.rglob("*") if one.is_file()):
             upload.send(path.relative_to(folder).as_posix(), "file", partial(_pieces, path), path.stat().st_size)
@@ -39,7 +38,7 @@ def send(run: Prefix, folder: Path, still: Callable[[], bool]) -> bool:
 
 def fetch(run: Prefix, folder: Path) -> bool:
     """Fetches the export to a local folder; False where there is none. StoreError, OSError, Damaged."""
-    sealed = SealedFiles(run / _FOLDER)
+    sealed = SealedFiles(run / folder.name)
     there = sealed.read()
     if there is None:
         return False

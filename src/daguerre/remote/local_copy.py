@@ -13,7 +13,7 @@ from pathlib import Path
 
 from daguerre.checkpoint.atomic import locked, make_folder, write_json_atomically
 from daguerre.checkpoint.manifest import Damaged
-from daguerre.checkpoint.run_dir import ELSEWHERE, RunFolder
+from daguerre.checkpoint.run_dir import ELSEWHERE, EXPORTS, RunFolder
 from daguerre.errors import UserError
 from daguerre.remote import errors, export, lock, mirror
 from daguerre.remote.checkpoint_catalog import CheckpointCatalog
@@ -23,21 +23,22 @@ from daguerre.storage.bucket import Prefix, prefix
 from daguerre.storage.errors import StoreError
 
 _ORIGIN = ".origin.json"
-_PIPELINE = "/pipeline"
 
 
 def located(text: str) -> Path:
     """The folder of this machine that holds a run: the text's own, or a copy of the run at `s3://` or `gs://`.
 
-    `ADDRESS/pipeline` is the export of a run. UserError where there is no run, or where it cannot be read.
+    `ADDRESS/pipeline` and `ADDRESS/adapter` are exports of a run. UserError where there is no run, or where it cannot be
+    read.
     """
     if not is_remote(text):
         return Path(text).expanduser()
     whole = text.rstrip("/")
-    if whole.endswith(_PIPELINE):
-        folder = copy(prefix(whole.removesuffix(_PIPELINE)))
-        fetch_export(folder)
-        return RunFolder(folder).pipeline
+    above, _, last = whole.rpartition("/")
+    if last in EXPORTS:
+        folder = copy(prefix(above))
+        fetch_export(folder, last)
+        return folder / last
     return copy(prefix(whole))
 
 
@@ -112,15 +113,15 @@ def fetch(folder: Path, name: str = "latest") -> list[str]:
     return notices
 
 
-def fetch_export(folder: Path) -> None:
-    """Brings the newest export into a copy. UserError where there is none."""
+def fetch_export(folder: Path, name: str) -> None:
+    """Brings the newest export of this name (EXPORTS) into a copy. UserError where there is none."""
     run = origin(folder)
     if run is None:
         return
     with _reading(run, folder, folder):
-        if not export.fetch(run, RunFolder(folder).pipeline):
+        if not export.fetch(run, folder / name):
             raise UserError(
-                f"{run.name} has no pipeline yet: the first save writes it if checkpoint.export=true",
+                f"{run.name} has no {name} folder: the first save of a run writes its export if checkpoint.export=true",
                 code="missing",
                 setting="checkpoint.export",
             )

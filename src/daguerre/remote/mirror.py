@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 
-from daguerre.checkpoint.run_dir import RunFolder, RunFolderError
+from daguerre.checkpoint.run_dir import EXPORTS, RunFolder, RunFolderError
 from daguerre.errors import UserError
 from daguerre.remote import export
 from daguerre.remote.errors import explained
@@ -28,7 +28,7 @@ EVERY_SECONDS = 10.0
 _BYTES_A_SECOND = 1 << 20
 """A file that grows and grows is sent again no more often than this allows."""
 _AT_ONCE = 8
-_ELSEWHERE = ("checkpoints", "pipeline", "generated")
+_ELSEWHERE = ("checkpoints", *EXPORTS, "generated")
 _FIRST, _LAST = ("config.yaml",), ("data.json", "status.json", "report.html")
 """Order of sending: what others are read by comes first, what says that they are there comes last."""
 
@@ -53,7 +53,8 @@ class Mirror:
         path = self.folder.path
         files = listed_files(self.run)
         forget_others(path, files)
-        shutil.rmtree(self.folder.pipeline, ignore_errors=True)
+        for name in EXPORTS:
+            shutil.rmtree(path / name, ignore_errors=True)
         pull(self.run, path, files)
         self._sent = {one.name: (_stamp(path / one.name), time.monotonic()) for one in files}
 
@@ -115,7 +116,8 @@ class Mirror:
         last = [(path.name, _stamp(path), path.read_bytes()) for path in there]
         with self._sending:
             self._send_files(patient)
-        self._send_export()
+        for name in EXPORTS:
+            self._send_export(self.folder.path / name)
         with self._sending:
             for name, stamp, data in last:
                 self._send(name, stamp, partial(bytes, data))
@@ -134,16 +136,15 @@ class Mirror:
             self.run.write(name, data())
             self._sent[name] = (stamp, time.monotonic())
 
-    def _send_export(self) -> None:
+    def _send_export(self, folder: Path) -> None:
         """A folder that was put in its place whole; it is another one if its inode is."""
-        pipeline = self.folder.pipeline
-        if not pipeline.is_dir():
+        if not folder.is_dir():
             return
-        stamp = _stamp(pipeline)
-        if self._sent.get("pipeline", (None, 0.0))[0] != stamp and export.send(
-            self.run, pipeline, lambda: pipeline.is_dir() and _stamp(pipeline) == stamp
+        stamp = _stamp(folder)
+        if self._sent.get(folder.name, (None, 0.0))[0] != stamp and export.send(
+            self.run, folder, lambda: folder.is_dir() and _stamp(folder) == stamp
         ):
-            self._sent["pipeline"] = (stamp, time.monotonic())
+            self._sent[folder.name] = (stamp, time.monotonic())
 
 
 def pull(run: Prefix, folder: Path, files: list[Listed]) -> None:

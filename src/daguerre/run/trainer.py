@@ -16,6 +16,7 @@ import torch
 
 from daguerre import __version__, plugins
 from daguerre.adapters.adapter import Attached
+from daguerre.build import about
 from daguerre.checkpoint.atomic import write_json_atomically
 from daguerre.checkpoint.signals import StopSignals
 from daguerre.config.config import Loaded
@@ -188,7 +189,7 @@ def publish(run: Run, again: bool = False) -> None:
                 attached = whole(run)
                 if run.processes.leads:
                     with run.tolerant("exporting"):
-                        run.say(attached.export(run.folder.pipeline, run.parts.objective, run.config.sampling))
+                        export(run, attached)
         if run.config.sampling.num_images and generates(run):
             with busy(run, "generating images"), run.tolerant("generating images"):
                 write_samples(run, again)
@@ -197,6 +198,14 @@ def publish(run: Run, again: bool = False) -> None:
             write_json_atomically(run.folder.data, {"step": run.state.step, **run.loading.report()})
         run.status("running")
         run.page()
+
+
+def export(run: Run, attached: Attached) -> None:
+    """Writes `pipeline/`, and of adapters that add to the model `adapter/`."""
+    epoch = run.state.samples / run.dataset.count if run.dataset.count else None
+    told = about.of(run.config, run.base, run.state.step, epoch)
+    for folder, whole in ((run.folder.pipeline, True), (run.folder.adapter, False)):
+        run.say(attached.export(folder, run.parts.objective, run.config.sampling, told, whole))
 
 
 @contextmanager
@@ -299,7 +308,7 @@ def evaluate(run: Run, measured: Member, stop: Callable[[], bool]) -> None:
 
 def where(run: Run) -> str:
     """The places of the results that there are, for people."""
-    places = {"images": "samples", "pipeline": "pipeline", "report": "report.html"}
+    places = {"images": "samples", "pipeline": "pipeline", "adapter": "adapter", "report": "report.html"}
     shown = local_copy.display_name(run.folder.path)
     found = {what: name for what, name in places.items() if (run.folder.path / name).exists()}
     return ", ".join(f"{what}: {shown}/{name}" for what, name in found.items())

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from daguerre.build import about
 from daguerre.checkpoint.run_dir import RunFolder
 from daguerre.checkpoint.store import Store
 from daguerre.cli.convert import options as given
@@ -52,7 +53,8 @@ def run(arguments: list[str]) -> int:
     names = parts.attached.names
     weights = {name: tensor for name, tensor in parts.net.state_dict().items() if name in names}
     load_weights(parts.net, {**weights, **found.tensors}, saved=names)
-    for line in parts.attached.export(out, parts.objective, config.sampling):
+    told = about.of(config, checkpoint.documents["base"], checkpoint.documents["state"]["step"])
+    for line in parts.attached.export(out, parts.objective, config.sampling, told):
         print(line)
     print(f"the averaging profile differs by {found.error:.1%} from the one of width {width:g}")
     if found.error > post_hoc.POOR:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from daguerre.build import about
 from daguerre.checkpoint.atomic import make_folder
 from daguerre.checkpoint.export import replaced
 from daguerre.checkpoint.run_dir import RunFolder
@@ -155,7 +156,8 @@ def exported(request: Request) -> Iterator[Path]:
     with TemporaryDirectory(prefix=f".{request.out.name}.", dir=request.out.parent) as temporary:
         made = Path(temporary) / "pipeline"
         if options.format == "adapters":
-            notices = parts.attached.export(made, parts.objective, config.sampling)
+            told = about.of(config, checkpoint.documents["base"], checkpoint.documents["state"]["step"])
+            notices = parts.attached.export(made, parts.objective, config.sampling, told)
         else:
             with parts.attached.merged():
                 notices = parts.family.export(made, parts.objective, config.sampling)

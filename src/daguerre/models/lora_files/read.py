@@ -103,11 +103,22 @@ def find(path: Path) -> Path:
         if not path.is_file():
             raise UserError(f"{path}: there is no such file", code="missing")
         return path
-    for place in (path, path / "pipeline"):
-        for name in (KOHYA_FILE, DIFFUSERS_FILE):
-            if (place / name).is_file():
-                return place / name
+    for place in (path, path / "adapter", path / "pipeline"):  # runs of older versions have it in pipeline/
+        inner = sorted(each for each in place.iterdir() if each.is_dir()) if place.is_dir() and place != path else []
+        found = [file for folder in (place, *inner) if (file := _in(folder))]
+        if len(found) > 1:
+            raise UserError(
+                f"{path} holds several LoRAs: give one of {', '.join(str(file.parent) for file in found)}",
+                code="conflict",
+            )
+        if found:
+            return found[0]
     raise UserError(f"{path} holds no LoRA: give a .safetensors file, or the folder of a LoRA's run", code="missing")
+
+
+def _in(folder: Path) -> Path | None:
+    """The file of a LoRA in a folder of a run; kohya's first, whose strength every program reads alike."""
+    return next((folder / name for name in (KOHYA_FILE, DIFFUSERS_FILE) if (folder / name).is_file()), None)
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

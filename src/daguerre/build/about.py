@@ -1,0 +1,25 @@
+"""The facts of a run for the headers of its files (models/export/about.py), from its config and its state."""
+
+from daguerre.build.base_digests import Base
+from daguerre.config.config import Config
+from daguerre.data.sources import folder
+from daguerre.models.export.about import About
+
+
+def of(config: Config, base: Base, step: int, epoch: float | None = None) -> About:
+    """Facts of a run at a step. Phrases are the captions of all images of a source; class images have none to teach."""
+    taught = [
+        own
+        for own in config.data.sources.values()
+        if not (isinstance(own, folder.Settings) and own.generate is not None)
+    ]
+    phrases = [own.captions.text for own in taught if own.captions.text]
+    return About(
+        title=config.run_name,
+        base=base,
+        step=step,
+        epoch=epoch,
+        size_px=(config.data.resolution, config.data.resolution),
+        trigger_phrase=", ".join(dict.fromkeys(phrases)),
+        prediction=config.objective.name,
+    )

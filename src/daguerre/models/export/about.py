@@ -1,0 +1,28 @@
+"""Facts of a run that the headers of exported files tell other programs, and `generate use=` tells us."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts of a run; headers leave out those that are not known."""
+
+    title: str = ""
+    """The run's name."""
+    base: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of each component that was not trained: `place`, where it came from, and `digest`, of its weights."""
+    step: int | None = None
+    """Updates done."""
+    epoch: float | None = None
+    """Epochs done; None where the data have none."""
+    size_px: tuple[int, int] | None = None
+    """Height and width of the images."""
+    trigger_phrase: str = ""
+    """The words that prompts need: captions that the settings give all images."""
+    prediction: str = ""
+    """What the network predicts: the objective's name."""
+
+
+UNKNOWN = About()
+"""For files that no run has made."""
